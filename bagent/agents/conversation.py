@@ -1,0 +1,311 @@
+"""How one row becomes one answer: ask, look at the answer, ask again if that may help.
+
+A conversation is a small state machine: it hands out calls and gets replies; it knows no network
+and no clock of its own, and costs nothing while it waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+import msgspec
+
+from bagent.agents.plan import StagePlan
+from bagent.answers.judge import Verdict, judge
+from bagent.answers.reask import describe, reask
+from bagent.answers.sanitize import clean_text
+from bagent.backends.request import Request, encode_payload
+from bagent.fleet.call import Call, Delivery
+from bagent.job.template import TemplateFailure
+from bagent.types import Failure, Message, Outcome, Reply, Row, Usage
+
+
+class Host(Protocol):
+    """What a conversation needs around it; the stage engine is one."""
+
+    def now(self) -> float:
+        """Unix seconds."""
+        ...
+
+    def ask(self, conversation: Conversation, call: Call) -> None:
+        """Send a further call of a running conversation."""
+        ...
+
+    def finish(self, conversation: Conversation, outcome: Outcome) -> None:
+        """Take the end of the conversation."""
+        ...
+
+
+class Conversation:
+    """One (row, answer) of one stage; implements :class:`bagent.fleet.call.CallHandler`."""
+
+    __slots__ = (
+        "_asked",
+        "_attempts",
+        "_delivery",
+        "_first_valid",
+        "_grown",
+        "_last",
+        "_messages",
+        "_prompt_sha",
+        "_queue_ms",
+        "_reasks",
+        "_shrunk",
+        "_started",
+        "_turns",
+        "_usage",
+        "_verdict",
+        "answer",
+        "host",
+        "key",
+        "plan",
+        "request_hash",
+        "row",
+    )  # fmt: skip
+
+    def __init__(self, plan: StagePlan, row: Row, answer: int, host: Host) -> None:
+        self.plan = plan
+        self.row = row
+        self.answer = answer
+        self.host = host
+        self.key = f"{row.key:016x}"
+        self.request_hash: int | None = None
+        self._messages: list[Message] | None = None
+        self._prompt_sha: str | None = None
+        self._asked: Call | None = None
+        self._attempts = 0
+        self._turns = 0
+        self._reasks = 0
+        self._grown = False
+        self._shrunk = False
+        self._first_valid: bool | None = None
+        self._usage = Usage()
+        self._started: float | None = None
+        self._queue_ms = 0.0
+        self._delivery: Delivery | None = None
+        self._last: Reply | None = None
+        self._verdict: Verdict | None = None
+
+    # --- the first call -----------------------------------------------------------------------
+
+    def open(self) -> Call | None:
+        """The first call, or None where the row ended before it (the host was told)."""
+        row = self.row
+        if row.error is not None:
+            self._end("bad_input", Failure("bad_input", row.error))
+            return None
+        try:
+            request = self._own_body() if self.plan.own_bodies else self._rendered()
+        except TemplateFailure as failure:
+            self._end("failed", Failure("template", str(failure)))
+            return None
+        if request is None:
+            return None
+        self._prompt_sha = hashlib.sha256(request.payload).hexdigest()
+        self.request_hash = self.plan.request_hash(
+            request.payload, self.plan.settings.max_tokens, request.seed
+        )
+        return self._call(request)
+
+    def _rendered(self) -> Request:
+        plan = self.plan
+        if plan.prompt.raw:
+            text = plan.prompt.render_raw(self.row.data)
+            return self._request(encode_payload(text), prompt=text, path="/completions")
+        messages = plan.prompt.render(self.row.data)
+        if plan.describe and plan.schema is not None:
+            messages = describe(messages, plan.schema)
+        self._messages = messages
+        return self._request(encode_payload(messages), messages=messages)
+
+    def _own_body(self) -> Request | None:
+        data = self.row.data
+        body, url = data.get("body"), str(data.get("url") or "/v1/chat/completions")
+        if not isinstance(body, dict) or not url.endswith(("/chat/completions", "/completions")):
+            words = (
+                f"a batch line for {url} can not be sent" if isinstance(body, dict) else "no body"
+            )
+            self._end("bad_input", Failure("bad_input", words))
+            return None
+        path = "/chat/completions" if url.endswith("/chat/completions") else "/completions"
+        return Request(self.plan.settings, encode_payload(body), body=body, path=path)
+
+    def _request(
+        self,
+        payload: bytes,
+        *,
+        messages: list[Message] | None = None,
+        prompt: str | None = None,
+        path: str = "/chat/completions",
+    ) -> Request:
+        plan = self.plan
+        limit = plan.settings.max_tokens
+        seed = plan.settings.sampling.get("seed")
+        return Request(
+            plan.settings,
+            payload,
+            messages=messages,
+            prompt=prompt,
+            path=path,
+            max_tokens=limit if limit is not None else plan.budget.for_payload(len(payload)),
+            seed=seed + self.answer if self.answer and isinstance(seed, int) else None,
+            stream=plan.streamed(),
+        )
+
+    def _call(self, request: Request) -> Call:
+        self._turns += 1
+        call = Call(
+            self, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
+        )
+        self._asked = call
+        return call
+
+    # --- what came of it ----------------------------------------------------------------------
+
+    def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
+        """Judge a reply: end the row, ask again, or have the fleet send it again."""
+        verdict = judge(reply, self.plan.schema)
+        self._last, self._verdict = reply, verdict
+        self._note(delivery)
+        self._add_usage(reply.usage, len(call.request.payload))
+        if self.plan.schema is not None and self._first_valid is None:
+            self._first_valid = verdict.status == "ok"
+        if verdict.status == "failed" and verdict.passing:
+            return Failure(
+                verdict.error_kind or "bad_response",
+                verdict.error or "no good answer",
+                passing=True,
+                status=200,
+                finish_reason=reply.finish_reason,
+            )
+        self._attempts += call.tries
+        again = None
+        if verdict.status == "invalid" and self._reasks < self.plan.reasks:
+            again = self._reask(call, verdict)
+        elif verdict.status == "truncated" and self.plan.grow > 1 and not self._grown:
+            again = self._regrow(call)
+        if again is not None:
+            self.host.ask(self, again)
+        else:
+            self._end(verdict.status, None)
+        return None
+
+    def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
+        """End the row with the failure, unless a smaller request may fit."""
+        self._attempts += call.tries
+        if delivery is not None:
+            self._note(delivery)
+        asked = call.request.max_tokens
+        if (
+            failure.kind == "context_overflow"
+            and self.plan.settings.max_tokens is None
+            and not self._shrunk
+            and asked is not None
+        ):
+            smaller = self.plan.budget.after_overflow(failure, asked)
+            if smaller is not None:
+                self._shrunk = True
+                self._turns -= 1
+                self.host.ask(
+                    self, self._call(msgspec.structs.replace(call.request, max_tokens=smaller))
+                )
+                return
+        self._end("refused" if failure.kind == "refused" else "failed", failure)
+
+    def _reask(self, call: Call, verdict: Verdict) -> Call | None:
+        if self._messages is None or self.plan.schema is None:
+            return None
+        self._reasks += 1
+        messages = reask(self._messages, verdict.text or "", verdict.violations, self.plan.schema)
+        return self._call(
+            msgspec.structs.replace(
+                call.request, payload=encode_payload(messages), messages=messages, stream=False
+            )
+        )
+
+    def _regrow(self, call: Call) -> Call | None:
+        asked = call.request.max_tokens
+        if asked is None:
+            return None
+        self._grown = True
+        return self._call(
+            msgspec.structs.replace(call.request, max_tokens=int(asked * self.plan.grow))
+        )
+
+    def _note(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        if self._started is None:
+            self._started = delivery.sent
+        self._queue_ms = delivery.queue_ms
+
+    def _add_usage(self, usage: Usage, size: int) -> None:
+        if usage.prompt is not None:
+            self.plan.budget.learn(size, usage.prompt)
+        old = self._usage
+        self._usage = Usage(
+            prompt=_sum(old.prompt, usage.prompt),
+            cached=_sum(old.cached, usage.cached),
+            completion=_sum(old.completion, usage.completion),
+            reasoning=_sum(old.reasoning, usage.reasoning),
+        )
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _end(self, status: str, failure: Failure | None) -> None:
+        row, delivery, reply, verdict = self.row, self._delivery, self._last, self._verdict
+        outcome = Outcome(
+            key=self.key,
+            row=row.index,
+            id=row.id,
+            source=row.source,
+            line=row.line,
+            stage=self.plan.name,
+            status=status,  # type: ignore[arg-type]
+            answer=self.answer,
+            attempts=self._attempts,
+            turns=self._turns,
+            finished_at=round(delivery.done if delivery else self.host.now(), 4),
+            prompt_sha256=self._prompt_sha,
+            first_try_valid=self._first_valid,
+            request_hash=None if self.request_hash is None else f"{self.request_hash:016x}",
+        )
+        if delivery is not None and self._started is not None:
+            outcome.endpoint = delivery.endpoint
+            outcome.group = delivery.group
+            outcome.started_at = round(self._started, 4)
+            outcome.queue_ms = round(self._queue_ms, 2)
+            outcome.latency_ms = round((delivery.done - self._started) * 1000, 2)
+        outcome.prompt_tokens = self._usage.prompt
+        outcome.cached_tokens = self._usage.cached
+        outcome.completion_tokens = self._usage.completion
+        outcome.reasoning_tokens = self._usage.reasoning
+        if verdict is not None and reply is not None:
+            self._put_answer(outcome, verdict, reply)
+        if failure is not None:
+            outcome.error_kind = failure.kind
+            outcome.error = clean_text(failure.message)
+            outcome.text = outcome.text or failure.text
+            outcome.finish_reason = outcome.finish_reason or failure.finish_reason
+        self.host.finish(self, outcome)
+
+    def _put_answer(self, outcome: Outcome, verdict: Verdict, reply: Reply) -> None:
+        outcome.text = verdict.text
+        outcome.reasoning = verdict.reasoning
+        outcome.finish_reason = reply.finish_reason
+        outcome.model = reply.model
+        outcome.ttft_ms = None if reply.ttft_ms is None else round(reply.ttft_ms, 2)
+        outcome.logprobs = reply.logprobs
+        if verdict.status == "ok":
+            outcome.output = verdict.output
+        else:
+            outcome.error_kind = verdict.error_kind
+            outcome.error = verdict.error
+        if verdict.text is not None:
+            outcome.output_sha256 = hashlib.sha256(verdict.text.encode()).hexdigest()
+
+
+def _sum(old: int | None, new: int | None) -> int | None:
+    if new is None:
+        return old
+    return new if old is None else old + new

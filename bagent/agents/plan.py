@@ -1,0 +1,73 @@
+"""What all conversations of one stage share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from bagent.agents.budget import TokenBudget
+from bagent.answers.schema import OutputSchema
+from bagent.backends.request import CallSettings
+from bagent.types import Json, Message
+
+STREAM_EVERY = 50
+"""One call in so many is streamed by ``stream: auto``, for its first-token time."""
+
+
+class Renderer(Protocol):
+    """Makes a row's prompt: :class:`bagent.job.prompt.Prompt` does."""
+
+    raw: bool
+
+    def render(self, data: Mapping[str, Json]) -> list[Message]:
+        """Messages of one row; raises :class:`bagent.job.template.TemplateFailure`."""
+        ...
+
+    def render_raw(self, data: Mapping[str, Json]) -> str:
+        """Raw text of one row; raises like :meth:`render`."""
+        ...
+
+
+class StagePlan(msgspec.Struct, eq=False):
+    """One stage's prompt, settings and rules for answers; the same for all its rows.
+
+    ``reasks`` is how often an invalid answer is asked again; ``grow`` multiplies ``max_tokens``
+    once for a truncated one. ``row_seconds`` bounds a row, from its first call being ready.
+    ``own_bodies`` says that rows are request bodies themselves (an OpenAI batch file).
+    """
+
+    name: str
+    prompt: Renderer
+    settings: CallSettings
+    schema: OutputSchema | None
+    budget: TokenBudget
+    describe: bool = False
+    reasks: int = 2
+    grow: float = 1.0
+    stream: bool | None = None
+    answers: int = 1
+    row_seconds: float | None = None
+    own_bodies: bool = False
+    own_bodies_keep_model: bool = True
+    price: Callable[[str | None, Json], float | None] | None = None
+    _count: int = 0
+    _settings_hash: bytes = b""
+
+    def streamed(self) -> bool:
+        """Whether the next call is streamed."""
+        if self.stream is not None:
+            return self.stream
+        self._count += 1
+        return self._count % STREAM_EVERY == 1
+
+    def request_hash(self, payload: bytes, max_tokens: int | None, seed: int | None) -> int:
+        """64 bits that name the exact request: settings, prompt, limit and seed."""
+        if not self._settings_hash:
+            self._settings_hash = self.settings.fingerprint()
+        digest = hashlib.blake2b(self._settings_hash, digest_size=8)
+        digest.update(b"%d/%d/" % (max_tokens or 0, -1 if seed is None else seed))
+        digest.update(payload)
+        return int.from_bytes(digest.digest(), "big")

@@ -1,0 +1,255 @@
+"""The JSON value in an answer, if it is there whole.
+
+An answer is read from left to right, once. At the top level three things count: an opening
+bracket (from there to its closing bracket, past brackets in strings, is one unit), a code fence,
+and a thinking mark. A unit that never closes ends the search without a value: the answer may be
+cut, and what is inside a cut value is not the answer. For the same reason a unit that is not JSON
+is never searched for smaller values inside. Time is linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from bagent.answers.decode import NOT_JSON, decode_lenient, decode_strict, malformed_at
+from bagent.answers.sanitize import MAX_DEPTH, clean_text
+from bagent.answers.thinking import OPEN, STRAY, closing
+from bagent.types import Json
+
+How = Literal["plain", "fence", "think", "prose", "repaired"]
+"""How a value stood in the text: it was the whole text; it was in a code fence; it was the whole
+text after thinking; it was among other text; or it could be read only after a mild repair."""
+
+Accept = Callable[[Json], bool]
+"""Says whether a value is what was asked for."""
+
+_MAX_CANDIDATES = 1000
+_MAX_UNITS = 100_000
+_MAX_RESTARTS = 3
+_BLANK = "\ufeff \t\r\n"
+_JSON_TAGS = frozenset({"", "json", "json5", "jsonc", "jsonl", "ndjson", "geojson"})
+_MARK = re.compile(r"[<{\[◁`~]")  # what an event begins with; ten times faster to search for
+_EVENT = re.compile(
+    rf"(?P<open>{OPEN})|(?P<stray>{STRAY})"
+    r"|(?P<bracket>[{\[])|(?P<fence>`{3,}|~{3,})(?P<tag>[\w+.-]*)",
+    re.IGNORECASE,
+)
+# An unterminated string runs to the end of the text; else each quote in it would be tried anew.
+# Patterns begin with a character class because the engine skips fast to those only.
+_TOKEN = re.compile(r'["{}\[\]](?:(?<=")[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z))?', re.DOTALL)
+_STRING = re.compile(r'\s*+("[^"\\]*+(?:\\.[^"\\]*+)*+("?))', re.DOTALL)
+# A fence line, or a closing thinking mark at a line's start or end: a raw line break beside such
+# a word is never inside valid JSON, so neither is the word.
+_NOT_IN_JSON = re.compile(
+    r"\n[ \t]*+(?:`{3,}|~{3,})[\w+.-]*[ \t]*+(?:\r?\n|\Z)"
+    rf"|\n[ \t]*+(?:{STRAY})|(?:{STRAY})[ \t]*+\r?\n"
+)
+_FENCED_SCALAR = re.compile(r"\s*+([-0-9tfn][^\n`~]{0,400}+)\s*+(?:`{3,}|~{3,})")
+_FENCED_STRING_END = re.compile(r"\s*+(?:`{3,}|~{3,}|\Z)")
+
+
+class Extracted(msgspec.Struct, frozen=True):
+    """A JSON value found in an answer.
+
+    ``raw`` is the value as compact JSON, valid UTF-8, on one line. ``accepted`` is what the
+    ``accept`` callable said, None where there was none.
+    """
+
+    value: Json
+    raw: bytes
+    how: How
+    accepted: bool | None = None
+
+
+class _Span(msgspec.Struct, frozen=True):
+    start: int
+    end: int
+    fenced: bool
+
+
+def extract_json(text: str, accept: Accept | None = None) -> Extracted | None:
+    """Return the JSON value that ``text`` gives as its answer, or None.
+
+    The whole text, else the whole text after thinking, else a value in a code fence (the last
+    that ``accept`` takes, else the last), else an object or array in prose (the last that
+    ``accept`` takes, else the first). Closed thinking blocks are passed over; text that ends
+    inside one gives None. Nothing is ever completed: text that breaks off inside a value gives
+    None. Repairs are those of ``decode_lenient`` and a byte-order mark.
+    """
+    value = decode_strict(text)
+    if value is not NOT_JSON:
+        return _extracted(value, "plain", accept)
+    scan = _Scan(text)
+    if not scan.run():
+        return None
+    return _whole(scan, accept) or _choose(scan, accept)
+
+
+def why_not_json(text: str) -> str:
+    """Return words (one line, under 200 characters) for why ``extract_json`` found nothing."""
+    scan = _Scan(text)
+    if not scan.run():
+        return scan.trouble
+    spans = list(scan.spans)
+    if spans:
+        longest = max(spans, key=lambda span: span.end - span.start)
+        return f"not JSON: {malformed_at(text[longest.start : longest.end])}"
+    begins = " ".join(clean_text(text[scan.answer_start :][:80]).split())
+    return f'no JSON in the answer, which begins "{begins}"'
+
+
+class _Scan:
+    """One pass over a text that collects where JSON values may stand."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.first: _Span | None = None
+        self.spans: deque[_Span] = deque(maxlen=_MAX_CANDIDATES)
+        self.answer_start = 0
+        self.trouble = ""
+        self._fence: str | None = None
+        self._restarts = 0
+        self._units = 0
+
+    def run(self) -> bool:
+        """Scan; return False where the text breaks off (``trouble`` says in what)."""
+        text = self.text
+        position = self._string(1 if text.startswith("\ufeff") else 0)
+        while position >= 0:
+            mark = _MARK.search(text, position)
+            if mark is None:
+                return True
+            match = _EVENT.match(text, mark.start())
+            if match is None:
+                position = mark.end()
+            elif match["bracket"]:
+                position = self._unit(match.start())
+            elif match["fence"]:
+                position = self._toggle_fence(match)
+            else:
+                position = self._thinking(match)
+        return False
+
+    def _unit(self, start: int) -> int:
+        """Note the unit that opens at ``start``; return where to go on, -1 for nowhere."""
+        depth = 0
+        for token in _TOKEN.finditer(self.text, start):
+            character = token.group()
+            if character in "{[":
+                depth += 1
+                if depth > MAX_DEPTH:
+                    self.trouble = f"the answer is nested deeper than {MAX_DEPTH} levels"
+                    return -1
+            elif character in "}]":
+                depth -= 1
+                if depth == 0:
+                    return self._add(start, token.end())
+        proof = _NOT_IN_JSON.search(self.text, start)
+        self._restarts += 1
+        if proof is not None and self._restarts <= _MAX_RESTARTS:
+            return proof.start()
+        self.trouble = "the answer breaks off inside an object or array"
+        return -1
+
+    def _add(self, start: int, end: int) -> int:
+        span = _Span(start, end, self._fence in _JSON_TAGS)
+        self.first = self.first or span
+        self.spans.append(span)
+        self._units += 1
+        if self._units > _MAX_UNITS:
+            self.trouble = f"more than {_MAX_UNITS} objects and arrays in the answer"
+            return -1
+        return end
+
+    def _string(self, start: int) -> int:
+        """Pass over a JSON string at ``start``, if there is one; -1 where it never ends."""
+        match = _STRING.match(self.text, start)
+        if match is None:
+            return start
+        if not match[2]:
+            self.trouble = "the answer breaks off inside a string"
+            return -1
+        return match.end()
+
+    def _toggle_fence(self, match: re.Match[str]) -> int:
+        if self._fence is not None:
+            self._fence = None
+            return match.end()
+        self._fence = match["tag"].lower()
+        if self._fence not in _JSON_TAGS:
+            return match.end()
+        scalar = _FENCED_SCALAR.match(self.text, match.end())
+        if scalar is not None:
+            return self._add(scalar.start(1), scalar.end(1))
+        end = self._string(match.end())
+        if end > match.end() and _FENCED_STRING_END.match(self.text, end):
+            return self._add(match.end(), end)
+        return end
+
+    def _thinking(self, match: re.Match[str]) -> int:
+        """Pass over thinking; a closing mark alone makes all before it thinking."""
+        end: re.Match[str] | None = match
+        if match["open"]:
+            end = closing(match["open"], self.text, match.end())
+            if end is None:
+                self.trouble = "the answer breaks off inside its thinking"
+                return -1
+        else:
+            self.first = None
+            self.spans.clear()
+        assert end is not None
+        self.answer_start = end.end()
+        return self._string(end.end())
+
+
+def _whole(scan: _Scan, accept: Accept | None) -> Extracted | None:
+    """The whole answer, less thinking, a byte-order mark and blanks."""
+    text = scan.text[scan.answer_start :].strip(_BLANK)
+    value = decode_strict(text)
+    if value is not NOT_JSON:
+        return _extracted(value, "think" if scan.answer_start else "repaired", accept)
+    if text.startswith('"'):
+        value = decode_lenient(text)
+    return None if value is NOT_JSON else _extracted(value, "repaired", accept)
+
+
+def _choose(scan: _Scan, accept: Accept | None) -> Extracted | None:
+    last_fenced: Extracted | None = None
+    for span in reversed(scan.spans):
+        found = _read(scan.text, span, accept) if span.fenced else None
+        if found is not None:
+            if accept is None or found.accepted:
+                return found
+            last_fenced = last_fenced or found
+    loose = [span for span in scan.spans if not span.fenced]
+    for span in reversed(loose if accept else []):
+        found = _read(scan.text, span, accept)
+        if found is not None and found.accepted:
+            return found
+    if last_fenced is not None:
+        return last_fenced
+    for span in [scan.first, *loose] if scan.first else []:
+        found = _read(scan.text, span, accept)
+        if found is not None:
+            return found
+    return None
+
+
+def _read(text: str, span: _Span, accept: Accept | None) -> Extracted | None:
+    piece = text[span.start : span.end]
+    how: How = "fence" if span.fenced else "prose"
+    value = decode_strict(piece)
+    if value is NOT_JSON:
+        value, how = decode_lenient(piece), "repaired"
+    return None if value is NOT_JSON else _extracted(value, how, accept)
+
+
+def _extracted(value: Json, how: How, accept: Accept | None) -> Extracted:
+    return Extracted(
+        value, msgspec.json.encode(value), how, None if accept is None else accept(value)
+    )

@@ -1,0 +1,71 @@
+"""What the fleet asks of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.request import Request
+from bagent.types import Failure, Reply
+
+
+class Timeouts(msgspec.Struct, frozen=True):
+    """Limits of one request in seconds; None is no limit.
+
+    ``total`` bounds the whole request from its start. ``first_token`` and ``idle`` hold for
+    streamed calls only: until the first piece of an answer, and between two pieces.
+    """
+
+    connect: float | None = 10.0
+    first_token: float | None = 300.0
+    idle: float | None = 120.0
+    total: float | None = 1800.0
+
+
+class Exchange(msgspec.Struct):
+    """One HTTP request that carried a group of calls, and what came of it.
+
+    ``results`` has one entry per call, in the group's order. ``again`` is True when sending the
+    same calls once more is worth it and costs them no try: a kept-open connection was found
+    closed. ``learned`` is True when the endpoint was seen to want a parameter in another form,
+    and will be asked in that form. Times are Unix seconds.
+    """
+
+    results: list[Reply | Failure]
+    sent: float
+    first_byte: float | None = None
+    first_token: float | None = None
+    done: float = 0.0
+    status: int | None = None
+    request_id: str | None = None
+    again: bool = False
+    learned: bool = False
+
+
+class Backend(Protocol):
+    """One provider's wire protocol: requests out, replies in.
+
+    ``send`` never raises for what a server or the network does: that is a
+    :class:`~bagent.types.Failure` in the results. It is cancelled to give a request up.
+    """
+
+    def group_limit(self, endpoint: Endpoint) -> int:
+        """How many calls one request to this endpoint may carry, at least 1."""
+        ...
+
+    async def send(
+        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
+    ) -> Exchange:
+        """Send ``group`` (same settings, at least one) as one request and wait for its end."""
+        ...
+
+    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
+        """Ask the endpoint, without a generation, what it serves; within ``seconds``."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections."""
+        ...

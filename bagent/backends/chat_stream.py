@@ -1,0 +1,285 @@
+"""Streamed chat answers put together from server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from bagent.backends.chat_wire import (
+    choice_error,
+    content_text,
+    finish_word,
+    optional_text,
+    read_reply,
+    read_usage,
+    reasoning_text,
+    server_ttft,
+)
+from bagent.backends.failures import from_body_error, shorten
+from bagent.backends.json_text import decode_json, encode_json
+from bagent.types import Failure, Json, Reply, ToolCall, Usage
+
+STRAY_LIMIT = 1 << 20
+"""Bytes kept of a body that turns out to be no event stream."""
+
+
+class StreamReader:
+    """Puts a streamed chat or text answer together from server-sent events.
+
+    Feed it bytes as they come; it keeps what is needed for one :class:`Reply`. An answer is whole
+    only with a finish reason: the end of the stream, and ``[DONE]``, prove nothing. A body that
+    is plain JSON instead of events is read as such.
+    Source: WHATWG HTML, section 9.2 (event streams), of which servers use ``data:`` lines. Some
+    leave out the empty line between events, so an event ends where its JSON is whole.
+
+    Args:
+        started: when the request was sent, on ``clock`` (seconds).
+
+    ``first_token`` is when the first piece of an answer came. ``pieces`` counts the events that
+    showed life: comments do not, a proxy sends them for a server that is long gone.
+    """
+
+    def __init__(self, started: float, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.first_token: float | None = None
+        self.pieces = 0
+        self.done = False
+        self.error: Failure | None = None
+        self._started = started
+        self._parts: list[bytes] = []
+        self._open = b""
+        self._stray: list[bytes] = []
+        self._stray_bytes = 0
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._refusal: list[str] = []
+        self._logprobs: list[Json] = []
+        self._calls = ToolCallJoiner()
+        self._finish: str | None = None
+        self._model: str | None = None
+        self._id: str | None = None
+        self._usage = Usage()
+        self._server_ttft: float | None = None
+        self._seen_content = False
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the body."""
+        if b"\n" not in data:
+            self._parts.append(data)
+            return
+        if self._parts:
+            self._parts.append(data)
+            data = b"".join(self._parts)
+            self._parts.clear()
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if rest:
+            self._parts.append(rest)
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data(line[5:].strip())
+            elif len(line) < 2 and not line.strip():
+                self._end_event()
+            else:
+                self._other(line)
+
+    def _data(self, data: bytes) -> None:
+        if self.done or self.error is not None or not data:
+            return
+        if data == b"[DONE]":
+            self._end_event()
+            self.done = True
+            return
+        if self._open:
+            data = self._open + b"\n" + data
+        try:
+            body = decode_json(data)
+        except ValueError:
+            self._open = data
+            return
+        self._open = b""
+        if isinstance(body, dict):
+            self._event(body)
+
+    def _end_event(self) -> None:
+        """The empty line after an event, which by then is JSON or never will be."""
+        if self._open and self.error is None:
+            self.error = Failure(
+                "bad_response",
+                "not JSON in the stream: "
+                + shorten(self._open[:800].decode("utf-8", "replace"), 200),
+                passing=True,
+                status=200,
+            )
+        self._open = b""
+
+    def _other(self, line: bytes) -> None:
+        """A line that is no data: a comment, another field, or no event stream at all."""
+        if line.startswith(b"\xef\xbb\xbfdata:"):
+            self._data(line[8:].strip())
+        elif (
+            not self.pieces
+            and self._stray_bytes < STRAY_LIMIT
+            and not line.startswith((b":", b"event:", b"id:", b"retry:"))
+        ):
+            self._stray.append(line)
+            self._stray_bytes += len(line)
+
+    def _event(self, body: dict[str, Any]) -> None:
+        choices = body.get("choices")
+        if choices is None or "error" in body:
+            failure = from_body_error(body, {})
+            if failure is not None:
+                self.error = self.error or failure
+                return
+        # Usage comes first: in the last chunk it stands beside an empty list of choices.
+        usage = body.get("usage")
+        if usage is not None:
+            self._usage = read_usage(usage)
+        if "metrics" in body:
+            self._server_ttft = self._server_ttft or server_ttft(body)
+        if not self._model:
+            self._model = optional_text(body.get("model"))
+        if not self._id:
+            self._id = optional_text(body.get("id"))
+        if choices is None:
+            return
+        self.pieces += 1
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict) and not choice.get("index"):
+                self._choice(choice)
+
+    def _choice(self, choice: dict[str, Any]) -> None:
+        delta = choice.get("delta") or choice.get("message")
+        if not isinstance(delta, dict):
+            delta = {"content": choice.get("text")}
+        content = content_text(delta.get("content"))
+        reasoning = reasoning_text(delta)
+        refusal = delta.get("refusal")
+        calls = delta.get("tool_calls")
+        if self.first_token is None and (content or reasoning or refusal or calls):
+            self.first_token = self._clock()
+        if content is not None:
+            self._seen_content = True
+            self._text.append(content)
+        if reasoning:
+            self._reasoning.append(reasoning)
+        if refusal and isinstance(refusal, str):
+            self._refusal.append(refusal)
+        if calls:
+            self._calls.add(calls)
+        logprobs = choice.get("logprobs")
+        if logprobs and isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
+            self._logprobs.extend(logprobs["content"])
+        if "error" in choice:
+            self.error = self.error or choice_error(choice)
+        finish = choice.get("finish_reason")
+        if finish:
+            self._finish = finish_word(finish)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a finish reason has come: what follows may be cut without harm."""
+        return self._finish is not None
+
+    @property
+    def text(self) -> str:
+        """The answer's text so far."""
+        return "".join(self._text)
+
+    def result(self) -> Reply | Failure:
+        """The reply, or the failure of a stream that ended without a finish reason."""
+        self.feed(b"\n")  # the last line may lack its end
+        if self.error is not None and (not self.whole or self._finish == "error"):
+            return msgspec.structs.replace(self.error, text=self.text or None)
+        if not self.whole:
+            return self._unfinished()
+        ttft = self._server_ttft
+        if ttft is None and self.first_token is not None:
+            ttft = (self.first_token - self._started) * 1000
+        return Reply(
+            text=self.text if self._seen_content else None,
+            finish_reason=self._finish,
+            model=self._model or None,
+            reasoning="".join(self._reasoning) or None,
+            refusal="".join(self._refusal) or None,
+            tool_calls=self._calls.result(),
+            usage=self._usage,
+            ttft_ms=ttft,
+            logprobs={"content": self._logprobs} if self._logprobs else None,
+            request_id=self._id or None,
+        )
+
+    def _unfinished(self) -> Reply | Failure:
+        if self._stray and not self.pieces and not self.done:
+            return read_reply(b"\n".join(self._stray), "text/event-stream", {})
+        return Failure(
+            "bad_response",
+            "the stream ended without a finish reason",
+            passing=True,
+            status=200,
+            text=self.text or None,
+        )
+
+
+class ToolCallJoiner:
+    """Joins streamed tool calls: by index, but a new non-empty id starts a new call.
+
+    Servers without useful indexes or ids start a new call with a name once the call before has
+    its arguments. Empty names and ids never overwrite what came before (some servers repeat them
+    empty in the last chunk), and several entries in one chunk are taken in order.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[dict[str, str]] = []
+        self._by_index: dict[int, int] = {}
+
+    def add(self, entries: Json) -> None:
+        """Take the ``tool_calls`` of one delta."""
+        if isinstance(entries, dict):
+            entries = [entries]
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict):
+                function = entry.get("function")
+                self._add(entry, function if isinstance(function, dict) else entry)
+
+    def _add(self, entry: dict[str, Any], function: dict[str, Any]) -> None:
+        index = entry.get("index")
+        if not isinstance(index, int):
+            index = 0
+        call_id, name = str(entry.get("id") or ""), str(function.get("name") or "")
+        arguments = function.get("arguments")
+        if not (call_id or name or arguments):
+            return
+        place = self._by_index.get(index)
+        if place is None or self._is_new(self._calls[place], call_id, name, bool(arguments)):
+            place = self._by_index[index] = len(self._calls)
+            self._calls.append({"id": "", "name": "", "arguments": ""})
+        call = self._calls[place]
+        call["id"] = call_id or call["id"]
+        call["name"] = name or call["name"]
+        if isinstance(arguments, str):
+            call["arguments"] += arguments
+        elif arguments:
+            call["arguments"] = encode_json(arguments)
+
+    @staticmethod
+    def _is_new(call: dict[str, str], call_id: str, name: str, more: bool) -> bool:
+        if call_id:
+            return call["id"] not in ("", call_id)
+        if not name or not call["name"] or not (more or name != call["name"]):
+            return False
+        try:
+            decode_json(call["arguments"])
+        except ValueError:
+            return False
+        return True
+
+    def result(self) -> tuple[ToolCall, ...]:
+        """The calls, in the order in which they began."""
+        return tuple(
+            ToolCall(call["id"] or f"call_{i}", call["name"], call["arguments"] or "{}")
+            for i, call in enumerate(self._calls)
+        )

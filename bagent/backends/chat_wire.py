@@ -1,0 +1,255 @@
+"""The OpenAI chat wire form: bodies out, replies in.
+
+Source: OpenAI's API reference for chat completions, and what vLLM, SGLang, NVIDIA Dynamo and
+llama.cpp's server add to it or leave out of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bagent.backends.failures import from_body_error, shorten
+from bagent.backends.json_text import decode_json, encode_json
+from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.types import Failure, Json, Reply, ToolCall, Usage
+
+_LIMIT_KEYS = ("max_tokens", "max_completion_tokens")
+_FINISH_WORDS = {
+    "stop": "stop",
+    "stop_sequence": "stop",
+    "end_turn": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "tool_calls": "tool_calls",
+    "tool_use": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+}
+
+
+class BodyWriter:
+    """Makes request bodies of one model's calls; what calls share is encoded once.
+
+    ``model`` empty sends no model at all, for servers that have only one.
+    ``completion_limit`` names the parameter that bounds the answer: ``max_tokens``, or
+    ``max_completion_tokens`` for OpenAI's newer models. ``native_schema`` False leaves
+    ``response_format`` out, for endpoints that refuse it.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        native_schema: bool = True,
+        completion_limit: str = "max_tokens",
+        messages_key: str = "messages",
+    ) -> None:
+        self.model = model
+        self.native_schema = native_schema
+        self._limit_key = completion_limit
+        self._messages_key = messages_key
+        self._heads: dict[tuple[int, int | None], tuple[CallSettings, bytes, bool]] = {}
+
+    def body(self, request: Request, *, key: str | None = None, stream: bool = True) -> bytes:
+        """JSON bytes of ``request``; ``key`` names the payload, ``stream`` False asks for none."""
+        if request.body is not None:
+            return self._own_body(request.body)
+        settings = request.settings
+        cached = self._heads.get((id(settings), request.seed))
+        if cached is None:
+            if len(self._heads) > 256:
+                self._heads.clear()
+            cached = settings, *self._head(settings, request.seed)
+            self._heads[(id(settings), request.seed)] = cached
+        _, head, limited = cached
+        parts = [head, b'"', (key or self._messages_key).encode(), b'":', request.payload]
+        if request.max_tokens is not None and not limited:
+            parts.append(b',"%s":%d' % (self._limit_key.encode(), request.max_tokens))
+        if request.stream and stream:
+            parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
+        parts.append(b"}")
+        return b"".join(parts)
+
+    def _head(self, settings: CallSettings, seed: int | None) -> tuple[bytes, bool]:
+        """The body's beginning, and whether it bounds the answer already."""
+        fields: dict[str, Any] = {"model": self.model} if self.model else {}
+        fields.update(settings.sampling)
+        if seed is not None:
+            fields["seed"] = seed
+        if settings.tools:
+            fields["tools"] = list(settings.tools)
+        if settings.output is not None and self.native_schema:
+            schema: dict[str, Any] = {
+                "name": settings.output.name,
+                "schema": msgspec.Raw(settings.output.document),
+            }
+            if settings.output.strict:
+                schema["strict"] = True
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        fields.update(settings.extra)
+        limited = any(fields.get(name) is not None for name in _LIMIT_KEYS)
+        head = encode_payload(fields)[:-1]
+        return head + b"," if fields else head, limited
+
+    def _own_body(self, body: Mapping[str, Json]) -> bytes:
+        """A body that the user wrote, less streaming, with the model that was chosen."""
+        fields = {k: v for k, v in body.items() if k not in ("stream", "stream_options")}
+        if self.model:
+            fields["model"] = self.model
+        if self._limit_key not in fields and fields.get("max_tokens") is not None:
+            fields[self._limit_key] = fields.pop("max_tokens")
+        return encode_payload(fields)
+
+
+def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
+    """The reply in the body of an HTTP 200 answer, chat or text completion.
+
+    Of several choices it is the one with index 0; where it is not clear which that is, none.
+    """
+    try:
+        body = decode_json(raw)
+        failure = from_body_error(body, headers)
+        if failure is not None:
+            return failure
+        choices = body.get("choices") if isinstance(body, dict) else None
+        choice = first_choice(choices)
+        if choice is not None:
+            return choice_error(choice) or reply_from_choice(choice, body)
+        what = "choices without a clear first one" if choices else "no choices"
+    except ValueError:
+        what = f"not JSON ({content_type.split(';')[0] or 'no content type'})"
+    shown = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
+    return Failure("bad_response", f"{what} behind HTTP 200: {shown}", passing=True, status=200)
+
+
+def first_choice(choices: Json) -> dict[str, Any] | None:
+    """The choice with index 0, or the only one; None where that is not clear."""
+    if not isinstance(choices, list):
+        return None
+    found = [choice for choice in choices if isinstance(choice, dict)]
+    if len(choices) > 1:
+        found = [choice for choice in found if choice.get("index") == 0]
+    return found[0] if len(found) == 1 else None
+
+
+def choice_error(choice: dict[str, Any]) -> Failure | None:
+    """The failure that a gateway puts into a choice (OpenRouter does), None if there is none."""
+    return from_body_error({"error": choice["error"]}, {}) if choice.get("error") else None
+
+
+def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
+    """One choice of a decoded answer as a reply, with the usage of the whole ``body``.
+
+    Raises:
+        ValueError: something in it is nested too deeply.
+    """
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        message = {"content": choice.get("text")}
+    calls = message.get("tool_calls")
+    if not calls and isinstance(message.get("function_call"), dict):
+        calls = [{"function": message["function_call"]}]
+    return Reply(
+        text=content_text(message.get("content")),
+        finish_reason=finish_word(choice.get("finish_reason")),
+        model=optional_text(body.get("model")),
+        reasoning=reasoning_text(message) or None,
+        refusal=_str(message.get("refusal")) or None,
+        tool_calls=read_tool_calls(calls),
+        usage=read_usage(body.get("usage")),
+        ttft_ms=server_ttft(body),
+        logprobs=choice.get("logprobs"),
+        request_id=optional_text(body.get("id")),
+    )
+
+
+def finish_word(value: Json) -> str | None:
+    """A finish reason in OpenAI's words; an unknown one as it is, a missing one None."""
+    if value is None:
+        return None
+    word = value if isinstance(value, str) else encode_json(value)
+    return _FINISH_WORDS.get(word) or _FINISH_WORDS.get(word.lower(), word)
+
+
+def reasoning_text(message: dict[str, Any]) -> str:
+    """The thinking that a message or delta holds: vLLM's and others' two names for it."""
+    return _str(message.get("reasoning")) or _str(message.get("reasoning_content"))
+
+
+def _str(value: Json) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def server_ttft(body: dict[str, Any]) -> float | None:
+    """Milliseconds to the first token as the server told them (vLLM's ``metrics``), or None."""
+    metrics = body.get("metrics")
+    value = metrics.get("time_to_first_token_ms") if isinstance(metrics, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def optional_text(value: Json) -> str | None:
+    """``value`` as text, None where there is none."""
+    return value if value is None or isinstance(value, str) else encode_json(value)
+
+
+def content_text(content: Json) -> str | None:
+    """Text of a content field: text, None, or a list of parts, of which text parts count."""
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(
+            _str(part.get("text")) if isinstance(part, dict) else _str(part) for part in content
+        )
+    return encode_json(content)
+
+
+def read_tool_calls(value: Json) -> tuple[ToolCall, ...]:
+    """Tool calls of a message; arguments may come as text, object or nothing."""
+    if not value or not isinstance(value, list | dict):
+        return ()
+    calls = []
+    for position, entry in enumerate([value] if isinstance(value, dict) else value):
+        function = entry.get("function") if isinstance(entry, dict) else None
+        if not isinstance(function, dict):
+            if not isinstance(entry, dict) or not entry.get("name"):
+                continue
+            function = entry
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            arguments = "{}" if arguments is None else encode_json(arguments)
+        calls.append(
+            ToolCall(
+                id=str(entry.get("id") or f"call_{position}"),
+                name=str(function.get("name") or ""),
+                arguments=arguments or "{}",
+            )
+        )
+    return tuple(calls)
+
+
+def read_usage(value: Json) -> Usage:
+    """Token counts; what is missing or null stays None."""
+    if not isinstance(value, dict):
+        return Usage()
+    prompt_details = value.get("prompt_tokens_details")
+    details = value.get("completion_tokens_details")
+    return Usage(
+        prompt=_count(value, "prompt_tokens"),
+        cached=_count(prompt_details, "cached_tokens"),
+        completion=_count(value, "completion_tokens"),
+        reasoning=_count(details, "reasoning_tokens"),
+    )
+
+
+def _count(value: Json, name: str) -> int | None:
+    number = value.get(name) if isinstance(value, dict) else None
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return int(number) if number >= 0 and math.isfinite(number) else None

@@ -1,0 +1,48 @@
+"""One address that answers model calls, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+
+_NO_TAGS: Mapping[str, str] = MappingProxyType({})
+
+
+class Endpoint(msgspec.Struct, frozen=True, eq=False):
+    """One server address.
+
+    ``name`` is what people see and tables hold (``host:port``, or the host of a hosted API);
+    ``url`` is the base to which ``/chat/completions`` is added. ``headers`` carry the key and
+    are never shown. ``proxy`` is decided once, here, and never by the transport. ``account``
+    names what rate limits are counted against. ``own`` is True for engines of the user's own.
+    """
+
+    name: str
+    url: str
+    headers: Mapping[str, str] = _NO_TAGS
+    query: Mapping[str, str] = _NO_TAGS
+    proxy: str | None = None
+    ca_file: str | None = None
+    account: str = ""
+    own: bool = False
+    tags: Mapping[str, str] = _NO_TAGS
+
+    @property
+    def root(self) -> str:
+        """The address without the ``/v1`` at its end: where /health, /version, /tokenize are."""
+        return self.url.removesuffix("/v1")
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a probe of an endpoint told; None where it did not tell.
+
+    ``context`` is the model's context length in tokens.
+    """
+
+    models: tuple[str, ...] = ()
+    context: int | None = None
+    version: str | None = None
+    engine: str | None = None
+    tokenize: bool | None = None

@@ -1,0 +1,46 @@
+"""JSON text in and out: exact and quick for JSON, forgiving for what servers and rows really hold.
+
+msgspec does the work; Python's own ``json`` is the second try for what msgspec refuses: lone
+surrogates, NaN, byte-order marks, numbers beyond a double, broken UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from bagent.types import Json
+
+_decode = msgspec.json.decode
+_encode = msgspec.json.encode
+
+
+def decode_json(raw: bytes | str) -> Json:
+    """The value of JSON text; takes lone surrogates, NaN and a byte-order mark too.
+
+    Raises:
+        ValueError: it is not JSON, or it is nested too deeply.
+    """
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
+        try:
+            return json.loads(text.removeprefix("\ufeff"))
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+
+
+def encode_json(value: Json) -> str:
+    """Compact JSON text of a decoded value; a lone surrogate stays as its ``\\udXXX`` escape.
+
+    Raises:
+        ValueError: it is nested too deeply.
+    """
+    try:
+        return _encode(value).decode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

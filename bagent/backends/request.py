@@ -1,0 +1,97 @@
+"""What one model call asks for, before any provider's wire form."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from bagent.types import Json, Message
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    """A JSON Schema that the server is asked to enforce.
+
+    ``document`` is self-contained JSON text. ``strict`` says whether the schema keeps OpenAI's
+    strict-mode rules (every object closed, every property required).
+    """
+
+    name: str
+    document: bytes
+    strict: bool
+
+
+class CallSettings(msgspec.Struct, frozen=True, eq=False):
+    """What all calls of one stage share; calls travel in one group only if they share it.
+
+    ``sampling`` holds OpenAI parameter names; only what the user set is in it, so that nothing
+    is sent that a model might refuse. ``max_tokens`` stands apart since it is per row.
+    ``model`` is None for ``auto``: the endpoint's own.
+    """
+
+    model: str | None
+    sampling: Mapping[str, Json]
+    extra: Mapping[str, Json]
+    output: OutputFormat | None = None
+    tools: Sequence[Json] = ()
+    max_tokens: int | None = None
+
+    def fingerprint(self) -> bytes:
+        """Bytes that differ whenever two settings may lead to different answers."""
+        parts: list[Any] = [
+            self.model,
+            dict(self.sampling),
+            dict(self.extra),
+            list(self.tools),
+            self.max_tokens,
+            [self.output.name, self.output.document.decode(), self.output.strict]
+            if self.output
+            else None,
+        ]
+        try:
+            text = _encode(parts)
+        except UnicodeEncodeError:
+            text = _encode(_replace_surrogates(parts))
+        return hashlib.sha256(text).digest()
+
+
+class Request(msgspec.Struct):
+    """One model call: chat ``messages``, or ``prompt`` (raw text), or a whole ``body``.
+
+    ``payload`` is the JSON text of messages, prompt or body: encoded once, hashed and sent.
+    ``body`` is a request body that the user wrote himself (a line of an OpenAI batch file);
+    ``path`` is then the route it is meant for, such as ``/chat/completions``.
+    ``seed`` overrides the settings' seed, for the second and later answers of one row.
+    """
+
+    settings: CallSettings
+    payload: bytes
+    messages: list[Message] | None = None
+    prompt: str | None = None
+    body: dict[str, Json] | None = None
+    path: str = "/chat/completions"
+    max_tokens: int | None = None
+    seed: int | None = None
+    stream: bool = False
+
+
+def encode_payload(value: Json) -> bytes:
+    """Compact JSON text of ``value``, always valid UTF-8: a lone surrogate becomes U+FFFD."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_replace_surrogates(value))
+
+
+def _replace_surrogates(value: Json) -> Json:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_replace_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_replace_surrogates(k): _replace_surrogates(v) for k, v in value.items()}
+    return value

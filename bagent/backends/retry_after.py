@@ -1,0 +1,120 @@
+"""When a server wants to be asked again, as its headers or its words say it.
+
+Sources: RFC 9110 section 10.2.3 (Retry-After); the rate-limit headers of OpenAI (``1s``,
+``6m0s``), Anthropic (RFC 3339 times) and gateways (Unix time in seconds or milliseconds).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+SKEW_SECONDS = 2.0
+"""A server clock that is further off than this is taken as wrong, and its own time is used."""
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?|\.\d+", re.ASCII)
+_PIECE = (
+    r"(\d+(?:\.\d+)?)\s*(ms|milliseconds?|seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|[smhd])"
+)
+_PIECES = re.compile(_PIECE, re.IGNORECASE)
+_DURATION = re.compile(rf"(?:{_PIECE}\s*)+", re.IGNORECASE)
+_IN_WORDS = re.compile(
+    rf"(?:try again|retry(?:ing)?|wait)(?: again)? (?:in|after|for) ((?:{_PIECE}\s*)+)",
+    re.IGNORECASE,
+)
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds until the server wants to be asked again, None where it named no usable time.
+
+    Reads ``retry-after-ms``, ``Retry-After`` (seconds, also fractional, or an HTTP date), else
+    the longest of the rate-limit reset headers whose remaining count is 0. A time in the past, a
+    negative number and garbage count as not named. ``now`` is Unix seconds.
+    """
+    named = {name.lower(): value for name, value in headers.items()}
+    milliseconds = _number(named.get("retry-after-ms", ""))
+    if milliseconds is not None and milliseconds > 0:
+        return milliseconds / 1000
+    value = named.get("retry-after")
+    if value is not None:
+        seconds = _number(value)
+        if seconds is None:
+            return _until(value, _base(named.get("date"), now))
+        return seconds if seconds > 0 else None
+    waits = [_reset(named.get(name, ""), now) for name in _spent_limits(named)]
+    return max((wait for wait in waits if wait), default=None)
+
+
+def retry_after_words(words: str) -> float | None:
+    """Seconds that a message such as ``Please try again in 1m2.5s`` names, or None."""
+    found = _IN_WORDS.search(words)
+    return (_duration(found.group(1)) or None) if found else None
+
+
+def _spent_limits(headers: Mapping[str, str]) -> list[str]:
+    return [
+        name.replace("remaining", "reset")
+        for name, value in headers.items()
+        if "ratelimit" in name.replace("rate-limit", "ratelimit")
+        and "remaining" in name
+        and _number(value) == 0
+    ]
+
+
+def _reset(value: str, now: float) -> float | None:
+    number = _number(value)
+    if number is None:
+        return _duration(value) or _until(value, now)
+    if number > 1e8:  # Unix time, and in milliseconds if seconds would be after the year 5000
+        number = (number / 1000 if number > 1e11 else number) - now
+    return number if number > 0 else None
+
+
+def _duration(text: str) -> float | None:
+    if not _DURATION.fullmatch(text.strip()):
+        return None
+    total = 0.0
+    for number, unit in _PIECES.findall(text):
+        word = unit.lower()
+        total += float(number) * (
+            0.001 if word.startswith(("ms", "mil")) else _UNIT_SECONDS[word[0]]
+        )
+    return total
+
+
+def _number(value: str) -> float | None:
+    value = value.strip()
+    number = float(value) if _NUMBER.fullmatch(value) else None
+    return None if number is None or math.isinf(number) else number
+
+
+def _base(date: str | None, now: float) -> float:
+    """The time from which to count: the server's where the two clocks differ."""
+    served = _timestamp(date or "")
+    if served is None:
+        return now
+    # HTTP dates have whole seconds: the earlier of two equal clocks never ends a wait too soon.
+    return served if abs(served - now) > SKEW_SECONDS else min(served, now)
+
+
+def _until(value: str, now: float) -> float | None:
+    when = _timestamp(value)
+    return when - now if when is not None and when > now else None
+
+
+def _timestamp(value: str) -> float | None:
+    """Unix seconds of an RFC 3339 or HTTP date, None if it is neither."""
+    try:
+        when = datetime.fromisoformat(value.strip())
+    except ValueError:
+        try:
+            when = parsedate_to_datetime(value)
+        except (TypeError, ValueError, IndexError, OverflowError):
+            return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return when.timestamp()

@@ -1,0 +1,277 @@
+"""HTTP over aiohttp with the pool, the time limits and the error words that batches need.
+
+The pool is unbounded since the fleet bounds what is in flight (aiohttp's default of 100 would cap
+a run in silence), and drops idle connections before servers do: vLLM closes them after 5.0 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import ssl
+from collections.abc import Mapping
+from types import SimpleNamespace, TracebackType
+
+import aiohttp
+import msgspec
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.proxy import without_userinfo
+from bagent.types import Failure
+
+IDLE_SECONDS = 4.0
+READ_BUFFER = 1 << 20
+LARGE_BODY = 1 << 20
+"""Bytes from which aiohttp wants a file instead of a bytes object."""
+
+_FULL = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
+_CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
+
+
+class Sending(msgspec.Struct):
+    """What became known of a request on its way: whether its connection was a kept-open one."""
+
+    reused: bool = False
+
+
+class Transport:
+    """One pool of connections for all endpoints of a run; use it in one event loop."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._timeouts: dict[Timeouts, aiohttp.ClientTimeout] = {}
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=300
+            )
+            traces = aiohttp.TraceConfig()
+            traces.on_connection_reuseconn.append(_note_reuse)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=READ_BUFFER,
+                auto_decompress=True,
+                headers={"User-Agent": "bagent"},
+                trace_configs=[traces],
+            )
+        return self._session
+
+    def _context(self, ca_file: str | None) -> ssl.SSLContext | bool:
+        if ca_file is None:
+            return True
+        if ca_file not in self._contexts:
+            try:
+                self._contexts[ca_file] = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                why = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
+                raise BadCertificateFile(f"ca_file {ca_file}: {why}") from None
+        return self._contexts[ca_file]
+
+    def _limits(self, timeouts: Timeouts) -> aiohttp.ClientTimeout:
+        found = self._timeouts.get(timeouts)
+        if found is None:
+            if len(self._timeouts) >= 64:
+                self._timeouts.clear()
+            found = aiohttp.ClientTimeout(total=timeouts.total, connect=timeouts.connect)
+            self._timeouts[timeouts] = found
+        return found
+
+    async def post(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        timeouts: Timeouts,
+        sending: Sending | None = None,
+    ) -> aiohttp.ClientResponse:
+        """POST ``body`` (JSON) to ``path`` below the endpoint's base address.
+
+        Use the answer as a context manager, so that its connection is given back.
+        """
+        data: aiohttp.Payload
+        if len(body) <= LARGE_BODY:
+            data = aiohttp.BytesPayload(body, content_type="application/json")
+        else:
+            data = aiohttp.BytesIOPayload(io.BytesIO(body), content_type="application/json")
+        return await self._open().post(
+            endpoint.url + path,
+            data=data,
+            headers=endpoint.headers,
+            params=endpoint.query or None,
+            proxy=endpoint.proxy,
+            ssl=self._context(endpoint.ca_file),
+            timeout=self._limits(timeouts),
+            allow_redirects=False,
+            trace_request_ctx=sending,
+        )
+
+    async def get(
+        self, endpoint: Endpoint, url: str, seconds: float
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """GET an absolute ``url`` as the endpoint is reached: (status, body, headers).
+
+        ``seconds`` bounds the whole request.
+        """
+        async with self._open().get(
+            url,
+            headers=endpoint.headers,
+            params=endpoint.query or None,
+            proxy=endpoint.proxy,
+            ssl=self._context(endpoint.ca_file),
+            timeout=aiohttp.ClientTimeout(total=seconds),
+            allow_redirects=False,
+        ) as response:
+            return response.status, await response.read(), response.headers
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+async def _note_reuse(
+    _: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    __: aiohttp.TraceConnectionReuseconnParams,
+) -> None:
+    sending = context.trace_request_ctx
+    if isinstance(sending, Sending):
+        sending.reused = True
+
+
+class BadCertificateFile(OSError):
+    """The file of trusted certificates cannot be read."""
+
+
+class StreamStalled(TimeoutError):
+    """A streamed answer did not begin, or did not go on, within its limit."""
+
+
+class Patience:
+    """The limits of a streamed answer: until its first piece, then between two pieces.
+
+    An asynchronous context around the whole request.
+
+    Raises:
+        StreamStalled: one of the limits was over; its words say which.
+    """
+
+    def __init__(self, first_token: float | None, idle: float | None) -> None:
+        self._idle = idle
+        self._words = f"sent no first token within {first_token or 0:g} s"
+        self._limit = asyncio.timeout(first_token)
+
+    def went_on(self) -> None:
+        """A piece of the answer came."""
+        self._words = f"sent nothing more for {self._idle or 0:g} s"
+        self._wait(self._idle)
+
+    def ends_soon(self, seconds: float) -> None:
+        """The answer is whole; only its end is waited for."""
+        self._wait(seconds if self._idle is None else min(seconds, self._idle))
+
+    def lift(self) -> None:
+        """The answer is not streamed: no limit."""
+        self._wait(None)
+
+    def _wait(self, seconds: float | None) -> None:
+        now = asyncio.get_running_loop().time()
+        self._limit.reschedule(None if seconds is None else now + seconds)
+
+    async def __aenter__(self) -> Patience:
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise StreamStalled(self._words) from None
+
+
+NETWORK_ERRORS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
+"""What a request may raise because of the network or the server; ValueError for requests that
+cannot be written, such as a key with a line break."""
+
+
+def is_stale(error: BaseException) -> bool:
+    """Whether the server closed the connection before it answered a byte."""
+    return isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError) or (
+        isinstance(error, OSError) and error.errno in _CUT
+    )
+
+
+def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts) -> Failure:
+    """The failure that an exception of :data:`NETWORK_ERRORS` means, in words for people."""
+    where = endpoint.name + through(endpoint)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        limit = f" within {timeouts.connect:g} s" if timeouts.connect else ""
+        return Failure("connect", f"no connection to {where}{limit}", True)
+    if isinstance(error, StreamStalled):
+        return Failure("timeout", f"{where} {error}", True)
+    if isinstance(error, asyncio.TimeoutError):
+        limit = f" within {timeouts.total:g} s" if timeouts.total else ""
+        return Failure("timeout", f"no whole answer from {where}{limit}", True)
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        words = f"the proxy refused to reach {where}: HTTP {error.status}"
+        lasting = error.status in (401, 403, 407)
+        return Failure("auth" if lasting else "connect", words, not lasting)
+    if isinstance(error, OSError) and (failure := _system_failure(error, where)):
+        return failure
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return Failure("bad_response", f"the answer of {where} broke off: {_cause(error)}", True)
+    if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
+        return Failure("rejected", f"not an address to send to: {without_userinfo(endpoint.url)}")
+    if is_stale(error):
+        return Failure("connect", f"{where} closed the connection without an answer", True)
+    if isinstance(error, ValueError):
+        return Failure("rejected", f"no request to {where} can be made: {_cause(error)}")
+    return Failure("bad_response", f"no HTTP from {where}: {_cause(error)}", True)
+
+
+def through(endpoint: Endpoint) -> str:
+    """Words that name the endpoint's proxy, empty if it has none."""
+    return f" through the proxy {without_userinfo(endpoint.proxy)}" if endpoint.proxy else ""
+
+
+def _system_failure(error: OSError, where: str) -> Failure | None:
+    """The failure of an error below HTTP, None where it says nothing of its own."""
+    if isinstance(error, BadCertificateFile):
+        return Failure("connect", f"cannot reach {where}: {error}")
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        hint = "give the site's certificates as backend: {ca_file: ...} or SSL_CERT_FILE"
+        return Failure("connect", f"{where}: certificate not trusted: {_cause(error)} ({hint})")
+    if error.errno in _FULL:
+        words = f"this machine is out of file handles, ports or memory: {_cause(error)}"
+        return Failure("overloaded", words, True, busy=True)
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        hint = "does it speak plain http?"
+        return Failure("connect", f"no TLS with {where}: {_cause(error)} ({hint})", True)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return Failure("connect", f"cannot connect to {where}: {_cause(error)}", True)
+    if is_stale(error):
+        return None
+    return Failure("connect", f"the connection to {where} broke: {_cause(error)}", True)
+
+
+def _cause(error: BaseException) -> str:
+    """What lies under an error, in its own words; never an address, which may hold a secret."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        refused = error.certificate_error
+        return str(getattr(refused, "verify_message", "") or refused)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return " ".join(error.message.split())
+    inner: BaseException = getattr(error, "os_error", None) or error.__cause__ or error
+    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__

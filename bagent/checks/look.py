@@ -1,0 +1,256 @@
+"""A look at a job from its options to a report. Nothing is generated and nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import msgspec
+
+from bagent.agents.plan import StagePlan
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.transport import Transport
+from bagent.checks import describing
+from bagent.checks.estimate import (
+    Sizes,
+    cost_report,
+    max_tokens_of,
+    prompts_as_bytes,
+    sizes_of,
+    text_bytes,
+    token_report,
+    too_long,
+)
+from bagent.checks.reorder import suggest, yaml_of
+from bagent.checks.report import CheckReport, ReorderReport, RowReport, ShareReport
+from bagent.checks.sample import Sampled, open_rows_as_requests, parameters
+from bagent.checks.servers import Probed, Target, find_target, known_of, probe_all
+from bagent.checks.sharing import BLOCK, PACKED, Shares, shares
+from bagent.checks.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_some
+from bagent.checks.volume import Volume, measure
+from bagent.job.prompt import Prompt
+from bagent.runs.options import RunOptions
+from bagent.runs.plan import deduped, make_plan, resolve_model
+from bagent.runs.prepare import Prepared, open_input, prepare
+from bagent.types import Row
+
+MOST_NAMED = 20
+"""Rows that will fail or do not fit are named up to this many."""
+
+_HOSTED = frozenset({"api.openai.com"})
+"""Hosts that are known to serve no tokenizer."""
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What to look at.
+
+    ``run`` are the options as ``bagent run`` takes them. ``rows`` is how many rows are looked at,
+    ``prompts`` how many of them are shown. ``price`` is in dollars per million tokens of prompts
+    and of answers, None where unknown.
+    """
+
+    run: RunOptions
+    rows: int = 200
+    prompts: int = 2
+    price: tuple[float, float] | None = None
+
+
+def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport:
+    """Load the job as a run does, ask its endpoints what they are, and estimate.
+
+    Raises:
+        UsageError: the job, its input, schema, hostfile or an option is wrong.
+    """
+    prepared = prepare(options.run)
+    # A run keeps what stdin brings; a look leaves nothing behind.
+    prepared.rows_config = replace(prepared.rows_config, stdin_spool=None)
+    source = open_input(prepared, stdin=stdin)
+    try:
+        target = find_target(prepared.job, options.run.env)
+        found = measure(source, options.rows, limit=options.run.limit, piped=prepared.piped)
+        warnings = [*prepared.warnings, *source.warnings]
+        return asyncio.run(_Look(options, prepared, target, found, warnings).report())
+    finally:
+        source.close()
+
+
+class _Look:
+    """One look; its parts share what was found so far."""
+
+    def __init__(
+        self,
+        options: CheckOptions,
+        prepared: Prepared,
+        target: Target,
+        found: tuple[list[Row], Volume],
+        warnings: Sequence[str],
+    ) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._target = target
+        self._rows, self._volume = found
+        self._warnings = warnings
+
+    async def report(self) -> CheckReport:
+        """Everything that is to be told."""
+        transport = Transport()
+        backend = OpenAIBackend(transport, enforce=self._prepared.job.output.enforce)
+        try:
+            probed = await probe_all(backend, transport, self._target.servers)
+            model = self._model(probed)
+            plan = make_plan(self._prepared, self._target.servers, model, known_of(probed))
+            sample = open_rows_as_requests(plan, self._rows)
+            tokenizer = self._tokenizer(transport, probed, model)
+            counted = await count_some(sample, tokenizer) if tokenizer else {}
+        finally:
+            await backend.close()
+        return self._told(probed, plan, sample, sizes_of(sample, counted), tokenizer)
+
+    def _model(self, probed: Sequence[Probed]) -> str | None:
+        job = self._prepared.job
+        if self._prepared.own_bodies and job.model == "auto":
+            return None
+        if job.model != "auto" or self._target.planned is not None:
+            return self._target.model if job.model == "auto" else job.model
+        if not any(one.found is not None for one in probed):
+            return None
+        return resolve_model(job, known_of(probed))
+
+    def _tokenizer(
+        self, transport: Transport, probed: Sequence[Probed], model: str | None
+    ) -> Tokenizer | None:
+        if self._target.planned is not None:
+            return SimTokenizer() if self._target.servers.simulated else None
+        for one in probed:
+            if one.found is not None and one.endpoint.name not in _HOSTED:
+                return ServerTokenizer(transport, one.endpoint, model)
+        return None
+
+    def _told(
+        self,
+        probed: Sequence[Probed],
+        plan: StagePlan,
+        sample: Sequence[Sampled],
+        sizes: Sizes,
+        tokenizer: Tokenizer | None,
+    ) -> CheckReport:
+        prepared, options = self._prepared, self._options
+        job, context = prepared.job, plan.budget.context
+        requests = float(self._volume.rows * job.answers)
+        how = describing.counting(tokenizer, sizes)
+        tokens = token_report(sample, sizes, requests, how)
+        automatic = job.sampling.max_tokens is None and not prepared.own_bodies
+        long_rows = too_long(sample, sizes, context)
+        failing = [
+            RowReport(one.row.id, one.row.source, one.row.line, one.error)
+            for one in sample
+            if one.error is not None
+        ]
+        first = next((one.request for one in sample if one.request is not None), None)
+        native = job.output.enforce != "prompt"
+        shared = self._shares(sample, sizes)
+        warnings = [
+            *self._warnings,
+            *describing.brace_warnings(prepared, self._rows),
+            *describing.doubts(prepared, plan, probed),
+        ]
+        return CheckReport(
+            job=job.name,
+            file=str(options.run.job),
+            backend=describing.backend_words(job),
+            planned=self._target.planned,
+            endpoints=tuple(describing.endpoint_report(one) for one in probed),
+            model=plan.settings.model,
+            model_auto=job.model == "auto",
+            context=context,
+            inputs=describing.input_words(job),
+            rows=self._volume.rows,
+            rows_how=self._volume.how,
+            looked_at=len(sample),
+            answers=job.answers,
+            max_tokens=max_tokens_of(sample, automatic=automatic),
+            schema=describing.schema_report(prepared, plan),
+            dedupe=deduped(job),
+            stream=describing.stream_words(plan),
+            results=describing.short_path(prepared.run_dir, options.run.cwd),
+            parameters=parameters(first, plan.settings.model, native_schema=native)
+            if first
+            else {},
+            prompts=tuple(
+                describing.prompt_report(one, sizes, place)
+                for place, one in enumerate(sample[: options.prompts])
+            ),
+            tokens=tokens,
+            cost=cost_report(options.price, tokens),
+            sharing=self._share_report(shared, probed, sample, sizes),
+            reorder=self._reorder(plan, sample, sizes),
+            failing=tuple(failing[:MOST_NAMED]),
+            failing_count=len(failing),
+            too_long=tuple(long_rows[:MOST_NAMED]),
+            too_long_count=len(long_rows),
+            warnings=tuple(dict.fromkeys(warnings)),
+            dead=describing.dead(probed),
+            refused=describing.refused(probed),
+        )
+
+    # --- what is shared -------------------------------------------------------------------------
+
+    def _shares(self, sample: Sequence[Sampled], sizes: Sizes) -> tuple[Shares, bool] | None:
+        prompts, ratio = prompts_as_bytes(sample, sizes)
+        found = shares(prompts, ratio)
+        return (found, ratio == PACKED and bool(sizes.counted)) if found else None
+
+    def _share_report(
+        self,
+        shared: tuple[Shares, bool] | None,
+        probed: Sequence[Probed],
+        sample: Sequence[Sampled],
+        sizes: Sizes,
+    ) -> ShareReport | None:
+        if shared is None:
+            return None
+        found, exact = shared
+        caches = [one.kv_tokens for one in probed if one.kv_tokens]
+        cache = min(caches, default=None)
+        longest = max((one.max_tokens or 0 for one in sample), default=0)
+        own = found.prompt - found.by_all + longest
+        fits = None if cache is None or own <= 0 else int((cache - found.by_all) / own)
+        return ShareReport(
+            block=BLOCK,
+            rows=found.rows,
+            exact=exact,
+            prompt=round(found.prompt, 1),
+            by_all=round(found.by_all, 1),
+            by_most=round(found.by_most, 1),
+            by_some=round(found.by_some, 1),
+            by_none=round(found.by_none, 1),
+            kv_tokens=cache,
+            kv_rows=None if fits is None else max(0, fits),
+        )
+
+    def _reorder(
+        self, plan: StagePlan, sample: Sequence[Sampled], sizes: Sizes
+    ) -> ReorderReport | None:
+        job = self._prepared.job
+        rows = [one.row for one in sample if one.request is not None]
+        if job.prompt is None or self._prepared.own_bodies:
+            return None
+
+        def score(prompt: Prompt) -> float:
+            other = msgspec.structs.replace(plan, prompt=prompt)
+            texts = text_bytes(open_rows_as_requests(other, rows), sizes.text_ratio)
+            found = shares(texts, sizes.text_ratio)
+            return found.by_all if found else 0.0
+
+        found = suggest(job, [row.data for row in rows], score, float(BLOCK))
+        if found is None:
+            return None
+        return ReorderReport(
+            gain=round(found.gain),
+            gain_total=round(found.gain * self._volume.rows * job.answers),
+            points_back=found.points_back,
+            yaml=yaml_of(found, job.prompt),
+        )

@@ -1,0 +1,203 @@
+"""Which endpoints would answer the job, and what they tell of themselves; nothing is generated."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.json_text import decode_json
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.transport import NETWORK_ERRORS, Transport
+from bagent.errors import MissingPackage, UsageError
+from bagent.fleet.hostfile import Host, read_hostfile
+from bagent.job.backend import BackendRef
+from bagent.job.spec import Job
+from bagent.runs.endpoints import OWN_KINDS, Servers, api_key, endpoint_of
+from bagent.types import Failure, Json
+
+PROBES_AT_ONCE = 256
+PROBE_SECONDS = 5.0
+
+_CACHE_LINE = re.compile(r"^vllm:cache_config_info\{(.*)\}\s", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_VERSION_ROUTES = (("/version", "version"), ("/server_info", "version"), ("/props", "build_info"))
+"""Where vLLM, SGLang and llama.cpp's server tell their version, and under which name."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What the job would talk to.
+
+    ``planned`` says in words what a run would start by itself, None where servers are there
+    already; ``model`` is then the model that it would have.
+    """
+
+    servers: Servers
+    planned: str | None = None
+    model: str | None = None
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """What one endpoint told; ``failure`` is why it told nothing.
+
+    ``version`` is the server's own word. ``kv_tokens`` is how many tokens its KV cache holds.
+    """
+
+    endpoint: Endpoint
+    found: Capabilities | None = None
+    failure: Failure | None = None
+    version: str | None = None
+    kv_tokens: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody answers there, be it with an error."""
+        return self.failure is None or self.failure.status is not None
+
+
+def find_target(job: Job, env: Mapping[str, str]) -> Target:
+    """The endpoints that ``job`` names; embedded servers are not started.
+
+    Raises:
+        UsageError: it names none, a key is missing, the hostfile or the address is wrong.
+        MissingPackage: the embedded server's package is not installed.
+    """
+    ref = job.backend or BackendRef()
+    if job.hostfile is not None:
+        hosts = read_hostfile(job.hostfile.path)
+        kind = ref.kind if job.backend is not None else "vllm"
+        return Target(Servers(_from_hosts(hosts, ref, env, kind), kind))
+    if job.backend is None:
+        raise UsageError(
+            "the job names no backend", hint="write backend: vllm://HOST:PORT, or local"
+        )
+    if ref.kind == "local":
+        return _local(ref)
+    if ref.kind == "sim" and ref.base is None:
+        return _simulated(ref)
+    if ref.kind in ("anthropic", "bedrock"):
+        raise UsageError(
+            f"backend {ref.kind} is not part of this version",
+            hint="use an OpenAI-compatible address, such as a gateway's https://HOST/v1",
+        )
+    return Target(Servers([endpoint_of(ref, env)], ref.kind, simulated=ref.kind == "sim"))
+
+
+def _from_hosts(
+    hosts: Sequence[Host], ref: BackendRef, env: Mapping[str, str], kind: str
+) -> list[Endpoint]:
+    common = None if all("api_key_env" in host.tags for host in hosts) else api_key(ref, env)
+    ca_file = str(ref.ca_file.path) if ref.ca_file else None
+    found: list[Endpoint] = []
+    for host in hosts:
+        headers = {"Content-Type": "application/json", **ref.all_headers}
+        key = common
+        if "api_key_env" in host.tags:
+            key = env.get(host.tags["api_key_env"])
+        if key and not any(name.lower() == "authorization" for name in headers):
+            headers["Authorization"] = f"Bearer {key}"
+        found.append(
+            Endpoint(
+                name=host.name,
+                url=host.url,
+                headers=headers,
+                query=dict(ref.all_query),
+                ca_file=ca_file,
+                account=host.name,
+                own=kind in OWN_KINDS,
+                tags=host.tags,
+            )
+        )
+    return found
+
+
+def _simulated(ref: BackendRef) -> Target:
+    from bagent.sim.config import parse_sim_url
+
+    config = parse_sim_url(ref.url.given if ref.url else "sim")
+    engines = "1 engine" if config.replicas == 1 else f"{config.replicas} engines"
+    servers = Servers([], "sim", simulated=True, context=config.engine.max_model_len)
+    return Target(servers, f"a run starts {engines} in its own process", config.model)
+
+
+def _local(ref: BackendRef) -> Target:
+    if find_spec("xllamacpp") is None:
+        raise MissingPackage(
+            "backend local needs the package xllamacpp", hint="pip install 'bagent[local]'"
+        )
+    place = ref.url.file if ref.url else None
+    if place is not None and not Path(place.path).is_file():
+        raise UsageError(f"there is no model file {place}", hint="local://PATH_TO_MODEL.gguf")
+    model = Path(place.path).name if place is not None else None
+    words = f"a run starts a local server with {model or 'the small model that is installed'}"
+    return Target(Servers([], "local"), words, model)
+
+
+async def probe_all(backend: OpenAIBackend, transport: Transport, servers: Servers) -> list[Probed]:
+    """Ask all endpoints in parallel what they serve, in their order."""
+    gate = asyncio.Semaphore(PROBES_AT_ONCE)
+
+    async def probe(endpoint: Endpoint) -> Probed:
+        async with gate:
+            found = await backend.probe(endpoint, PROBE_SECONDS)
+            if isinstance(found, Failure):
+                return Probed(endpoint, failure=found)
+            if not servers.own:
+                return Probed(endpoint, found)
+            version = await _version(transport, endpoint)
+            return Probed(
+                endpoint, found, version=version, kv_tokens=await _kv(transport, endpoint)
+            )
+
+    return list(await asyncio.gather(*(probe(endpoint) for endpoint in servers.endpoints)))
+
+
+def known_of(probed: Sequence[Probed]) -> dict[str, Capabilities]:
+    """What the endpoints that answer serve, by name, as a run knows it."""
+    return {one.endpoint.name: one.found or Capabilities() for one in probed if one.alive}
+
+
+def kv_tokens(metrics: str) -> int | None:
+    """How many tokens the KV cache holds by vLLM's ``/metrics`` text, over all its engines.
+
+    Source: the info gauge ``vllm:cache_config_info``, whose labels ``block_size`` and
+    ``num_gpu_blocks`` are the numbers.
+    """
+    total = 0
+    for labels in _CACHE_LINE.findall(metrics):
+        found = dict(_LABEL.findall(labels))
+        size, blocks = found.get("block_size", ""), found.get("num_gpu_blocks", "")
+        if size.isdecimal() and blocks.isdecimal():
+            total += int(size) * int(blocks)
+    return total or None
+
+
+async def _version(transport: Transport, endpoint: Endpoint) -> str | None:
+    for route, name in _VERSION_ROUTES:
+        raw = await _get(transport, endpoint, route)
+        try:
+            body: Json = decode_json(raw) if raw else None
+        except ValueError:
+            continue
+        version = body.get(name) if isinstance(body, dict) else None
+        if isinstance(version, str) and version:
+            return version
+    return None
+
+
+async def _kv(transport: Transport, endpoint: Endpoint) -> int | None:
+    raw = await _get(transport, endpoint, "/metrics")
+    return kv_tokens(raw.decode("utf-8", "replace")) if raw else None
+
+
+async def _get(transport: Transport, endpoint: Endpoint, route: str) -> bytes | None:
+    try:
+        status, raw, _ = await transport.get(endpoint, endpoint.root + route, PROBE_SECONDS)
+    except NETWORK_ERRORS:
+        return None
+    return raw if status == 200 else None

@@ -1,0 +1,151 @@
+"""The ``bagent`` command: finds the subcommand, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from bagent import __version__
+from bagent.errors import EXIT_CANNOT_WRITE, EXIT_INTERRUPTED, EXIT_USAGE, BagentError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("bagent.cli.run", "Run a job: rows in, validated rows out; the same again goes on."),
+    "check": ("bagent.cli.check", "Look at a job without generating: prompts, tokens, cost."),
+    "status": ("bagent.cli.status", "How far a run is; without RUN, the list of runs."),
+    "results": ("bagent.cli.results", "The rows of a run as jsonl, csv, parquet or a table."),
+    "query": ("bagent.cli.query", "Ask a run by SQL, while it goes on or after it."),
+    "sim": ("bagent.cli.sim", "Serve simulated endpoints to try things without a GPU."),
+    "init": ("bagent.cli.init", "Write a small job to start from."),
+    "schema": ("bagent.cli.schema", "The JSON Schema of job files, for editors."),
+}
+"""Subcommands: the module that holds the function of the same name, and a line of help."""
+
+
+class LazyGroup(TyperGroup):
+    """Imports a subcommand's module only when that subcommand is called.
+
+    ``bagent --help`` and a mistyped command must not pay for aiohttp or pydantic.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order in which people need them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in with the one line of help: enough to list and to suggest."""
+        entry = COMMANDS.get(cmd_name)
+        return TyperCommand(cmd_name, help=entry[1], rich_markup_mode=None) if entry else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The real command that is called; an unknown name is the parent's to complain of."""
+        name, stand_in, rest = super().resolve_command(ctx, args)
+        entry = COMMANDS.get(name or "")
+        return (name, _load(entry[0], name), rest) if entry and name else (name, stand_in, rest)
+
+
+def _load(module: str, name: str) -> Any:
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": HELP}
+    )
+    app.command(name)(function)
+    return typer.main.get_command(app)
+
+
+HELP = ["-h", "--help"]
+# Typer carries click inside; this is the public way to its usage error.
+_USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": HELP},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"bagent {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def bagent(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Batches of LLM calls: rows in, validated rows out, nothing lost or paid twice.
+
+    Example: bagent run job.yaml
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    return _flush(_invoke(args))
+
+
+def _invoke(args: list[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args=args, prog_name="bagent", standalone_mode=False)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.Abort:
+        return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except _USAGE_ERROR as error:
+        context = error.ctx
+        hint = f" (try: {context.command_path} --help)" if context else ""
+        return _complain(f"{error.format_message()}{hint}", EXIT_USAGE)
+    except BrokenPipeError:
+        _silence_stdout()
+        return 0
+    except BagentError as error:
+        if "--debug" in args:
+            raise
+        return _complain(str(error), error.exit_code)
+    except OSError as error:
+        if "--debug" in args:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        full = error.errno in (28, 122)  # ENOSPC, EDQUOT
+        return _complain(
+            f"{place}{error.strerror or error}", EXIT_CANNOT_WRITE if full else EXIT_USAGE
+        )
+    return result if isinstance(result, int) else 0
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"bagent: error: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _flush(code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except (BrokenPipeError, ValueError):
+        _silence_stdout()
+    return code
+
+
+def _silence_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush stays quiet."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+
+
+def run_and_exit() -> None:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""``bagent sim``: serve simulated endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bagent.errors import UsageError
+from bagent.sim import OPTIONS, SimConfig, start_sim
+from bagent.sim.config import SimOption
+
+DEFAULT_PORT = 8000
+"""Port of the first endpoint: the one that hostfiles take where none is written."""
+
+_EVERYWHERE = ("", "0.0.0.0", "::")
+
+
+def sim(**options: Any) -> None:
+    """Serve simulated OpenAI-compatible endpoints: try a job, size a fleet, test without a GPU.
+
+    The addresses are printed on stdout once all of them answer. Ctrl-C or SIGTERM ends the
+    command with exit code 0. Nothing here is a language model: answers are seeded, valid for the
+    request's schema, and their model name says that they are simulated.
+
+    Example: bagent sim --replicas 4 --decode 60 --write-hostfile sim.hosts
+    """
+    hostfile: Path | None = options.pop("write_hostfile")
+    given = {name: value for name, value in options.items() if value is not None}
+    asyncio.run(_serve(SimConfig.of(given), hostfile))
+
+
+def _parameter(option: SimOption) -> inspect.Parameter:
+    """The command-line option of one setting; rates and durations come as texts."""
+    text = option.kind in ("rate", "seconds")
+    kind: Any = str if text else option.type
+    default = DEFAULT_PORT if option.name == "port" else option.default
+    if text and default is not None:
+        default = f"{default:g}"
+    more: dict[str, Any] = {"metavar": option.kind.upper()} if text else {}
+    flag = "--" + option.name.replace("_", "-")
+    flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind | None, typer.Option(flags, help=option.help, **more)],
+    )
+
+
+def _signature() -> inspect.Signature:
+    hostfile = inspect.Parameter(
+        "write_hostfile",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            Path | None,
+            typer.Option("--write-hostfile", help="Write the addresses as a hostfile."),
+        ],
+    )
+    return inspect.Signature([hostfile, *map(_parameter, OPTIONS.values())])
+
+
+# One definition of every setting: the command line is made from it, as sim:// URLs are.
+vars(sim)["__signature__"] = _signature()
+
+
+async def _serve(config: SimConfig, hostfile: Path | None) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with start_sim(config) as fleet:
+        urls = [_reachable(url, config.host) for url in fleet.urls]
+        if hostfile is not None:
+            _write_hostfile(hostfile, urls)
+        sys.stdout.write("".join(f"{url}\n" for url in urls))
+        sys.stdout.flush()
+        what = "endpoint" if len(urls) == 1 else "endpoints"
+        then = f"--hostfile {hostfile}" if hostfile else f"--backend {urls[0]}/v1"
+        sys.stderr.write(
+            f"{len(urls)} simulated {what} of {config.model}; Ctrl-C ends\n"
+            f"next: bagent run JOB.yaml {then}\n"
+        )
+        await stopped.wait()
+
+
+def _reachable(url: str, host: str) -> str:
+    """The address for others: this machine's name where the socket listens everywhere."""
+    if host not in _EVERYWHERE:
+        return url
+    return f"http://{socket.gethostname()}:{url.rpartition(':')[2]}"
+
+
+def _write_hostfile(path: Path, urls: list[str]) -> None:
+    """Write ``host:port`` lines, whole or not at all: readers may be waiting for the file."""
+    lines = "".join(f"{url.removeprefix('http://')}\n" for url in urls)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(f"# simulated endpoints of bagent sim\n{lines}", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None

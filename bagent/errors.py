@@ -1,0 +1,122 @@
+"""Every way a command can end other than well, on one page.
+
+::
+
+    BagentError                     one line for a person; has an exit code and a hint
+    ├── UsageError          (2)     something the user wrote is wrong; nothing was sent
+    │   ├── JobError                the job file or an option
+    │   ├── InputError              the input rows, as files
+    │   ├── SchemaError             an output schema
+    │   ├── HostfileError           the hostfile
+    │   ├── OwnedError              another live process owns this run
+    │   ├── ChangedError            the job changed since the run began
+    │   └── MissingPackage          an optional package is not installed
+    ├── WriteError          (74)    results cannot be written
+    ├── StoppedEarly        (75)    the same command goes on
+    └── NeedsPerson         (76)    a person must act before the same command goes on
+
+What happens to a single row is not an exception but a value:
+:class:`bagent.types.Failure`. Only these classes cross a room's border as exceptions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+EXIT_OK = 0
+EXIT_ROWS_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CANNOT_WRITE = 74
+EXIT_STOPPED = 75
+EXIT_NEEDS_PERSON = 76
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a file: ``line`` and ``column`` count from 1; 0 means unknown."""
+
+    file: str | Path
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        text = str(self.file)
+        if self.line:
+            text += f":{self.line}"
+            if self.column:
+                text += f":{self.column}"
+        return text
+
+
+class BagentError(Exception):
+    """Base of all errors meant for a person.
+
+    Args:
+        message: what is wrong, one line.
+        hint: how to mend it, one line, shown in brackets; may be empty.
+        at: where in which file, if known.
+    """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, hint: str = "", at: Position | None = None) -> None:
+        super().__init__(message)
+        self.message = " ".join(message.split())
+        self.hint = " ".join(hint.split())
+        self.at = at
+
+    def __str__(self) -> str:
+        text = f"{self.at}: {self.message}" if self.at else self.message
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class UsageError(BagentError):
+    """Something the user wrote is wrong; found before any request is sent."""
+
+
+class JobError(UsageError):
+    """The job file, or an option that overrides it, is wrong."""
+
+
+class InputError(UsageError):
+    """The input cannot be read as rows: missing, not UTF-8, a cut-off archive."""
+
+
+class SchemaError(UsageError):
+    """The output schema is not a usable JSON Schema."""
+
+
+class HostfileError(UsageError):
+    """A line of the hostfile is wrong."""
+
+
+class OwnedError(UsageError):
+    """Another live process owns this run directory."""
+
+
+class ChangedError(UsageError):
+    """The job differs from the one that the run directory was made with."""
+
+
+class MissingPackage(UsageError):
+    """An optional package is needed and not installed; the hint is the command to type."""
+
+
+class WriteError(BagentError):
+    """Results cannot be written (full disk, quota, read-only file system)."""
+
+    exit_code = EXIT_CANNOT_WRITE
+
+
+class StoppedEarly(BagentError):
+    """The run stopped before its end; the same command goes on."""
+
+    exit_code = EXIT_STOPPED
+
+
+class NeedsPerson(BagentError):
+    """The run stopped before its end and a person must act first."""
+
+    exit_code = EXIT_NEEDS_PERSON

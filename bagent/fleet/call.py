@@ -1,0 +1,103 @@
+"""One model call on its way through the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.request import Request
+from bagent.types import Attempt, Failure, Reply
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """How the answer to a call came: Unix seconds, and milliseconds waited for a free slot."""
+
+    endpoint: str
+    group: str
+    sent: float
+    done: float
+    queue_ms: float
+
+
+class CallHandler(Protocol):
+    """What wants to know how its call ended. Both methods run on the event loop; they are quick."""
+
+    def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
+        """Take a reply; return a passing failure to have the call sent again as if it failed."""
+        ...
+
+    def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
+        """Take the failure that ends the call; no delivery means that it was never sent."""
+        ...
+
+
+class Call(msgspec.Struct, eq=False):
+    """A request with whom it is for and what has happened to it so far.
+
+    ``tries`` counts HTTP requests of this turn, ``counted`` those that cost the row a try,
+    ``free`` those found on a closed connection, ``throttles`` those that met a full server.
+    ``ready_at``, ``throttled_at`` and ``give_up_at`` are on the fleet's monotonic clock.
+    """
+
+    handler: CallHandler
+    request: Request
+    key: str
+    row: int
+    stage: str
+    answer: int
+    turn: int = 1
+    tries: int = 0
+    counted: int = 0
+    free: int = 0
+    throttles: int = 0
+    ready_at: float = 0.0
+    waited_ms: float = 0.0
+    throttled_at: float | None = None
+    give_up_at: float | None = None
+
+
+def attempt_record(
+    call: Call,
+    result: Reply | Failure,
+    failure: Failure | None,
+    exchange: Exchange,
+    delivery: Delivery,
+) -> Attempt:
+    """The record of one call's part in one request; ``failure`` is what it came to."""
+    usage = result.usage if isinstance(result, Reply) else None
+    return Attempt(
+        key=call.key,
+        row=call.row,
+        stage=call.stage,
+        answer=call.answer,
+        turn=call.turn,
+        try_=call.tries,
+        endpoint=delivery.endpoint,
+        group=delivery.group,
+        group_size=len(exchange.results),
+        sent=exchange.sent,
+        first_byte=exchange.first_byte,
+        first_token=exchange.first_token,
+        done=exchange.done,
+        status_code=exchange.status,
+        error_kind=failure.kind if failure else None,
+        error=failure.message if failure else None,
+        prompt_tokens=usage.prompt if usage else None,
+        cached_tokens=usage.cached if usage else None,
+        completion_tokens=usage.completion if usage else None,
+        request_id=exchange.request_id,
+    )
+
+
+def timeouts_for(group: Sequence[Call], timeouts: Timeouts, now: float) -> Timeouts:
+    """The limits of a request that carries ``group``: no longer than its rows' own limits leave."""
+    ends = [call.give_up_at for call in group if call.give_up_at is not None]
+    if not ends:
+        return timeouts
+    left = max(0.1, round(min(ends) - now, 1))
+    if timeouts.total is not None and timeouts.total <= left:
+        return timeouts
+    return msgspec.structs.replace(timeouts, total=left)

@@ -1,0 +1,220 @@
+"""The hostfile: one endpoint a line, with tags.
+
+``host`` · ``host:port`` · ``host port`` · ``[v6]:port`` · ``http(s)://host:port/base``, then
+``key=value`` tags, parted by tabs or blanks; ``#`` begins a comment. ``node[001-004]:8000-8003``
+stands for sixteen endpoints. A PBS node file is a hostfile. MPI's ``slots=`` and ``cpus=`` are
+passed over.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bagent.errors import HostfileError, Position
+
+DEFAULT_PORT = 8000
+MOST_EXPANDED = 100_000
+_IGNORED_TAGS = frozenset({"slots", "cpus", "max_slots", "max-slots"})
+_NUMBER_TAGS: Mapping[str, type] = {"weight": float, "gpus": int, "max_concurrency": int}
+_RANGE = re.compile(r"\[([0-9,-]+)\]")
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+_TAG = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)=(.*)")
+_COMMENT = re.compile(r"(^|\s)#.*$")
+
+
+class Host(msgspec.Struct, frozen=True):
+    """One endpoint of a hostfile: ``name`` is ``host:port``, ``url`` the base with ``/v1``."""
+
+    name: str
+    url: str
+    tags: Mapping[str, str]
+    line: int
+
+
+def read_hostfile(path: Path) -> list[Host]:
+    """The endpoints of a hostfile, in its order, exact repeats once.
+
+    Raises:
+        HostfileError: it cannot be read, is empty, or a line is wrong; with file and line.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise HostfileError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise HostfileError("not UTF-8 text", at=Position(path)) from None
+    hosts = parse_hostfile(text, path)
+    if not hosts:
+        raise HostfileError("no endpoint in it", hint="one host:port a line", at=Position(path))
+    return hosts
+
+
+def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[Host]:
+    """The endpoints of a hostfile's ``text``; ``path`` is named in errors."""
+    found: dict[str, Host] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = _COMMENT.sub("", line).split()
+        if not words:
+            continue
+        at = Position(path, number)
+        for host in _line(words, number, at):
+            known = found.get(host.url)
+            if known is not None and known.tags != host.tags:
+                raise HostfileError(
+                    f"{host.name} stands in line {known.line} with other tags",
+                    hint="keep one of the two lines",
+                    at=at,
+                )
+            found.setdefault(host.url, host)
+            if len(found) > MOST_EXPANDED:
+                raise HostfileError(f"more than {MOST_EXPANDED} endpoints", at=at)
+    return list(found.values())
+
+
+def _line(words: list[str], number: int, at: Position) -> Iterator[Host]:
+    address, rest = words[0], words[1:]
+    port = None
+    if rest and rest[0].replace("-", "").isdigit():
+        port, rest = rest[0], rest[1:]
+    elif rest and "=" not in rest[0]:
+        raise HostfileError(
+            f"{rest[0]!r} is neither a port nor a key=value tag", hint="host port key=value", at=at
+        )
+    tags = _tags(rest, at)
+    if address.startswith(("http://", "https://")):
+        if port is not None:
+            raise HostfileError("a URL names its port itself", hint="http://host:port", at=at)
+        yield _from_url(address, tags, number, at)
+        return
+    if "=" in address or "://" in address:
+        raise HostfileError(f"{address!r} is no host", hint="host:port key=value", at=at)
+    host, inner_port = _split_port(address, at)
+    if port is not None and inner_port is not None:
+        raise HostfileError(f"two ports: {inner_port} and {port}", at=at)
+    ports = list(_ports(port or inner_port, at))
+    for name in _expand(host, at):
+        shown = _check_host(name, at)
+        for one in ports:
+            yield Host(f"{shown}:{one}", f"http://{shown}:{one}/v1", tags, number)
+
+
+def _tags(words: list[str], at: Position) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for word in words:
+        match = _TAG.fullmatch(word)
+        if match is None:
+            raise HostfileError(f"{word!r} is no key=value tag", at=at)
+        key, value = match.groups()
+        if key in _IGNORED_TAGS:
+            continue
+        if key in tags:
+            raise HostfileError(f"the tag {key} stands twice", at=at)
+        kind = _NUMBER_TAGS.get(key)
+        if kind is not None:
+            try:
+                good = kind(value) > 0
+            except ValueError:
+                good = False
+            if not good:
+                raise HostfileError(f"{key}={value}: not a number above 0", at=at)
+        tags[key] = value
+    return tags
+
+
+def _from_url(address: str, tags: dict[str, str], number: int, at: Position) -> Host:
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError as error:
+        raise HostfileError(f"{address}: {error}", at=at) from None
+    if not parts.hostname:
+        raise HostfileError(f"{address} names no host", at=at)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    base = parts.path.rstrip("/")
+    place = f"{host}:{port}" if port else host
+    url = f"{parts.scheme}://{place}{base or '/v1'}"
+    return Host(place + (base if base not in ("", "/v1") else ""), url, tags, number)
+
+
+def _split_port(address: str, at: Position) -> tuple[str, str | None]:
+    if address.startswith("[") and "]" in address:
+        inner, _, tail = address[1:].partition("]")
+        if _is_v6(inner):
+            if tail and not tail.startswith(":"):
+                raise HostfileError(f"{address!r} is no host", at=at)
+            return f"[{inner}]", tail[1:] or None
+    if _is_v6(address):
+        return f"[{address}]", None
+    host, colon, port = address.rpartition(":")
+    return (host, port) if colon else (address, None)
+
+
+def _is_v6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _ports(text: str | None, at: Position) -> Iterator[int]:
+    if text is None:
+        yield DEFAULT_PORT
+        return
+    first, dash, last = text.partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()):
+        raise HostfileError(f"port {text or '(empty)'} is no number", at=at)
+    low, high = int(first), int(last) if dash else int(first)
+    for port in (low, high):
+        if not 1 <= port <= 65535:
+            raise HostfileError(f"port {port} is not between 1 and 65535", at=at)
+    if high < low:
+        raise HostfileError(f"port range {text} runs backwards", at=at)
+    yield from range(low, high + 1)
+
+
+def _expand(host: str, at: Position) -> Iterator[str]:
+    """``node[001-003,7]`` as its names; an address in brackets stays as it is."""
+    if host.startswith("["):
+        yield host
+        return
+    pieces: list[list[str]] = []
+    last = 0
+    for match in _RANGE.finditer(host):
+        pieces.append([host[last : match.start()]])
+        pieces.append(list(_numbers(match.group(1), at)))
+        last = match.end()
+    pieces.append([host[last:]])
+    for parts in itertools.product(*pieces):
+        yield "".join(parts)
+
+
+def _numbers(text: str, at: Position) -> Iterator[str]:
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise HostfileError(f"[{text}] is no range", hint="node[001-004]", at=at)
+        if not dash:
+            yield first
+            continue
+        if int(last) < int(first):
+            raise HostfileError(f"the range [{part}] runs backwards", at=at)
+        if int(last) - int(first) >= MOST_EXPANDED:
+            raise HostfileError(f"the range [{part}] is too long", at=at)
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))
+
+
+def _check_host(name: str, at: Position) -> str:
+    if name.startswith("["):
+        return name
+    if not _HOST.fullmatch(name):
+        raise HostfileError(f"{name!r} is no host name", at=at)
+    return name

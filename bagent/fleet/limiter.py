@@ -1,0 +1,175 @@
+"""How many requests may be in flight, and how fast they may start: pure objects with a clock.
+
+Nothing here knows a network. Times are seconds on any monotonic clock, given with each call.
+The in-flight limit follows TCP's shape (RFC 5681): doubling at first, small steps after the first
+cut, one cut per episode. The pace is for servers that count requests per minute: their limit can
+not be found by in-flight alone, since a fast refusal frees its slot at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+CUT = 0.5
+"""What an overload leaves of the limit. Half, as in TCP: own engines shed in whole queues."""
+
+GROWTH = 0.05
+"""Share of the limit added after each clean round once slow start is over."""
+
+USED_SHARE = 0.8
+"""The limit grows only when this share of it was in use: an idle limit proves nothing."""
+
+
+class InFlightLimit:
+    """The number of rows that one endpoint may have in flight.
+
+    Args:
+        start: the first limit, at least 1.
+        ceiling: never more than this.
+        growing: False keeps the limit where it is until an overload cuts it, and lets it grow
+            back no further than ``start`` (a number that the user gave).
+    """
+
+    def __init__(self, start: int, ceiling: int, *, growing: bool = True) -> None:
+        self._limit = float(max(1, min(start, ceiling)))
+        self._ceiling = max(1, ceiling if growing else start)
+        self._slow_start = growing
+        self._round = 0
+        self._peak = 0
+        self._cut_at = float("-inf")
+        self.reason = "start"
+
+    @property
+    def value(self) -> int:
+        """The limit now, in rows."""
+        return int(self._limit)
+
+    def succeeded(self, rows: int, in_flight: int) -> None:
+        """``rows`` came back well while ``in_flight`` rows (they included) were out."""
+        self._peak = max(self._peak, in_flight)
+        self._round += rows
+        if self._round < self._limit:
+            return
+        if self._peak >= USED_SHARE * self._limit and self._limit < self._ceiling:
+            step = self._limit if self._slow_start else max(1.0, self._limit * GROWTH)
+            self._limit = min(float(self._ceiling), self._limit + step)
+            self.reason = "slow start" if self._slow_start else "clean round"
+        self._round = 0
+        self._peak = 0
+
+    def overloaded(self, sent: float, now: float, reason: str) -> None:
+        """A request sent at ``sent`` was refused as too much; what went out before a cut is
+        answered by that cut already."""
+        if sent <= self._cut_at:
+            return
+        self._cut_at = now
+        self._slow_start = False
+        self._round = 0
+        self._peak = 0
+        self._limit = max(1.0, self._limit * CUT)
+        self.reason = reason
+
+
+class Pace:
+    """The rate at which an account's requests may start: none until a server says 429.
+
+    After a refusal everything pauses, as long as told or else with doubling patience. Then
+    requests start a little slower than they were served just before, and the rate creeps up until
+    the next refusal. Where nothing was served, the rate is searched from below, doubling at most
+    every second. One pause answers all refusals of requests sent before it.
+
+    Args:
+        per_minute: a fixed ceiling, requests per minute; None for no ceiling.
+        longest: the longest wait, in seconds, even when told to wait longer.
+    """
+
+    WINDOWS = (5.0, 60.0)
+    """Seconds over which the served rate is measured; the longer one where the first is empty."""
+    FIRST_PAUSE = 1.0
+    LONGEST_UNTOLD = 30.0
+    BACKOFF = 0.7
+    CREEP = 0.03
+    """Requests per second added for each request served: 3 % in a second, at any rate."""
+    FIRST_RATE = 1.0
+    SLOWEST = 0.02
+    LATE = 0.05
+    """A start that comes late by less than this many seconds, as timers do, slows nothing down."""
+
+    def __init__(self, per_minute: float | None, longest: float) -> None:
+        self._ceiling = per_minute / 60 if per_minute else None
+        self._rate = self._ceiling
+        self._longest = longest
+        self._next = float("-inf")
+        self._resume = float("-inf")
+        self._paused_at = float("-inf")
+        self._strikes = 0
+        self._searching = False
+        self._served: deque[float] = deque(maxlen=2048)
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second that may start now; None for no limit."""
+        return self._rate
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next request may start; 0 for at once."""
+        return max(0.0, self._resume - now, self._next - now if self._rate else 0.0)
+
+    def paused(self, now: float) -> float:
+        """Seconds that the pause after a refusal still lasts, 0 if there is none."""
+        return max(0.0, self._resume - now)
+
+    def started(self, now: float) -> None:
+        """A request was started."""
+        if self._rate:
+            gap = 1 / self._rate
+            on_time = gap < self.LATE and now - self._next < self.LATE
+            self._next = (self._next if on_time else max(now, self._next)) + gap
+
+    def served(self, now: float, sent: float) -> None:
+        """A request sent at ``sent`` was answered well."""
+        self._served.append(now)
+        if sent > self._paused_at:
+            self._strikes = 0
+        if self._rate is not None:
+            step = min(0.25 * self._rate, 1.0) if self._searching else self.CREEP
+            self._rate = self._capped(self._rate + step)
+
+    def refused(self, sent: float, now: float, told: float | None) -> float:
+        """A request sent at ``sent`` was refused; returns the seconds to wait, capped.
+
+        ``told`` is the server's Retry-After in seconds, or None.
+        """
+        if told is not None:
+            pause = min(told, self._longest)
+            self._resume = max(self._resume, now + pause)
+        if sent <= self._paused_at:
+            return self.paused(now)
+        self._paused_at = now
+        if told is None:
+            pause = min(self.FIRST_PAUSE * 2**self._strikes, self.LONGEST_UNTOLD, self._longest)
+            self._resume = max(self._resume, now + pause)
+        self._strikes = min(self._strikes + 1, 10)
+        self._slow_down(now)
+        return self.paused(now)
+
+    def _slow_down(self, now: float) -> None:
+        """Set the rate to a little less than what was served."""
+        seen = self._served_rate(now)
+        self._searching = seen == 0
+        if self._searching:
+            rate = self.FIRST_RATE if self._rate is None else self._rate / 2
+        else:
+            # A rate above twice what was served was not in use, so the refusal says little of it.
+            rate = self.BACKOFF * max(seen, min(self._rate or seen, 2 * seen))
+        self._rate = self._capped(max(self.SLOWEST, rate))
+
+    def _served_rate(self, now: float) -> float:
+        for window in self.WINDOWS:
+            recent = [at for at in self._served if at > now - window]
+            if recent:
+                return len(recent) / max(1.0, now - recent[0])
+        return 0.0
+
+    def _capped(self, rate: float) -> float:
+        return rate if self._ceiling is None else min(rate, self._ceiling)

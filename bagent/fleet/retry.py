@@ -1,0 +1,69 @@
+"""Whether a failed call is sent again, and when: the only retry layer there is."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from bagent.fleet.call import Call
+from bagent.types import Failure
+
+FREE_TRIES = 3
+"""How often a call is sent again without cost since its kept-open connection was closed."""
+
+
+class RetryPolicy(msgspec.Struct, frozen=True):
+    """How patient a run is.
+
+    ``retries`` are tries after the first. ``base`` and ``longest`` bound the growing waits between
+    counted tries, ``told_longest`` a wait that a server asked for, and ``throttled`` the whole
+    time for which one call may wait on a full server. All in seconds.
+    """
+
+    retries: int = 5
+    base: float = 0.5
+    longest: float = 30.0
+    told_longest: float = 120.0
+    throttled: float = 1800.0
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Send again after ``delay`` seconds (None: give up, for the ``reason`` added to the words)."""
+
+    delay: float | None
+    reason: str = ""
+
+
+def decide(
+    policy: RetryPolicy, call: Call, failure: Failure, now: float, random: Random
+) -> Decision:
+    """What becomes of ``call`` after ``failure``; counts the try on the call.
+
+    The spread is only ever added, so nobody comes back earlier than told, and not all at once.
+    """
+    if not failure.passing:
+        return Decision(None)
+    if call.give_up_at is not None and now >= call.give_up_at:
+        return Decision(None, "the row's time limit is over")
+    told = None if failure.retry_after is None else min(failure.retry_after, policy.told_longest)
+    if failure.busy:
+        if call.throttled_at is None:
+            call.throttled_at = now
+        call.throttles += 1
+        if now - call.throttled_at > policy.throttled:
+            return Decision(None, f"refused for {policy.throttled:g} s")
+        exponent = min(call.throttles - 1, 16)
+    else:
+        call.counted += 1
+        if call.counted > policy.retries:
+            tries = call.counted
+            return Decision(None, f"{tries} tries" if tries > 1 else "")
+        exponent = min(call.counted - 1, 16)
+    if told is not None:
+        delay = told + random.uniform(0.0, max(0.2, 0.1 * told))
+    else:
+        delay = min(policy.longest, policy.base * 2**exponent) * random.uniform(1.0, 1.5)
+    if call.give_up_at is not None and now + delay >= call.give_up_at:
+        return Decision(None, "the row's time limit comes before the next try")
+    return Decision(delay)

@@ -1,0 +1,144 @@
+"""The files that belong to a job: prompts, schemas, Python tools, read once at load."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagent.errors import JobError
+from bagent.job.context import LoadContext
+from bagent.job.places import Place
+from bagent.job.section import Section
+from bagent.job.spec import Job
+from bagent.job.spec_output import OutputSpec
+from bagent.job.yamlfile import Spot, decode, find
+from bagent.types import Json
+
+MAX_BYTES = 64 * 1024 * 1024
+"""A larger prompt or schema file is an error."""
+
+_MOST_REFERENCES = 1000
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """A file that the job names: ``path`` leads to the key, ``kind`` is ``text`` or ``schema``."""
+
+    path: KeyPath
+    place: Place
+    kind: str = "text"
+
+
+def named_files(job: Job) -> Iterator[NamedFile]:
+    """Every prompt, schema and Python tool file that the job and its stages name."""
+    yield from _walk(job, ())
+
+
+def read_files(job: Job, data: Json, root: Spot, context: LoadContext) -> dict[Path, str]:
+    """The texts of all named files by absolute path; schemas with the files they refer to.
+
+    A missing, unreadable or non-UTF-8 file is a fault at the key that names it.
+    """
+    texts: dict[Path, str] = {}
+    for item in named_files(job):
+        if item.place.path in texts:
+            continue
+        try:
+            texts[item.place.path] = read_text(item.place)
+        except JobError as error:
+            at = error.at if error.at and error.at.line else find(data, item.path, root)[0].value_at
+            context.problems.add(at, error.message, error.hint)
+    for item in [found for found in named_files(job) if found.kind == "schema"]:
+        if item.place.path in texts:
+            _add_references(item.place.path, texts)
+    return texts
+
+
+def read_text(place: Place) -> str:
+    """The text of a file with LF line ends.
+
+    Raises:
+        JobError: it is missing, unreadable, too large, or not UTF-8.
+    """
+    try:
+        with place.path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise JobError(
+            f"no such file: {place}", hint=f"it was looked for at {place.path}"
+        ) from None
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise JobError(f"cannot read {place}: {reason}") from None
+    if len(content) > MAX_BYTES:
+        raise JobError(f"{place} is larger than 64 MB")
+    return decode(content, place.given).replace("\r\n", "\n")
+
+
+def _walk(value: object, path: KeyPath) -> Iterator[NamedFile]:
+    if isinstance(value, OutputSpec) and isinstance(value.schema_, Place):
+        yield NamedFile((*path, "schema"), value.schema_, "schema")
+    if isinstance(value, Section):
+        for name, field in type(value).model_fields.items():
+            key = field.alias or name
+            item = getattr(value, name)
+            if key == "file" and isinstance(item, Place):
+                yield NamedFile((*path, key), item)
+            elif key == "python" and item is not None:
+                yield NamedFile((*path, key), item.file)
+            else:
+                yield from _walk(item, (*path, key))
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _walk(item, (*path, index))
+
+
+def reference_closure(schema: Path, texts: Mapping[Path, str]) -> list[Path]:
+    """The files of ``texts`` that ``schema`` refers to by ``$ref``, however deep; not itself."""
+    seen = [schema]
+    for path in seen:
+        for target in _references(path, texts[path]):
+            if target in texts and target not in seen:
+                seen.append(target)
+    return seen[1:]
+
+
+def _add_references(schema: Path, texts: dict[Path, str]) -> None:
+    """Add the files that ``$ref`` in ``schema`` names, however deep; missing ones are left out."""
+    todo = [schema]
+    while todo and len(texts) < _MOST_REFERENCES:
+        path = todo.pop()
+        for target in _references(path, texts[path]):
+            if target in texts or not target.is_file():
+                continue
+            try:
+                texts[target] = read_text(Place(target, str(target)))
+            except JobError:
+                continue
+            todo.append(target)
+
+
+def _references(path: Path, text: str) -> list[Path]:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    found: list[Path] = []
+    todo = [schema]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            reference = value.get("$ref")
+            if isinstance(reference, str):
+                file = reference.partition("#")[0]
+                if file and "://" not in file and not file.startswith("file:"):
+                    found.append(Path(os.path.normpath(path.parent / file)))
+            todo.extend(value.values())
+        elif isinstance(value, list):
+            todo.extend(value)
+    return found

@@ -1,0 +1,109 @@
+"""What of a job changes its answers, as hashes: the same parts, the same answers may be kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bagent.job.files import reference_closure
+from bagent.job.places import Place, PythonFunction
+from bagent.job.section import Section
+from bagent.job.spec import Job
+from bagent.types import Json
+
+PARTS = (
+    "prompt",
+    "schema",
+    "sampling",
+    "answers",
+    "agent",
+    "tools",
+    "stages",
+    "topology",
+    "output",
+)
+"""The names of the parts. The model is not among them: only endpoints know what ``auto`` is."""
+
+# Where and how fast a part runs, not what it answers; and what may hold secrets.
+_PLACES = frozenset({"backend", "hostfile", "select", "limits", "batching"})
+_WAYS = frozenset({"timeout", "rate_limit", "cache", "coalesce", "env", "headers", "api_key_env"})
+
+
+def fingerprint_parts(job: Job) -> dict[str, str]:
+    """SHA-256 (64 hex digits) of every part of ``job`` that changes answers, by part name.
+
+    Files count by content, not by path; a schema file by its values, not by its spacing, and
+    with the files that it refers to. A default written out is the same as one left out. Backend,
+    hostfile, limits, batching, results and input are in no part.
+    """
+    texts = job.source.texts
+    agent = _values(job.agent, texts, _WAYS)
+    tools = agent.pop("tools", [])
+    output = _values(job.output, texts)
+    stages = [_values(stage, texts, _PLACES | _WAYS) for stage in job.stages]
+    values: dict[str, Json] = {
+        "prompt": _values(job.prompt, texts),
+        "schema": output.pop("schema", None),
+        "sampling": _values(job.sampling, texts),
+        "answers": job.answers,
+        "agent": agent,
+        "tools": tools,
+        "stages": stages,
+        "topology": _values(job.topology, texts, _PLACES | _WAYS),
+        "output": output,
+    }
+    return {part: _sha256(values[part]) for part in PARTS}
+
+
+def _values(
+    section: Section | None, texts: Mapping[Path, str], leave_out: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Only what differs from the defaults, so that a new key with a default changes nothing.
+
+    The contents of files stand in the place of their paths.
+    """
+    result: dict[str, Any] = {}
+    for name, info in type(section).model_fields.items() if section else ():
+        key, value = info.alias or name, getattr(section, name)
+        if key in leave_out or value == info.get_default(call_default_factory=True):
+            continue
+        if key == "file" and isinstance(value, Place):
+            result["text"] = texts.get(value.path, "")
+        elif key == "schema" and isinstance(value, Place):
+            result[key] = _schema(value.path, texts)
+        else:
+            result[key] = _value(value, texts, leave_out)
+    return result
+
+
+def _value(value: Any, texts: Mapping[Path, str], leave_out: frozenset[str]) -> Any:
+    if isinstance(value, Section):
+        return _values(value, texts, leave_out)
+    if isinstance(value, tuple):
+        return [_value(item, texts, leave_out) for item in value]
+    if isinstance(value, PythonFunction):
+        return [value.function, texts.get(value.file.path, "")]
+    return value.given if isinstance(value, Place) else value
+
+
+def _schema(path: Path, texts: Mapping[Path, str]) -> Json:
+    schema = _parsed(texts.get(path, ""))
+    others = reference_closure(path, texts) if path in texts else []
+    if not others:
+        return schema
+    return [schema, *([other.name, _parsed(texts[other])] for other in others)]
+
+
+def _parsed(text: str) -> Json:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _sha256(value: Json) -> str:
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -1,0 +1,265 @@
+"""From a job file, ``--set`` and options to one checked, immutable job."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bagent.errors import JobError, Position
+from bagent.job import overrides
+from bagent.job.backend import ENGINES
+from bagent.job.batchfile import is_batch_file
+from bagent.job.context import LoadContext
+from bagent.job.faults import note_faults
+from bagent.job.files import read_files
+from bagent.job.scalars import SourceText
+from bagent.job.spec import Job, JobSource
+from bagent.job.variables import Substitution
+from bagent.job.words import shown
+from bagent.job.yamlfile import Spot, YamlFile, YamlMap, at_option, decode, read_yaml
+from bagent.types import Json
+
+MAX_BYTES = 16 * 1024 * 1024
+"""A larger job file is taken for something else, most likely the input."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What to load, and the world to load it in.
+
+    Args:
+        path: the job file as the user named it; None for a job that is only ``text`` or options.
+        text: the job's text instead of the file's content.
+        sets: ``dotted.key=value`` texts of ``--set``, applied in order.
+        options: values of named options by dotted key, such as ``{"hostfile": "h.txt"}``;
+            they win over the file and over ``sets``, None means not given.
+        env: the environment, for ``${VAR}``, ``~`` and ``BAGENT_HOSTFILE``.
+        cwd: the current folder, absolute.
+        needs_input: whether a job without input is an error.
+    """
+
+    path: Path | None = None
+    text: str | None = None
+    sets: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path = field(default_factory=Path.cwd)
+    needs_input: bool = True
+
+
+def load_job(request: JobRequest) -> Job:
+    """Read and check a whole job; no request is sent and the input is not opened.
+
+    Prompt, schema and Python tool files are read here, so that the job cannot change while it
+    runs.
+
+    Raises:
+        JobError: the first fault in file order, with file, line and column.
+    """
+    file = read_yaml(_text(request), request.path or "job")
+    if file.data is None and request.text is None:
+        raise JobError(
+            "the job file is empty", hint="bagent init writes a starter job", at=file.spot.value_at
+        )
+    data = YamlMap() if file.data is None else file.data
+    if not isinstance(data, YamlMap):
+        raise JobError(
+            f"expected KEY: VALUE lines, got {shown(data)}", at=Position(file.spot.file, 1, 1)
+        )
+    return _load(request, replace(file, data=data))
+
+
+def job_for_batch_file(request: JobRequest) -> Job:
+    """The job for an OpenAI batch file, ``request.path``: its lines are the input.
+
+    The lines hold prompts and sampling themselves; options and ``sets`` work as in
+    :func:`load_job`.
+
+    Raises:
+        JobError: as :func:`load_job`.
+    """
+    if request.path is None:
+        raise JobError("no batch file is named")
+    data = YamlMap()
+    option = str(request.path)
+    value, spot = at_option(SourceText.of(str(request.path), from_command=True), option)
+    data.put("input", value, spot)
+    return _load(request, YamlFile(data, "", Spot(option)))
+
+
+def _text(request: JobRequest) -> str:
+    if request.text is not None:
+        return request.text
+    if request.path is None:
+        return ""
+    try:
+        with (request.cwd / request.path).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _cannot_read(request.path, error) from None
+    if len(content) > MAX_BYTES:
+        raise JobError(
+            "the job file is larger than 16 MB",
+            hint="is it the input? write input: in a job file",
+            at=Position(request.path),
+        )
+    return decode(content, request.path)
+
+
+def _cannot_read(path: Path, error: OSError) -> JobError:
+    at = Position(path)
+    if error.errno == errno.ENOENT:
+        return JobError("no such job file", hint="bagent init writes a starter job", at=at)
+    if error.errno == errno.EISDIR:
+        return JobError("this is a folder", hint="name the job file in it", at=at)
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return JobError(f"cannot read the job file: {reason.lower()}", at=at)
+
+
+def _load(request: JobRequest, file: YamlFile) -> Job:
+    cwd = request.cwd
+    folder = (cwd / request.path).parent if request.path else cwd
+    context = LoadContext(folder=folder, cwd=cwd, env=request.env)
+    substitution = Substitution(context, file.text)
+    data: YamlMap = substitution.apply(file.data, file.spot)
+    for option in request.sets:
+        _apply_set(data, option, substitution)
+    # What a missing variable would be is not known, so nothing more can be said.
+    context.problems.raise_first()
+    for key, value in request.options.items():
+        if value is not None:
+            overrides.put(data, key, value, overrides.option_name(key))
+    _settle_endpoints(data, request)
+    _name(data, request)
+    job = _validated(data, file.spot, context)
+    texts = read_files(job, data, file.spot, context) if job else {}
+    if job and not context.problems.found:
+        _check_needed(job, request, data, context)
+    context.problems.raise_first()
+    if job is None:
+        raise JobError("the job is not usable", at=Position(file.spot.file))
+    return job.with_source(
+        JobSource(
+            file=request.path,
+            folder=folder,
+            cwd=cwd,
+            text=file.text,
+            data=data,
+            root=file.spot,
+            texts=texts,
+            secrets=frozenset(substitution.secrets),
+        )
+    )
+
+
+def _apply_set(data: YamlMap, option: str, substitution: Substitution) -> None:
+    key, value = overrides.split_set(option)
+    name = f"--set {key}"
+    marked, spot = at_option(value, name)
+    if isinstance(marked, str) and not option.partition("=")[2].startswith(('"', "'")):
+        spot = replace(spot, style="plain")
+    path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+    overrides.put(data, key, substitution.apply(marked, spot, path), name)
+
+
+def _validated(data: YamlMap, root: Spot, context: LoadContext) -> Job | None:
+    try:
+        return Job.model_validate(data, context=context)
+    except ValidationError as error:
+        note_faults(error, data, root, context.problems)
+        return None
+
+
+def _name(data: YamlMap, request: JobRequest) -> None:
+    """Without a name the run is named after the file."""
+    if data.get("name") is not None or request.path is None:
+        return
+    kept = [
+        letter if letter.isprintable() and letter not in "/\\" else "-"
+        for letter in _stem(request.path)
+    ]
+    name = "".join(kept).strip().lstrip(".-")
+    if name:
+        data.put("name", name, Spot(str(request.path)))
+
+
+def _stem(path: Path) -> str:
+    name = path.name
+    for suffix in (".gz", ".zst", ".yaml", ".yml", ".jsonl", ".json"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _settle_endpoints(data: YamlMap, request: JobRequest) -> None:
+    """One source of endpoints: an option beats the file, a hostfile an engine's bare name.
+
+    ``--backend`` puts the file's hostfile aside; ``--hostfile`` keeps of the file's backend all
+    but its address. ``BAGENT_HOSTFILE`` counts only where nothing else names an address.
+    """
+    hostfile, backend = data.get("hostfile"), data.get("backend")
+    if hostfile is None:
+        preset = request.env.get("BAGENT_HOSTFILE", "").strip()
+        if preset and _needs_hostfile(backend):
+            value = SourceText.of(preset, from_command=True)
+            data.put("hostfile", value, Spot("BAGENT_HOSTFILE"))
+        return
+    if backend is None or _needs_hostfile(backend):
+        return
+    host_option = data.spots["hostfile"].line == 0
+    back_option = data.spots["backend"].line == 0
+    if isinstance(backend, YamlMap) and "url" in backend:
+        back_option = backend.spots["url"].line == 0
+    if back_option and not host_option:
+        del data["hostfile"]
+    elif host_option and not back_option:
+        _drop_address(data)
+
+
+def _needs_hostfile(backend: Json) -> bool:
+    if backend is None:
+        return True
+    url = backend.get("url") if isinstance(backend, dict) else backend
+    return url is None or (isinstance(url, str) and url.strip() in ENGINES)
+
+
+def _drop_address(data: YamlMap) -> None:
+    spot = data.spots["backend"]
+    backend = data["backend"]
+    url = backend.get("url") if isinstance(backend, dict) else backend
+    engine = str(url).partition("://")[0].partition("+")[0].lower()
+    rest = YamlMap()
+    if isinstance(backend, YamlMap):
+        for key, value in backend.items():
+            if key != "url":
+                rest.put(key, value, backend.spots[key])
+    if engine in ENGINES:
+        rest.put("url", engine, spot)
+    data.put("backend", rest, spot)
+
+
+def _check_needed(job: Job, request: JobRequest, data: YamlMap, context: LoadContext) -> None:
+    at = Position(request.path or "job")
+    add = context.problems.add
+    if job.input is None and request.needs_input:
+        add(at, "input is missing", "write input: rows.jsonl, or give -i PATH")
+    if job.prompt is None and not job.stages and not (job.agent and job.agent.command):
+        paths = job.input.path if job.input else ()
+        if not (len(paths) == 1 and is_batch_file(paths[0].path)):
+            add(at, "prompt is missing", 'write prompt: "... {{ field }} ..."')
+    if (
+        job.hostfile
+        and job.backend
+        and job.backend.url
+        and not _needs_hostfile(job.backend.url.given)
+    ):
+        add(
+            data.spots["hostfile"].key_at,
+            "backend names an address and hostfile a fleet",
+            "keep one of them",
+        )

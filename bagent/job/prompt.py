@@ -1,0 +1,217 @@
+"""From a row to the messages that open its conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bagent.errors import JobError
+from bagent.job.images import ImageError, image_url
+from bagent.job.origin import Origin
+from bagent.job.spec import Job, JobSource
+from bagent.job.spec_prompt import ContentSpec, PartSpec, PromptSpec, TextSpec
+from bagent.job.template import Template, TemplateFailure
+from bagent.job.words import dotted
+from bagent.types import Message
+
+__all__ = ["Prompt", "TemplateFailure"]
+
+KeyPath = tuple[str | int, ...]
+Data = Mapping[str, Any]
+_Render = Callable[[Data, Data | None], Message]
+
+
+class Prompt:
+    """The templates of one prompt.
+
+    ``raw`` says that the prompt is one text without a chat template. ``fields`` are the fields
+    of the row that it uses, None where it uses the row as a whole. ``constant_messages`` are the
+    first messages that are the same for every row.
+    """
+
+    def __init__(self, spec: PromptSpec, source: JobSource, path: KeyPath = ("prompt",)) -> None:
+        """Compile ``spec``, which stands at ``path`` of the file that ``source`` tells of.
+
+        Raises:
+            JobError: a template is wrong, or an image that is no template cannot be used.
+        """
+        self._builder = _Builder(source)
+        self.raw = spec.raw is not None
+        self._raw: Template | None = None
+        self._plan: list[Message | _Render] = []
+        if spec.raw is not None:
+            self._raw = self._builder.text(spec.raw, (*path, "raw"))
+        else:
+            self._plan = [*self._builder.plan(spec, path)]
+        self._templates = self._builder.templates
+        self.fields = _all_fields(self._templates)
+        self.constant_messages = _leading(self._plan)
+
+    @classmethod
+    def from_job(cls, job: Job) -> Prompt:
+        """The job's own prompt.
+
+        Raises:
+            JobError: the job has none, or it is wrong.
+        """
+        if job.prompt is None:
+            raise JobError("the job has no prompt", at=job.source.root.value_at)
+        return cls(job.prompt, job.source)
+
+    def render(self, data: Data, extra: Data | None = None) -> list[Message]:
+        """The messages for one row, in OpenAI form.
+
+        Messages without a field are the same objects for every row: do not change them.
+
+        Args:
+            data: the row's fields.
+            extra: further names, such as what earlier stages answered; they come before fields.
+
+        Raises:
+            TemplateFailure: the row lacks a field, cannot be rendered for another reason, or the
+                prompt is raw.
+        """
+        if self._raw is not None:
+            raise TemplateFailure("the prompt is raw, it has no messages")
+        return [step if isinstance(step, dict) else step(data, extra) for step in self._plan]
+
+    def render_raw(self, data: Data, extra: Data | None = None) -> str:
+        """The text of a raw prompt for one row.
+
+        Raises:
+            TemplateFailure: as :meth:`render`, or the prompt is not raw.
+        """
+        if self._raw is None:
+            raise TemplateFailure("the prompt is made of messages, not raw")
+        return self._raw.render(data, extra)
+
+    def check(self, sample: Sequence[Data], extra: Iterable[str] = ()) -> list[str]:
+        """See that every name is a field of some row of ``sample``, or guarded, or in ``extra``.
+
+        Returns:
+            Warnings for people: fields that stand in single braces and so are not replaced.
+
+        Raises:
+            JobError: at the first unknown name.
+        """
+        names = frozenset(extra)
+        for template in self._templates:
+            template.check(sample, names)
+        return [
+            f"{template.where}: {{{name}}} is sent as it is; {{{{ {name} }}}} stands for the field"
+            for template in self._templates
+            for name in template.single_braces(sample)
+        ]
+
+
+class _Builder:
+    """Makes templates and message makers, and remembers every template."""
+
+    def __init__(self, source: JobSource) -> None:
+        self._source = source
+        self.templates: list[Template] = []
+
+    def plan(self, spec: PromptSpec, path: KeyPath) -> Iterable[Message | _Render]:
+        if spec.system is not None:
+            system = self.text(spec.system, (*path, "system"))
+            if system.constant != "":
+                yield _text_message("system", system)
+        if spec.user is not None:
+            yield _text_message("user", self.text(spec.user, (*path, "user")))
+        for index, message in enumerate(spec.messages):
+            where = (*path, "messages", index, "content")
+            yield self._message(message.role, message.content, where)
+
+    def text(self, spec: TextSpec | ContentSpec, path: KeyPath) -> Template:
+        if spec.file is not None:
+            text = self._source.texts.get(spec.file.path, "")
+            origin = Origin(spec.file.given, text, 0, len(text), 1, 1)
+            return self._template(text, path, origin)
+        return self._template(spec.text or "", path, self._origin(path))
+
+    def _template(self, text: str, path: KeyPath, origin: Origin) -> Template:
+        template = Template(text, dotted(path), origin)
+        self.templates.append(template)
+        return template
+
+    def _origin(self, path: KeyPath) -> Origin:
+        spot = self._source.spot(path)
+        if not spot.line:
+            return Origin(spot.file)
+        return Origin(spot.file, self._source.text, spot.start, spot.end, spot.line, spot.column)
+
+    def _message(self, role: str, content: ContentSpec, path: KeyPath) -> Message | _Render:
+        if not content.parts:
+            return _text_message(role, self.text(content, path))
+        makers = [
+            self._part(part, (*path, "parts", index)) for index, part in enumerate(content.parts)
+        ]
+        if all(isinstance(maker, dict) for maker in makers):
+            return {"role": role, "content": makers}
+
+        def render(data: Data, extra: Data | None) -> Message:
+            parts = [maker if isinstance(maker, dict) else maker(data, extra) for maker in makers]
+            return {"role": role, "content": parts}
+
+        return render
+
+    def _part(self, part: PartSpec, path: KeyPath) -> Message | _Render:
+        in_file = (*path[:-2], path[-1])
+        if part.text is not None:
+            where = (*in_file, "text")
+            return _text_part(self._template(part.text, where, self._origin(where)))
+        where = (*in_file, "image")
+        template = self._template(part.image or "", where, self._origin(where))
+        if template.constant is None:
+            return _image_part(template, self._source.folder)
+        try:
+            return _image(image_url(template.constant, self._source.folder))
+        except ImageError as error:
+            raise JobError(f"{dotted(where)}: {error}", at=self._source.position(where)) from None
+
+
+def _text_message(role: str, template: Template) -> Message | _Render:
+    if template.constant is not None:
+        return {"role": role, "content": template.constant}
+    render = template.render
+    return lambda data, extra: {"role": role, "content": render(data, extra)}
+
+
+def _text_part(template: Template) -> Message | _Render:
+    if template.constant is not None:
+        return {"type": "text", "text": template.constant}
+    render = template.render
+    return lambda data, extra: {"type": "text", "text": render(data, extra)}
+
+
+def _image_part(template: Template, folder: Path) -> _Render:
+    def render(data: Data, extra: Data | None) -> Message:
+        try:
+            return _image(image_url(template.render(data, extra), folder))
+        except ImageError as error:
+            raise TemplateFailure(f"{template.where}: {error}") from None
+
+    return render
+
+
+def _image(url: str) -> Message:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _all_fields(templates: Sequence[Template]) -> frozenset[str] | None:
+    fields: frozenset[str] = frozenset()
+    for template in templates:
+        if template.fields is None:
+            return None
+        fields |= template.fields
+    return fields
+
+
+def _leading(plan: Sequence[Message | _Render]) -> list[Message]:
+    kept: list[Message] = []
+    for step in plan:
+        if not isinstance(step, dict):
+            break
+        kept.append(step)
+    return kept

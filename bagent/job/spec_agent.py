@@ -1,0 +1,209 @@
+"""Agents: turns, tools, compaction."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from bagent.job.backend import Headers
+from bagent.job.context import LoadContext
+from bagent.job.kinds import (
+    Choice,
+    Duration,
+    Flag,
+    FreeForm,
+    Rate,
+    Real,
+    Whole,
+    WordList,
+    WordMap,
+    Words,
+    wrong,
+)
+from bagent.job.places import PathIn, Place, PythonFunction, PythonFunctionIn
+from bagent.job.section import Section
+from bagent.types import Json
+
+Builtin = Literal["http_get", "read_file", "web_search", "sql", "python_eval", "shell"]
+
+RUNS_CODE: frozenset[str] = frozenset({"python_eval", "shell"})
+"""Built-in tools that need ``allow_code: true``."""
+
+
+@dataclass(frozen=True)
+class Cache(Duration):
+    """``true``, ``false``, or for how many seconds an answer is kept."""
+
+    def read(self, value: Any, context: LoadContext | None) -> Any:
+        return value if isinstance(value, bool) else super().read(value, context)
+
+    def describe(self) -> Json:
+        return {"anyOf": [{"type": "boolean"}, super().describe()]}
+
+
+class McpSpec(Section):
+    """A server of the Model Context Protocol: a program to start, or a URL."""
+
+    short_form: ClassVar[list[Json]] = [WordList(1).describe()]
+
+    url: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="Its http(s) URL."
+    )
+    command: Annotated[tuple[str, ...], WordList(1)] = Field(
+        default=(), description="The program to start, with arguments."
+    )
+    env: Annotated[Mapping[str, str], WordMap()] = Field(
+        default_factory=dict, description="Environment of the program.", repr=False
+    )
+    headers: Annotated[Mapping[str, str], Headers()] = Field(
+        default_factory=dict, description="HTTP headers for the URL.", repr=False
+    )
+    tools: Annotated[tuple[str, ...] | None, WordList()] = Field(
+        default=None, description="Only these of its tools; default: all."
+    )
+
+    @classmethod
+    def expand(cls, data: Any) -> Any:
+        """A text with :// is the URL, else it is split like a shell does; a list is a command."""
+        if isinstance(data, list):
+            return {"command": data}
+        if isinstance(data, str):
+            return {"url": data} if "://" in data else {"command": _split(data)}
+        return data
+
+    @model_validator(mode="after")
+    def _one(self) -> McpSpec:
+        if (self.url is None) == (not self.command):
+            raise wrong("expected a URL or a command")
+        if self.url and not self.url.lower().startswith(("http://", "https://")):
+            raise wrong("the URL must begin with http:// or https://", key="url")
+        return self
+
+
+class ToolSpec(Section):
+    """One tool that the agent may call: exactly one of builtin, python, command, mcp."""
+
+    builtin: Annotated[Builtin | None, Choice(Builtin)] = Field(
+        default=None, description="A tool that comes with bagent."
+    )
+    python: Annotated[PythonFunction | None, PythonFunctionIn()] = Field(
+        default=None, description="file.py:function; its signature and docstring are the schema."
+    )
+    command: Annotated[tuple[str, ...], WordList(1)] = Field(
+        default=(), description="A program per call: its argv, {name} stands for an argument."
+    )
+    mcp: McpSpec | None = Field(default=None, description="A Model Context Protocol server.")
+    name: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="The name that the model sees."
+    )
+    description: Annotated[str | None, Words()] = Field(
+        default=None, description="What the model reads about it."
+    )
+    parameters: Annotated[Mapping[str, Json] | None, FreeForm(mapping=True)] = Field(
+        default=None, description="JSON Schema of the arguments of a command."
+    )
+    timeout: Annotated[float | None, Duration()] = Field(
+        default=60.0, description="Time limit of one call."
+    )
+    rate_limit: Annotated[float | None, Rate()] = Field(
+        default=None, description="Calls a second, over the whole run.", examples=["5/s"]
+    )
+    cache: Annotated[bool | float | None, Cache()] = Field(
+        default=None, description="Keep answers; default: off for tools with side effects."
+    )
+    coalesce: Annotated[bool | None, Flag()] = Field(
+        default=None,
+        description="Equal calls in flight share one run; default: not with side effects.",
+    )
+    max_tokens: Annotated[int | None, Whole(1)] = Field(
+        default=None, description="An answer is cut at this many tokens."
+    )
+    root: Annotated[Place | None, PathIn()] = Field(
+        default=None,
+        description="read_file: the folder that it may read; python, shell: where it runs.",
+    )
+    allow_hosts: Annotated[tuple[str, ...], WordList()] = Field(
+        default=(), description="http_get: the hosts that it may ask."
+    )
+    database: Annotated[Place | None, PathIn()] = Field(
+        default=None, description="sql: the DuckDB file that it may read."
+    )
+    url: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="web_search: the address of the search service."
+    )
+    api_key_env: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="web_search: the environment variable that holds its key."
+    )
+    env: Annotated[Mapping[str, str], WordMap()] = Field(
+        default_factory=dict, description="Environment of a command.", repr=False
+    )
+    strip_preamble: Annotated[bool, Flag()] = Field(
+        default=False,
+        description="Drop leading x-anthropic-* and x-amz-* lines of a command's answer.",
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> ToolSpec:
+        kinds = (self.builtin, self.python, self.command, self.mcp)
+        if sum(bool(kind) for kind in kinds) != 1:
+            raise wrong("a tool has exactly one of builtin, python, command, mcp")
+        if self.parameters is not None and not self.command:
+            raise wrong("parameters belong to a command", key="parameters")
+        if self.command and self.command != ("claude_code",) and not self.name:
+            raise wrong("a command needs a name", "write name: NAME")
+        return self
+
+
+class CompactSpec(Section):
+    """When and how a long conversation is made shorter."""
+
+    at: Annotated[float, Real(0, 1, above=True)] = Field(
+        default=0.85, description="At this share of the context."
+    )
+    model: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="A model that sums up; default: old tool answers are cut."
+    )
+
+
+class AgentSpec(Section):
+    """One row's conversation: turns and tools, or an external agent program."""
+
+    max_turns: Annotated[int, Whole(1, 10_000)] = Field(
+        default=6, description="Most turns of a row."
+    )
+    tools: tuple[ToolSpec, ...] = Field(
+        default=(), description="The only tools that may be called."
+    )
+    compact: CompactSpec = Field(
+        default_factory=CompactSpec, description="Make long conversations shorter."
+    )
+    command: Annotated[tuple[str, ...], WordList(1)] = Field(
+        default=(), description="An external agent program that answers a row, with its arguments."
+    )
+    env: Annotated[Mapping[str, str], WordMap()] = Field(
+        default_factory=dict, description="Environment of the external program.", repr=False
+    )
+    allow_code: Annotated[bool, Flag()] = Field(
+        default=False, description="Allow the tools python_eval and shell."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> AgentSpec:
+        if self.command and self.tools:
+            raise wrong("command and tools exclude each other", key="command")
+        names = [tool.name or tool.builtin for tool in self.tools if tool.name or tool.builtin]
+        for name in names:
+            if names.count(name) > 1:
+                raise wrong(f"two tools are named {name}", "give one of them another name:")
+        return self
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise wrong(f"not a command line: {error}".lower()) from None

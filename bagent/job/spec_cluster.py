@@ -1,0 +1,123 @@
+"""Where engines run: what ``bagent submit`` and the parsl executor need to know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from bagent.job.context import LoadContext
+from bagent.job.kinds import Choice, Duration, Kind, Whole, WordList, WordMap, Words, wrong
+from bagent.job.section import Section
+from bagent.job.words import shown
+from bagent.types import Json
+
+Scheduler = Literal["slurm", "pbs"]
+
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
+
+
+@dataclass(frozen=True)
+class Ports(Kind):
+    """A first port, a range ``8000-8003``, or a list of ports."""
+
+    def read(self, value: Any, context: LoadContext | None) -> tuple[int, ...]:
+        if isinstance(value, str) and (found := _RANGE.fullmatch(value.strip())):
+            first, last = int(found[1]), int(found[2])
+            if not 1 <= first <= last <= 65535:
+                raise wrong(f"expected a range of ports within 1-65535, got {shown(value)}")
+            return tuple(range(first, last + 1))
+        items = value if isinstance(value, (list, tuple)) else [value]
+        ports = [Whole(1, 65535).read(item, context) for item in items]
+        return tuple(port for port in ports if isinstance(port, int))
+
+    def dump(self, value: Any) -> Json:
+        return list(value)
+
+    def describe(self) -> Json:
+        port = {"type": "integer", "minimum": 1, "maximum": 65535}
+        text = {"type": "string", "pattern": rf"^\s*{_RANGE.pattern}\s*$|\$\{{"}
+        return {"anyOf": [port, text, {"type": "array", "items": port}]}
+
+
+class ClusterSpec(Section):
+    """The batch job that starts the engines and the run."""
+
+    misplaced: ClassVar[Mapping[str, str]] = {
+        "partition": "did you mean queue?",
+        "time": "did you mean walltime?",
+        "project": "did you mean account?",
+    }
+
+    scheduler: Annotated[Scheduler | None, Choice(Scheduler)] = Field(
+        default=None, description="Which scheduler takes the script."
+    )
+    site: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="A known site, whose habits are the defaults."
+    )
+    account: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="The account or project that pays."
+    )
+    queue: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="The queue or partition."
+    )
+    qos: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="SLURM's quality of service."
+    )
+    reservation: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="A reservation to run in."
+    )
+    constraint: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="SLURM's node features."
+    )
+    filesystems: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="PBS file systems that must be up.", examples=["home:flare"]
+    )
+    nodes: Annotated[int | None, Whole(1)] = Field(default=None, description="How many nodes.")
+    exclude: Annotated[tuple[str, ...], WordList()] = Field(
+        default=(), description="Nodes never to be used."
+    )
+    walltime: Annotated[float | None, Duration(clock=True)] = Field(
+        default=None, description="Time limit of the batch job.", examples=["2h", "02:00:00"]
+    )
+    engine: Annotated[tuple[str, ...], WordList(1)] = Field(
+        default=(), description="The command that starts one engine.", examples=["vllm serve MODEL"]
+    )
+    engines_per_node: Annotated[int | None, Whole(1)] = Field(
+        default=None, description="Engines on each node."
+    )
+    nodes_per_engine: Annotated[int | None, Whole(1)] = Field(
+        default=None, description="Nodes that one large engine spans."
+    )
+    ports: Annotated[tuple[int, ...], Ports()] = Field(
+        default=(), description="The first port, a range, or a list.", examples=["8000-8003"]
+    )
+    gpu_mask: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="The variable that picks GPUs.", examples=["CUDA_VISIBLE_DEVICES"]
+    )
+    stage: Annotated[tuple[str, ...], WordList()] = Field(
+        default=(), description="What is copied to each node's own disk before the start."
+    )
+    modules: Annotated[tuple[str, ...], WordList()] = Field(
+        default=(), description="Environment modules to load."
+    )
+    env: Annotated[Mapping[str, str], WordMap()] = Field(
+        default_factory=dict, description="Environment of the engines.", repr=False
+    )
+    setup: Annotated[tuple[str, ...], WordList()] = Field(
+        default=(), description="Shell lines before the engines start."
+    )
+    directives: Annotated[tuple[str, ...], WordList()] = Field(
+        default=(), description="Further lines for the scheduler, without #SBATCH or #PBS."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ClusterSpec:
+        if self.engines_per_node and self.nodes_per_engine and self.nodes_per_engine > 1:
+            raise wrong(
+                "engines_per_node and nodes_per_engine exclude each other", key="nodes_per_engine"
+            )
+        return self

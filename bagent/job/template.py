@@ -1,0 +1,250 @@
+"""One text with fields in it: checked at load, rendered once per row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jinja2 import Template as JinjaTemplate
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+
+from bagent.errors import JobError
+from bagent.job.jinja import (
+    ENVIRONMENT,
+    HELPERS,
+    MAX_RENDER,
+    MissingField,
+    TooLarge,
+    prepare,
+)
+from bagent.job.names import ROW, Chain, Names, Use, forbidden, names_of
+from bagent.job.origin import Origin
+from bagent.job.words import near
+
+_LITERAL = "write a literal {{ as {% raw %}{{{% endraw %}"
+_TAG = re.compile(r"\{\{|\{%|\{#")
+_SINGLE = re.compile(r"(?<![{$\\])\{([A-Za-z_]\w*)\}(?!\})")
+# What templates raise on odd data: each is that row's failure, not the run's.
+_ROW_ERRORS = (
+    TemplateError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    RecursionError,
+    MemoryError,
+    RuntimeError,
+    re.error,
+)
+
+
+class TemplateFailure(Exception):
+    """One row cannot be rendered; the text says which field or what is wrong."""
+
+
+class Template:
+    """One text with Jinja tags.
+
+    Args:
+        text: the template.
+        where: its name in messages, such as ``prompt.user``.
+        origin: where the text stands.
+
+    Raises:
+        JobError: the template is not Jinja, uses an unknown filter or test, or a tag that would
+            need other templates; with file, line and column.
+    """
+
+    def __init__(self, text: str, where: str, origin: Origin) -> None:
+        self.text = text
+        self.where = where
+        self._origin = origin
+        self.constant: str | None = text if _TAG.search(text) is None else None
+        self.names = Names(frozenset(), (), frozenset(), False, ())
+        if self.constant is None:
+            self._compile()
+
+    @property
+    def fields(self) -> frozenset[str] | None:
+        """The fields of the row that the text uses; None where it uses the row as a whole."""
+        return self.names.fields
+
+    def render(self, data: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> str:
+        """The text for one row.
+
+        Args:
+            data: the row's fields.
+            extra: further names; they come before fields.
+
+        Raises:
+            TemplateFailure: a field is missing, the template fails on this row, or the text
+                would be larger than 64 MB.
+        """
+        if self.constant is not None:
+            return self.constant
+        try:
+            context = self._context(ENVIRONMENT, self._scope(data, extra), None, {}, None)
+            if self._loops:
+                return self._bounded(self._root(context))
+            text = "".join(self._root(context))
+        except _ROW_ERRORS as error:
+            raise self._failure(error, data, extra) from None
+        if len(text) > MAX_RENDER:
+            raise TemplateFailure(f"{self.where} renders to more than 64 MB")
+        return text
+
+    def check(self, sample: Sequence[Mapping[str, Any]], extra: Iterable[str] = ()) -> None:
+        """See that every name is in some row of ``sample``, is guarded, or is in ``extra``.
+
+        Raises:
+            JobError: at the name, with the field that was probably meant.
+        """
+        known = set(extra)
+        for use in self.names.uses:
+            if sample and use.chain[0] not in known and _is_missing(use.chain, sample):
+                raise self._unknown(use, sample, known)
+
+    def single_braces(self, sample: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Fields that stand in the text as ``{field}``, which Jinja leaves as it is."""
+        fields = {name for row in sample for name in row}
+        plain = self.constant if self.constant is not None else _TAG.split(self.text)[0]
+        return sorted({name for name in _SINGLE.findall(plain) if name in fields})
+
+    def _compile(self) -> None:
+        try:
+            tree = ENVIRONMENT.parse(self.text)
+            self._check_tree(tree)
+            self.names = names_of(tree)
+            prepare(tree)
+            code = ENVIRONMENT.compile(tree, self.where)
+        except TemplateSyntaxError as error:
+            raise self._error(error.message or "not a template", error.lineno, _LITERAL) from None
+        except RecursionError:
+            raise self._error("the template nests too deeply", 1, "") from None
+        compiled = JinjaTemplate.from_code(ENVIRONMENT, code, {})
+        self._root = compiled.root_render_func
+        self._context = ENVIRONMENT.context_class
+        self._loops = next(tree.find_all((nodes.For, nodes.Macro)), None) is not None
+        self._helpers = {name: HELPERS[name] for name in self.names.helpers}
+        if _only_text(tree):
+            self.constant = "".join(self._root(self._context(ENVIRONMENT, {}, None, {}, None)))
+
+    def _check_tree(self, tree: nodes.Template) -> None:
+        for node in forbidden(tree):
+            kind = type(node).__name__.lower()
+            raise self._error(f"{kind} needs other templates", node.lineno, "use {file: PATH}")
+        for node in tree.find_all(nodes.Block):
+            raise self._error("block has no use here", node.lineno, "leave the block tags out")
+        for use in tree.find_all((nodes.Filter, nodes.Test)):
+            kind = type(use).__name__.lower()
+            known = ENVIRONMENT.filters if kind == "filter" else ENVIRONMENT.tests
+            if use.name not in known:
+                meant = near(use.name, known)
+                hint = f"did you mean {meant}?" if meant else ""
+                raise self._error(f"there is no {kind} {use.name}", use.lineno, hint, use.name)
+
+    def _error(self, message: str, line: int, hint: str, word: str = "") -> JobError:
+        at = self._origin.position(self.text, line, word)
+        return JobError(f"{self.where}: {message.rstrip('.')}", hint=hint, at=at)
+
+    def _scope(self, data: Mapping[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
+        if not (self._helpers or extra or self.names.row) and isinstance(data, dict):
+            # The row itself: nothing in a template can change it.
+            return data
+        scope = {**self._helpers, **data}
+        if self.names.row:
+            scope[ROW] = data
+        if extra:
+            scope.update(extra)
+        return scope
+
+    def _bounded(self, pieces: Iterator[str]) -> str:
+        kept, size = [], 0
+        for piece in pieces:
+            size += len(piece)
+            if size > MAX_RENDER:
+                raise TooLarge("more than 64 MB")
+            kept.append(piece)
+        return "".join(kept)
+
+    def _failure(
+        self, error: BaseException, data: Mapping[str, Any], extra: Mapping[str, Any] | None
+    ) -> TemplateFailure:
+        if isinstance(error, MissingField):
+            name = self._dotted(error.name, {**data, **(extra or {})})
+            return TemplateFailure(f"{self.where}: the row has no field {name}")
+        if isinstance(error, TooLarge):
+            return TemplateFailure(f"{self.where} renders to more than 64 MB")
+        if isinstance(error, MemoryError):
+            return TemplateFailure(f"{self.where} needs too much memory")
+        words = " ".join(str(error).split()) or type(error).__name__
+        return TemplateFailure(f"{self.where}: {words[:300]}")
+
+    def _dotted(self, name: str, data: Mapping[str, Any]) -> str:
+        """The chain of the template that ends with the missing ``name`` and misses in ``data``."""
+        tail = tuple(name.split("."))
+        ending = [chain for chain in self.names.chains if _ends(chain, tail)]
+        for chain in ending:
+            if _is_missing(chain, [data]):
+                return ".".join(chain)
+        return ".".join(ending[0]) if ending else name
+
+    def _unknown(self, use: Use, sample: Sequence[Mapping[str, Any]], known: set[str]) -> JobError:
+        name = ".".join(use.chain)
+        meant = _meant(use.chain, sample, known)
+        guard = f'guard it: {{{{ {name} | default("") }}}}'
+        rows = f"the first {len(sample)} rows" if len(sample) > 1 else "the first row"
+        none_of = "none of " if len(sample) > 1 else "not in "
+        message = (
+            f"{name} is in {none_of}{rows}" if len(sample) > 1 else f"{name} is {none_of}{rows}"
+        )
+        hint = f"did you mean {meant}? or {guard}" if meant else guard
+        return self._error(message, use.line, hint, use.chain[0])
+
+
+def _only_text(tree: nodes.Template) -> bool:
+    """True if the template holds no expression and no statement: comments and raw text only."""
+    return all(
+        isinstance(node, nodes.Output)
+        and all(isinstance(piece, nodes.TemplateData) for piece in node.nodes)
+        for node in tree.body
+    )
+
+
+def _ends(chain: Chain, tail: Chain) -> bool:
+    return any(chain[:end][-len(tail) :] == tail for end in range(len(tail), len(chain) + 1))
+
+
+def _is_missing(chain: Chain, sample: Sequence[Mapping[str, Any]]) -> bool:
+    """True if no row has the field at ``chain``; a value that is no mapping decides nothing."""
+    for row in sample:
+        value: Any = row
+        for part in chain:
+            if not isinstance(value, Mapping):
+                return value is None and len(sample) == 1
+            if part not in value:
+                break
+            value = value[part]
+        else:
+            return False
+    return True
+
+
+def _meant(chain: Chain, sample: Sequence[Mapping[str, Any]], known: set[str]) -> str | None:
+    """The chain that was probably meant: the nearest name at the first place that misses."""
+    for depth, part in enumerate(chain):
+        levels = [level for row in sample if (level := _level(row, chain[:depth])) is not None]
+        names = {str(name) for level in levels for name in level} | (set() if depth else known)
+        if part not in names:
+            found = near(part, names)
+            return ".".join((*chain[:depth], found)) if found else None
+    return None
+
+
+def _level(row: Any, chain: Chain) -> Mapping[str, Any] | None:
+    for part in chain:
+        row = row.get(part) if isinstance(row, Mapping) else None
+    return row if isinstance(row, Mapping) else None

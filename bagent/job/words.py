@@ -1,0 +1,62 @@
+"""Words for people: how a wrong value is shown and which known name was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_SHOWN = 60
+
+
+def near(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that ``word`` was probably meant to be, or None.
+
+    Case and the choice between ``-``, ``_`` and blanks do not count; else the nearest by
+    ``difflib`` with a similarity of at least 0.6.
+    """
+    known = {_plain(candidate): candidate for candidate in candidates}
+    found = get_close_matches(_plain(word), known, n=1, cutoff=0.6)
+    return known[found[0]] if found else None
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """``did you mean X?``, or an empty text where nothing is near."""
+    found = near(word, candidates)
+    return f"did you mean {found}?" if found else ""
+
+
+def shown(value: object) -> str:
+    """A wrong value in few words: ``the text "0.1"``, ``true``, ``a list``; at most 60 letters."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        text = " ".join(value.split())
+        return f'the text "{_cut(text)}"'
+    if isinstance(value, (int, float)):
+        return _cut(str(getattr(value, "source", value)))
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return f"a {type(value).__name__}"
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """A path of keys as people read it: ``stages[1].prompt.user``."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
+def _plain(word: str) -> str:
+    return word.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -1,0 +1,37 @@
+"""What is happening? Counts, progress displays, the closing summary and the run's log.
+
+This room reads what the others report and decides nothing. Whoever wants to show a run in
+another way (a full-screen view, a metrics endpoint, a report page) reads a :class:`Snapshot`,
+or the live histograms of a :class:`Tally`.
+"""
+
+from bagent.observe.histogram import LogHistogram
+from bagent.observe.progress import Mode, Progress, make_progress
+from bagent.observe.runlog import RunLog
+from bagent.observe.snapshot import (
+    Distribution,
+    ErrorGroup,
+    Rates,
+    Snapshot,
+    TokenCount,
+    Tokens,
+)
+from bagent.observe.summary import EndInfo, summary_lines
+from bagent.observe.tally import Tally
+
+__all__ = [
+    "Distribution",
+    "EndInfo",
+    "ErrorGroup",
+    "LogHistogram",
+    "Mode",
+    "Progress",
+    "Rates",
+    "RunLog",
+    "Snapshot",
+    "Tally",
+    "TokenCount",
+    "Tokens",
+    "make_progress",
+    "summary_lines",
+]

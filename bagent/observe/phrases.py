@@ -1,0 +1,88 @@
+"""A snapshot in a few words: the same phrases for every progress display."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from bagent.observe.snapshot import Snapshot
+from bagent.observe.words import counted, duration, kinds, money, percent, rate
+
+_QUIET_S = 60.0
+"""Nothing finished for so long is worth a word: the run may look stuck."""
+
+_TOP_KINDS = 3
+
+
+class Phrase(NamedTuple):
+    """Some words and their colour: ``good``, ``bad``, ``wait`` (needs patience) or none."""
+
+    text: str
+    mood: Literal["", "good", "bad", "wait"] = ""
+
+
+def position(s: Snapshot) -> str:
+    """How far the run is: ``1,204 of ~5,000 rows (24 %)``, or ``1,204 rows`` without a size."""
+    finished = s.skipped + s.done
+    if s.total is None or s.fraction is None:
+        return counted(finished, "row")
+    about = "" if s.total_is_exact else "~"
+    return f"{finished:,} of {about}{counted(s.total, 'row')} ({percent(s.fraction)})"
+
+
+def arrival(s: Snapshot) -> str:
+    """When the run will end: ``ETA 1m20s``."""
+    return f"ETA {duration(s.eta_s)}"
+
+
+def results(s: Snapshot) -> list[Phrase]:
+    """What came out so far, failures by kind."""
+    phrases = [Phrase(f"{s.ok:,} ok", "good")]
+    if s.failed:
+        phrases.append(Phrase(f"{s.failed:,} failed ({kinds(s.by_kind, _TOP_KINDS)})", "bad"))
+    if s.copied:
+        phrases.append(Phrase(f"{s.copied:,} copied"))
+    if s.skipped:
+        phrases.append(Phrase(f"{s.skipped:,} finished earlier"))
+    return phrases
+
+
+def work(s: Snapshot) -> list[Phrase]:
+    """What is going on now, and what keeps it back."""
+    fleet = s.fleet
+    phrases = [Phrase(f"{fleet.in_flight:,}/{fleet.limit:,} in flight")]
+    if fleet.ready:
+        phrases.append(Phrase(f"{fleet.ready:,} waiting"))
+    if fleet.retrying:
+        phrases.append(Phrase(f"{fleet.retrying:,} retrying", "wait"))
+    if fleet.throttled_s > 0:
+        answers = f" ({counted(s.throttled, 'answer')})" if s.throttled else ""
+        phrases.append(Phrase(f"throttled for {duration(fleet.throttled_s)}{answers}", "wait"))
+    elif s.throttled:
+        phrases.append(Phrase(counted(s.throttled, "throttled answer"), "wait"))
+    if fleet.endpoints_up < fleet.endpoints:
+        up = f"{fleet.endpoints_up:,} of {counted(fleet.endpoints, 'endpoint')} up"
+        phrases.append(Phrase(up, "wait" if fleet.endpoints_up else "bad"))
+    if s.quiet_s >= _QUIET_S and s.remaining != 0:
+        phrases.append(Phrase(f"nothing finished for {duration(s.quiet_s)}", "wait"))
+    return phrases
+
+
+def speed(s: Snapshot) -> list[Phrase]:
+    """How fast it goes (last 30 s), and what it costs where prices are known."""
+    phrases = [Phrase(f"{rate(s.recent.rows_per_s)} rows/s")]
+    if s.recent.completion_tokens_per_s is not None:
+        phrases.append(Phrase(f"{rate(s.recent.completion_tokens_per_s)} tok/s"))
+    if s.cost_usd is not None:
+        phrases.append(Phrase(money(s.cost_usd)))
+    return phrases
+
+
+def one_line(s: Snapshot) -> str:
+    """The whole state on one line without any control codes."""
+    groups = (
+        [Phrase(position(s)), *results(s)],
+        work(s),
+        [*speed(s), Phrase(arrival(s))],
+    )
+    said = "; ".join(", ".join(phrase.text for phrase in group) for group in groups)
+    return f"[{duration(s.elapsed_s)}] {said}"

@@ -1,0 +1,280 @@
+"""Progress on standard error: live on a terminal, lines in a log, JSON for programs.
+
+A display is told everything by its caller: nothing runs in the background, and time comes from
+an injected clock. None of its methods raises because standard error is broken.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, TextIO, get_args
+
+import msgspec
+
+from bagent.errors import JobError
+from bagent.observe.outlet import Outlet
+from bagent.observe.phrases import one_line
+from bagent.observe.snapshot import Snapshot
+from bagent.observe.words import visible
+
+Mode = Literal["auto", "rich", "plain", "json", "none"]
+
+FIRST_S = 2.0
+"""The first line comes early, so that a log shows at once that the run lives."""
+
+INTERVAL_S = 10.0
+"""Seconds between lines where nothing notable happens."""
+
+_CALM_S = 5.0
+"""Throttling is over when nothing was throttled for so long; shorter gaps would flood a log."""
+
+_GAP_S = 1.0
+"""Least time between two lines, whatever happens."""
+
+_NOTES_KEPT = 1000
+_JSON_ERRORS = 10
+
+
+class Progress(Protocol):
+    """A display of a run. Call ``start``, then ``update`` about every ``interval_s``, ``stop``."""
+
+    interval_s: float
+    """How often a new snapshot is worth making, in seconds."""
+
+    def start(self, header: str) -> None:
+        """Begin; ``header`` says in one line what runs."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Take the newest state; the display decides whether it is time to show it."""
+
+    def note(self, text: str) -> None:
+        """Show a one-line message at once and keep it; an equal text is shown once."""
+
+    def stop(self) -> None:
+        """End the display and leave the terminal as it was; a second call does nothing."""
+
+
+class Once:
+    """Remembers texts that were shown, the last thousand of them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, None] = {}
+
+    def is_new(self, text: str) -> bool:
+        """Whether ``text`` was not seen yet; from now on it is."""
+        if text in self._seen:
+            return False
+        if len(self._seen) >= _NOTES_KEPT:
+            del self._seen[next(iter(self._seen))]
+        self._seen[text] = None
+        return True
+
+
+class NoProgress:
+    """Shows nothing at all."""
+
+    interval_s = INTERVAL_S
+
+    def start(self, header: str) -> None:
+        """Do nothing."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Do nothing."""
+
+    def note(self, text: str) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+class _Schedule:
+    """When the next line is due."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._shown = clock() - _GAP_S
+        self._due = clock() + FIRST_S
+
+    def due(self, notable: bool = False) -> bool:
+        now = self._clock()
+        if now < (self._shown + _GAP_S if notable else self._due):
+            return False
+        self._shown = now
+        self._due = now + INTERVAL_S
+        return True
+
+
+class _Changes:
+    """Watches for changes that are worth a line of their own."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answers = 0
+        self._throttled_at: float | None = None
+        self._said = (False, False)
+
+    def words(self, s: Snapshot) -> str:
+        """What changed since :meth:`said`, as words; empty where nothing did."""
+        now = self._now(s)
+        if now == self._said:
+            return ""
+        throttled, down = now
+        words = []
+        if throttled != self._said[0]:
+            words.append("throttling begins" if throttled else "throttling ended")
+        if down != self._said[1]:
+            words.append("no endpoint is up" if down else "endpoints are up again")
+        return ", ".join(words)
+
+    def said(self, s: Snapshot) -> None:
+        """Take the present state as told."""
+        self._said = self._now(s)
+
+    def _now(self, s: Snapshot) -> tuple[bool, bool]:
+        now = self._clock()
+        if s.fleet.throttled_s > 0 or s.throttled > self._answers:
+            self._throttled_at = now
+            self._answers = s.throttled
+        throttled = self._throttled_at is not None and now - self._throttled_at < _CALM_S
+        return throttled, s.fleet.endpoints > 0 and s.fleet.endpoints_up == 0
+
+
+class PlainProgress:
+    """One line per interval without control codes, and one when the state changes notably.
+
+    Args:
+        out: where the lines go.
+        clock: monotonic seconds.
+    """
+
+    interval_s = 1.0
+
+    def __init__(self, out: Outlet, clock: Callable[[], float]) -> None:
+        self._out = out
+        self._schedule = _Schedule(clock)
+        self._changes = _Changes(clock)
+        self._once = Once()
+
+    def start(self, header: str) -> None:
+        """Write the header line."""
+        self._out.line(visible(header))
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Write a line if one is due, or if something notable changed."""
+        words = self._changes.words(snapshot)
+        if self._schedule.due(notable=bool(words)):
+            self._changes.said(snapshot)
+            line = one_line(snapshot)
+            self._out.line(f"{line}; {words}" if words else line)
+
+    def note(self, text: str) -> None:
+        """Write the message as a line."""
+        text = visible(text)
+        if self._once.is_new(text):
+            self._out.line(f"bagent: {text}")
+
+    def stop(self) -> None:
+        """Do nothing: every line is whole."""
+
+
+class JsonProgress:
+    """One JSON object a line: ``event`` is ``start``, ``progress``, ``note`` or ``end``.
+
+    ``progress`` and ``end`` carry all fields of :class:`Snapshot`, with the ten largest error
+    groups.
+
+    Args:
+        out: where the lines go.
+        clock: monotonic seconds.
+    """
+
+    interval_s = 1.0
+
+    def __init__(self, out: Outlet, clock: Callable[[], float]) -> None:
+        self._out = out
+        self._schedule = _Schedule(clock)
+        self._once = Once()
+        self._last: Snapshot | None = None
+
+    def start(self, header: str) -> None:
+        """Write the ``start`` object with ``header``."""
+        self._write({"event": "start", "header": visible(header)})
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Write a ``progress`` object if one is due."""
+        self._last = snapshot
+        if self._schedule.due():
+            self._write_state("progress", snapshot)
+
+    def note(self, text: str) -> None:
+        """Write a ``note`` object with ``text``."""
+        text = visible(text)
+        if self._once.is_new(text):
+            self._write({"event": "note", "text": text})
+
+    def stop(self) -> None:
+        """Write the ``end`` object with the last state."""
+        if self._last is not None:
+            self._write_state("end", self._last)
+            self._last = None
+
+    def _write_state(self, event: str, s: Snapshot) -> None:
+        left_out = sum(group.count for group in s.errors[_JSON_ERRORS:])
+        fields = msgspec.structs.asdict(s)
+        fields["errors"] = s.errors[:_JSON_ERRORS]
+        fields["errors_other"] = s.errors_other + left_out
+        self._write({"event": event, **fields})
+
+    def _write(self, value: dict[str, Any]) -> None:
+        self._out.line(msgspec.json.encode(value).decode())
+
+
+def make_progress(
+    mode: Mode,
+    stream: TextIO | None,
+    *,
+    is_tty: bool,
+    width: int | None = None,
+    env: Mapping[str, str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Progress:
+    """Choose and make a display.
+
+    ``auto`` is ``rich`` on a terminal that can move its cursor and is not a CI log, else
+    ``plain``. ``rich`` without a terminal is ``plain``, so that logs hold no control codes.
+
+    Args:
+        mode: what the user asked for.
+        stream: standard error; None (a process started without one) shows nothing.
+        is_tty: whether ``stream`` is a terminal.
+        width: columns to use; None follows the terminal, also when it is resized.
+        env: the process's environment, looked at for TERM, CI and NO_COLOR; None = its own.
+        clock: monotonic seconds.
+
+    Raises:
+        JobError: ``mode`` is none of the five.
+    """
+    if mode not in get_args(Mode):
+        raise JobError(
+            f"unknown progress mode {mode!r}", hint=f"one of {', '.join(get_args(Mode))}"
+        )
+    env = os.environ if env is None else env
+    if mode == "none" or stream is None:
+        return NoProgress()
+    out = Outlet(stream)
+    if mode == "json":
+        return JsonProgress(out, clock)
+    can_move = is_tty and env.get("TERM", "").lower() not in ("", "dumb", "unknown")
+    if can_move and (mode == "rich" or (mode == "auto" and not _in_ci(env))):
+        # rich takes 50 ms and 10 MB to import: only where there is something to see.
+        from bagent.observe.rich_view import RichProgress, make_console
+
+        return RichProgress(make_console(out, env, width))
+    return PlainProgress(out, clock)
+
+
+def _in_ci(env: Mapping[str, str]) -> bool:
+    return env.get("CI", "").lower() not in ("", "0", "false", "no")

@@ -1,0 +1,141 @@
+"""The state of a run at one moment, as plain values that encode to JSON.
+
+Every number that nobody told is None, never 0. All texts are valid UTF-8 without control
+characters, so they can be printed anywhere.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bagent.types import FeedStats, FleetStats
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """A summary of many durations in milliseconds.
+
+    ``p50`` and ``p99`` are within 1 % of the true value; ``mean`` and ``max`` are exact. All
+    four are None while ``count`` is 0.
+    """
+
+    count: int
+    mean: float | None = None
+    p50: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """Tokens of one sort: their sum where told, and how many answers did not tell.
+
+    ``total`` is None when no answer told.
+    """
+
+    total: int | None
+    unknown: int
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """Tokens of all answers that were sent for (copied answers cost nothing and add nothing).
+
+    ``without_counts`` is how many answers lack the prompt or the completion count. A row that
+    ended without any answer is not among them.
+    """
+
+    prompt: TokenCount
+    cached: TokenCount
+    completion: TokenCount
+    reasoning: TokenCount
+    without_counts: int
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Speeds per second over ``span_s`` seconds; token speeds are None where nobody counts."""
+
+    span_s: float
+    rows_per_s: float
+    prompt_tokens_per_s: float | None
+    completion_tokens_per_s: float | None
+
+
+class ErrorGroup(msgspec.Struct, frozen=True):
+    """Failed rows whose errors are equal but for numbers, ids, addresses and quoted words.
+
+    ``kind`` is the error kind (the status where a row has none), ``pattern`` the text they
+    share. ``http_status`` is the status named in the text, else None. ``endpoint``,
+    ``row``, ``id``, ``source``, ``line`` and ``text`` (at most 300 characters) are the first
+    row's; ``endpoints`` counts distinct endpoints, at most 100. ``count`` is exact unless the
+    group was once pushed out by others; then it is too low and the rest is in
+    :attr:`Snapshot.errors_other`.
+    """
+
+    count: int
+    kind: str
+    pattern: str
+    http_status: int | None
+    endpoint: str | None
+    endpoints: int
+    row: int
+    id: str | None
+    source: str
+    line: int
+    text: str
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything that is known about a run at one moment.
+
+    ``done`` counts finished (row, stage, answer) triples of this process, ``ok`` and ``failed``
+    split it; ``skipped`` rows were finished by an earlier one. ``remaining``, ``fraction``
+    (0 to 1) and ``eta_s`` are None where the size of the input is not known. ``requests``
+    counts HTTP requests, ``throttled`` those that were told to slow down, ``tries`` one row's
+    part in one request, ``retries`` those after a row's first, ``failed_tries`` the unsuccessful
+    ones by kind. ``quiet_s`` is how long ago the last row ended (the begin, if none has).
+    ``errors`` are the groups, largest first; ``errors_other`` failed rows are in none of them.
+    """
+
+    elapsed_s: float
+    quiet_s: float
+    done: int
+    ok: int
+    failed: int
+    skipped: int
+    remaining: int | None
+    fraction: float | None
+    eta_s: float | None
+    by_status: dict[str, int]
+    by_kind: dict[str, int]
+    copied: int
+    tokens: Tokens
+    cost_usd: float | None
+    cost_unknown: int
+    first_try_valid: int
+    first_try_total: int
+    latency: Distribution
+    ttft: Distribution
+    requests: int
+    tries: int
+    retries: int
+    throttled: int
+    failed_tries: dict[str, int]
+    recent: Rates
+    overall: Rates
+    errors: tuple[ErrorGroup, ...]
+    errors_other: int
+    fleet: FleetStats
+    feed: FeedStats
+
+    @property
+    def total(self) -> int | None:
+        """Estimated number of rows altogether, None where unknown."""
+        return None if self.remaining is None else self.skipped + self.done + self.remaining
+
+    @property
+    def total_is_exact(self) -> bool:
+        """Whether the whole input has been read, so that ``total`` is no estimate."""
+        return self.feed.ended
+
+    @property
+    def first_try_share(self) -> float | None:
+        """Share (0 to 1) of first answers that fit the schema; None without a schema."""
+        return self.first_try_valid / self.first_try_total if self.first_try_total else None

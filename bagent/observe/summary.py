@@ -1,0 +1,253 @@
+"""The last words of a run: what came out, what went wrong, what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import msgspec
+
+from bagent.errors import (
+    EXIT_CANNOT_WRITE,
+    EXIT_INTERRUPTED,
+    EXIT_NEEDS_PERSON,
+    EXIT_OK,
+    EXIT_ROWS_FAILED,
+    EXIT_STOPPED,
+)
+from bagent.observe.snapshot import ErrorGroup, Snapshot
+from bagent.observe.words import (
+    counted,
+    duration,
+    kinds,
+    milliseconds,
+    money,
+    percent,
+    rate,
+    visible,
+)
+from bagent.types import PASSING_KINDS
+
+LOW_SHARE = 0.8
+"""Under this share of valid first answers the endpoint seems not to enforce the schema."""
+
+LOW_SHARE_FROM = 10
+"""Fewer answers than this say nothing about it."""
+
+MAX_GROUPS_SHOWN = 10
+
+_LABEL_WIDTH = 10
+
+_HEADLINES = {
+    EXIT_OK: "finished",
+    EXIT_ROWS_FAILED: "finished, but rows failed",
+    EXIT_CANNOT_WRITE: "stopped: results cannot be written",
+    EXIT_STOPPED: "stopped early",
+    EXIT_NEEDS_PERSON: "stopped early, and a person must act first",
+    EXIT_INTERRUPTED: "interrupted",
+}
+
+_FAILED_QUERY = (
+    "select id, error_kind, endpoint, attempts, error from results where status <> 'ok' limit 20"
+)
+
+
+class EndInfo(msgspec.Struct, frozen=True):
+    """How a run ended, as its last words need it.
+
+    Args:
+        exit_code: the process's exit code.
+        run: how the run is named in the next command (a name under ``./runs`` or a directory).
+        results: where the results are, for people.
+        command: the command that goes on with the run, quoted for a shell.
+        reason: why the run stopped early, a few words; empty where it did not.
+        action: what a person must do before ``command`` helps, one line.
+        color: whether the lines may hold colour codes (a terminal, and no NO_COLOR).
+    """
+
+    exit_code: int
+    run: str
+    results: str
+    command: str
+    reason: str = ""
+    action: str = ""
+    color: bool = False
+
+
+def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
+    """The closing words for standard error, one line each, the last the next command."""
+    pairs = [
+        ("bagent", _headline(s, info)),
+        *_rows(s, info),
+        *_measures(s),
+        *_schema(s),
+        *_requests(s),
+        *_errors(s),
+        ("results", info.results),
+        *_next(s, info),
+    ]
+    return list(_aligned(pairs, info.color))
+
+
+def _aligned(pairs: list[tuple[str, str]], color: bool) -> Iterator[str]:
+    for label, text in pairs:
+        padded = label.ljust(_LABEL_WIDTH)
+        code = _COLORS.get(label) if color else None
+        yield (f"\033[{code}m{padded}\033[0m  {text}" if code else f"{padded}  {text}").rstrip()
+
+
+_COLORS = {
+    "bagent": "1",
+    "failed": "31",
+    "errors": "31",
+    "warning": "33",
+    "first": "1",
+    "next": "1",
+}
+
+
+def _headline(s: Snapshot, info: EndInfo) -> str:
+    words = _HEADLINES.get(info.exit_code, f"ended with exit code {info.exit_code}")
+    if info.exit_code == EXIT_OK and s.failed:
+        words = "finished, with no more failed rows than allowed"
+    return f"{words}: {visible(info.reason)}" if info.reason else words
+
+
+def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
+    bad = {status: n for status, n in s.by_status.items() if status != "ok"}
+    parts = [f"{s.ok:,} ok", f"{s.failed:,} not ok"]
+    if s.copied:
+        parts.append(f"{s.copied:,} copied from equal requests")
+    if s.skipped:
+        parts.append(f"{s.skipped:,} finished earlier")
+    if s.remaining and info.exit_code not in (EXIT_OK, EXIT_ROWS_FAILED):
+        about = "" if s.total_is_exact else "about "
+        parts.append(f"{about}{s.remaining:,} left")
+    yield "rows", ", ".join(parts)
+    if bad:
+        yield "failed", f"by status: {kinds(bad)}; by kind: {kinds(s.by_kind)}"
+    if not s.done and not s.skipped and info.exit_code == EXIT_OK:
+        what = "none of the input's rows was selected" if s.feed.read else "the input has no rows"
+        yield "warning", what
+
+
+def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
+    yield "time", f"{duration(s.elapsed_s)}, {rate(s.overall.rows_per_s)} rows/s"
+    if s.latency.count:
+        words = f"p50 {milliseconds(s.latency.p50)}, p99 {milliseconds(s.latency.p99)}"
+        if s.ttft.count:
+            words += (
+                f"; first token p50 {milliseconds(s.ttft.p50)}, p99 {milliseconds(s.ttft.p99)}"
+                f" ({counted(s.ttft.count, 'answer')})"
+            )
+        yield "latency", words
+    if s.tokens.prompt.unknown or s.tokens.prompt.total is not None:
+        yield "tokens", _tokens(s)
+    if s.cost_usd is not None:
+        words = money(s.cost_usd)
+        if s.cost_unknown:
+            words += f", and {counted(s.cost_unknown, 'answer')} of unknown cost"
+        yield "cost", words
+
+
+def _tokens(s: Snapshot) -> str:
+    t = s.tokens
+    prompt = _number(t.prompt.total, "prompt")
+    if t.cached.total is not None:
+        prompt += f" ({t.cached.total:,} cached{_partly(t.cached.unknown)})"
+    completion = _number(t.completion.total, "completion")
+    if t.reasoning.total is not None:
+        completion += f" ({t.reasoning.total:,} reasoning{_partly(t.reasoning.unknown)})"
+    words = f"{prompt}, {completion}"
+    if t.completion.total is not None and s.overall.completion_tokens_per_s is not None:
+        words += f", {rate(s.overall.completion_tokens_per_s)} completion tokens/s"
+    if t.without_counts:
+        words += f"; {counted(t.without_counts, 'answer')} without full counts"
+    return words
+
+
+def _number(total: int | None, sort: str) -> str:
+    return f"unknown {sort}" if total is None else f"{total:,} {sort}"
+
+
+def _partly(unknown: int) -> str:
+    return f", {unknown:,} unknown" if unknown else ""
+
+
+def _schema(s: Snapshot) -> Iterator[tuple[str, str]]:
+    share = s.first_try_share
+    if share is None:
+        return
+    fit = f"{s.first_try_valid:,} of {counted(s.first_try_total, 'first answer')}"
+    yield "schema", f"{fit} valid ({percent(share)})"
+    if s.first_try_total >= LOW_SHARE_FROM and share < LOW_SHARE:
+        text = f"only {percent(share)} of the first answers fit the schema"
+        yield "warning", f"{text}: the endpoint may not enforce the schema"
+
+
+def _requests(s: Snapshot) -> Iterator[tuple[str, str]]:
+    if not s.requests and not s.tries:
+        return
+    parts = [f"{s.requests:,} sent", counted(s.retries, "retry", "retries")]
+    if s.throttled:
+        parts.append(counted(s.throttled, "throttled answer"))
+    if s.failed_tries:
+        parts.append(f"failed tries: {kinds(s.failed_tries)}")
+    yield "requests", ", ".join(parts)
+
+
+def _errors(s: Snapshot) -> Iterator[tuple[str, str]]:
+    label = "errors"
+    for group in s.errors[:MAX_GROUPS_SHOWN]:
+        yield label, _group(group)
+        yield "", f"    {_example(group)}"
+        label = ""
+    left = s.errors[MAX_GROUPS_SHOWN:]
+    rows = sum(group.count for group in left) + s.errors_other
+    if left:
+        more = "at least " if s.errors_other else ""
+        kinds_left = counted(len(left), "more kind")
+        yield "", f"and {more}{kinds_left} of error ({counted(rows, 'row')})"
+    elif rows:
+        yield "", f"and {counted(rows, 'row')} with other errors"
+
+
+def _group(group: ErrorGroup) -> str:
+    words = f"{group.count:,} x {group.kind}"
+    if group.http_status is not None:
+        words += f", HTTP {group.http_status}"
+    if group.endpoints > 1:
+        words += f", at {group.endpoints:,} endpoints"
+    elif group.endpoint:
+        words += f", at {group.endpoint}"
+    return words
+
+
+def _example(group: ErrorGroup) -> str:
+    row = f"row {group.row}" if group.id is None else f"row {group.id}"
+    place = f"{group.source}:{group.line}" if group.line else group.source
+    where = f" ({place})" if place else ""
+    at = f" at {group.endpoint}" if group.endpoints > 1 and group.endpoint else ""
+    return f"{row}{where}{at}: {group.text or 'no error text'}"
+
+
+def _next(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
+    code = info.exit_code
+    run = shlex.quote(info.run)
+    if code == EXIT_OK:
+        yield "next", f"bagent results {run} | head"
+    elif code == EXIT_ROWS_FAILED:
+        if s.by_kind and s.by_kind.keys() <= PASSING_KINDS:
+            yield "advice", "these failures may pass: the same command sends only those rows again"
+            yield "next", info.command
+        else:
+            yield "advice", "look at the failed rows; the same command sends only those rows again"
+            yield "next", f'bagent query {run} "{_FAILED_QUERY}"'
+    else:
+        action = visible(info.action)
+        if code == EXIT_CANNOT_WRITE and not action:
+            action = f"free space for {info.results}"
+        if action:
+            yield "first", action
+        yield "advice", "the same command goes on where the run stopped"
+        yield "next", info.command

@@ -1,0 +1,21 @@
+"""Where do rows come from?
+
+A stream of :class:`bagent.types.Row` from JSON Lines, JSON, CSV, Parquet, text files, DuckDB
+queries, OpenAI batch files and pipes, each row with a number, an id and a key; never the whole
+input in memory.
+"""
+
+from bagent.rows.config import Input, RowsConfig
+from bagent.rows.keyset import KeySet
+from bagent.rows.source import RowSource, open_rows, read_again
+from bagent.rows.values import is_batch_row
+
+__all__ = [
+    "Input",
+    "KeySet",
+    "RowSource",
+    "RowsConfig",
+    "is_batch_row",
+    "open_rows",
+    "read_again",
+]

@@ -1,0 +1,263 @@
+"""Rows from DuckDB: Parquet files, and queries over anything that it reads.
+
+Rows are fetched a few hundred at a time from a result that DuckDB makes as it is read, so memory
+does not follow the number of rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.errors import InputError, MissingPackage, Position
+from bagent.rows.inputs import FileSource, SqlSource
+from bagent.rows.lines import ROWS
+from bagent.rows.values import Chunk
+from bagent.types import Json
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_MEMORY = "1GB"
+"""What DuckDB may take before a sort or a join goes to the temporary folder."""
+
+_AS_THEY_ARE = frozenset(
+    {"VARCHAR", "BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"}
+    | {"UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT", "ENUM"}
+)
+_ISO = "replace(CAST({0} AS VARCHAR), ' ', 'T')"
+_IN_SQL = {
+    # DuckDB's own text for what Python's types cannot hold: infinities, years above 9999,
+    # nanoseconds, months of an interval.
+    "DATE": "CAST({0} AS VARCHAR)",
+    "TIME": "CAST({0} AS VARCHAR)",
+    "TIME WITH TIME ZONE": "CAST({0} AS VARCHAR)",
+    "INTERVAL": "CAST({0} AS VARCHAR)",
+    "UUID": "CAST({0} AS VARCHAR)",
+    "TIMESTAMP": _ISO,
+    "TIMESTAMP_S": _ISO,
+    "TIMESTAMP_MS": _ISO,
+    "TIMESTAMP_NS": _ISO,
+    "TIMESTAMP WITH TIME ZONE": _ISO,
+}
+
+
+def connect(base: Path) -> DuckDBPyConnection:
+    """A DuckDB in memory: one thread, so that the order of rows is always the same.
+
+    Args:
+        base: folder that relative file names in SQL start from.
+
+    Raises:
+        MissingPackage: DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise MissingPackage(
+            "DuckDB is not installed; Parquet, sql and where need it", hint="pip install duckdb"
+        ) from error
+    connection = duckdb.connect(
+        config={
+            "threads": 1,
+            "memory_limit": _MEMORY,
+            "temp_directory": str(Path(tempfile.gettempdir()) / f"bagent-duckdb-{os.getpid()}"),
+        }
+    )
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET file_search_path = ?", [str(base)])
+    return connection
+
+
+class Table:
+    """The rows of one Parquet file or query.
+
+    Args:
+        source: where they come from.
+        base: folder that relative file names in SQL start from.
+
+    Raises:
+        InputError: DuckDB cannot read the file or bind the query, or two columns have one name.
+    """
+
+    def __init__(self, source: FileSource | SqlSource, base: Path) -> None:
+        self._source = source
+        self._connection = connect(base)
+        self.read = 0
+        """Rows given out so far."""
+        self.rows: int | None = None
+        """Rows that there are, None where only reading tells."""
+        try:
+            if isinstance(source, FileSource):
+                self._prepare_parquet(source)
+            else:
+                self._prepare_sql(source)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let the memory and the files go."""
+        self._connection.close()
+
+    def interrupt(self) -> None:
+        """Stop a query that is running; may be called from another thread."""
+        self._connection.interrupt()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows, numbered from 1."""
+        result = self._run(lambda: self._connection.execute(self._select))
+        while records := self._run(lambda: result.fetchmany(ROWS)):
+            lines = range(self.read + 1, self.read + len(records) + 1)
+            self.read += len(records)
+            names = self._names
+            items: list[Any] = [dict(zip(names, record, strict=True)) for record in records]
+            for name, convert in self._converted.items():
+                for item in items:
+                    item[name] = convert(item[name])
+            yield Chunk(self._source.name, lines, items)
+
+    def _prepare_parquet(self, source: FileSource) -> None:
+        # The names as the file has them: DuckDB renames those that differ in case only.
+        schema = self._run(
+            lambda: self._connection.execute(
+                "SELECT name, num_children FROM parquet_schema(?)", [_quoted_glob(source.path)]
+            ).fetchall()
+        )
+        self.rows = self._run(
+            lambda: self._connection.execute(
+                "SELECT num_rows FROM parquet_file_metadata(?)", [_quoted_glob(source.path)]
+            ).fetchall()
+        )[0][0]
+        path = _quoted_glob(source.path).replace("'", "''")
+        self._settle(f"FROM read_parquet('{path}', hive_partitioning = false)", _top_level(schema))
+
+    def _prepare_sql(self, source: SqlSource) -> None:
+        import duckdb
+
+        statements = self._run(lambda: self._connection.extract_statements(source.query))
+        if not statements or statements[-1].type != duckdb.StatementType.SELECT:
+            raise InputError(
+                f"the sql of the input is no query: {source.query}", hint="it must end in a SELECT"
+            )
+        for statement in statements[:-1]:
+            self._run(lambda statement=statement: self._connection.execute(statement))  # type: ignore[misc]
+        query = statements[-1].query.strip().removesuffix(";")
+        self._settle(f"FROM (\n{query}\n)", None)
+
+    def _settle(self, from_: str, names: list[str] | None) -> None:
+        """Find the columns, and how each becomes JSON."""
+        described = self._run(lambda: self._connection.execute(f"DESCRIBE {from_}").fetchall())
+        types = [str(column[1]) for column in described]
+        self._names = names or [str(column[0]) for column in described]
+        twice = {name for name in self._names if self._names.count(name) > 1}
+        if twice:
+            raise InputError(f"two columns have the name {sorted(twice)[0]!r}")
+        kinds = [kind.partition("(")[0] if "[" not in kind else "LIST" for kind in types]
+        self._converted = {
+            name: _json if kind == "JSON" else plain
+            for name, kind in zip(self._names, kinds, strict=True)
+            if kind not in _AS_THEY_ARE and kind not in _IN_SQL
+        }
+        columns = [
+            _IN_SQL.get(kind, "{0}").format(f"#{number}") for number, kind in enumerate(kinds, 1)
+        ]
+        self._select = f"SELECT {', '.join(columns)} {from_}"
+
+    def _run(self, call: Callable[[], Any]) -> Any:
+        import duckdb
+
+        try:
+            return call()
+        except duckdb.Error as error:
+            source = self._source
+            at = Position(source.path) if isinstance(source, FileSource) else None
+            where = "" if at else "the sql of the input: "
+            raise InputError(f"{where}{error}", at=at) from error
+
+
+def plain(value: Any) -> Json:
+    """A Python value from DuckDB as JSON.
+
+    Dates and times become ISO text; a decimal the number where a double holds it exactly, else
+    text; bytes text where they are UTF-8, else base64; NaN and infinities text.
+    """
+    convert = _CONVERT.get(type(value))
+    return value if convert is None else convert(value)
+
+
+def _json(text: str | None) -> Json:
+    """The value of a column of DuckDB's type JSON, which comes as text."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+
+
+def _float(value: float) -> Json:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _decimal(value: Decimal) -> Json:
+    if value == value.to_integral_value() and value.as_tuple().exponent == 0:
+        return int(value)
+    number = float(value)
+    return number if Decimal(repr(number)) == value else str(value)
+
+
+def _bytes(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+_CONVERT: dict[type, Callable[[Any], Json]] = {
+    float: _float,
+    Decimal: _decimal,
+    bytes: _bytes,
+    bytearray: _bytes,
+    memoryview: lambda value: _bytes(bytes(value)),
+    list: lambda value: [plain(one) for one in value],
+    tuple: lambda value: [plain(one) for one in value],
+    dict: lambda value: {str(plain(name)): plain(one) for name, one in value.items()},
+    str: lambda value: value,
+    int: lambda value: value,
+    bool: lambda value: value,
+    type(None): lambda value: value,
+    datetime: datetime.isoformat,
+    date: date.isoformat,
+    time: time.isoformat,
+    timedelta: str,
+}
+
+
+def _top_level(schema: list[tuple[str, int | None]]) -> list[str]:
+    """Names of the columns, from a tree of columns written out depth first, root first."""
+    names: list[str] = []
+    at = 1
+    for _ in range(schema[0][1] or 0):
+        names.append(schema[at][0])
+        open_ = 1
+        while open_:
+            open_ += (schema[at][1] or 0) - 1
+            at += 1
+    return names
+
+
+def _quoted_glob(path: Path) -> str:
+    """The path so that DuckDB does not read it as a pattern."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in str(path))

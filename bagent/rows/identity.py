@@ -1,0 +1,184 @@
+"""Numbers, ids and keys for rows, in the order of the input, and warnings about ids."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from struct import pack, unpack
+
+from bagent.rows.ascending import Ascending
+from bagent.rows.keys import Bodies, Occurrences, derive, digests
+from bagent.rows.keyset import KeySet
+from bagent.rows.notices import Notices
+from bagent.rows.values import Chunk, Unreadable
+from bagent.types import Json, Row
+
+REPEATED_ID = (
+    "rows with an id that came before: {count}, each stays a row of its own; first: {example}"
+)
+NO_ID = "rows without a value for the id, known by their content instead: {count}; {example}"
+
+_MASK = 2**64 - 1
+_SIGNED = 2**63
+_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio (Knuth, TAOCP 3, 6.4): spreads counters
+_TAG = 3  # bytes of the base key beside an id: tells an equal row from one of only equal id
+_PLACE = 4  # bytes of the place of the first row of an id
+_LAST_PLACE = 2**32 - 1  # stands for all places from here on
+
+
+class Namer:
+    """Gives each row its number, id and key.
+
+    Args:
+        id_field: as in :class:`bagent.rows.config.RowsConfig`.
+        fields: likewise.
+        notices: takes the warnings about ids.
+
+    Memory: about 19 bytes a row, for as long as the object lives.
+    """
+
+    def __init__(
+        self, id_field: str | None, fields: tuple[str, ...] | None, notices: Notices
+    ) -> None:
+        self._id_field = id_field
+        self._bodies = Bodies(id_field, fields)
+        self._notices = notices
+        self._index = 0
+        # What came before: ids, or base keys of rows without id, with tag and place of the first.
+        self._seen = KeySet(_TAG + _PLACE)
+        self._ascending = Ascending(_TAG + _PLACE)
+        self._more = Occurrences()  # other rows of a known id, and repeats
+        self._places = _Places()
+
+    def bases(self, chunk: Chunk) -> tuple[int, ...]:
+        """The base key of each item; they are not counted as having come."""
+        packed = digests(self._bodies.of(chunk)[1])
+        return unpack(f">{len(packed)}Q", b"".join(packed))
+
+    def rows(self, chunk: Chunk) -> list[Row]:
+        """The items of a chunk as rows, numbered on from the last ones."""
+        if not chunk.items:
+            return []
+        ids, bodies = self._bodies.of(chunk)
+        packed = digests(bodies)
+        bases: tuple[int, ...] = unpack(f">{len(packed)}Q", b"".join(packed))
+        hashes = _hashes(ids, bases)
+        notes = _notes(packed, self._places.of(chunk), chunk.lines)
+        repeats = {
+            at: self._repeated(ids[at], hashes[at], bases[at], notes[at])
+            for at in self._again(ids, hashes, notes)
+        }
+        keys = list(bases)
+        for at, k in repeats.items():
+            keys[at] = derive(keys[at], k)
+        if None in ids:
+            self._name_by_content(ids, bases, repeats, chunk)
+        numbers = range(self._index, self._index + len(ids))
+        self._index = numbers.stop
+        return _made(chunk, numbers, keys, ids)
+
+    def _again(self, ids: list[Json], hashes: Sequence[int], notes: list[bytes]) -> list[int]:
+        """Positions of the rows whose id, or content without an id, came before."""
+        if self._ascending.hold(ids, hashes, notes):
+            return []
+        for held in self._ascending.give_up():
+            self._seen.add_all(*held)
+        return self._seen.add_all(hashes, notes)
+
+    def _repeated(self, id_: Json, hash_: int, base: int, note: bytes) -> int:
+        """How many rows of the same base key came before one whose id, or content, did."""
+        first = self._seen.note(hash_) or note
+        if id_ is not None:
+            example = ""
+            if self._notices.is_new(REPEATED_ID):
+                here, there = self._places.show(note), self._places.show(first)
+                example = f"{json.dumps(id_, ensure_ascii=False)} at {here}, before at {there}"
+            self._notices.add(REPEATED_ID, example)
+        if first[:_TAG] == note[:_TAG] or base in self._more.keys:
+            return self._more.again(base)
+        self._more.keys.add(base)
+        return 0
+
+    def _name_by_content(
+        self, ids: list[Json], bases: Sequence[int], repeats: dict[int, int], chunk: Chunk
+    ) -> None:
+        lacking = 0
+        for at, id_ in enumerate(ids):
+            if id_ is None:
+                k = repeats.get(at, 0)
+                ids[at] = f"{bases[at]:016x}" + (f"-{k + 1}" if k else "")
+                lacking += not isinstance(chunk.items[at], Unreadable)
+        if lacking and self._id_field is not None:
+            self._notices.add(NO_ID, f"the field is '{self._id_field}'", lacking)
+
+
+@dataclass
+class _Places:
+    """Where each source begins in one count of lines over all sources."""
+
+    starts: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    next: int = 0
+
+    def of(self, chunk: Chunk) -> int:
+        """What to add to a line of the chunk to get its place."""
+        if not self.sources or self.sources[-1] != chunk.source:
+            self.starts.append(self.next)
+            self.sources.append(chunk.source)
+        start = self.starts[-1]
+        self.next = start + chunk.lines[-1] + 1
+        return start
+
+    def show(self, note: bytes) -> str:
+        place = int.from_bytes(note[_TAG:], "big")
+        if place == _LAST_PLACE:
+            return "an earlier row"
+        number = bisect_right(self.starts, place) - 1
+        return f"{self.sources[number]}:{place - self.starts[number]}"
+
+
+def _hashes(ids: list[Json], bases: Sequence[int]) -> Sequence[int]:
+    """What to know each row by: its id, else its content."""
+    kinds = set(map(type, ids))
+    if kinds == {str}:
+        return [hash(id_) & _MASK for id_ in ids]
+    if kinds == {type(None)}:
+        return bases
+    return [base if id_ is None else _hash(id_) for id_, base in zip(ids, bases, strict=True)]
+
+
+def _hash(id_: Json) -> int:
+    """64 bits of an id, evenly spread; the same only within this process."""
+    if type(id_) is str:
+        return hash(id_) & _MASK
+    if type(id_) is int and -_SIGNED <= id_ < _SIGNED:
+        mixed = (id_ * _ODD) & _MASK
+        return mixed ^ (mixed >> 32)
+    return hash((type(id_).__name__, id_)) & _MASK
+
+
+def _notes(packed: list[bytes], start: int, lines: Sequence[int]) -> list[bytes]:
+    """For each row: a tag of its base key, and its place."""
+    if start + lines[-1] >= _LAST_PLACE:
+        places = pack(">I", _LAST_PLACE) * len(lines)
+    else:
+        places = pack(f">{len(lines)}I", *[start + line for line in lines])
+    return [
+        digest[:_TAG] + places[at : at + _PLACE]
+        for digest, at in zip(packed, range(0, len(places), _PLACE), strict=True)
+    ]
+
+
+def _made(chunk: Chunk, numbers: range, keys: list[int], ids: list[Json]) -> list[Row]:
+    source, lines, items = chunk.source, chunk.lines, chunk.items
+    if set(map(type, items)) == {dict}:
+        return list(map(Row, numbers, keys, ids, items, repeat(source), lines))
+    return [
+        Row(number, key, id_, {}, source, line, item.error, item.raw)
+        if isinstance(item, Unreadable)
+        else Row(number, key, id_, item, source, line)
+        for number, key, id_, item, line in zip(numbers, keys, ids, items, lines, strict=True)
+    ]

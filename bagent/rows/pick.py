@@ -1,0 +1,71 @@
+"""Which rows of all: sample, limit and shard."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from struct import pack
+
+from bagent.types import Row
+
+
+def draw(key: int, seed: int) -> int:
+    """The lot of a row: 64 bits that look random, from its key and the seed alone."""
+    lot = blake2b(pack(">Q", key), digest_size=8, key=str(seed).encode()).digest()
+    return int.from_bytes(lot, "big")
+
+
+class Sample:
+    """The ``size`` rows with the lowest lots: even, and the same wherever the rows stand.
+
+    All rows are shown once to find the highest lot that is in, then again to be picked; only
+    ``size`` numbers are held. A larger sample of the same seed holds the smaller one.
+
+    Args:
+        size: rows to draw, 1 or more.
+        seed: another seed draws other rows.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size = size
+        self._seed = seed
+        self._lots: list[int] = []  # the lowest, negated: heapq keeps the lowest in front
+        self._left = size
+
+    def show(self, rows: Iterable[Row]) -> None:
+        """First pass: let these rows take part."""
+        lots, seed = self._lots, self._seed
+        for row in rows:
+            lot = -draw(row.key, seed)
+            if len(lots) < self._size:
+                heapq.heappush(lots, lot)
+            elif lot > lots[0]:
+                heapq.heapreplace(lots, lot)
+
+    def pick(self, rows: list[Row]) -> list[Row]:
+        """Second pass: those that were drawn."""
+        if not self._lots:
+            return []
+        highest, seed = -self._lots[0], self._seed
+        drawn = [row for row in rows if draw(row.key, seed) <= highest][: self._left]
+        self._left -= len(drawn)
+        return drawn
+
+
+def limited(batches: Iterator[list[Row]], limit: int) -> Iterator[list[Row]]:
+    """The first ``limit`` rows; then nothing more is read."""
+    left = limit
+    while left:
+        rows = next(batches, None)
+        if rows is None:
+            return
+        rows = rows[:left]
+        left -= len(rows)
+        yield rows
+
+
+def in_shard(rows: list[Row], shard: tuple[int, int]) -> list[Row]:
+    """The rows of part ``i`` of ``n`` (from 1): a row's part follows from its key alone."""
+    part, parts = shard
+    return [row for row in rows if row.key % parts == part - 1]

@@ -1,0 +1,285 @@
+"""Rows piped in: handed on as they come, and kept in a file so that a resume needs no pipe."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from bagent.errors import InputError, Position, WriteError
+from bagent.rows.jsonfile import Elements
+from bagent.rows.keys import Occurrences, derive
+from bagent.rows.lines import ROWS, LineCutter, chunk_of, line_chunks
+from bagent.rows.readers import Halt
+from bagent.rows.streams import HALF_MARKS, ByteStream, without_mark
+from bagent.rows.values import Chunk
+
+_BLOCK = 1 << 16  # what a pipe holds on Linux
+
+_NAME = "stdin"
+
+WAITS = Chunk(_NAME, (), [])
+"""Says that the next chunk may be long in coming."""
+
+Bases = Callable[[Chunk], tuple[int, ...]]
+"""Gives the base keys of a chunk's items: :meth:`bagent.rows.identity.Namer.bases`."""
+
+
+class Spool:
+    """The file that keeps what came from stdin, one row a line; blank lines too.
+
+    So the line of a row in the spool is its line on stdin, as long as one pipe filled it. A last
+    line that was not written to its end belongs to a row that nobody got, and is dropped.
+
+    Args:
+        path: the file; it is made when the first row comes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._size = 0
+        self.lines = 0
+        """Lines in the file, known once :meth:`replay` was read to its end."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no row was kept yet."""
+        return not self._path.exists() or self._path.stat().st_size == 0
+
+    def replay(self) -> Iterator[Chunk]:
+        """The rows kept so far."""
+        self.lines = self._size = 0
+        if not self._path.exists():
+            return
+        stream = ByteStream(self._path)
+        try:
+            yield from line_chunks(_NAME, self._whole_lines(stream))
+        finally:
+            stream.close()
+
+    def append(self, raws: list[bytes]) -> None:
+        """Write lines behind those read by :meth:`replay`.
+
+        They survive the end of this process at once; a crash of the machine only after
+        :meth:`close`.
+
+        Raises:
+            WriteError: the disk is full, or the file cannot be written.
+        """
+        if not raws:
+            return
+        data = memoryview(b"\n".join(raws) + b"\n")
+        try:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(self._file, self._size)
+            os.lseek(self._file, self._size, os.SEEK_SET)
+            left = data
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            raise self._failed(error) from error
+        self._size += len(data)
+        self.lines += len(raws)
+
+    def close(self) -> None:
+        """Bring the lines to the disk.
+
+        Raises:
+            WriteError: that failed.
+        """
+        if self._file is None:
+            return
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise self._failed(error) from error
+        finally:
+            os.close(self._file)
+            self._file = None
+
+    def _whole_lines(self, stream: ByteStream) -> Iterator[list[bytes]]:
+        cutter = LineCutter(self._path)
+        for block in stream.blocks():
+            raws = cutter.feed(block)
+            self.lines += len(raws)
+            self._size += sum(map(len, raws)) + len(raws)
+            yield raws
+
+    def _failed(self, error: OSError) -> WriteError:
+        return WriteError(
+            f"cannot keep the rows from stdin: {(error.strerror or str(error)).lower()}",
+            hint="make room; the same command with the same rows goes on",
+            at=Position(self._path),
+        )
+
+
+class Piped:
+    """Rows from stdin, those of an earlier run first.
+
+    A row that came from the spool is not taken again from stdin: each counts how often it holds
+    a row, and the larger number stands. So the same rows can be piped in again, or more of them.
+
+    Args:
+        spool: keeps the rows; None: they are not kept.
+        stdin: the pipe; None: only the spool is read. A stream with a descriptor is read through
+            it, so nothing may have been read into the stream's own buffer.
+        halt: ends the reading, also while it waits.
+    """
+
+    def __init__(self, spool: Spool | None, stdin: BinaryIO | None, halt: Halt) -> None:
+        self._spool = spool
+        self._stdin = stdin
+        self._halt = halt
+
+    def chunks(self, bases: Bases) -> Iterator[Chunk]:
+        """Chunks, with :data:`WAITS` before every read of the pipe.
+
+        Raises:
+            InputError: stdin is UTF-16 or an archive, or cannot be read.
+            WriteError: the spool cannot be written.
+        """
+        kept = Occurrences()
+        if self._spool is not None:
+            for chunk in self._spool.replay():
+                if self._stdin is not None and chunk.items:
+                    for base in bases(chunk):
+                        kept.count(base)
+                yield chunk
+        if self._stdin is not None:
+            yield from self._arriving(self._stdin, kept, bases)
+
+    def _arriving(self, stdin: BinaryIO, kept: Occurrences, bases: Bases) -> Iterator[Chunk]:
+        spool, cutter, came = self._spool, _Cutter(), Occurrences()
+        resumed = spool is not None and spool.lines > 0
+        line = spool.lines + 1 if spool else 1
+        pipe = _Pipe(stdin, self._halt)
+        try:
+            block = b"-"
+            while block:
+                yield WAITS
+                block = pipe.read()
+                if self._halt.is_set:  # not the end: half a line is no row
+                    return
+                raws = cutter.feed(block) if block else cutter.finish()
+                for start in range(0, len(raws), ROWS):
+                    chunk = chunk_of(_NAME, raws[start : start + ROWS], line)
+                    written = raws[start : start + ROWS]
+                    if resumed:
+                        chunk = _new(chunk, line, kept, came, bases)
+                        written = chunk.raws or []
+                    if spool is not None:
+                        spool.append(written)
+                    line += len(written)
+                    yield chunk
+        finally:
+            pipe.close()
+            if spool is not None:
+                spool.close()
+
+
+def _new(chunk: Chunk, line: int, kept: Occurrences, came: Occurrences, bases: Bases) -> Chunk:
+    """The items of a chunk that the spool does not hold yet, on lines from ``line`` on."""
+    new = [
+        at
+        for at, base in enumerate(bases(chunk))
+        if derive(base, came.count(base)) not in kept.keys
+    ]
+    raws = chunk.raws or []
+    return Chunk(
+        chunk.source,
+        range(line, line + len(new)),
+        [chunk.items[at] for at in new],
+        [raws[at] for at in new],
+    )
+
+
+class _Cutter:
+    """Lines, or the elements of an array (each on one line), out of what comes."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._cutter: LineCutter | Elements | None = None
+
+    def feed(self, block: bytes) -> list[bytes]:
+        if self._cutter is None:
+            block = self._head = self._head + block
+            if not self._decide(block):
+                return []
+            block = without_mark(block, _NAME)
+        return self._cut(block)
+
+    def finish(self) -> list[bytes]:
+        if self._cutter is None:
+            self._cutter = LineCutter(_NAME)
+            return self._cut(without_mark(self._head, _NAME)) + self.finish()
+        if isinstance(self._cutter, LineCutter):
+            return self._cutter.finish()
+        left = [_one_line(raw) for _, raw in self._cutter.finish()]
+        # The bracket makes it unreadable, now and from the spool, even where the last element
+        # itself is whole: an array without its end is cut off.
+        return [b"[" + b"".join(left)] if self._cutter.cut_off else left
+
+    def _decide(self, head: bytes) -> bool:
+        """Whether the first bytes tell lines from an array of objects."""
+        text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+        if head in HALF_MARKS or not text:
+            return False
+        inner = text[1:].lstrip()
+        if text.startswith(b"[") and not inner:
+            return False
+        array = text.startswith(b"[") and inner.startswith((b"{", b"]"))
+        self._cutter = Elements(_NAME, array=True) if array else LineCutter(_NAME)
+        return True
+
+    def _cut(self, block: bytes) -> list[bytes]:
+        if isinstance(self._cutter, Elements):
+            return [_one_line(raw) for _, raw in self._cutter.feed(block)]
+        return self._cutter.feed(block) if self._cutter else []
+
+
+def _one_line(raw: bytes) -> bytes:
+    """An element without line feeds: JSON has them between tokens only."""
+    return raw.replace(b"\n", b" ").replace(b"\r", b" ") or b","
+
+
+class _Pipe:
+    """What is there now, or the next to come."""
+
+    def __init__(self, stdin: BinaryIO, halt: Halt) -> None:
+        self._read: Callable[[int], bytes] = getattr(stdin, "read1", stdin.read)
+        self._halt = halt
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = stdin.fileno()
+        except OSError:  # a stream in memory, which never waits
+            return
+        self._woken, self._waker = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
+        halt.add(self._wake)
+
+    def read(self) -> bytes:
+        """Some bytes; none at the end, or when halted."""
+        try:
+            if self._descriptor is None:
+                return self._read(_BLOCK)
+            while not self._halt.is_set:
+                if any(ready == self._descriptor for ready, _ in self._poll.poll()):
+                    return os.read(self._descriptor, _BLOCK)
+        except OSError as error:
+            raise InputError(f"stdin cannot be read: {error.strerror or error}") from error
+        return b""
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            self._halt.remove(self._wake)
+            os.close(self._woken)
+            os.close(self._waker)
+
+    def _wake(self) -> None:
+        os.write(self._waker, b"!")

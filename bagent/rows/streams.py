@@ -1,0 +1,233 @@
+"""The bytes of a file, unpacked; a cut-off or damaged archive is an error, never an early end."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from bagent.errors import InputError, MissingPackage, Position
+
+Packing = Literal["", "gz", "zst"]
+"""How a file is compressed; empty: not at all."""
+
+BLOCK = 1 << 18
+"""Bytes read at once: large enough to be cheap, small beside what a run holds anyway."""
+
+HALF_MARKS = (b"\xef", b"\xef\xbb", b"\xff", b"\xfe")
+"""First bytes after which only the next one tells whether there is a byte-order mark."""
+
+_FEED = 1 << 11
+"""Compressed bytes given to zstd at once. A block of 128 KiB can come out of 4 bytes, so this
+bounds what one step may yield to 64 MiB; usual text yields 10 to 20 KiB."""
+
+_LARGEST_WINDOW = 1 << 31  # what `zstd --long=31` writes
+
+_MAGIC = {
+    b"\x1f\x8b": ("a gzip file", "name it .gz"),
+    b"\x28\xb5\x2f\xfd": ("a zstd file", "name it .zst"),
+    b"PAR1": ("a Parquet file", "name it .parquet"),
+    b"PK\x03\x04": ("a zip file or a spreadsheet", "unpack it, or save it as CSV"),
+    b"BZh": ("a bzip2 file", "pack it as .gz or .zst, or unpack it"),
+    b"\xfd7zXZ": ("an xz file", "pack it as .gz or .zst, or unpack it"),
+}
+_UTF16_HINT = "save it as UTF-8, e.g. iconv -f UTF-16 -t UTF-8"
+
+
+class ByteStream:
+    """A file opened for reading, unpacked as its ``packing`` says.
+
+    Args:
+        path: the file.
+        packing: how it is compressed.
+
+    Raises:
+        InputError: it cannot be opened; and from any read: it cannot be read on, or the archive
+            is cut off or damaged.
+    """
+
+    def __init__(self, path: Path, packing: Packing = "") -> None:
+        self._path = path
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise unreadable(path, error) from error
+        raw: io.RawIOBase | None = None
+        if packing == "gz":
+            raw = _Gzip(self._file, path)
+        elif packing == "zst":
+            raw = _Zstd(self._file, path)
+        self.reader = io.BufferedReader(raw, BLOCK) if raw else self._file
+
+    def blocks(self) -> Iterator[bytes]:
+        """The unpacked bytes, in pieces of at most :data:`BLOCK`."""
+        while True:
+            try:
+                block = self.reader.read(BLOCK)
+            except OSError as error:
+                raise unreadable(self._path, error) from error
+            if not block:
+                return
+            yield block
+
+    def position(self) -> int:
+        """How many bytes of the file, as it lies on the disk, were read."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.reader.close()
+        self._file.close()
+
+
+def check_whole(path: Path, packing: Packing) -> None:
+    """Unpack an archive to its end, keeping nothing.
+
+    Raises:
+        InputError: it is cut off or damaged.
+    """
+    stream = ByteStream(path, packing)
+    try:
+        for _ in stream.blocks():
+            pass
+    finally:
+        stream.close()
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """The error for a file that the system does not let us read."""
+    reason = (error.strerror or str(error)).lower()
+    return InputError(f"cannot be read: {reason}", at=Position(path))
+
+
+def text_blocks(blocks: Iterator[bytes], name: str | Path) -> Iterator[bytes]:
+    """The same bytes without a leading UTF-8 byte-order mark.
+
+    Raises:
+        InputError: they begin as UTF-16 does, or as an archive or a table of another format.
+    """
+    first = b""
+    for block in blocks:
+        first += block
+        if first not in HALF_MARKS:
+            break
+    first = without_mark(first, name)
+    if first:
+        yield first
+    yield from blocks
+
+
+def without_mark(start: bytes, name: str | Path) -> bytes:
+    """The first bytes of a text without its byte-order mark; they must not be half of one.
+
+    Raises:
+        InputError: as :func:`text_blocks`.
+    """
+    check_start(start, name)
+    return start.removeprefix(b"\xef\xbb\xbf")
+
+
+def check_start(start: bytes, name: str | Path) -> None:
+    """Refuse what is not UTF-8 text by the first bytes of a file.
+
+    Raises:
+        InputError: as :func:`text_blocks`.
+    """
+    # Without a mark, UTF-16 shows by a zero in every second byte of what is mostly ASCII.
+    zeros = [not byte for byte in start[:4]]
+    alternating = zeros in ([True, False] * 2, [False, True] * 2)
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")) or alternating:
+        raise InputError("the text is UTF-16, not UTF-8", hint=_UTF16_HINT, at=Position(name))
+    for magic, (kind, hint) in _MAGIC.items():
+        if start.startswith(magic):
+            raise InputError(f"this is {kind}", hint=hint, at=Position(name))
+
+
+class _Unpacked(io.RawIOBase):
+    """Shared part of the readers below: ``_next`` gives unpacked bytes, empty at the end."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._path = path
+        self._kind = kind
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._left:
+            self._left = memoryview(self._next())
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def _next(self) -> bytes:
+        raise NotImplementedError
+
+    def _broken(self, why: str) -> InputError:
+        return InputError(
+            f"the {self._kind} archive is cut off or damaged: {why}",
+            hint=f"copy or make it again; `{self._kind} -t {self._path.name}` tests it",
+            at=Position(self._path),
+        )
+
+
+class _Gzip(_Unpacked):
+    """Members one after the other, as the gzip module reads them."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        super().__init__(path, "gzip")
+        self._file = file
+        self._members = gzip.GzipFile(fileobj=file)
+
+    def _next(self) -> bytes:
+        try:
+            data = self._members.read1(BLOCK)
+        except EOFError as error:
+            raise self._broken("it ends too early") from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise self._broken(str(error)) from error
+        if not data and not self._file.tell():  # which the gzip module takes for a whole file
+            raise self._broken("it has no bytes")
+        return data
+
+
+class _Zstd(_Unpacked):
+    """Frames one after the other; each must reach its end."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        super().__init__(path, "zstd")
+        try:
+            import zstandard
+        except ImportError as error:
+            raise MissingPackage(
+                "zstandard is not installed, and a .zst file needs it",
+                hint="pip install zstandard",
+                at=Position(path),
+            ) from error
+        self._file = file
+        self._error: type[Exception] = zstandard.ZstdError
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+        self._frame = self._decompressor.decompressobj()
+        self._packed = b""
+
+    def _next(self) -> bytes:
+        data = b""
+        while not data:
+            packed = self._packed or self._file.read(_FEED)
+            if not packed:
+                if not self._frame.eof:
+                    raise self._broken("it ends too early")
+                return b""
+            if self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            try:
+                data = self._frame.decompress(packed)
+            except self._error as error:
+                raise self._broken(str(error)) from error
+            self._packed = self._frame.unused_data if self._frame.eof else b""
+        return data

@@ -1,0 +1,144 @@
+"""From the bytes of one JSON text to the data of one row.
+
+msgspec reads nearly all; what it refuses gets a second try with the standard library, which
+knows lone surrogates, NaN and infinities. Text that leaves this module is always valid Unicode:
+a lone surrogate becomes the visible text ``\\udXXX`` (six characters), NaN, Infinity and
+-Infinity (also a number too large for a double) become text of those names.
+
+A name that stands twice in one object keeps its last value, as in both readers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+class Unreadable(NamedTuple):
+    """What could not be read as a row: why, and its bytes."""
+
+    error: str
+    raw: bytes
+
+
+Item = dict[str, Any] | Unreadable
+"""One row before it has a number: its data, or why there is none."""
+
+
+class Chunk(NamedTuple):
+    """Some rows of one source before they have a number: lists of the same length.
+
+    ``lines`` as in :class:`bagent.types.Row`. ``raws`` are the bytes that the items were read
+    from, None where a format has none.
+    """
+
+    source: str
+    lines: Sequence[int]
+    items: list[Item]
+    raws: list[bytes] | None = None
+
+
+TOO_DEEP = "the JSON is nested too deep"
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_KINDS = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def visible(text: str) -> str:
+    """The text with each lone surrogate written out as ``\\udXXX``, so that UTF-8 can hold it."""
+    if text.isascii():
+        return text
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def has_surrogate(text: str) -> bool:
+    """Whether the text holds a lone surrogate (or an undecodable byte, which Python keeps so)."""
+    return not text.isascii() and _SURROGATE.search(text) is not None
+
+
+def is_batch_row(data: dict[str, Any]) -> bool:
+    """Whether a row is a line of an OpenAI batch file: ``custom_id, method, url, body``."""
+    return (
+        isinstance(data.get("body"), dict)
+        and isinstance(data.get("custom_id"), str)
+        and isinstance(data.get("method"), str)
+        and isinstance(data.get("url"), str)
+    )
+
+
+def decode_lines(raws: list[bytes]) -> list[Item | None]:
+    """Data for each JSON text; None for a blank one, :class:`Unreadable` for a broken one."""
+    try:
+        return [_decode(raw) for raw in raws]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return [decode_line(raw) for raw in raws]
+
+
+def decode_line(raw: bytes) -> Item | None:
+    """As :func:`decode_lines`, for one JSON text."""
+    if not raw or raw.isspace():
+        return None
+    try:
+        data: dict[str, Any] = _decode(raw)
+    except RecursionError:
+        return Unreadable(TOO_DEEP, raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _second_try(raw)
+    return data
+
+
+def _second_try(raw: bytes) -> Item | None:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        byte = raw[error.start]
+        return Unreadable(f"not UTF-8: byte 0x{byte:02x} (column {error.start + 1})", raw)
+    text = text.removeprefix("\ufeff")
+    if not text.strip():
+        return None
+    try:
+        value = _SECOND.decode(text)
+        if not isinstance(value, dict):
+            kind = _KINDS.get(type(value), "a number")
+            return Unreadable(f"not a JSON object but {kind}", raw)
+        data: dict[str, Any] = _clean(value)
+    except json.JSONDecodeError as error:
+        return Unreadable(f"malformed JSON: {_words(error)}", raw)
+    except RecursionError:
+        return Unreadable(TOO_DEEP, raw)
+    except ValueError as error:  # an integer of more digits than Python converts
+        return Unreadable(f"malformed JSON: {error}", raw)
+    return data
+
+
+def _words(error: json.JSONDecodeError) -> str:
+    if error.msg == "Extra data" and "\r" in error.doc[: error.pos]:
+        return "lines end in CR alone (write them with LF)"
+    place = f"column {error.colno}" if error.lineno == 1 else f"its line {error.lineno}"
+    return f"{error.msg} ({place})"
+
+
+def _finite(text: str) -> float | str:
+    number = float(text)
+    return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")
+
+
+_SECOND = json.JSONDecoder(parse_float=_finite, parse_constant=str)
+
+
+def _clean(value: Any) -> Any:
+    """The same value with every text, also names, made visible."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, list):
+        return [_clean(one) for one in value]
+    if isinstance(value, dict):
+        return {visible(name): _clean(one) for name, one in value.items()}
+    return value

@@ -1,0 +1,258 @@
+"""The condition that rows must fulfil, asked of DuckDB.
+
+Each row is judged by its own values alone: a whole number is BIGINT (HUGEINT, then DOUBLE, as it
+gets larger), other numbers DOUBLE, text VARCHAR, lists and objects JSON, and null or a missing
+field NULL. So the same row always passes or always fails, whatever stands around it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.errors import InputError
+from bagent.rows.duck import connect
+from bagent.rows.notices import Notices
+from bagent.types import Row
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+FAILED = "rows that `where` could not judge are left out: {count}; first {example}"
+
+FIRST_ROWS = 100
+"""A name that is in none of so many first rows is taken for a mistake."""
+
+_NUMBER = "bagent row"
+"""Column beside those of the rows; a name with a blank, which a condition will hardly use."""
+
+_TYPES: dict[type, str] = {
+    bool: "BOOLEAN",
+    float: "DOUBLE",
+    str: "VARCHAR",
+    list: "JSON",
+    dict: "JSON",
+    type(None): "NULL",
+}
+
+
+class Condition:
+    """One ``where``.
+
+    Args:
+        text: the condition, as it stands behind WHERE.
+        base: folder that relative file names in it start from.
+
+    Raises:
+        InputError: it cannot be parsed.
+    """
+
+    def __init__(self, text: str, base: Path) -> None:
+        self._text = text
+        self._connection: DuckDBPyConnection = connect(base)
+        self.checked = False
+        """Whether :meth:`check` was called, once rows were known."""
+        needed, maybe = _names(self._parse())
+        self._needed = sorted(needed)
+        self._names = sorted(needed | maybe)
+        lower = [name.lower() for name in self._names]
+        if len(set(lower)) < len(lower):
+            raise InputError(
+                f"where: two of its names differ in case only: {', '.join(self._names)}",
+                hint="DuckDB takes them for one; use one of them",
+            )
+        self._guarded = self._can_guard()
+        # How the rows spell each name: as it stands, else in other case.
+        self._spelled = {name: name for name in self._names}
+
+    def check(self, rows: Sequence[dict[str, Any]], *, strict: bool) -> None:
+        """Look at the condition in the light of the first rows.
+
+        Args:
+            rows: the data of the first rows; empty: nothing to look at.
+            strict: refuse too what no row of these has the types for.
+
+        Raises:
+            InputError: a name is in none of them, or a function does not exist.
+        """
+        if not rows:
+            return
+        self.checked = True
+        known = dict.fromkeys(name for row in rows for name in row)
+        for name in self._names:
+            if name not in known:
+                self._spelled[name] = self._find(name, list(known))
+        import duckdb
+
+        refused: tuple[type[Exception], ...] = (duckdb.CatalogException,)
+        if strict:
+            refused = (duckdb.CatalogException, duckdb.BinderException)
+        kinds = {self._signature(row): row for row in rows}
+        errors = [self._error(row) for row in kinds.values()]
+        if all(isinstance(error, refused) for error in errors):
+            message = str(errors[0]).partition("\n")[0]
+            hint = "cells of a CSV are text: CAST(name AS DOUBLE)" if "VARCHAR" in message else ""
+            raise InputError(f"where: {message}", hint=hint)
+
+    def keep(self, rows: list[Row], notices: Notices) -> list[Row]:
+        """The rows that fulfil the condition, and those that cannot be read."""
+        kept = [row.error is not None for row in rows]
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for at, row in enumerate(rows):
+            if not kept[at]:
+                groups.setdefault(self._signature(row.data), []).append(at)
+        for types, places in groups.items():
+            for at, answer in zip(
+                places, self._judge(types, [rows[at].data for at in places]), strict=True
+            ):
+                if answer is None:
+                    self._report(rows[at], notices)
+                kept[at] = bool(answer)
+        return [row for row, good in zip(rows, kept, strict=True) if good]
+
+    def _parse(self) -> Any:
+        """The syntax tree of the condition."""
+        # On lines of their own, so that a comment at the end does not swallow the bracket.
+        query = f"SELECT 1 WHERE (\n{self._text}\n)"
+        answer = self._connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
+        tree = json.loads(answer[0][0])
+        if tree["error"]:
+            raise InputError(
+                f"where: {tree['error_message']}: {self._text}",
+                hint="a DuckDB condition, e.g. length(text) > 0",
+            )
+        return tree["statements"][0]["node"]["where_clause"]
+
+    def _find(self, name: str, known: list[str]) -> str:
+        """How the rows spell a name of the condition."""
+        for other in known:
+            if other.lower() == name.lower():
+                return other
+        if name in self._needed:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise InputError(
+                f"where: no field '{name}' in the first rows",
+                hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(known[:20])}",
+            )
+        return name
+
+    def _signature(self, data: dict[str, Any]) -> tuple[str, ...]:
+        return tuple([_type(data.get(self._spelled[name])) for name in self._names])
+
+    def _query(self, types: tuple[str, ...], *, guarded: bool) -> str:
+        columns = [f'unnest(range($1)) AS "{_NUMBER}"']
+        number = 1
+        for name, kind in zip(self._names, types, strict=True):
+            value = "NULL"
+            if kind != "NULL":
+                number += 1
+                value = f"unnest(${number}::{kind}[])"
+            quoted = name.replace('"', '""')
+            columns.append(f'{value} AS "{quoted}"')
+        test = f"COALESCE(CAST((\n{self._text}\n) AS BOOLEAN), false)"
+        if guarded:
+            test = f"TRY({test})"
+        return f'SELECT {test} FROM (SELECT {", ".join(columns)}) ORDER BY "{_NUMBER}"'
+
+    def _values(self, types: tuple[str, ...], rows: list[dict[str, Any]]) -> list[Any]:
+        values: list[Any] = [len(rows)]
+        for name, kind in zip(self._names, types, strict=True):
+            column = [row.get(self._spelled[name]) for row in rows]
+            if kind == "JSON":
+                column = [msgspec.json.encode(value).decode() for value in column]
+            if kind != "NULL":
+                values.append(column)
+        return values
+
+    def _ask(self, types: tuple[str, ...], rows: list[dict[str, Any]], guarded: bool) -> list[Any]:
+        result = self._connection.execute(
+            self._query(types, guarded=guarded), self._values(types, rows)
+        )
+        return [answer for (answer,) in result.fetchall()]
+
+    def _judge(self, types: tuple[str, ...], rows: list[dict[str, Any]]) -> list[bool | None]:
+        """Whether each row passes; None where the condition fails on it."""
+        import duckdb
+
+        try:
+            return self._ask(types, rows, self._guarded)
+        except (duckdb.BinderException, duckdb.CatalogException):
+            return [None] * len(rows)  # it fails for these types, whatever the values
+        except duckdb.Error:
+            if len(rows) == 1:
+                return [None]
+        return [answer for row in rows for answer in self._judge(types, [row])]
+
+    def _error(self, row: dict[str, Any]) -> Exception | None:
+        """What DuckDB says about one row, None where it has an answer."""
+        import duckdb
+
+        try:
+            self._ask(self._signature(row), [row], guarded=False)
+        except duckdb.Error as error:
+            return error
+        return None
+
+    def _report(self, row: Row, notices: Notices) -> None:
+        example = ""
+        if notices.is_new(FAILED):
+            reason = str(self._error(row.data)).partition("\n")[0]
+            example = f"{row.source}:{row.line}: {reason}"
+        notices.add(FAILED, example)
+
+    def _can_guard(self) -> bool:
+        """Whether TRY takes the condition: not where it is random or holds a subquery."""
+        import duckdb
+
+        try:
+            self._ask(("NULL",) * len(self._names), [{}], guarded=True)
+        except duckdb.BinderException as error:
+            return "TRY can not" not in str(error)
+        except duckdb.Error:
+            return True
+        return True
+
+
+def _type(value: Any) -> str:
+    """The DuckDB type of a JSON value."""
+    if type(value) is int:
+        if -(2**63) <= value < 2**63:
+            return "BIGINT"
+        return "HUGEINT" if -(2**127) < value < 2**127 else "DOUBLE"
+    return _TYPES[type(value)]
+
+
+def _names(tree: Any) -> tuple[set[str], set[str]]:
+    """The columns that a condition needs, and those that may belong to its subqueries."""
+    needed: set[str] = set()
+    maybe: set[str] = set()
+    for name, inner in _references(tree, frozenset(), inner=False):
+        (maybe if inner else needed).add(name)
+    return needed, maybe - needed
+
+
+def _references(node: Any, bound: frozenset[str], *, inner: bool) -> Iterator[tuple[str, bool]]:
+    """First name of every column reference, and whether it stands in a subquery."""
+    if isinstance(node, list):
+        for one in node:
+            yield from _references(one, bound, inner=inner)
+        return
+    if not isinstance(node, dict):
+        return
+    kind = node.get("class")
+    if kind == "COLUMN_REF":
+        name = node["column_names"][0]
+        if name not in bound:
+            yield name, inner
+        return
+    if kind == "LAMBDA":
+        parameters = [name for name, _ in _references(node["lhs"], frozenset(), inner=inner)]
+        yield from _references(node["expr"], bound.union(parameters), inner=inner)
+        return
+    for name, child in node.items():
+        yield from _references(child, bound, inner=inner or name == "subquery")

@@ -1,0 +1,77 @@
+"""Result rows on stdout while the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+MOST_LINES = 10_000
+
+
+class StdoutWriter:
+    """Writes lines to a file descriptor from a thread of its own.
+
+    A slow reader then never stalls the requests in flight; :meth:`room` is its backpressure.
+    When the reader has gone, ``on_closed`` is called once, on the event loop, and lines are
+    dropped: they are in the journal.
+    """
+
+    def __init__(self, descriptor: int, on_closed: Callable[[], None]) -> None:
+        self._descriptor = descriptor
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._room = asyncio.Event()
+        self._room.set()
+        self.closed = False
+        self._thread = threading.Thread(target=self._work, name="bagent-stdout", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Take one line, without its newline."""
+        if self.closed:
+            return
+        self._lines.put(line + b"\n")
+        if self._lines.qsize() > MOST_LINES:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Wait until the reader has caught up."""
+        await self._room.wait()
+
+    async def finish(self) -> None:
+        """Write all lines and stop; a reader that has gone does not hold it."""
+        self._lines.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        while (line := self._lines.get()) is not None:
+            batch = [line]
+            while len(batch) < 512:
+                try:
+                    more = self._lines.get_nowait()
+                except queue.Empty:
+                    break
+                if more is None:
+                    self._write(b"".join(batch))
+                    return
+                batch.append(more)
+            self._write(b"".join(batch))
+            if not self._room.is_set() and self._lines.qsize() < MOST_LINES // 2:
+                self._loop.call_soon_threadsafe(self._room.set)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and not self.closed:
+            try:
+                view = view[os.write(self._descriptor, view) :]
+            except OSError:
+                self.closed = True
+                self._loop.call_soon_threadsafe(self._reader_gone)
+
+    def _reader_gone(self) -> None:
+        self._room.set()
+        self._on_closed()

@@ -1,0 +1,172 @@
+"""From the job's ``backend`` to addresses that can be sent to, with keys and proxies decided."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.proxy import proxy_for
+from bagent.errors import UsageError
+
+if TYPE_CHECKING:
+    from bagent.job.backend import BackendRef
+
+OWN_KINDS = frozenset({"vllm", "sglang", "dynamo", "local", "sim"})
+"""Engines of the user's own: no environment proxy, and the schema is described in the prompt."""
+
+_OPENAI = "https://api.openai.com/v1"
+_KEY_COMMAND_SECONDS = 60.0
+
+
+class Servers(msgspec.Struct, frozen=True):
+    """Where the calls of a run go. ``context`` and ``slots`` are known for embedded servers."""
+
+    endpoints: list[Endpoint]
+    kind: str
+    simulated: bool = False
+    context: int | None = None
+    slots: int | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether these are engines of the user's own, or servers that may be such."""
+        return self.kind in OWN_KINDS or self.kind == "compatible"
+
+
+async def open_servers(
+    ref: BackendRef,
+    env: Mapping[str, str],
+    stack: AsyncExitStack,
+    *,
+    log_file: Path,
+    notice: Callable[[str], None],
+) -> Servers:
+    """The servers that ``ref`` names; embedded ones are started, and stop with ``stack``.
+
+    Raises:
+        UsageError: a key is missing, or the backend is not one that can be spoken to.
+        MissingPackage: the embedded server's package is not installed.
+    """
+    if ref.kind == "local":
+        return await _start_local(ref, stack, log_file, notice)
+    if ref.kind == "sim" and ref.base is None:
+        return await _start_sim(ref, stack, notice)
+    if ref.kind in ("anthropic", "bedrock"):
+        raise UsageError(
+            f"backend {ref.kind} is not part of this version",
+            hint="use an OpenAI-compatible address, such as a gateway's https://HOST/v1",
+        )
+    return Servers([endpoint_of(ref, env)], ref.kind, simulated=ref.kind == "sim")
+
+
+def endpoint_of(ref: BackendRef, env: Mapping[str, str]) -> Endpoint:
+    """The one address of ``ref``, with its key from ``env`` and its proxy decided."""
+    base = ref.base
+    if ref.kind == "openai" and base is None:
+        base = env.get("OPENAI_BASE_URL", "").rstrip("/") or _OPENAI
+    if base is None:
+        raise UsageError(
+            f"backend {ref.kind} needs an address",
+            hint=f"write backend: {ref.kind}://HOST:PORT, or give a hostfile",
+        )
+    if not urlsplit(base).path.strip("/"):
+        base += "/v1"
+    headers = {"Content-Type": "application/json", **ref.all_headers}
+    key = api_key(ref, env)
+    if key and not any(name.lower() == "authorization" for name in headers):
+        headers["Authorization"] = f"Bearer {key}"
+    own = ref.kind in OWN_KINDS
+    if ref.proxy is not None:
+        proxy = None if ref.proxy == "none" else ref.proxy
+    else:
+        proxy = None if own else proxy_for(base, env)
+    return Endpoint(
+        name=urlsplit(base).netloc.rpartition("@")[2],
+        url=base,
+        headers=headers,
+        query=dict(ref.all_query),
+        proxy=proxy,
+        ca_file=str(ref.ca_file.path) if ref.ca_file else None,
+        account=urlsplit(base).netloc,
+        own=own,
+    )
+
+
+def api_key(ref: BackendRef, env: Mapping[str, str]) -> str | None:
+    """The key that ``ref`` names, or its kind's usual one; None where none is needed.
+
+    A key is never sent to an address that it was not named for.
+    """
+    if ref.api_key_env:
+        value = env.get(ref.api_key_env)
+        if not value:
+            raise UsageError(
+                f"the environment variable {ref.api_key_env} is not set",
+                hint=f"export {ref.api_key_env}=..., it holds the API key",
+            )
+        return value.strip()
+    if ref.api_key_command:
+        return _run_key_command(ref.api_key_command)
+    if ref.kind == "openai":
+        value = env.get("OPENAI_API_KEY")
+        if not value and not any(name.lower() == "authorization" for name in ref.all_headers):
+            raise UsageError(
+                "OPENAI_API_KEY is not set", hint="export OPENAI_API_KEY=..., or name api_key_env"
+            )
+        return value
+    if ref.kind == "vllm":
+        return env.get("VLLM_API_KEY") or None
+    return None
+
+
+def _run_key_command(command: tuple[str, ...]) -> str:
+    argv = ["/bin/sh", "-c", command[0]] if len(command) == 1 else list(command)
+    shown = command[0] if len(command) == 1 else shlex.join(command)
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_KEY_COMMAND_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"api_key_command failed: {shown}: {error}") from None
+    if done.returncode or not done.stdout.strip():
+        words = done.stderr.strip().splitlines()[-1:] or ["it printed no key"]
+        raise UsageError(f"api_key_command failed ({done.returncode}): {shown}: {words[0]}")
+    return done.stdout.strip()
+
+
+async def _start_local(
+    ref: BackendRef, stack: AsyncExitStack, log_file: Path, notice: Callable[[str], None]
+) -> Servers:
+    from bagent.backends.local import local_config, start_local
+
+    file = ref.url.file.path if ref.url and ref.url.file else None
+    config = local_config(file, dict(ref.url.options) if ref.url else {}, log_file)
+    local = await stack.enter_async_context(start_local(config))
+    notice(f"started a local model: {local.model}, {local.parallel} at once")
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {local.api_key}"}
+    endpoint = Endpoint("local", local.url, headers=headers, account="local", own=True)
+    return Servers([endpoint], "local", context=local.context, slots=local.parallel)
+
+
+async def _start_sim(
+    ref: BackendRef, stack: AsyncExitStack, notice: Callable[[str], None]
+) -> Servers:
+    from bagent.sim import parse_sim_url, start_sim
+
+    given = ref.url.given if ref.url else "sim"
+    sim = await stack.enter_async_context(start_sim(parse_sim_url(given)))
+    notice(f"simulated engines answer, not a model: {len(sim.urls)} started in this process")
+    headers = {"Content-Type": "application/json"}
+    endpoints = [
+        Endpoint(urlsplit(url).netloc, url, headers=headers, account="sim", own=True)
+        for url in (f"{u}/v1" if not u.endswith("/v1") else u for u in sim.urls)
+    ]
+    return Servers(endpoints, "sim", simulated=True)

@@ -1,0 +1,73 @@
+"""Result rows as lines for stdout, in completion order or in input order."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+
+from bagent.runs.openrun import OpenRun
+from bagent.store.readers import result_line
+from bagent.types import Json, Outcome, Row
+
+
+class ResultLines:
+    """Makes the lines of ``-o -``.
+
+    In input order a line is held back until all lines before it have gone out; what is held back
+    is read from the journal again, so it takes no memory but its place. A run that goes on has
+    rows of earlier on either side: then all rows are printed in order at the end.
+
+    Args:
+        store: the open run.
+        ordered: input order.
+    """
+
+    def __init__(self, store: OpenRun, ordered: bool) -> None:
+        self._store = store
+        self._ordered = ordered
+        self._late = ordered and store.recorded > 0
+        self._expected: deque[tuple[int, int]] = deque()
+        self._there: dict[tuple[int, int], tuple[int, Json]] = {}
+
+    @property
+    def late(self) -> bool:
+        """Whether all lines are printed only at the end."""
+        return self._late
+
+    def earlier(self) -> list[bytes]:
+        """The lines of rows that an earlier start finished, for completion order."""
+        if self._ordered or not self._store.recorded:
+            return []
+        return list(self._store.earlier_lines())
+
+    def expect(self, row: Row, answers: list[int]) -> None:
+        """Rows in the order in which their lines are due; called in the reader's thread."""
+        if self._ordered and not self._late:
+            self._expected.extend((row.index, answer) for answer in answers)
+
+    def add(self, outcome: Outcome, location: int, row: Row) -> list[bytes]:
+        """The lines that may go out now that ``outcome`` is there."""
+        data = row.data if self._store.keep_input else None
+        if not self._ordered:
+            return [result_line(outcome, data)]
+        if self._late:
+            return []
+        self._there[outcome.row, outcome.answer] = location, data
+        return self._drain(whole=False)
+
+    def rest(self) -> list[bytes]:
+        """The lines still held back, in input order: the run ended early."""
+        return self._drain(whole=True)
+
+    def _drain(self, *, whole: bool) -> list[bytes]:
+        lines = []
+        while self._expected and (whole or self._expected[0] in self._there):
+            found = self._there.pop(self._expected.popleft(), None)
+            if found is not None:
+                lines.append(result_line(self._store.journal.read_at(found[0]), found[1]))
+        return lines
+
+    def print_all(self) -> None:
+        """Print every row's current result in input order (a run that went on)."""
+        for line in self._store.ordered_lines():
+            sys.stdout.buffer.write(line + b"\n")

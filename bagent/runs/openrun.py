@@ -1,0 +1,268 @@
+"""The run directory of a run that goes on: owned, its journal open, its finished rows known."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from bagent import __version__
+from bagent.errors import (
+    EXIT_OK,
+    EXIT_ROWS_FAILED,
+    BagentError,
+    UsageError,
+)
+from bagent.runs.prepare import STAGE, Prepared
+from bagent.store.codec import unit_of
+from bagent.store.index import DoneIndex, Policy, load_index
+from bagent.store.journal import Journal, Syncer
+from bagent.store.owner import Owner
+from bagent.store.reuse import EarlierAnswers
+from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
+from bagent.types import Json, Outcome, Row
+
+
+@dataclass
+class OpenRun:
+    """What a running session needs of its run directory; made by :func:`open_run`.
+
+    ``recorded`` counts outcomes that were there before, ``finished`` those that are left as
+    they are. ``notes`` are words for people about what was found.
+    """
+
+    directory: RunDir
+    part: str
+    owner: Owner
+    journal: Journal
+    syncer: Syncer
+    done: DoneIndex
+    info: RunInfo
+    keep_input: bool
+    on_change: OnChange
+    earlier: EarlierAnswers | None = None
+    notes: list[str] = field(default_factory=list)
+    _closed: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.directory.path
+
+    @property
+    def finished(self) -> int:
+        """Units that are left as they are."""
+        return len(self.done)
+
+    @property
+    def recorded(self) -> int:
+        """Units of which an earlier start left an outcome, good or bad."""
+        return sum(self.done.codes.values())
+
+    @property
+    def reuse(self) -> Callable[[int], Outcome | None] | None:
+        """Finds the ok outcome of an equal request in the run that is reused."""
+        return self.earlier.find if self.earlier is not None else None
+
+    def pending(self, row: Row, answers: int) -> list[int]:
+        """The answers of ``row`` that are still to do."""
+        has = self.done.has
+        return [a for a in range(answers) if not has(unit_of(row.key, STAGE, a))]
+
+    def begin(self, model: str | None, endpoints: list[dict[str, Json]], simulated: bool) -> None:
+        """Note what the session found before it sends: model, endpoints.
+
+        Raises:
+            ChangedError: the model is another one than the run began with.
+        """
+        before = self.info.fingerprints.get("model")
+        if before is not None and model is not None and before != model:
+            self.directory.check_fingerprint(
+                {**self.info.fingerprints, "model": model}, self.on_change
+            )
+        if model is not None:
+            self.info.fingerprints["model"] = model
+        self.info.endpoints = cast("list[Json]", endpoints)
+        if simulated:
+            self.info.job["simulated"] = True
+        self.directory.save(self.info, self.part)
+
+    def tick(self) -> None:
+        """Do what is due: buffered records, the owner's time. Call it a few times a second.
+
+        Raises:
+            StoppedEarly: another process has taken the run over.
+            WriteError: the disk refuses.
+        """
+        self.journal.tick()
+        self.owner.tick()
+
+    def stop_requested(self) -> bool:
+        """Whether somebody asked the run to stop by the file ``stop``."""
+        return self.directory.stop_requested()
+
+    def counts(self) -> tuple[int, int]:
+        """Current outcomes, and how many of them are not ok, over all starts of this part."""
+        index = load_index(self.path, self.part, Policy(), report=lambda _: None)
+        statuses = index.statuses
+        total = sum(statuses.values())
+        return total, total - statuses.get("ok", 0)
+
+    def earlier_lines(self) -> Iterator[bytes]:
+        """Result lines of what earlier starts finished, in the order of writing."""
+        from bagent.store.readers import earlier_lines
+
+        return earlier_lines(self.path, self.done, keep_input=self.keep_input)
+
+    def ordered_lines(self) -> Iterator[bytes]:
+        """Result lines of every row, in input order."""
+        from bagent.store.readers import ordered_lines
+
+        return ordered_lines(self.path, keep_input=self.keep_input)
+
+    def close(self, code: int) -> None:
+        """Sync and close the journal, write the end into run.json, give the run back.
+
+        Raises:
+            WriteError: something could not be written.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.syncer.stop()
+            self.journal.close()
+            self.info.starts[-1].ended_at = time.time()
+            self.info.starts[-1].exit_code = code
+            self.directory.save(self.info, self.part)
+        finally:
+            self.owner.release()
+
+
+def open_run(prepared: Prepared) -> OpenRun:
+    """Own the run directory, check that the job is still the same, open the journal.
+
+    Raises:
+        OwnedError: another live process works on this part.
+        ChangedError: the job changed since the run began.
+        WriteError: the directory cannot be written.
+    """
+    options, job = prepared.options, prepared.job
+    directory = RunDir(prepared.run_dir)
+    notes: list[str] = []
+    on_change = cast("OnChange", options.on_change)
+    fingerprints = job.fingerprint_parts()
+    if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
+        notes.append(f"the old run is now {directory.move_aside()}")
+    RunDir.create(prepared.run_dir)
+    owner = Owner.acquire(directory.path, prepared.part)
+    try:
+        changed = directory.check_fingerprint(
+            _with_model(directory, fingerprints), "refuse" if on_change == "fresh" else on_change
+        )
+        if changed:
+            notes.append(f"{', '.join(changed)} changed; finished rows are kept as they are")
+        info = directory.load()
+        ended = info is not None and info.part_exit_code(prepared.part) in (
+            EXIT_OK,
+            EXIT_ROWS_FAILED,
+        )
+        policy = Policy.parse(options.retry, skip_failed=options.skip_failed, ended=ended)
+        directory.clear_stop()
+        journal = Journal.open(
+            directory.path,
+            prepared.part,
+            clock=time.monotonic,
+            report=notes.append,
+            new_segment=owner.took_over,
+        )
+        done = load_index(directory.path, prepared.part, policy, report=notes.append)
+        info = _new_info(prepared, info, fingerprints)
+        directory.save(info, prepared.part)
+        syncer = Syncer(journal)
+        syncer.start()
+    except BaseException:
+        owner.release()
+        raise
+    return OpenRun(
+        directory,
+        prepared.part,
+        owner,
+        journal,
+        syncer,
+        done,
+        info,
+        job.results.keep_input,
+        on_change,
+        earlier=_earlier(prepared),
+        notes=notes,
+    )
+
+
+def _begin_anew(directory: RunDir, prepared: Prepared, fingerprints: dict[str, str]) -> bool:
+    """Whether the old run is to be moved aside: by --fresh, or a change with --on-change fresh."""
+    options = prepared.options
+    if options.fresh:
+        return True
+    if options.on_change != "fresh":
+        return False
+    return bool(directory.check_fingerprint(_with_model(directory, fingerprints), "continue"))
+
+
+def _with_model(directory: RunDir, fingerprints: dict[str, str]) -> dict[str, str]:
+    """The fingerprints with the model of the earlier start: the real one is known later."""
+    info = directory.load()
+    model = info.fingerprints.get("model") if info else None
+    return fingerprints if model is None else {**fingerprints, "model": model}
+
+
+def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str, str]) -> RunInfo:
+    job = prepared.job
+    rows: Any = msgspec.json.decode(prepared.rows_config.to_json())
+    kept = dict(fingerprints)
+    if before is not None and "model" in before.fingerprints:
+        kept["model"] = before.fingerprints["model"]
+    process = Start(
+        at=time.time(),
+        part=prepared.part,
+        host=platform.node(),
+        pid=_pid(),
+        version=__version__,
+    )
+    return RunInfo(
+        name=job.name,
+        job=job.masked(),
+        fingerprints=kept,
+        versions={"bagent": __version__, "python": platform.python_version()},
+        endpoints=before.endpoints if before else [],
+        rows=rows,
+        stages=[STAGE],
+        answer_columns=list(prepared.schema.columns) if prepared.schema else [],
+        keep_input=job.results.keep_input,
+        parquet=job.results.parquet,
+        duckdb=job.results.duckdb,
+        created_at=before.created_at if before else process.at,
+        starts=[*(before.starts if before else []), process],
+    )
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()
+
+
+def _earlier(prepared: Prepared) -> EarlierAnswers | None:
+    options = prepared.options
+    if options.reuse is None:
+        return None
+    folder = prepared.job.results.dir.path if prepared.job.results.dir else options.cwd / "runs"
+    found = find_run(options.reuse, folder)
+    if found.path.resolve() == prepared.run_dir.resolve():
+        raise UsageError("--reuse names this run itself", hint="name another run")
+    return EarlierAnswers(found.path)

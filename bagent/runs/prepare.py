@@ -1,0 +1,186 @@
+"""From options and job file to everything a run needs that can be checked without a request."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from bagent.answers.schema import OutputSchema
+from bagent.errors import InputError, JobError, SchemaError, UsageError
+from bagent.job.batchfile import is_batch_file
+from bagent.job.load import JobRequest, job_for_batch_file, load_job
+from bagent.job.prompt import Prompt
+from bagent.rows import RowsConfig, RowSource, open_rows
+from bagent.runs.options import RunOptions
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job
+
+SAMPLE_ROWS = 100
+STAGE = "main"
+
+
+@dataclass
+class Prepared:
+    """A checked job; nothing has been sent or written.
+
+    ``rows`` is set by :func:`open_input`, for piped rows only once the run directory is owned.
+    """
+
+    job: Job
+    options: RunOptions
+    run_dir: Path
+    part: str
+    prompt: Prompt | None
+    schema: OutputSchema | None
+    rows_config: RowsConfig
+    own_bodies: bool
+    warnings: list[str]
+    rows: RowSource | None = None
+
+    @property
+    def piped(self) -> bool:
+        """Whether rows come from stdin."""
+        return "-" in self.rows_config.inputs
+
+
+def prepare(options: RunOptions) -> Prepared:
+    """Load and check everything but the rows.
+
+    Raises:
+        UsageError: by its subclasses; the first thing that is wrong, with its place.
+    """
+    job, batch = read_job(options)
+    if job.stages or job.topology.name != "map":
+        raise JobError(f"topology {job.topology.name} is not part of this version", hint="use map")
+    if job.agent is not None:
+        raise JobError("agents and tools are not part of this version", hint="remove agent:")
+    if job.batching.mode not in ("auto", "single"):
+        raise JobError(
+            f"batching mode {job.batching.mode} is not part of this version", hint="use auto"
+        )
+    schema = load_schema(job)
+    prompt = None if batch else Prompt.from_job(job)
+    run_dir = run_directory(job, options)
+    config = make_rows_config(job, options, prompt, run_dir)
+    part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
+    warnings = list(schema.warnings) if schema is not None else []
+    return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings)
+
+
+def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSource:
+    """Open the rows and hold the prompt against the first of them.
+
+    Raises:
+        InputError: the input cannot be read as rows.
+        JobError: the prompt uses a name that no row has.
+    """
+    if prepared.piped:
+        stdin = stdin or sys.stdin.buffer
+    rows = open_rows(prepared.rows_config, stdin=stdin)
+    prepared.rows = rows
+    first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
+    sample = [row.data for row in first if row.error is None]
+    if sample and prepared.prompt is not None:
+        prepared.prompt.check(sample)
+    elif first and not sample:
+        found = first[0]
+        prepared.warnings.append(
+            f"none of the first {len(first)} rows can be read: {found.source}:{found.line}:"
+            f" {found.error}"
+        )
+    return rows
+
+
+def read_job(options: RunOptions) -> tuple[Job, bool]:
+    """The job, and whether its rows are request bodies (an OpenAI batch file)."""
+    if options.job is None:
+        raise JobError("no job file", hint="bagent run job.yaml; bagent init writes one")
+    path = options.cwd / options.job
+    overrides: dict[str, Any] = dict(options.overrides)
+    if options.inputs:
+        overrides["input"] = list(options.inputs)
+    request = JobRequest(
+        path=path, sets=options.sets, options=overrides, env=options.env, cwd=options.cwd
+    )
+    if path.suffix in (".jsonl", ".ndjson") and path.is_file():
+        if not is_batch_file(path):
+            raise JobError(
+                f"{options.job} holds rows, not a job",
+                hint=f"bagent run job.yaml -i {options.job}; a batch file needs custom_id and body",
+            )
+        return job_for_batch_file(request), True
+    job = load_job(request)
+    if job.input is None:
+        raise JobError("the job names no input", hint="write input: PATH, or give -i PATH")
+    if job.prompt is None:
+        paths = [Path(item.path) for item in job.input.path if not item.is_glob]
+        if paths and all(p.is_file() and is_batch_file(p) for p in paths):
+            return job, True
+        raise JobError("the job has no prompt", hint="write prompt: ...")
+    return job, False
+
+
+def load_schema(job: Job) -> OutputSchema | None:
+    """The output schema of ``job``, if it has one."""
+    found = job.output.schema_
+    if found is None:
+        return None
+    try:
+        if isinstance(found, dict):
+            return OutputSchema.load(found, base=job.source.folder)
+        return OutputSchema.load(found.path, base=found.path.parent)
+    except SchemaError as error:
+        if error.at is None:
+            error.at = job.source.position(("output", "schema"))
+        raise
+
+
+def run_directory(job: Job, options: RunOptions) -> Path:
+    """Where the run lives: ``-o DIR`` itself, else the name under the results folder."""
+    if options.output not in (None, "-"):
+        return options.cwd / str(options.output)
+    folder = job.results.dir.path if job.results.dir else options.cwd / "runs"
+    return folder / job.name
+
+
+def make_rows_config(
+    job: Job, options: RunOptions, prompt: Prompt | None, run_dir: Path
+) -> RowsConfig:
+    """How to read the rows, in this process and again when tables are made."""
+    source = job.input
+    if source is None:
+        raise InputError("no input")
+    inputs: list[Any] = [item.path for item in source.path]
+    inputs += [{"files": item.path} for item in source.files]
+    if source.sql is not None:
+        inputs.append({"sql": source.sql})
+    fields = prompt.fields if prompt is not None else None
+    return RowsConfig(
+        inputs=tuple(inputs),
+        base=job.source.folder,
+        id_field=job.id,
+        fields=None if fields is None else tuple(sorted(fields)),
+        where=job.where,
+        sample=options.sample,
+        seed=job.sampling.seed or 0,
+        limit=options.limit,
+        shard=read_shard(options.shard),
+        stdin_spool=run_dir / "input.jsonl",
+    )
+
+
+def read_shard(text: str | None) -> tuple[int, int] | None:
+    """``I/N`` as numbers, I from 1 to N."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise UsageError(f"--shard {text}: not a part", hint="write I/N, for example 1/4")
+    part, count = int(match[1]), int(match[2])
+    if not 1 <= part <= count:
+        raise UsageError(f"--shard {text}: I must be from 1 to N", hint="--shard 1/4 is the first")
+    return part, count

@@ -1,0 +1,290 @@
+"""One run in one process: the rooms wired together, from the first probe to the last sync."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from bagent.backends.base import Backend
+from bagent.backends.endpoint import Capabilities
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.transport import Transport
+from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly, UsageError
+from bagent.fleet.deadline import read_deadline
+from bagent.fleet.dispatcher import Fleet
+from bagent.observe import Progress, Snapshot, Tally
+from bagent.runs.emit import StdoutWriter
+from bagent.runs.endpoints import Servers, open_servers
+from bagent.runs.lines import ResultLines
+from bagent.runs.openrun import OpenRun
+from bagent.runs.plan import deduped, endpoint_summary, make_fleet, make_plan, resolve_model
+from bagent.runs.prepare import Prepared
+from bagent.runs.stop import Stop, StopSwitch, raise_file_limit, stop_for
+from bagent.stages.engine import Engine
+from bagent.stages.feeder import Feeder
+from bagent.stages.guards import Guards
+from bagent.stages.sharing import Sharing
+from bagent.types import Attempt, Failure, FeedStats, FleetStats, Outcome, Row
+
+TICK_SECONDS = 0.25
+PROBES_AT_ONCE = 64
+PROBE_SECONDS = 5.0
+FIRST_ANSWER_SECONDS = 10.0
+"""How long a run waits for its first endpoint when --wait-hosts does not say."""
+
+NO_FLEET = FleetStats(0, 0, 0, 0, 0.0, 0, 0)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How the sending ended: the stop that cut it short (None: all rows ended), and counts."""
+
+    stop: Stop | None
+    snapshot: Snapshot
+    given_up: int = 0
+
+
+class Session:
+    """Runs the rows of a prepared job; make it inside the event loop.
+
+    Args:
+        store: the open run directory with its journal and index.
+        lines: makes stdout lines of outcomes; None where rows are not printed.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        store: OpenRun,
+        progress: Progress,
+        notice: Callable[[str], None],
+        lines: ResultLines | None,
+    ) -> None:
+        self._prepared = prepared
+        self._store = store
+        self._progress = progress
+        self._notice = notice
+        self._lines = lines
+        self._tally = Tally(time.monotonic)
+        self._switch = StopSwitch()
+        self._stdout = StdoutWriter(1, self._stdout_closed) if lines else None
+        self._fleet: Fleet | None = None
+        self._feeder: Feeder | None = None
+
+    async def run(self) -> Ended:
+        """Send everything that is still to do; returns how it ended, raises only UsageError."""
+        options = self._prepared.options
+        deadline = read_deadline(options.deadline, options.env, time.time(), margin=options.margin)
+        if deadline is not None:
+            self._switch.at_deadline(deadline)
+        try:
+            async with AsyncExitStack() as stack:
+                return await self._with_servers(stack)
+        finally:
+            self._switch.close()
+
+    async def _with_servers(self, stack: AsyncExitStack) -> Ended:
+        prepared = self._prepared
+        job, options = prepared.job, prepared.options
+        if job.backend is None:
+            raise UsageError(
+                "the job names no backend", hint="write backend: vllm://HOST:PORT, or local"
+            )
+        servers = await open_servers(
+            job.backend,
+            options.env,
+            stack,
+            log_file=self._store.path / "local-server.log",
+            notice=self._notice,
+        )
+        backend = OpenAIBackend(Transport(), enforce=job.output.enforce, notice=self._notice)
+        stack.push_async_callback(backend.close)
+        try:
+            known = await self._find_servers(backend, servers)
+        except StoppedEarly as error:
+            return Ended(stop_for(error), self._snapshot())
+        if self._switch.asked.done():
+            return Ended(self._switch.asked.result(), self._snapshot())
+        keeps_model = prepared.own_bodies and job.model == "auto"
+        model = None if keeps_model else resolve_model(job, known)
+        self._store.begin(model, endpoint_summary(servers.endpoints, known), servers.simulated)
+        return await self._drive(backend, servers, model, known)
+
+    # --- before the first call ----------------------------------------------------------------
+
+    async def _find_servers(self, backend: Backend, servers: Servers) -> Mapping[str, Capabilities]:
+        """Probe all endpoints in parallel until one answers, as long as the user wants to wait."""
+        patience = self._prepared.options.wait_hosts or FIRST_ANSWER_SECONDS
+        begun = time.monotonic()
+        gate = asyncio.Semaphore(PROBES_AT_ONCE)
+
+        async def probe(place: int) -> Capabilities | Failure:
+            async with gate:
+                return await backend.probe(servers.endpoints[place], PROBE_SECONDS)
+
+        while True:
+            found = await asyncio.gather(*(probe(i) for i in range(len(servers.endpoints))))
+            known: dict[str, Capabilities] = {}
+            failures: list[Failure] = []
+            for endpoint, result in zip(servers.endpoints, found, strict=True):
+                if isinstance(result, Capabilities):
+                    known[endpoint.name] = result
+                elif result.status is not None:
+                    # Somebody is there; what is wrong will be each row's own failure.
+                    known[endpoint.name] = Capabilities()
+                else:
+                    failures.append(result)
+            if known:
+                return known
+            waited = time.monotonic() - begun
+            if waited >= patience or not failures[0].passing:
+                raise StoppedEarly(
+                    f"no endpoint answers after {waited:.0f} s: {failures[0].message}",
+                    hint="start the server, or wait for it with --wait-hosts 10m",
+                )
+            if self._switch.asked.done():
+                return {}
+            self._progress.note(f"waiting for an endpoint: {failures[0].message}")
+            await asyncio.wait([self._switch.asked], timeout=min(1.0, patience - waited))
+
+    # --- the run ------------------------------------------------------------------------------
+
+    async def _drive(
+        self,
+        backend: Backend,
+        servers: Servers,
+        model: str | None,
+        known: Mapping[str, Capabilities],
+    ) -> Ended:
+        prepared, store = self._prepared, self._store
+        job, rows = prepared.job, prepared.rows
+        assert rows is not None
+        self._fleet = make_fleet(
+            job,
+            servers,
+            backend,
+            handles=raise_file_limit(4096),
+            on_attempt=self._on_attempt,
+            notice=self._notice,
+        )
+        plan = make_plan(prepared, servers, model, known)
+        engine = Engine(
+            plan,
+            self._fleet,
+            store.journal,
+            sharing=Sharing(store.journal.read_at, store.reuse, dedupe=deduped(job)),
+            guards=Guards(
+                canary=prepared.options.canary,
+                stop_after=job.limits.stop_after_failures,
+                budget_usd=job.limits.budget_usd,
+            ),
+            emit=self._emit,
+            gate=self._stdout.room if self._stdout is not None else None,
+        )
+        if self._stdout is not None and self._lines is not None:
+            for line in self._lines.earlier():
+                self._stdout.put(line)
+        self._feeder = Feeder(rows.batches(), self._pending)
+        self._feeder.start()
+        ticker = asyncio.create_task(self._tick_forever())
+        feeding = asyncio.create_task(engine.run(self._feeder))
+        stop = await self._first_reason(feeding, engine, ticker)
+        given_up = 0
+        if stop is not None:
+            feeding.cancel()
+            given_up = await self._drain(self._fleet, stop)
+        self._feeder.close()
+        ticker.cancel()
+        await asyncio.gather(feeding, ticker, return_exceptions=True)
+        if self._stdout is not None and self._lines is not None:
+            for line in self._lines.rest():
+                self._stdout.put(line)
+            await self._stdout.finish()
+        if stop is not None and self._switch.code is not None:
+            stop = msgspec.structs.replace(stop, code=self._switch.code)
+        return Ended(stop, self._snapshot(), given_up)
+
+    async def _first_reason(
+        self,
+        feeding: asyncio.Task[None],
+        engine: Engine,
+        ticker: asyncio.Task[None],
+    ) -> Stop | None:
+        """Wait for the end of the rows or the first reason to stop before it."""
+        fleet = self._fleet
+        assert fleet is not None
+        await asyncio.wait(
+            {feeding, ticker, self._switch.asked, fleet.stopped, engine.advice},
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if fleet.stopped.done():
+            return stop_for(fleet.stopped.result())
+        for task in (feeding, ticker):
+            if task.done() and (error := task.exception()) is not None:
+                return stop_for(error)
+        if engine.advice.done():
+            advice = engine.advice.result()
+            return Stop(EXIT_NEEDS_PERSON, advice.reason, advice.hint)
+        if self._switch.asked.done() and not feeding.done():
+            return self._switch.asked.result()
+        return None
+
+    async def _drain(self, fleet: Fleet, stop: Stop) -> int:
+        """Let what is in flight end within the grace time, or until a second signal."""
+        if stop.grace:
+            self._progress.note(f"{stop.reason}: waiting up to {stop.grace:g} s for what is sent")
+        draining = asyncio.create_task(fleet.drain(stop.grace))
+        hurry = asyncio.create_task(self._switch.hurried.wait())
+        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not draining.done():
+            draining.cancel()
+            return await fleet.drain(0.0)
+        return draining.result()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._store.tick()
+            if self._store.stop_requested():
+                self._switch.ask(Stop(EXIT_STOPPED, f"{self._store.path / 'stop'} is there"))
+            self._progress.update(self._snapshot())
+
+    # --- what comes of the rows -----------------------------------------------------------------
+
+    def _pending(self, row: Row) -> list[int]:
+        """The answers of a row that are still to do (called in the reader's thread)."""
+        answers = self._store.pending(row, self._prepared.job.answers)
+        if self._lines is not None:
+            self._lines.expect(row, answers)
+        return answers
+
+    def _on_attempt(self, attempt: Attempt) -> None:
+        self._store.journal.write_attempt(attempt)
+        self._tally.attempt(attempt)
+
+    def _emit(self, outcome: Outcome, location: int, row: Row) -> None:
+        self._tally.outcome(outcome)
+        if self._stdout is not None and self._lines is not None:
+            for line in self._lines.add(outcome, location, row):
+                self._stdout.put(line)
+
+    def _stdout_closed(self) -> None:
+        self._switch.ask(Stop(EXIT_STOPPED, "stdout was closed"))
+
+    def _snapshot(self) -> Snapshot:
+        fleet = self._fleet.stats() if self._fleet else NO_FLEET
+        rows = self._prepared.rows
+        position, size = rows.progress() if rows is not None else (0, None)
+        feeder = self._feeder
+        feed = FeedStats(
+            read=feeder.read if feeder else 0,
+            skipped=feeder.skipped if feeder else 0,
+            position=position,
+            size=size,
+            ended=feeder.ended if feeder else False,
+        )
+        return self._tally.snapshot(fleet, feed)

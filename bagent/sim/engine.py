@@ -1,0 +1,378 @@
+"""The simulated engine: continuous batching with chunked prefill, on a clock given from outside.
+
+The engine works in steps, as vLLM's V1 scheduler does. A step gives every decoding sequence one
+token and spends the rest of its token budget on prefills, first come first served, so that a
+request's first token comes at the end of the step that finishes its prefill:
+
+* a step takes ``p / prefill + (1 + batch_slowdown * (b - 1)) / decode`` seconds with ``p`` prompt
+  tokens and ``b`` decoding sequences (no second term for ``b`` = 0);
+* alone, a request of ``P`` uncached tokens that fits one step has TTFT = ``P / prefill`` and
+  TPOT = ``1 / decode``;
+* with ``b`` decoding all the time, TPOT = ``(1 + batch_slowdown * (b - 1)) / decode``.
+
+When the KV cache is full, the sequence admitted last is preempted: it goes back to the queue and
+is computed again from its prompt and what it had generated.
+
+Equal steps are taken together: between two events (an arrival, an end, a full cache) nothing
+changes but counts, so a sequence costs the same few operations whatever its length. Only while a
+sequence is streamed is every step an event. Nothing here knows sockets, tasks or real clocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bagent.sim.config import BLOCK, EngineConfig
+from bagent.sim.kv import BlockCache
+from bagent.sim.metrics import EngineStats
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One sequence to generate.
+
+    Args:
+        prompt_tokens: length of the prompt.
+        output_tokens: how many tokens it will generate; 0 for an embedding.
+        blocks: hashes of the full blocks of prompt and answer (see
+            :func:`bagent.sim.tokens.block_hashes`).
+        priority: lower is served earlier, where the engine serves by priority.
+        stream: report every step, not only the end.
+        max_tokens: what the caller allowed, for the metrics.
+        stopped: whether it ends by itself (``stop``) rather than at its limit (``length``).
+        tag: anything that the caller wants to find again.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    blocks: Seq[int] = ()
+    priority: int = 0
+    stream: bool = False
+    max_tokens: int = 0
+    stopped: bool = True
+    tag: Any = None
+
+
+class Sequence:
+    """A request on its way through the engine; times are on the engine's clock, in seconds."""
+
+    __slots__ = (
+        "admitted_at",
+        "arrived_at",
+        "base",
+        "cached_tokens",
+        "cancelled",
+        "finished_at",
+        "first_token_at",
+        "held",
+        "joined",
+        "number",
+        "phase",
+        "preemptions",
+        "prefill_left",
+        "request",
+        "state",
+    )
+
+    def __init__(self, request: Request, number: int, now: float) -> None:
+        self.request = request
+        self.number = number
+        self.arrived_at = now
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.finished_at: float | None = None
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.cancelled = False
+        self.state = "waiting"
+        self.base = 0
+        """Tokens generated before it joined the decode batch (the last time)."""
+        self.joined = 0
+        self.phase = 0
+        self.prefill_left = 0
+        self.held = 0
+        """Named blocks that it holds."""
+
+
+@dataclass(slots=True)
+class _Step:
+    start: float
+    seconds: float
+    count: int
+    chunks: list[tuple[Sequence, int]]
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds * self.count
+
+
+class Engine:
+    """See the module's text. Every method takes ``now``, seconds on a clock that never goes back.
+
+    Call :meth:`advance` when :meth:`next_event` is due; calling it late gives the same times.
+    """
+
+    def __init__(self, config: EngineConfig, stats: EngineStats | None = None) -> None:
+        self.config = config
+        self.stats = stats or EngineStats(config.max_model_len)
+        self.kv = BlockCache(config.kv_blocks)
+        self._queue: list[tuple[int, int, Sequence]] = []
+        self._waiting = 0
+        self._prefilling: deque[Sequence] = deque()
+        self._decoding: dict[Sequence, None] = {}
+        self._streaming: dict[Sequence, None] = {}
+        self._ends: list[tuple[int, int, Sequence]] = []
+        self._phases = [0] * BLOCK
+        self._steps = 0
+        self._numbers = 0
+        self._step: _Step | None = None
+        self._changed: dict[Sequence, None] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self._waiting
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch: prefilling or decoding."""
+        return len(self._prefilling) + len(self._decoding)
+
+    def generated(self, seq: Sequence) -> int:
+        """Tokens that ``seq`` has generated so far."""
+        return seq.base + (self._steps - seq.joined if seq.state == "decoding" else 0)
+
+    def next_event(self) -> float | None:
+        """When :meth:`advance` has something to do; None while idle."""
+        return self._step.end if self._step else None
+
+    def submit(self, request: Request, now: float) -> Sequence:
+        """Put a request into the queue.
+
+        Raises:
+            ValueError: prompt and answer are longer than the context.
+        """
+        if request.prompt_tokens + request.output_tokens > self.config.max_model_len:
+            raise ValueError("prompt and answer are longer than the context")
+        self._settle(now)
+        seq = Sequence(request, self._numbers, now)
+        self._numbers += 1
+        self._enqueue(seq)
+        if self._step is None:
+            self._begin(now)
+        elif self.running < self.config.max_num_seqs:
+            self._shorten(now)
+        return seq
+
+    def cancel(self, seq: Sequence, now: float) -> None:
+        """Take a sequence out; it leaves the batch at once and its blocks are free."""
+        self._settle(now)
+        if seq.cancelled or seq.state == "done":
+            return
+        seq.cancelled = True
+        self._changed.pop(seq, None)
+        self.stats.aborted += 1
+        if seq.state == "waiting":
+            self._waiting -= 1
+        else:
+            self._leave(seq, keep=False)
+            if self._step is not None:
+                self._step.chunks = [c for c in self._step.chunks if c[0] is not seq]
+                self._shorten(now)
+        seq.state = "done"
+        if self._step and not self._decoding and not self._step.chunks:
+            self._step = None
+            self._begin(now)
+
+    def advance(self, now: float) -> list[Sequence]:
+        """Work up to ``now``: the sequences that ended, and streamed ones that have new tokens."""
+        self._settle(now)
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
+
+    def _settle(self, now: float) -> None:
+        while self._step is not None and self._step.end <= now:
+            step, self._step = self._step, None
+            self._complete(step)
+            self._begin(step.end)
+
+    def _enqueue(self, seq: Sequence) -> None:
+        seq.state = "waiting"
+        rank = seq.request.priority if self.config.priority else 0
+        heapq.heappush(self._queue, (rank, seq.number, seq))
+        self._waiting += 1
+
+    def _shorten(self, now: float) -> None:
+        """End a run of equal steps with the one in progress, so that the batch can change."""
+        step = self._step
+        if step is not None and step.count > 1:
+            passed = int((now - step.start) / step.seconds) + 1
+            step.count = max(1, min(step.count, passed))
+
+    def _begin(self, now: float) -> None:
+        """Compose the next step, or stay idle."""
+        full = self._make_room()
+        decoding = len(self._decoding)
+        budget = self.config.max_num_batched_tokens - decoding
+        chunks: list[tuple[Sequence, int]] = []
+        for seq in self._prefilling:
+            if budget <= 0:
+                break
+            chunks.append((seq, min(seq.prefill_left, budget)))
+            budget -= chunks[-1][1]
+        while not full and budget > 0 and self.running < self.config.max_num_seqs:
+            admitted = self._admit(now)
+            if admitted is None:
+                break
+            chunks.append((admitted, min(admitted.prefill_left, budget)))
+            budget -= chunks[-1][1]
+        seconds = 0.0
+        if decoding:
+            slower = 1.0 + self.config.batch_slowdown * (decoding - 1)
+            seconds = slower / self.config.decode
+        if chunks:
+            seconds += sum(tokens for _, tokens in chunks) / self.config.prefill
+            self._step = _Step(now, seconds, 1, chunks)
+        elif decoding:
+            self._step = _Step(now, seconds, self._equal_steps(), [])
+
+    def _equal_steps(self) -> int:
+        """How many steps can be taken together: until an end, a stream's token or a full cache."""
+        if self._streaming:
+            return 1
+        ends = self._ends
+        while ends[0][2].state != "decoding" or self._end_of(ends[0][2]) != ends[0][0]:
+            heapq.heappop(ends)
+        most = ends[0][0] - self._steps
+        batch = len(self._decoding)
+        whole = min(most // BLOCK, self.kv.available // batch)
+        room = self.kv.available - whole * batch
+        steps = whole * BLOCK
+        while steps < most and self._growth(self._steps + steps) <= room:
+            room -= self._growth(self._steps + steps)
+            steps += 1
+        return steps
+
+    def _growth(self, step: int) -> int:
+        """Blocks that the decode batch begins in the step with this number."""
+        return self._phases[-step % BLOCK]
+
+    def _end_of(self, seq: Sequence) -> int:
+        return seq.joined + seq.request.output_tokens - seq.base
+
+    def _make_room(self) -> bool:
+        """Preempt the sequences admitted last until the next decode step fits; True if any was."""
+        before = self.stats.preemptions
+        while self._decoding and self._growth(self._steps) > self.kv.available:
+            victim = self._prefilling[-1] if self._prefilling else next(reversed(self._decoding))
+            self._leave(victim, keep=False)
+            victim.preemptions += 1
+            self.stats.preemptions += 1
+            self._enqueue(victim)
+        return self.stats.preemptions > before
+
+    def _admit(self, now: float) -> Sequence | None:
+        """Take the first of the queue into the batch, if its prompt fits the cache."""
+        while self._queue and self._queue[0][2].cancelled:
+            heapq.heappop(self._queue)
+        if not self._queue:
+            return None
+        seq = self._queue[0][2]
+        length = seq.request.prompt_tokens + seq.base
+        full = length // BLOCK if self.config.prefix_cache else 0
+        hashes = seq.request.blocks[:full]
+        hits = self.kv.match(hashes, (length - 1) // BLOCK)
+        growth = self._growth(self._steps) if self._decoding else 0
+        if not self.kv.acquire(hashes, -(-length // BLOCK) - len(hashes), growth):
+            return None
+        heapq.heappop(self._queue)
+        self._waiting -= 1
+        seq.held = len(hashes)
+        seq.prefill_left = length - hits * BLOCK
+        seq.state = "prefilling"
+        if seq.admitted_at is None:
+            seq.admitted_at = now
+            seq.cached_tokens = hits * BLOCK
+            self.stats.admitted(length, seq.cached_tokens)
+        self._prefilling.append(seq)
+        return seq
+
+    def _complete(self, step: _Step) -> None:
+        """Account for the steps just done and let sequences end or join the decode batch."""
+        decoding = len(self._decoding)
+        prefilled = 0
+        for _, tokens in step.chunks:
+            prefilled += tokens
+        self.stats.stepped(prefilled + decoding, decoding, step.seconds, step.count)
+        if decoding:
+            grown = step.count // BLOCK * decoding
+            for i in range(step.count % BLOCK):
+                grown += self._phases[-(self._steps + i) % BLOCK]
+            self.kv.grow(grown)
+            self._steps += step.count
+            self._changed.update(self._streaming)
+            self._end_sequences(step.end)
+        for seq, tokens in step.chunks:
+            seq.prefill_left -= tokens
+            if seq.prefill_left == 0:
+                self._prefilling.remove(seq)
+                self._join(seq, step.end)
+
+    def _end_sequences(self, now: float) -> None:
+        ends = self._ends
+        while ends and ends[0][0] <= self._steps:
+            number, _, seq = heapq.heappop(ends)
+            if seq.state == "decoding" and self._end_of(seq) == number:
+                self._finish(seq, now)
+
+    def _join(self, seq: Sequence, now: float) -> None:
+        """The prefill is done, which gives one token; the rest are decoded."""
+        request = seq.request
+        seq.state = "decoding"
+        seq.joined = self._steps
+        if request.output_tokens:
+            seq.base += 1
+            self.stats.generation_tokens += 1
+        if seq.first_token_at is None:
+            seq.first_token_at = now
+            self.stats.ttft.observe(now - seq.arrived_at)
+        seq.phase = (request.prompt_tokens + seq.base - 1 - self._steps) % BLOCK
+        self._decoding[seq] = None
+        self._phases[seq.phase] += 1
+        if request.stream:
+            self._streaming[seq] = None
+            self._changed[seq] = None
+        if seq.base >= request.output_tokens:
+            self._finish(seq, now)
+        else:
+            heapq.heappush(self._ends, (self._end_of(seq), seq.number, seq))
+
+    def _finish(self, seq: Sequence, now: float) -> None:
+        self._leave(seq, keep=self.config.prefix_cache)
+        seq.state = "done"
+        seq.finished_at = now
+        self.stats.finished(seq)
+        self._changed[seq] = None
+
+    def _leave(self, seq: Sequence, *, keep: bool) -> None:
+        """Out of the batch; ``keep`` leaves its full blocks in the cache for later requests."""
+        prompt = seq.request.prompt_tokens
+        if seq.state == "decoding":
+            seq.base = self.generated(seq)
+            written = prompt + max(seq.base - 1, 0)
+            del self._decoding[seq]
+            self._streaming.pop(seq, None)
+            self._phases[seq.phase] -= 1
+        else:
+            written = prompt + seq.base
+            self._prefilling.remove(seq)
+        private = -(-written // BLOCK) - seq.held
+        named = seq.request.blocks[seq.held : written // BLOCK] if keep else ()
+        self.kv.release(seq.request.blocks[: seq.held], private, named)
+        seq.joined = self._steps

@@ -1,0 +1,337 @@
+"""One simulated endpoint: the routes of an OpenAI-compatible vLLM server over one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from aiohttp import web
+
+from bagent import __version__
+from bagent.sim import protocol, tokens
+from bagent.sim.config import EngineConfig, FaultConfig, SimConfig
+from bagent.sim.driver import Driver, Flight
+from bagent.sim.engine import Engine, Request
+from bagent.sim.faults import Fault, Faults
+from bagent.sim.metrics import render_metrics
+from bagent.sim.orders import Order, OrderDesk
+from bagent.sim.protocol import ApiError
+from bagent.sim.replies import ChunkMaker, encode, reply_body
+from bagent.sim.words import seeded, unit_vector
+
+VERSION = "0.33.0+bagent.sim"
+"""What ``/version`` says: the vLLM release whose protocol is simulated, and that it is."""
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+_JSON = {"Content-Type": "application/json"}
+_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_BROKEN_EVENT = b'data: {"id": "broken", "choices": [{"ind\n\n'
+
+
+def scaled_engine(config: SimConfig, faults: FaultConfig) -> EngineConfig:
+    """The engine as fast as ``speedup`` and ``slow`` make it."""
+    factor = config.speedup / faults.slow
+    engine = config.engine
+    return replace(engine, prefill=engine.prefill * factor, decode=engine.decode * factor)
+
+
+class Replica:
+    """One endpoint; needs a running event loop.
+
+    Args:
+        config: the fleet's config.
+        number: its number in the fleet, from 0.
+        die: called when it has to close its socket and all connections.
+    """
+
+    def __init__(self, config: SimConfig, number: int, die: Callable[[], None]) -> None:
+        last = config.replicas if config.faults.faulty is None else config.faults.faulty
+        faults = config.faults if number >= config.replicas - last else FaultConfig()
+        self.config = config
+        self.engine = Engine(scaled_engine(config, faults))
+        self.faults = Faults(faults, config.seed, number)
+        self.driver = Driver(self.engine)
+        self._die = die
+        self._ids = itertools.count()
+        self._name = f"sim{number}"
+        self._desk = OrderDesk(config, self._new_id)
+        self._routes: dict[tuple[str, str], Handler] = {
+            ("GET", "/health"): self._ok,
+            ("GET", "/ping"): self._ok,
+            ("GET", "/version"): self._version,
+            ("GET", "/openapi.json"): self._openapi,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/chat/completions/batch"): self._chat_batch,
+            ("POST", "/v1/completions"): self._completions,
+            ("POST", "/v1/embeddings"): self._embeddings,
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
+        }
+        self._paths = {path for _, path in self._routes}
+
+    def _new_id(self) -> str:
+        return f"{self._name}-{next(self._ids):08x}"
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one HTTP request."""
+        path = request.path
+        handler = self._routes.get((request.method, path))
+        if handler is None:
+            status, text = (
+                (405, "Method Not Allowed") if path in self._paths else (404, "Not Found")
+            )
+            return _json({"detail": text}, status)
+        key = self.config.api_key
+        if (
+            key
+            and path.startswith("/v1")
+            and request.headers.get("Authorization") != f"Bearer {key}"
+        ):
+            return _json({"error": "Unauthorized"}, 401)
+        try:
+            response = await handler(request)
+        except ApiError as error:
+            response = web.Response(body=error.body(), status=error.status, headers=_JSON)
+        return response
+
+    async def _ok(self, _request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response()
+
+    async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:
+        return _json({"version": VERSION})
+
+    async def _openapi(self, _request: web.BaseRequest) -> web.StreamResponse:
+        paths: dict[str, dict[str, object]] = {}
+        for method, path in self._routes:
+            paths.setdefault(path, {})[method.lower()] = {"responses": {"200": {"description": ""}}}
+        info = {"title": "bagent simulated engine", "version": __version__}
+        return _json({"openapi": "3.1.0", "info": info, "paths": paths})
+
+    async def _metrics(self, _request: web.BaseRequest) -> web.StreamResponse:
+        text = render_metrics(self.engine, self.config.model, self.faults.counts)
+        return web.Response(text=text, content_type="text/plain")
+
+    async def _models(self, _request: web.BaseRequest) -> web.StreamResponse:
+        model = {
+            "id": self.config.model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "bagent-sim",
+            "root": self.config.model,
+            "parent": None,
+            "max_model_len": self.config.engine.max_model_len,
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, self._desk.chat)
+
+    async def _chat_batch(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, self._desk.chat_batch)
+
+    async def _completions(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, self._desk.completion)
+
+    async def _generate(
+        self, request: web.BaseRequest, read: Callable[[bytes, str | None], Order]
+    ) -> web.StreamResponse:
+        fault = self.faults.next()
+        body = await request.content.read()
+        if fault.dead:
+            return self._dead(request)
+        if fault.limited:
+            return self._limited()
+        order = read(body, request.headers.get("X-Request-Id"))
+        if fault.stall:
+            self.faults.shown("stall")
+            await asyncio.sleep(self.faults.config.stall / self.config.speedup)
+        self._check_queue(len(order.samples))
+        flight = Flight(stream=order.stream)
+        try:
+            self.driver.start(flight, order.engine_requests(flight))
+            for sample, sequence in zip(order.samples, flight.sequences, strict=True):
+                sample.sequence = sequence
+            if order.stream:
+                return await self._stream(request, order, flight, fault)
+            await flight.news()
+        finally:
+            if flight.left:
+                self.driver.drop(flight)
+        return await self._whole(request, order, fault)
+
+    def _dead(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.faults.shown("dead")
+        if request.transport is not None:
+            request.transport.abort()
+        self._die()
+        return web.Response(status=503)
+
+    def _limited(self) -> web.StreamResponse:
+        self.faults.shown("rate_429")
+        wait = self.faults.config.retry_after
+        headers: dict[str, str] = dict(_JSON)
+        if wait is not None:
+            headers["Retry-After"] = f"{wait:g}"
+        error = ApiError(429, "Simulated rate limit: try again later.", "rate_limit_exceeded")
+        return web.Response(body=error.body(), status=429, headers=headers)
+
+    def _check_queue(self, more: int) -> None:
+        """Refuse with 503, as vLLM with ``--max-num-queued-reqs``, when too many wait already."""
+        most = self.faults.config.max_queue
+        room = max(0, self.config.engine.max_num_seqs - self.engine.running)
+        if most is not None and self.engine.waiting + max(0, more - room) > most:
+            self.faults.shown("overload")
+            self.engine.stats.rejected += more
+            message = "The engine is currently busy: its queue is full. Try again later."
+            raise ApiError(503, message, "Service Unavailable")
+
+    async def _whole(
+        self, request: web.BaseRequest, order: Order, fault: Fault
+    ) -> web.StreamResponse:
+        disorder = fault.disorder and len(order.samples) > 1
+        if disorder:
+            self.faults.shown("disorder")
+        body = reply_body(order.head, order.samples, order.prompts, disorder=disorder)
+        if fault.cut:
+            return await self._cut_body(request, body)
+        if fault.malformed:
+            self.faults.shown("malformed")
+            body = body[: len(body) // 2]
+        return web.Response(body=body, headers=_headers(request))
+
+    async def _cut_body(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        self.faults.shown("cut")
+        response = web.StreamResponse(headers={**_JSON, "Content-Length": str(len(body))})
+        await response.prepare(request)
+        await response.write(body[: len(body) // 2])
+        _hang_up(request)
+        return response
+
+    async def _stream(
+        self, request: web.BaseRequest, order: Order, flight: Flight, fault: Fault
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={**_headers(request), **_STREAM})
+        await response.prepare(request)
+        maker = ChunkMaker(order.head, order.samples, order.prompts, continuous=order.continuous)
+        samples = {sample.sequence: sample for sample in order.samples}
+        breaks = fault.cut or fault.malformed
+        half = sum(tokens.count(sample.answer.packed) for sample in order.samples) // 2
+        made = 0
+        await response.write(b"".join(maker.opening()))
+        while flight.left:
+            chunks: list[bytes] = []
+            for sequence in await flight.news():
+                upto = self.engine.generated(sequence)
+                chunks.append(maker.tokens_until(samples[sequence], upto))
+                made += bool(chunks[-1])
+            if breaks and (made >= half or not flight.left):
+                breaks = False
+                if fault.cut:
+                    self.faults.shown("cut")
+                    await response.write(b"".join(chunks)[:-20])
+                    _hang_up(request)
+                    return response
+                self.faults.shown("malformed")
+                chunks.append(_BROKEN_EVENT)
+            await response.write(b"".join(chunks))
+        await response.write(maker.closing(usage=order.include_usage))
+        await response.write_eof()
+        return response
+
+    async def _embeddings(self, request: web.BaseRequest) -> web.StreamResponse:
+        asked = protocol.decode(await request.content.read(), protocol.EmbeddingRequest)
+        protocol.check_model(asked.model, self.config.model)
+        prompts = protocol.pack_prompts(asked.input, "input")
+        size = asked.dimensions or self.config.answers.embedding_size
+        if size < 1 or asked.encoding_format not in ("float", "base64"):
+            raise ApiError(400, "dimensions must be positive, encoding_format float or base64.")
+        for prompt in prompts:
+            if tokens.count(prompt) > self.config.engine.max_model_len:
+                raise ApiError(
+                    400,
+                    f"This model's maximum context length is {self.config.engine.max_model_len} "
+                    f"tokens. However, you requested {tokens.count(prompt)} tokens in the input "
+                    "for embedding generation. Please reduce the length of the input.",
+                )
+        flight = Flight(stream=False)
+        try:
+            wanted = [Request(tokens.count(p), 0, tag=flight) for p in prompts]
+            self.driver.start(flight, wanted)
+            await flight.news()
+        finally:
+            if flight.left:
+                self.driver.drop(flight)
+        vectors = [unit_vector(seeded(p, self.config.seed, "embedding"), size) for p in prompts]
+        form = asked.encoding_format
+        data = [
+            {"index": i, "object": "embedding", "embedding": _encoded(vector, form)}
+            for i, vector in enumerate(vectors)
+        ]
+        used = sum(tokens.count(prompt) for prompt in prompts)
+        usage = {"prompt_tokens": used, "total_tokens": used, "completion_tokens": 0}
+        return _json(
+            {
+                "id": f"embd-{self._new_id()}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": self.config.model,
+                "data": data,
+                "usage": usage,
+            }
+        )
+
+    async def _tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        asked = protocol.decode(await request.content.read(), protocol.TokenizeRequest)
+        protocol.check_model(asked.model, self.config.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise ApiError(400, "Either prompt or messages must be given.")
+        text = asked.prompt
+        if text is None:
+            text = protocol.render_chat(asked, asked.messages)
+        packed = tokens.pack(text)
+        return _json(
+            {
+                "count": tokens.count(packed),
+                "max_model_len": self.config.engine.max_model_len,
+                "tokens": tokens.ids_of(packed),
+                "token_strs": tokens.token_texts(packed) if asked.return_token_strs else None,
+            }
+        )
+
+    async def _detokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        asked = protocol.decode(await request.content.read(), protocol.DetokenizeRequest)
+        protocol.check_model(asked.model, self.config.model)
+        try:
+            return _json({"prompt": tokens.text_of(tokens.pack_ids(asked.tokens))})
+        except ValueError as error:
+            raise ApiError(400, str(error), param="tokens") from None
+
+
+def _json(body: object, status: int = 200) -> web.Response:
+    return web.Response(body=encode(body), status=status, headers=_JSON)
+
+
+def _headers(request: web.BaseRequest) -> dict[str, str]:
+    """JSON headers that give the client's request id back."""
+    name = request.headers.get("X-Request-Id")
+    return {**_JSON, "X-Request-Id": name} if name else _JSON
+
+
+def _hang_up(request: web.BaseRequest) -> None:
+    """Send what is written, then close the connection without an end mark."""
+    if request.transport is not None:
+        request.transport.close()
+
+
+def _encoded(vector: list[float], form: str) -> list[float] | str:
+    if form == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

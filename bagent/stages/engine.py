@@ -1,0 +1,116 @@
+"""Drives the rows of one map stage through the fleet and writes what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from bagent.agents.conversation import Conversation
+from bagent.agents.plan import StagePlan
+from bagent.fleet.call import Call
+from bagent.fleet.dispatcher import Fleet
+from bagent.stages.feeder import Feeder
+from bagent.stages.guards import Guards, StopAdvice
+from bagent.stages.sharing import Sharing, copy_outcome
+from bagent.types import PASSING_KINDS, Outcome, Row
+
+MOST_FOLLOWERS = 10_000
+"""Rows that may wait for equal requests in flight: it bounds memory."""
+
+
+class OutcomeLog(Protocol):
+    """Where finished rows go first: :class:`bagent.store.journal.Journal`."""
+
+    def write(self, outcome: Outcome) -> int:
+        """Write one outcome; returns its location. Raises WriteError."""
+        ...
+
+
+class Engine:
+    """Makes conversations of rows, sends their calls, writes their outcomes.
+
+    Args:
+        emit: gets each outcome, its place in the journal, and its row, once it is written.
+        gate: awaited before each batch of rows; backpressure of whoever takes the outcomes.
+
+    ``advice`` gets the reason to stop, once the guards have one.
+    """
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        fleet: Fleet,
+        journal: OutcomeLog,
+        *,
+        sharing: Sharing,
+        guards: Guards,
+        emit: Callable[[Outcome, int, Row], None],
+        gate: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._plan = plan
+        self._fleet = fleet
+        self._journal = journal
+        self._sharing = sharing
+        self._guards = guards
+        self._emit = emit
+        self._gate = gate
+        self._no_followers = asyncio.Event()
+        self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
+
+    async def run(self, feeder: Feeder) -> None:
+        """Feed all rows and wait until each has ended; cancel it to stop feeding."""
+        async for batch in feeder:
+            if self._gate is not None:
+                await self._gate()
+            for row, answers in batch:
+                for answer in answers:
+                    await self._fleet.room()
+                    while self._sharing.waiting > MOST_FOLLOWERS:
+                        self._no_followers.clear()
+                        await self._no_followers.wait()
+                    self._begin(Conversation(self._plan, row, answer, self))
+        await self._fleet.idle()
+
+    def _begin(self, conversation: Conversation) -> None:
+        call = conversation.open()
+        if call is None:
+            return
+        found = self._sharing.answer_for(conversation)
+        if found is not None:
+            self.finish(conversation, copy_outcome(conversation, found, self.now(), found.key))
+        elif not self._sharing.follow(conversation):
+            self._submit(call, urgent=False)
+
+    def _submit(self, call: Call, *, urgent: bool) -> None:
+        seconds = self._plan.row_seconds
+        if seconds is not None and call.give_up_at is None:
+            call.give_up_at = asyncio.get_running_loop().time() + seconds
+        self._fleet.submit(call, urgent=urgent)
+
+    # --- what conversations ask for -------------------------------------------------------------
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    def ask(self, conversation: Conversation, call: Call) -> None:
+        """Send a further call; it goes before new rows."""
+        self._submit(call, urgent=True)
+
+    def finish(self, conversation: Conversation, outcome: Outcome) -> None:
+        """Write the outcome, then tell everybody who waits for it."""
+        location = self._journal.write(outcome)
+        self._emit(outcome, location, conversation.row)
+        advice = self._guards.outcome(outcome)
+        if advice is not None and not self.advice.done():
+            self.advice.set_result(advice)
+        for follower in self._sharing.finished(conversation, outcome, location):
+            if outcome.error_kind in PASSING_KINDS:
+                self._begin(Conversation(self._plan, follower.row, follower.answer, self))
+            else:
+                copy = copy_outcome(follower, outcome, self.now(), outcome.key)
+                self.finish(follower, copy)
+        if self._sharing.waiting <= MOST_FOLLOWERS:
+            self._no_followers.set()

@@ -1,0 +1,89 @@
+"""Reads rows in a thread of their own and hands them to the event loop, a few batches ahead.
+
+Reading, parsing and skipping what was finished earlier never stall the requests in flight, and a
+slow pipe never blocks the loop. The semaphore is the backpressure: memory holds a few batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+from bagent.errors import BagentError
+from bagent.types import Row
+
+BATCHES_AHEAD = 4
+
+Work = list[tuple[Row, list[int]]]
+"""Rows with the numbers of their answers that are still to do."""
+
+
+class Feeder:
+    """Iterate over it asynchronously for batches of work; use it once.
+
+    Args:
+        batches: the rows, read in the thread.
+        pending: which answers of a row are still to do; called in the thread.
+    """
+
+    def __init__(self, batches: Iterator[list[Row]], pending: Callable[[Row], list[int]]) -> None:
+        self.read = 0
+        self.skipped = 0
+        self.ended = False
+        self._batches = batches
+        self._pending = pending
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Work | BaseException | None] = asyncio.Queue()
+        self._ahead = threading.Semaphore(BATCHES_AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="bagent-rows", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Read no more; a read that waits on a pipe is left to end with the process."""
+        self._closed.set()
+        self._ahead.release()
+
+    def __aiter__(self) -> Feeder:
+        return self
+
+    async def __anext__(self) -> Work:
+        item = await self._queue.get()
+        self._ahead.release()
+        if item is None:
+            self.ended = True
+            raise StopAsyncIteration
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def _work(self) -> None:
+        try:
+            for batch in self._batches:
+                work = []
+                for row in batch:
+                    answers = self._pending(row)
+                    if answers:
+                        work.append((row, answers))
+                    else:
+                        self.skipped += 1
+                self.read += len(batch)
+                if work and not self._put(work):
+                    return
+            self._put(None)
+        except (BagentError, OSError, ValueError, RuntimeError) as error:
+            self._put(error)
+
+    def _put(self, item: Work | BaseException | None) -> bool:
+        self._ahead.acquire()
+        if self._closed.is_set():
+            return False
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return False
+        return True

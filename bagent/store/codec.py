@@ -1,0 +1,227 @@
+"""How a record becomes one line of the journal, and how a line is read again.
+
+A line is JSON in UTF-8 without line breaks, whatever the record holds: lone surrogates become the
+visible text ``\\udXXX``, NaN and infinities become strings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, get_args
+
+import msgspec
+
+from bagent.types import ErrorKind, Json, Outcome, Status
+
+STATUSES: tuple[str, ...] = get_args(Status)
+"""The words of ``Outcome.status``; the first is ``ok``."""
+
+ERROR_KINDS: tuple[str, ...] = get_args(ErrorKind)
+"""The words of ``Outcome.error_kind``."""
+
+OTHER_KIND = 31
+"""Code of an error kind that this version does not know."""
+
+OK_CODE = 0
+"""Code of a good outcome: status ``ok``, no error kind."""
+
+_KIND_CODES: dict[str | None, int] = {None: 0} | {k: i for i, k in enumerate(ERROR_KINDS, 1)}
+_STATUS_CODES = {status: number << 5 for number, status in enumerate(STATUSES)}
+_JSON_FIELDS = frozenset({"id", "output", "logprobs", "messages"})
+_SURROGATE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
+_DEEPEST = 400
+_SIMPLE = frozenset({str, int, type(None)})
+_REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+
+class Brief(msgspec.Struct):
+    """The narrow part of an outcome line that the index needs."""
+
+    key: str
+    row: int
+    stage: str
+    status: str
+    answer: int = 0
+    error_kind: str | None = None
+    request_hash: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost_usd: float | None = None
+    finished_at: float | None = None
+
+
+class OutcomeLine(Outcome, omit_defaults=True):
+    """An outcome as it is read: msgspec reads raw JSON only into a field that is never None."""
+
+    output: msgspec.Raw = msgspec.Raw(b"")
+
+
+_ENCODER = msgspec.json.Encoder()
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+_LINE = msgspec.json.Decoder(OutcomeLine)
+_BRIEF = msgspec.json.Decoder(Brief)
+
+
+def code_of(status: str, error_kind: str | None) -> int:
+    """One byte for a status and an error kind; 0 means ok.
+
+    Raises:
+        KeyError: no such status.
+    """
+    return _STATUS_CODES[status] | _KIND_CODES.get(error_kind, OTHER_KIND)
+
+
+def status_of(code: int) -> str:
+    """The status word in a code made by :func:`code_of`."""
+    return STATUSES[code >> 5]
+
+
+def kind_of(code: int) -> str | None:
+    """The error kind in a code made by :func:`code_of`; ``other`` for an unknown one."""
+    number = code & 31
+    if number == 0:
+        return None
+    return ERROR_KINDS[number - 1] if number <= len(ERROR_KINDS) else "other"
+
+
+@lru_cache(maxsize=65536)
+def salt_of(stage: str, answer: int) -> int:
+    """The 64-bit BLAKE2b hash of a stage and an answer number."""
+    text = f"{answer} {stage}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(text, digest_size=8, person=b"bagent.unit").digest())
+
+
+def unit_of(key: int, stage: str, answer: int = 0) -> int:
+    """The 64-bit name of a (row key, stage, answer).
+
+    The row key is a 64-bit hash already, so it is combined by exclusive or with the 64-bit
+    BLAKE2b hash of stage and answer, which is computed once per pair.
+    """
+    return key ^ salt_of(stage, answer)
+
+
+def visible_text(text: str) -> str:
+    """``text`` with each lone surrogate written out as ``\\udXXX``; two halves become one."""
+
+    def show(match: re.Match[str]) -> str:
+        found = match.group()
+        if len(found) == 2:
+            return chr(0x10000 + ((ord(found[0]) - 0xD800) << 10) + ord(found[1]) - 0xDC00)
+        return f"\\u{ord(found):04x}"
+
+    return _SURROGATE.sub(show, text)
+
+
+def clean(value: Json, depth: int = 0) -> Json:
+    """A copy of a JSON value that every JSON reader takes.
+
+    Lone surrogates become visible text, NaN and infinities the strings ``NaN``, ``Infinity`` and
+    ``-Infinity``, raw JSON its value; what is nested deeper than 400 levels becomes text.
+    """
+    if isinstance(value, str):
+        return visible_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if depth > _DEEPEST:
+        return visible_text(str(value))
+    if isinstance(value, dict):
+        return {visible_text(str(k)): clean(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(v, depth + 1) for v in value]
+    if isinstance(value, msgspec.Raw):
+        return clean(_parsed(bytes(value)), depth + 1)
+    return clean(msgspec.to_builtins(value), depth + 1)
+
+
+def _parsed(raw: bytes) -> Json:
+    """The value of a JSON text that msgspec refuses; text that is no JSON stays text."""
+    text = raw.decode("utf-8", "replace")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """One journal line, with its newline, for any outcome."""
+    output = outcome.output
+    try:
+        if output is not None:
+            _RAW.decode(output)
+        line = _ENCODER.encode(outcome)
+        if not line.isascii():
+            line.decode()
+        if outcome.logprobs is not None or type(outcome.id) not in _SIMPLE:
+            json.dumps((outcome.id, outcome.logprobs), allow_nan=False)
+    except _REFUSALS:
+        return _encode_carefully(outcome)
+    if b"\n" in line:
+        return _encode_carefully(outcome)
+    return line + b"\n"
+
+
+def encode_record(record: msgspec.Struct) -> bytes:
+    """One journal line, with its newline, for a turn, attempt, sample or tool record."""
+    try:
+        return _ENCODER.encode(record) + b"\n"
+    except _REFUSALS:
+        return _encode_carefully(record)
+
+
+def _encode_carefully(record: msgspec.Struct) -> bytes:
+    """The slow way, for what msgspec refuses or would change without a word."""
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(type(record)):
+        value = getattr(record, field.name)
+        if value is None or value is field.default:
+            continue
+        if isinstance(value, float) and not math.isfinite(value) and field.name != "id":
+            continue
+        values[field.encode_name] = clean(value) if field.name in _JSON_FIELDS else _column(value)
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _column(value: Any) -> Any:
+    return clean(value) if isinstance(value, (str, list, tuple, dict)) else value
+
+
+def decode_outcome(line: bytes) -> Outcome:
+    """The outcome in one journal line.
+
+    Raises:
+        msgspec.DecodeError: the line is not a whole outcome.
+    """
+    fields = msgspec.structs.asdict(decode_outcome_line(line))
+    if not bytes(fields["output"]):
+        fields["output"] = None
+    return Outcome(**fields)
+
+
+def decode_outcome_line(line: bytes) -> OutcomeLine:
+    """Like :func:`decode_outcome`, quicker: a missing output is empty raw text, not None."""
+    try:
+        return _LINE.decode(line)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def decode_brief(line: bytes) -> Brief:
+    """The narrow part of one journal line, after checking that the whole line is sound.
+
+    Raises:
+        msgspec.DecodeError: the line is not a whole outcome, or not UTF-8.
+    """
+    try:
+        if not line.isascii():
+            line.decode()
+        return _BRIEF.decode(line)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error

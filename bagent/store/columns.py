@@ -1,0 +1,206 @@
+"""The tables of a run: their columns and types, in the order that users see.
+
+Types are given to DuckDB, never guessed from data: a column that is null at first cannot change
+its type later. What models wrote stays JSON text, so that no key is ever lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+RESULTS: dict[str, str] = {
+    "id": "VARCHAR",
+    "row": "BIGINT",
+    "source": "VARCHAR",
+    "line": "BIGINT",
+    "stage": "VARCHAR",
+    "answer": "BIGINT",
+    "status": "VARCHAR",
+    "output": "JSON",
+    "text": "VARCHAR",
+    "reasoning": "VARCHAR",
+    "error_kind": "VARCHAR",
+    "error": "VARCHAR",
+    "finish_reason": "VARCHAR",
+    "model": "VARCHAR",
+    "endpoint": "VARCHAR",
+    "attempts": "BIGINT",
+    "turns": "BIGINT",
+    "prompt_tokens": "BIGINT",
+    "cached_tokens": "BIGINT",
+    "completion_tokens": "BIGINT",
+    "reasoning_tokens": "BIGINT",
+    "cost_usd": "DOUBLE",
+    "queue_ms": "DOUBLE",
+    "ttft_ms": "DOUBLE",
+    "latency_ms": "DOUBLE",
+    "started_at": "DOUBLE",
+    "finished_at": "DOUBLE",
+    "input": "JSON",
+    "parents": "VARCHAR[]",
+    "copied_from": "VARCHAR",
+    "prompt_sha256": "VARCHAR",
+    "output_sha256": "VARCHAR",
+    "logprobs": "JSON",
+}
+"""``results``: one row per (stage, row, answer). Times are Unix seconds and milliseconds."""
+
+DEFAULTS: dict[str, str] = {"answer": "0", "attempts": "0", "turns": "0"}
+"""What a line leaves out because it has the usual value."""
+
+ATTEMPTS: dict[str, str] = {
+    "row": "BIGINT",
+    "stage": "VARCHAR",
+    "answer": "BIGINT",
+    "turn": "BIGINT",
+    "try": "BIGINT",
+    "endpoint": "VARCHAR",
+    "sent": "DOUBLE",
+    "first_byte": "DOUBLE",
+    "first_token": "DOUBLE",
+    "done": "DOUBLE",
+    "status_code": "BIGINT",
+    "error_kind": "VARCHAR",
+    "error": "VARCHAR",
+    "prompt_tokens": "BIGINT",
+    "cached_tokens": "BIGINT",
+    "completion_tokens": "BIGINT",
+    "group": "VARCHAR",
+    "group_size": "BIGINT",
+    "request_id": "VARCHAR",
+}
+"""``attempts``: one row per row and HTTP request; ``group`` is called ``group_id`` there."""
+
+TOOL_CALLS: dict[str, str] = {
+    "row": "BIGINT",
+    "stage": "VARCHAR",
+    "answer": "BIGINT",
+    "turn": "BIGINT",
+    "name": "VARCHAR",
+    "arguments": "VARCHAR",
+    "shared": "BOOLEAN",
+    "cached": "BOOLEAN",
+    "started": "DOUBLE",
+    "latency_ms": "DOUBLE",
+    "error": "VARCHAR",
+}
+"""``tool_calls``: one row per tool call of a row."""
+
+ENDPOINTS: dict[str, str] = {
+    "endpoint": "VARCHAR",
+    "at": "DOUBLE",
+    "healthy": "BOOLEAN",
+    "in_flight": "BIGINT",
+    "limit": "BIGINT",
+    "reason": "VARCHAR",
+    "waiting": "BIGINT",
+    "running": "BIGINT",
+    "kv_usage": "DOUBLE",
+    "cache_hits": "BIGINT",
+    "cache_queries": "BIGINT",
+}
+"""``endpoints``: samples of the state of endpoints over time."""
+
+PLAIN_DEFAULTS: dict[str, str] = {"shared": "false", "cached": "false"}
+REQUIRED: dict[str, str] = {
+    "results": "stage",
+    "attempts": "stage",
+    "tool_calls": "stage",
+    "endpoints": "endpoint",
+}
+"""A column that every sound line of a table has."""
+
+RENAMED: dict[str, str] = {"group": "group_id"}
+TABLES: tuple[str, ...] = ("results", "answers", "attempts", "tool_calls", "endpoints")
+"""The names of the tables and of their Parquet files."""
+
+
+def quoted(name: str) -> str:
+    """A name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Text as an SQL string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def declared(columns: dict[str, str]) -> str:
+    """Columns as in CREATE TABLE, under their names in the table."""
+    return ", ".join(f"{quoted(RENAMED.get(n, n))} {t}" for n, t in columns.items())
+
+
+def read_json(path: str, columns: dict[str, str], object_bytes: int) -> str:
+    """SQL that reads JSON lines with these columns; a broken line gives a row of nulls.
+
+    Args:
+        path: the file.
+        columns: names and types, nothing is inferred.
+        object_bytes: the longest line that is read, in bytes.
+    """
+    types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns.items())
+    return (
+        f"read_json({literal(path)}, format='newline_delimited', ignore_errors=true,"
+        f" maximum_object_size={object_bytes}, columns={{{types}}})"
+    )
+
+
+def selected(columns: dict[str, str], defaults: dict[str, str]) -> str:
+    """The columns as a SELECT list, with the usual values put in where a line left them out."""
+    return ", ".join(
+        f"coalesce({quoted(n)}, {defaults[n]})" if n in defaults else quoted(n) for n in columns
+    )
+
+
+def answer_names(properties: Iterable[str]) -> dict[str, str]:
+    """Column names of ``answers`` for the properties of a schema.
+
+    DuckDB's names do not tell upper case from lower, so a property whose name is taken (also by
+    ``id``, ``stage``, ``answer``) gets ``_2``, ``_3`` ... behind it.
+    """
+    taken = {"id", "stage", "answer"}
+    names: dict[str, str] = {}
+    for name in properties:
+        shown, number = name or "_", 1
+        while shown.casefold() in taken:
+            number += 1
+            shown = f"{name}_{number}"
+        taken.add(shown.casefold())
+        names[name] = shown
+    return names
+
+
+def answers_select(columns: Iterable[tuple[str, str]], source: str) -> str:
+    """SQL for ``answers``: id, stage, answer and a typed column per property, ok rows only.
+
+    The output is parsed once per row; a value of another type becomes null.
+    """
+    wanted = list(dict(columns).items())
+    names = answer_names(name for name, _ in wanted)
+    if not wanted:
+        return f"SELECT id, stage, answer FROM {source} WHERE status = 'ok'"
+    paths = "[" + ", ".join(literal(_pointer(name)) for name, _ in wanted) + "]"
+    typed = []
+    for place, (name, kind) in enumerate(wanted, 1):
+        values = "plain" if _is_scalar(kind) else "nested"
+        typed.append(f"TRY_CAST({values}[{place}] AS {kind}) AS {quoted(names[name])}")
+    kinds = [_is_scalar(kind) for _, kind in wanted]
+    parsed = []
+    if any(kinds):
+        parsed.append(f"json_extract_string(output, {paths}) AS plain")
+    if not all(kinds):
+        parsed.append(f"json_extract(output, {paths}) AS nested")
+    return (
+        f"SELECT id, stage, answer, {', '.join(typed)} FROM (SELECT id, stage, answer,"
+        f" {', '.join(parsed)} FROM {source} WHERE status = 'ok')"
+    )
+
+
+def _pointer(name: str) -> str:
+    """JSON pointer (RFC 6901) to a top-level property."""
+    return "/" + name.replace("~", "~0").replace("/", "~1")
+
+
+def _is_scalar(kind: str) -> bool:
+    upper = kind.upper()
+    return upper != "JSON" and "[" not in upper and "(" not in upper.removeprefix("DECIMAL")

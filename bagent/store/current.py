@@ -1,0 +1,285 @@
+"""The current outcome of every unit, as places in a journal: in order of writing, or of the input.
+
+Of the lines of one unit, the first ok line is its current outcome; without one, the last line.
+All is found on the narrow columns of the index; the text of a line is read once, when it is due.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from bagent.store.index import open_indexes
+from bagent.store.segment_index import SegmentIndex
+from bagent.store.segments import Report, locate, part_order, place_of, read_line
+
+_PART_LINES = 65536
+_WINDOW_LINES = 32768
+_ORDINAL_BITS = 24
+_ORDINALS = (1 << _ORDINAL_BITS) - 1
+_MOST_ROWS = 1 << 38
+_FLIPPED = bytes([1, 0]) + bytes(254)
+
+
+class Place(NamedTuple):
+    """Where a line is, and what it is: ``code`` as in :func:`bagent.store.codec.code_of`."""
+
+    row: int
+    answer: int
+    segment: int
+    offset: int
+    length: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which current outcomes are wanted.
+
+    ``stages`` are stage names, None means all; ``codes`` are codes, None means all.
+    """
+
+    stages: frozenset[str] | None = None
+    codes: frozenset[int] | None = None
+
+
+class CurrentLines:
+    """The current outcomes in a run directory, as its journal is when this is made.
+
+    Args:
+        run_dir: the run directory.
+        report: told about broken lines.
+        save: write missing index files of sealed segments.
+    """
+
+    def __init__(self, run_dir: Path, report: Report, *, save: bool = False) -> None:
+        self.indexes = open_indexes(run_dir, report, save=save)
+        self.parts = sorted({i.segment.part for i in self.indexes}, key=part_order)
+        self._descriptors: dict[int, int] = {}
+        self._superseded: dict[int, bytearray] | None = None
+
+    @property
+    def lines(self) -> int:
+        """How many sound lines there are, superseded ones too."""
+        return sum(map(len, self.indexes))
+
+    @property
+    def broken(self) -> int:
+        """How many broken lines were left out."""
+        return sum(index.broken for index in self.indexes)
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest line."""
+        return max((max(i.column("lengths"), default=0) for i in self.indexes), default=0)
+
+    def stages(self) -> list[str]:
+        """The stages in order of their first line."""
+        return list(dict.fromkeys(name for i in self.indexes for name in i.stage_names))
+
+    def superseded(self) -> dict[int, bytearray]:
+        """For segments (by place in ``indexes``) one byte a line: 1 where it does not count."""
+        if self._superseded is None:
+            self._superseded = {}
+            for loser in _losers(self.indexes):
+                segment = loser >> 32
+                if segment not in self._superseded:
+                    self._superseded[segment] = bytearray(len(self.indexes[segment]))
+                self._superseded[segment][loser & 0xFFFFFFFF] = 1
+        return self._superseded
+
+    def written(self, selection: Selection | None = None) -> Iterator[Place]:
+        """The current lines in the order in which they were written."""
+        for segment, index in enumerate(self.indexes):
+            wanted = self._wanted(segment, selection or Selection())
+            names = ("rows", "answers", "offsets", "lengths", "codes")
+            columns = [index.column(name) for name in names]
+            for ordinal, (row, answer, offset, length, code) in enumerate(
+                zip(*columns, strict=True)
+            ):
+                if wanted is None or wanted[ordinal]:
+                    yield Place(row, answer, segment, offset, length, code)
+
+    def ordered(self, selection: Selection | None = None) -> Iterator[Place]:
+        """The current lines by stage (in order of their first line), row, and answer.
+
+        Memory: about 12 bytes for each line of the segments whose rows overlap, and one window
+        of some ten thousand lines.
+        """
+        selection = selection or Selection()
+        for stage in self.stages():
+            if selection.stages is None or stage in selection.stages:
+                yield from self._ordered_stage(stage, selection)
+
+    def _wanted(self, segment: int, selection: Selection) -> bytearray | None:
+        """One byte a line, 1 where it is current and selected; None means all are."""
+        index = self.indexes[segment]
+        lost = self.superseded().get(segment)
+        if lost is None and selection == Selection():
+            return None
+        wanted = (lost or bytearray(len(index))).translate(_FLIPPED)
+        if selection.codes is not None:
+            for ordinal, code in enumerate(index.column("codes")):
+                if code not in selection.codes:
+                    wanted[ordinal] = 0
+        if selection.stages is not None:
+            numbers = {n for n, s in enumerate(index.stage_names) if s in selection.stages}
+            for ordinal, stage in enumerate(index.column("stages")):
+                if stage not in numbers:
+                    wanted[ordinal] = 0
+        return wanted
+
+    def _ordered_stage(self, stage: str, selection: Selection) -> Iterator[Place]:
+        runs = []
+        for segment, index in enumerate(self.indexes):
+            if stage in index.stage_names:
+                low, high, count = index.ranges()[index.stage_names.index(stage)]
+                runs.append(_Run(segment, _clamped(low), _clamped(high), count))
+        if not runs:
+            return
+        low, high = min(r.low for r in runs), max(r.high for r in runs) + 1
+        width = max(1, (high - low) * _WINDOW_LINES // sum(r.count for r in runs))
+        narrow = Selection(frozenset({stage}), selection.codes)
+        while low < high:
+            upto = min(low + width, high)
+            near = [run for run in runs if run.low < upto and run.high >= low]
+            for run in near:
+                if run.keys is None:
+                    run.load(self.indexes[run.segment], self._wanted(run.segment, narrow))
+            while upto - low > 1 and sum(run.count_in(low, upto) for run in near) > _WINDOW_LINES:
+                upto = low + (upto - low) // 2
+            places = [place for run in near for place in run.places(low, upto)]
+            places.sort()
+            yield from places
+            low = upto
+            for run in near:
+                if run.high < low:
+                    run.drop()
+
+    def read(self, place: Place) -> bytes:
+        """The line at a place, without its newline; empty where it cannot be read."""
+        data = os.pread(self._descriptor(place.segment), place.length - 1, place.offset)
+        return data if len(data) == place.length - 1 else b""
+
+    def location(self, place: Place) -> int:
+        """The location of a place, for :meth:`read_at` and to be kept in one integer."""
+        segment = self.indexes[place.segment].segment
+        return locate(self.parts.index(segment.part), segment.number, place.offset)
+
+    def read_at(self, location: int) -> bytes:
+        """The line at a location, without its newline."""
+        part, number, offset = place_of(location)
+        for place, index in enumerate(self.indexes):
+            if index.segment.number == number and index.segment.part == self.parts[part]:
+                return read_line(self._descriptor(place), offset)
+        raise LookupError(f"no segment {number} of part {part}")
+
+    def _descriptor(self, segment: int) -> int:
+        descriptor = self._descriptors.pop(segment, -1)
+        if descriptor < 0:
+            if len(self._descriptors) >= 64:
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            path = self.indexes[segment].segment.path
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptors[segment] = descriptor
+        return descriptor
+
+    def close(self) -> None:
+        """Close the segments."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def __enter__(self) -> CurrentLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Run:
+    """The wanted lines of one segment and stage, sorted by row; loaded only while needed."""
+
+    def __init__(self, segment: int, low: int, high: int, count: int) -> None:
+        self.segment = segment
+        self.low = low
+        self.high = high
+        self.count = count
+        self.keys: array[int] | None = None
+        self._columns: list[array[int]] = []
+
+    def load(self, index: SegmentIndex, wanted: bytearray | None) -> None:
+        rows = index.column("rows")
+        flags: bytearray | bytes = b"\1" * len(rows) if wanted is None else wanted
+        keys = [
+            _clamped(row) << _ORDINAL_BITS | ordinal
+            for ordinal, (row, flag) in enumerate(zip(rows, flags, strict=True))
+            if flag
+        ]
+        keys.sort()
+        self.keys = array("q", keys)
+        names = ("rows", "answers", "offsets", "lengths", "codes")
+        self._columns = [index.column(name) for name in names]
+
+    def drop(self) -> None:
+        self.keys = array("q")
+        self._columns = []
+
+    def count_in(self, low: int, high: int) -> int:
+        keys = self.keys or array("q")
+        return bisect_left(keys, high << _ORDINAL_BITS) - bisect_left(keys, low << _ORDINAL_BITS)
+
+    def places(self, low: int, high: int) -> Iterator[Place]:
+        keys = self.keys or array("q")
+        first = bisect_left(keys, low << _ORDINAL_BITS)
+        last = bisect_left(keys, high << _ORDINAL_BITS, first)
+        if first == last:
+            return
+        rows, answers, offsets, lengths, codes = self._columns
+        segment = self.segment
+        for key in keys[first:last]:
+            n = key & _ORDINALS
+            yield Place(rows[n], answers[n], segment, offsets[n], lengths[n], codes[n])
+
+
+def _clamped(row: int) -> int:
+    """Row numbers beyond 2^38 are sorted as equal."""
+    return max(-_MOST_ROWS, min(row, _MOST_ROWS))
+
+
+def _losers(indexes: list[SegmentIndex]) -> Iterator[int]:
+    """Lines that are not the current one of their unit, as segment << 32 | ordinal."""
+    total = sum(map(len, indexes))
+    bits = (total // _PART_LINES).bit_length()
+    shift = 64 - bits
+    units = [array("Q") for _ in range(1 << bits)]
+    lines = [array("Q") for _ in range(1 << bits)]
+    for segment, index in enumerate(indexes):
+        first = segment << 33
+        codes = index.column("codes")
+        for place, (unit, code) in enumerate(zip(index.column("units"), codes, strict=True)):
+            part = unit >> shift
+            units[part].append(unit)
+            lines[part].append(first | place << 1 | (code == 0))
+    for number, part_units in enumerate(units):
+        if len(set(part_units)) < len(part_units):
+            yield from _losers_of(part_units, lines[number])
+        units[number] = lines[number] = array("Q")
+
+
+def _losers_of(units: array[int], lines: array[int]) -> Iterator[int]:
+    best: dict[int, int] = {}
+    for unit, line in zip(units, lines, strict=True):
+        before = best.get(unit)
+        if before is None:
+            best[unit] = line
+        elif before & 1:
+            yield line >> 1
+        else:
+            yield before >> 1
+            best[unit] = line

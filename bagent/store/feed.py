@@ -1,0 +1,198 @@
+"""From the journal and the input to JSON lines in input order, for the tables.
+
+Journal and input are both read in order of rows and merged, so neither is ever in memory. Where
+the input was reordered since, rows are found by key in a copy on the disk.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from bagent.errors import BagentError
+from bagent.store.codec import OK_CODE, decode_brief, decode_outcome_line
+from bagent.store.current import CurrentLines
+from bagent.store.index import HashMap
+from bagent.types import Row
+
+ReadInput = Callable[[], Iterator[list[Row]]]
+"""Reads the input rows from the start, ascending by index."""
+
+_ENCODE = msgspec.json.Encoder().encode
+
+
+class InputText(NamedTuple):
+    """What the input holds for a row: its JSON text, or the bytes of an unreadable line."""
+
+    text: bytes | None = None
+    raw: bytes | None = None
+
+
+_NOTHING = InputText()
+
+
+class InputRows:
+    """Finds input rows for journal lines that come in order of rows.
+
+    Args:
+        read: reads the input from its start; called again for each stage.
+        spool: path of the copy that is made only when rows have moved.
+    """
+
+    def __init__(self, read: ReadInput, spool: Path) -> None:
+        self.problem: str | None = None
+        self._read = read
+        self._spool_path = spool
+        self._spool: tuple[HashMap, BinaryIO] | None = None
+        self._rows: Iterator[Row] = iter(())
+        self._row: Row | None = None
+        self._reached = -1
+        self._begun = False
+
+    def find(self, row: int, key: str, line: bytes) -> InputText:
+        """The input of a journal line, nothing where there is none.
+
+        Args:
+            row: its row number.
+            key: its key, 16 hex digits.
+            line: the line; rows that have parents do not come from the input.
+        """
+        if self.problem is not None:
+            return _NOTHING
+        try:
+            found = self._at(row)
+            if found is not None and found.key == int(key, 16):
+                return _text_of(found)
+            if decode_outcome_line(line).parents:
+                return _NOTHING
+            return self._by_key(int(key, 16))
+        except (BagentError, OSError) as error:
+            self.problem = str(error)
+            return _NOTHING
+
+    def _at(self, row: int) -> Row | None:
+        if row < self._reached or not self._begun:
+            self._begun = True
+            self._rows = (one for batch in self._read() for one in batch)
+            self._row = next(self._rows, None)
+        self._reached = row
+        while self._row is not None and self._row.index < row:
+            self._row = next(self._rows, None)
+        return self._row if self._row is not None and self._row.index == row else None
+
+    def _by_key(self, key: int) -> InputText:
+        places, handle = self._spool or self._make_spool()
+        offset = places.find(key)
+        if offset is None:
+            return _NOTHING
+        handle.seek(offset)
+        size = int.from_bytes(handle.read(8), "little")
+        content = handle.read(size)
+        return InputText(content[1:]) if content[:1] == b"D" else InputText(None, content[1:])
+
+    def _make_spool(self) -> tuple[HashMap, BinaryIO]:
+        keys, offsets = array("Q"), array("Q")
+        handle = self._spool_path.open("w+b")
+        offset = 0
+        for batch in self._read():
+            for row in batch:
+                text, raw = _text_of(row)
+                content = b"D" + text if text is not None else b"B" + (raw or b"")
+                handle.write(len(content).to_bytes(8, "little") + content)
+                keys.append(row.key)
+                offsets.append(offset)
+                offset += 8 + len(content)
+        places = HashMap(len(keys))
+        for key, offset in zip(keys, offsets, strict=True):
+            places.add(key, offset)
+        self._spool = (places, handle)
+        return self._spool
+
+    def close(self) -> None:
+        """Close the copy, if one was made."""
+        if self._spool is not None:
+            self._spool[1].close()
+
+
+def _text_of(row: Row) -> InputText:
+    if row.error is not None and row.raw is not None:
+        return InputText(None, row.raw)
+    return InputText(_ENCODE(row.data))
+
+
+class Feed:
+    """Makes the lines of the ``results`` table, and the files of what failed.
+
+    Args:
+        lines: the journal.
+        rows: the input, or None where it is not to be read.
+        keep_input: put the input into the lines.
+        longest: lines longer than this many bytes go without their input.
+    """
+
+    def __init__(
+        self, lines: CurrentLines, rows: InputRows | None, *, keep_input: bool, longest: int
+    ) -> None:
+        self.given = 0
+        self.broken = 0
+        self.too_long = 0
+        self.failed = 0
+        self.bad = 0
+        self._lines = lines
+        self._rows = rows
+        self._keep = keep_input
+        self._longest = longest
+        self._several = len(lines.stages()) > 1
+        self._written: set[int] = set()
+        self._last_written: int | None = None
+
+    def lines(self, failed: BinaryIO, bad_lines: BinaryIO) -> Iterator[bytes]:
+        """The lines in order of stage, row and answer, each with its newline.
+
+        Args:
+            failed: takes the input rows that did not come out ok.
+            bad_lines: takes the input lines that could not be read.
+        """
+        for place in self._lines.ordered():
+            line = self._lines.read(place)
+            try:
+                brief = decode_brief(line)
+            except msgspec.DecodeError:
+                self.broken += 1
+                continue
+            self.given += 1
+            good = place.code == OK_CODE
+            if self._rows is None or (good and not self._keep):
+                yield line + b"\n"
+                continue
+            text, raw = self._rows.find(place.row, brief.key, line)
+            if not good:
+                self._note_failed(place.row, text, failed, raw, bad_lines)
+            yield self._joined(line, text)
+
+    def _note_failed(
+        self, row: int, text: bytes | None, failed: BinaryIO, raw: bytes | None, bad: BinaryIO
+    ) -> None:
+        if row == self._last_written or row in self._written:
+            return
+        self._last_written = row
+        if self._several:
+            self._written.add(row)
+        if text is not None:
+            self.failed += 1
+            failed.write(text + b"\n")
+        elif raw is not None:
+            self.bad += 1
+            bad.write(raw.rstrip(b"\r\n") + b"\n")
+
+    def _joined(self, line: bytes, text: bytes | None) -> bytes:
+        if text is None or not self._keep:
+            return line + b"\n"
+        if len(line) + len(text) > self._longest:
+            self.too_long += 1
+            return line + b"\n"
+        return line.rstrip()[:-1] + b',"input":' + text + b"}\n"

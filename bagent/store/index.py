@@ -1,0 +1,272 @@
+"""Which rows are finished: an index over all lines of a journal that takes 16 bytes a row.
+
+A unit is a (row key, stage, answer), named by 64 bits. Its first ok line is its outcome, whatever
+came later; without one, its last line is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+
+from bagent.errors import JobError
+from bagent.store.codec import ERROR_KINDS, OK_CODE, STATUSES, kind_of, status_of
+from bagent.store.segment_index import SegmentIndex, open_index
+from bagent.store.segments import Report, list_segments
+from bagent.types import PASSING_KINDS
+
+_FAILURE_PARTS = 64
+_IS_OK = bytes([1]) + bytes(255)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which outcomes count as finished when a run goes on; ok always does.
+
+    Args:
+        ended: the run had ended with 0 or 1, so everything that is not ok is taken up again;
+            else only what failed for a passing reason is.
+        retry: error kinds or statuses to take up again, and no others; None leaves it to
+            ``ended``.
+        skip_failed: whatever failed is left as it is, unless ``retry`` names it.
+    """
+
+    ended: bool = False
+    retry: frozenset[str] | None = None
+    skip_failed: bool = False
+
+    @classmethod
+    def parse(cls, retry: str | None, *, skip_failed: bool = False, ended: bool = False) -> Policy:
+        """A policy from the words of ``--retry KIND[,KIND]|all``.
+
+        Raises:
+            JobError: a word is no error kind and no status.
+        """
+        if retry is None:
+            return cls(ended, None, skip_failed)
+        known = [*ERROR_KINDS, *STATUSES[1:]]
+        words = {word.strip() for word in retry.split(",") if word.strip()}
+        if "all" in words:
+            return cls(ended, frozenset(known), skip_failed)
+        for word in sorted(words):
+            if word not in known:
+                near = difflib.get_close_matches(word, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"all, {', '.join(known)}"
+                raise JobError(f"--retry: no such kind of failure: {word}", hint=hint)
+        return cls(ended, frozenset(words), skip_failed)
+
+    def is_finished(self, status: str, kind: str | None) -> bool:
+        """Whether an outcome is left as it is."""
+        if status == "ok":
+            return True
+        if self.retry is not None:
+            return not (kind in self.retry or status in self.retry)
+        if self.skip_failed:
+            return True
+        return not self.ended and kind not in PASSING_KINDS
+
+    def finished_codes(self) -> frozenset[int]:
+        """The codes of :func:`bagent.store.codec.code_of` that are left as they are."""
+        codes = range(len(STATUSES) << 5)
+        return frozenset(c for c in codes if self.is_finished(status_of(c), kind_of(c)))
+
+
+class HashSet:
+    """A set of 64-bit numbers in one array: open addressing, 16 bytes a number.
+
+    The numbers are hashes already, so a remainder spreads them well enough (Knuth, The Art of
+    Computer Programming, volume 3, 6.4, algorithm L). 0 marks a free place and counts as 1.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._size = 2 * capacity + 7
+        self._table = array("Q", [0]) * self._size
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many numbers there are."""
+        return self._count
+
+    def has(self, number: int) -> bool:
+        """Whether the number is in the set."""
+        table = self._table
+        number = number or 1
+        place = number % self._size
+        while found := table[place]:
+            if found == number:
+                return True
+            place += 1
+            if place == self._size:
+                place = 0
+        return False
+
+    def add_all(self, numbers: Iterable[int]) -> None:
+        """Add numbers; no more than ``capacity`` different ones in all."""
+        table, size = self._table, self._size
+        for number in numbers:
+            number = number or 1
+            place = number % size
+            while found := table[place]:
+                if found == number:
+                    break
+                place += 1
+                if place == size:
+                    place = 0
+            else:
+                table[place] = number
+                self._count += 1
+
+
+class HashMap:
+    """From 64-bit numbers to 64-bit numbers, like :class:`HashSet`; the first value stays."""
+
+    def __init__(self, capacity: int) -> None:
+        self._size = 2 * capacity + 7
+        self._keys = array("Q", [0]) * self._size
+        self._values = array("Q", [0]) * self._size
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many names there are."""
+        return self._count
+
+    def add(self, key: int, value: int) -> None:
+        """Add a pair unless the key is there; no more than ``capacity`` different keys."""
+        key = key or 1
+        place = self._place(key)
+        if not self._keys[place]:
+            self._keys[place] = key
+            self._values[place] = value
+            self._count += 1
+
+    def find(self, key: int) -> int | None:
+        """The value of a key, or None."""
+        place = self._place(key or 1)
+        return self._values[place] if self._keys[place] else None
+
+    def _place(self, key: int) -> int:
+        place = key % self._size
+        while (found := self._keys[place]) and found != key:
+            place += 1
+            if place == self._size:
+                place = 0
+        return place
+
+
+class DoneIndex:
+    """The finished units of a journal, and the counts of all current outcomes.
+
+    ``codes`` counts the current outcomes by :func:`bagent.store.codec.code_of`.
+    """
+
+    def __init__(self, done: HashSet, codes: Counter[int]) -> None:
+        self.codes = codes
+        self._done = done
+        self.has = done.has
+
+    def __len__(self) -> int:
+        """How many units are finished."""
+        return len(self._done)
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """How many current outcomes have each status."""
+        return _summed((status_of(code), n) for code, n in self.codes.items())
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many current outcomes have each error kind."""
+        kinds = ((kind_of(code), n) for code, n in self.codes.items())
+        return _summed((kind, n) for kind, n in kinds if kind is not None)
+
+
+def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for name, number in pairs:
+        counts[name] += number
+    return dict(counts)
+
+
+def open_indexes(
+    run_dir: Path, report: Report, *, part: str | None = None, save: bool = False
+) -> list[SegmentIndex]:
+    """The indexes of all row segments of a run directory, in the order they were begun.
+
+    Args:
+        run_dir: the run directory.
+        report: told about broken lines.
+        part: only this part; None means all.
+        save: write missing index files of sealed segments.
+    """
+    segments = list_segments(run_dir / "journal", "rows", part)
+    growing = {s.part: s.number for s in segments}
+    indexes = [open_index(s, report, save=save and s.number < growing[s.part]) for s in segments]
+    return _by_time(indexes)
+
+
+def _by_time(indexes: list[SegmentIndex]) -> list[SegmentIndex]:
+    """Parts of an earlier start come first; within a part the order of numbers stays."""
+    reached: dict[str, float] = {}
+    keyed = []
+    for place, index in enumerate(indexes):
+        part = index.segment.part
+        reached[part] = max(reached.get(part, 0.0), index.totals.first or 0.0)
+        keyed.append((reached[part], place, index))
+    return [index for _, _, index in sorted(keyed, key=lambda k: k[:2])]
+
+
+def load_index(
+    run_dir: Path, part: str | None, policy: Policy, *, report: Report, save: bool = True
+) -> DoneIndex:
+    """Read which units are finished.
+
+    Args:
+        run_dir: the run directory.
+        part: one part's journal, or None for those of all parts.
+        policy: which failures count as finished.
+        report: told about broken lines, as ``FILE:LINE: ...``.
+        save: write missing index files beside sealed segments.
+    """
+    indexes = open_indexes(run_dir, report, part=part, save=save)
+    done = HashSet(sum(map(len, indexes)))
+    failures = _Failures()
+    for index in indexes:
+        units, codes = index.column("units"), index.column("codes").tobytes()
+        if any(codes):
+            failures.add_all(zip(units, codes, strict=True))
+            done.add_all(compress(units, codes.translate(_IS_OK)))
+        else:
+            done.add_all(units)
+    counts: Counter[int] = Counter({OK_CODE: len(done)} if len(done) else {})
+    for last in failures.last_codes():
+        current = {unit: code for unit, code in last.items() if not done.has(unit)}
+        counts.update(current.values())
+        finished = policy.finished_codes()
+        done.add_all(unit for unit, code in current.items() if code in finished)
+    return DoneIndex(done, counts)
+
+
+class _Failures:
+    """Units with the codes of their failures in order, split so that a part is small."""
+
+    def __init__(self) -> None:
+        self._units = [array("Q") for _ in range(_FAILURE_PARTS)]
+        self._codes = [bytearray() for _ in range(_FAILURE_PARTS)]
+
+    def add_all(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Add the pairs whose code is a failure."""
+        for unit, code in pairs:
+            if code:
+                part = unit & (_FAILURE_PARTS - 1)
+                self._units[part].append(unit)
+                self._codes[part].append(code)
+
+    def last_codes(self) -> Iterator[dict[int, int]]:
+        """The last code of each unit, a part at a time."""
+        for units, codes in zip(self._units, self._codes, strict=True):
+            yield dict(zip(units, codes, strict=True))

@@ -1,0 +1,304 @@
+"""The journal: append-only JSON lines, the only truth about a run.
+
+A row is finished once its line is written; :class:`Syncer` brings the lines to the disk a few
+times a second, so that a row never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bagent.errors import WriteError
+from bagent.store.codec import decode_outcome, encode_outcome, encode_record
+from bagent.store.segment_index import SegmentIndex, open_index
+from bagent.store.segments import (
+    SEGMENT_BYTES,
+    Report,
+    Stream,
+    check_part,
+    place_of,
+    read_line,
+    segment_path,
+    write_error,
+)
+from bagent.store.writer import Writer
+from bagent.types import Attempt, EndpointSample, Outcome, ToolRecord, Turn
+
+FLUSH_SECONDS = 1.0
+"""How long attempts, samples and tool records may wait in memory."""
+
+_FLUSH_BYTES = 64 * 1024
+
+
+class Journal:
+    """The journal of one part of a run, opened for writing by its one owner.
+
+    Every method but :meth:`sync` belongs to one thread. After a :class:`WriteError` the journal
+    takes nothing more (each further write raises it again) and stays readable.
+    """
+
+    def __init__(self, path: Path, part: str, clock: Callable[[], float], limit: int) -> None:
+        self.path = path
+        self.part = part
+        self._clock = clock
+        self._limit = limit
+        self._failed: WriteError | None = None
+        self._told = False
+        self._closed = False
+        self._sync_lock = threading.Lock()
+        self._new_files = True
+        self._rows = Writer(path, "rows", part, limit)
+        self._turns = Writer(path, "turns", part, limit)
+        loose: tuple[Stream, ...] = ("attempts", "endpoints", "tools")
+        self._loose = {stream: Writer(path, stream, part, limit) for stream in loose}
+        self._buffers: dict[Stream, bytearray] = {stream: bytearray() for stream in loose}
+        self._flushed = clock()
+        self._index = SegmentIndex(self._rows.segment)
+        self._readers: dict[int, int] = {}
+
+    @classmethod
+    def open(
+        cls,
+        run_dir: Path,
+        part: str,
+        *,
+        clock: Callable[[], float],
+        report: Report,
+        new_segment: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> Journal:
+        """Open the journal of ``part`` under ``run_dir`` and mend what a crash left behind.
+
+        Args:
+            run_dir: the run directory; its folder ``journal`` is made.
+            part: ``all``, or like ``1-of-4``.
+            clock: seconds; decides when buffered records are due.
+            report: told what was mended or is broken, one line each.
+            new_segment: begin a new segment even if the last one has room; for a run that was
+                taken over from an owner that may still wake up and write.
+            segment_bytes: size from which a segment is sealed.
+
+        Raises:
+            WriteError: the journal cannot be written.
+        """
+        path = run_dir / "journal"
+        journal = cls(path, check_part(part), clock, segment_bytes)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            journal._start(report, new_segment)
+        except OSError as error:
+            journal._close_files()
+            raise write_error(path, error) from error
+        except WriteError:
+            journal._close_files()
+            raise
+        return journal
+
+    def _start(self, report: Report, new_segment: bool) -> None:
+        self._rows.start(report, new_segment=new_segment, eager=True)
+        self._turns.start(report, new_segment=new_segment, eager=False)
+        for writer in self._loose.values():
+            writer.start(report, new_segment=new_segment, eager=False)
+        self._index = open_index(self._rows.segment, report, save=True)
+
+    def write(self, outcome: Outcome) -> int:
+        """Write the line of a finished row; its location, for :meth:`read_at`.
+
+        Raises:
+            WriteError: the line could not be written whole; nothing of it is left.
+        """
+        line = encode_outcome(outcome)
+        if self._failed is not None:
+            raise self._fail(self._failed)
+        writer = self._rows
+        try:
+            if writer.size >= self._limit:
+                self._seal()
+            start = writer.append(line)
+        except WriteError as error:
+            raise self._fail(error) from error.__cause__
+        self._index.add(outcome, start, len(line))
+        return writer.number << 32 | start
+
+    def write_turn(self, turn: Turn) -> None:
+        """Write one whole turn of a conversation that goes on (synced like rows).
+
+        Raises:
+            WriteError: as for :meth:`write`.
+        """
+        line = encode_record(turn)
+        if self._failed is not None:
+            raise self._fail(self._failed)
+        try:
+            if self._turns.size >= self._limit:
+                self._turns.begin_next()
+            self._new_files |= self._turns.descriptor < 0
+            self._turns.append(line)
+        except WriteError as error:
+            raise self._fail(error) from error.__cause__
+
+    def write_attempt(self, attempt: Attempt) -> None:
+        """Note one row's part in one request; written with others, not synced."""
+        self._buffer("attempts", attempt)
+
+    def write_sample(self, sample: EndpointSample) -> None:
+        """Note the state of an endpoint; written with others, not synced."""
+        self._buffer("endpoints", sample)
+
+    def write_tool(self, record: ToolRecord) -> None:
+        """Note one tool call; written with others, not synced."""
+        self._buffer("tools", record)
+
+    def _buffer(self, stream: Stream, record: msgspec.Struct) -> None:
+        buffer = self._buffers[stream]
+        buffer += encode_record(record)
+        if len(buffer) >= _FLUSH_BYTES:
+            self._flush(stream)
+
+    def _flush(self, stream: Stream) -> None:
+        buffer = self._buffers[stream]
+        if not buffer:
+            return
+        if self._failed is not None:
+            raise self._fail(self._failed)
+        writer = self._loose[stream]
+        try:
+            if writer.size >= self._limit:
+                writer.begin_next()
+            writer.append(bytes(buffer))
+        except WriteError as error:
+            raise self._fail(error) from error.__cause__
+        buffer.clear()
+
+    def tick(self) -> None:
+        """Write buffered records that have waited for a second; call it often.
+
+        Raises:
+            WriteError: they cannot be written.
+        """
+        now = self._clock()
+        if now - self._flushed >= FLUSH_SECONDS:
+            self._flushed = now
+            for stream in self._buffers:
+                self._flush(stream)
+
+    def _seal(self) -> None:
+        """Close the full segment of rows, with its index beside it, and begin the next."""
+        self._index.save()
+        self._rows.begin_next()
+        self._new_files = True
+        self._index = SegmentIndex(self._rows.segment)
+
+    def sync(self) -> None:
+        """Bring rows and turns to the disk (``fdatasync``) if any were written since.
+
+        Safe from another thread.
+
+        Raises:
+            WriteError: the disk refused; every later write raises it too.
+        """
+        with self._sync_lock:
+            if self._failed is not None or self._closed:
+                return
+            for writer in (self._rows, self._turns):
+                try:
+                    writer.sync()
+                except OSError as error:
+                    self._failed = write_error(writer.segment.path, error)
+                    raise self._failed from error
+            if self._new_files:
+                self._new_files = False
+                _sync_directory(self.path)
+
+    def read_at(self, location: int) -> Outcome:
+        """The outcome at a location of this part's journal.
+
+        Raises:
+            msgspec.DecodeError: there is no whole line at that place.
+        """
+        _, number, offset = place_of(location)
+        if number == self._rows.number and self._rows.descriptor >= 0:
+            return decode_outcome(read_line(self._rows.descriptor, offset))
+        descriptor = self._readers.get(number)
+        if descriptor is None:
+            if len(self._readers) >= 16:
+                os.close(self._readers.pop(next(iter(self._readers))))
+            path = segment_path(self.path, "rows", self.part, number)
+            descriptor = self._readers[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return decode_outcome(read_line(descriptor, offset))
+
+    def close(self) -> None:
+        """Write what is buffered, sync, save the index and close the files.
+
+        Raises:
+            WriteError: something could not be written, and no call has said so yet.
+        """
+        if self._closed:
+            return
+        try:
+            if self._failed is None:
+                for stream in self._buffers:
+                    self._flush(stream)
+                self.sync()
+                self._index.save()
+            elif not self._told:
+                raise self._fail(self._failed)
+        finally:
+            with self._sync_lock:
+                self._closed = True
+                self._close_files()
+
+    def _fail(self, error: WriteError) -> WriteError:
+        self._failed = error
+        self._told = True
+        return error
+
+    def _close_files(self) -> None:
+        for writer in (self._rows, self._turns, *self._loose.values()):
+            writer.close()
+        for descriptor in self._readers.values():
+            os.close(descriptor)
+        self._readers.clear()
+
+
+class Syncer(threading.Thread):
+    """Syncs a journal about every ``interval`` seconds until it is stopped or the disk refuses.
+
+    A refusal is kept by the journal, whose next write or close raises it.
+    """
+
+    def __init__(self, journal: Journal, interval: float = 0.05) -> None:
+        super().__init__(name="journal-sync", daemon=True)
+        self._journal = journal
+        self._interval = interval
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Sync until stopped, and once more at the end."""
+        try:
+            while not self._stopping.wait(self._interval):
+                self._journal.sync()
+            self._journal.sync()
+        except WriteError:
+            return
+
+    def stop(self) -> None:
+        """Sync for the last time and end the thread."""
+        self._stopping.set()
+        self.join()
+
+
+def _sync_directory(path: Path) -> None:
+    """Make new file names last; where a file system cannot do that there is nothing to lose."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

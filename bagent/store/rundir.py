@@ -1,0 +1,336 @@
+"""The run directory: ``run.json``, the files beside it, and what may go on in it."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from bagent.errors import ChangedError, OwnedError, UsageError
+from bagent.store.owner import is_live, owners
+from bagent.store.segments import part_order, write_error
+from bagent.types import Json
+
+OnChange = Literal["refuse", "continue", "fresh"]
+"""What to do when the job changed: the words of ``--on-change``."""
+
+_TABLES = ("results", "answers", "attempts", "tool_calls", "endpoints")
+_OWN_NAMES = frozenset(
+    {"run.json", "journal", "run.duckdb", "run.new.duckdb", "failed.jsonl", "bad_lines.txt"}
+    | {"run.log", "input.jsonl", "stop", "tables.json", "report.html"}
+    | {f"{table}.parquet" for table in _TABLES}
+)
+_OWN_PATTERNS = ("run-*-of-*.json", "owner*.json*", ".tables-*", "run.duckdb.*")
+
+
+class Start(msgspec.Struct, omit_defaults=True):
+    """One start of a run. Times are Unix seconds; ``exit_code`` is None while it goes on."""
+
+    at: float
+    part: str = "all"
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    ended_at: float | None = None
+    exit_code: int | None = None
+
+
+class RunInfo(msgspec.Struct, omit_defaults=True):
+    """What ``run.json`` says.
+
+    ``job`` is the resolved job with secrets masked. ``fingerprints`` name what must not change
+    between two starts (``prompt``, ``schema``, ``model`` ...), each as a hash. ``rows`` is the
+    JSON of the rows configuration, to read the input again. ``answer_columns`` are the typed
+    columns of ``answers``: pairs of property name and DuckDB type.
+    """
+
+    name: str
+    job: dict[str, Json] = msgspec.field(default_factory=dict)
+    fingerprints: dict[str, str] = msgspec.field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    endpoints: list[Json] = msgspec.field(default_factory=list)
+    rows: Json = None
+    stages: list[str] = msgspec.field(default_factory=list)
+    answer_columns: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    keep_input: bool = True
+    parquet: bool = True
+    duckdb: bool = True
+    total_rows: int | None = None
+    created_at: float | None = None
+    starts: list[Start] = msgspec.field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the run: the worst of the parts that it was last started in.
+
+        None while a part goes on, has not begun, or was killed before it could write its end.
+        """
+        if not self.starts:
+            return None
+        count = part_order(self.starts[-1].part)[0]
+        codes = {s.part: s.exit_code for s in self.starts if part_order(s.part)[0] == count}
+        ended = [code for code in codes.values() if code is not None]
+        return max(ended) if len(ended) == max(count, 1) else None
+
+    def part_exit_code(self, part: str) -> int | None:
+        """The exit code of the last start of one part; None where it is not known."""
+        codes = [start.exit_code for start in self.starts if start.part == part]
+        return codes[-1] if codes else None
+
+    @property
+    def ended_at(self) -> float | None:
+        """When the last start ended, Unix seconds."""
+        times = [start.ended_at for start in self.starts if start.ended_at is not None]
+        return max(times, default=None)
+
+
+class RunDir:
+    """A run directory. Making this value does nothing on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> RunDir:
+        """Make the directory, or take the one that is there.
+
+        Raises:
+            WriteError: it cannot be made.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(path, error) from error
+        return cls(path)
+
+    @property
+    def journal(self) -> Path:
+        """The folder of the journal."""
+        return self.path / "journal"
+
+    @property
+    def input_spool(self) -> Path:
+        """Where rows from stdin are kept."""
+        return self.path / "input.jsonl"
+
+    @property
+    def failed(self) -> Path:
+        """The input rows that did not come out ok."""
+        return self.path / "failed.jsonl"
+
+    @property
+    def bad_lines(self) -> Path:
+        """The input lines that could not be read."""
+        return self.path / "bad_lines.txt"
+
+    @property
+    def log(self) -> Path:
+        """The log of the run."""
+        return self.path / "run.log"
+
+    @property
+    def stop_file(self) -> Path:
+        """A file of this name stops the run."""
+        return self.path / "stop"
+
+    def stop_requested(self) -> bool:
+        """Whether somebody put the file ``stop`` into the directory."""
+        return self.stop_file.exists()
+
+    def clear_stop(self) -> None:
+        """Remove the file ``stop``: this start is newer than the wish."""
+        with contextlib.suppress(OSError):
+            self.stop_file.unlink()
+
+    def is_run(self) -> bool:
+        """Whether there is a run in the directory."""
+        return (self.path / "run.json").is_file() or self.journal.is_dir()
+
+    def load(self) -> RunInfo | None:
+        """What ``run.json`` and the files of the parts say; None where there is none.
+
+        Raises:
+            UsageError: ``run.json`` is damaged.
+        """
+        info = self._read(self.path / "run.json")
+        starts = list(info.starts) if info else []
+        for path in self.path.glob("run-*-of-*.json"):
+            other = self._read(path)
+            if other is not None:
+                starts += other.starts
+                info = info or other
+        if info is not None:
+            info.starts = sorted(starts, key=lambda s: (s.at, part_order(s.part)))
+        return info
+
+    def _read(self, path: Path) -> RunInfo | None:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=RunInfo)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"cannot read {path}: {error}",
+                hint="move it aside to keep the journal, or begin again with --fresh",
+            ) from error
+
+    def save(self, info: RunInfo, part: str = "all") -> None:
+        """Write ``run.json``; a part has its own file, since parts start and end on their own.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        own = RunInfo(**msgspec.structs.asdict(info))
+        own.starts = [start for start in info.starts if start.part == part]
+        if part == "all":
+            _write_whole(self.path / "run.json", own)
+            return
+        _write_whole(self.path / f"run-{part}.json", own)
+        if not (self.path / "run.json").exists():
+            own.starts = []
+            _write_whole(self.path / "run.json", own)
+
+    def check_fingerprint(self, now: Mapping[str, str], on_change: OnChange) -> list[str]:
+        """What changed since the run began; empty when nothing did.
+
+        Args:
+            now: a hash for each thing that must not change.
+            on_change: ``refuse`` raises when something changed; the caller acts on the others.
+
+        Raises:
+            ChangedError: something changed and ``on_change`` is ``refuse``.
+        """
+        info = self.load()
+        before = info.fingerprints if info else {}
+        if not before:
+            return []
+        changed = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
+        if changed and on_change == "refuse":
+            raise ChangedError(
+                f"{', '.join(changed)} changed since {self.path} was begun",
+                hint="--on-change continue keeps the finished rows, --fresh moves the old run"
+                " aside, --name NAME begins another run",
+            )
+        return changed
+
+    def move_aside(self, clock: Callable[[], float] = time.time) -> Path:
+        """Move the run to ``NAME.YYYYMMDD-HHMMSS`` beside it; where it went.
+
+        What else is in the directory stays where it is.
+
+        Raises:
+            OwnedError: a live process works on it.
+            UsageError: it cannot be moved.
+        """
+        for record in owners(self.path).values():
+            if is_live(record, clock()):
+                raise OwnedError(
+                    f"process {record.pid} on {record.host} is working on {self.path}",
+                    hint="stop it first, or give another --name",
+                )
+        path = self.path.absolute()
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(clock()))
+        try:
+            entries = list(path.iterdir())
+            own = [entry for entry in entries if _is_own(entry)]
+            target = _new_directory(path.with_name(f"{path.name}.{stamp}"))
+            if len(own) == len(entries):
+                path.rename(target)
+            else:
+                for entry in own:
+                    entry.rename(target / entry.name)
+        except OSError as error:
+            raise UsageError(
+                f"cannot move {self.path} aside: {error.strerror}",
+                hint="move it by hand, or give another --name",
+            ) from error
+        return target
+
+
+def _is_own(entry: Path) -> bool:
+    return entry.name in _OWN_NAMES or any(entry.match(p) for p in _OWN_PATTERNS)
+
+
+def _new_directory(path: Path) -> Path:
+    """Make ``path``, or where that is taken ``path-2`` and so on."""
+    number = 1
+    while True:
+        target = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            target.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        return target
+
+
+def _write_whole(path: Path, info: RunInfo) -> None:
+    """Write a file that is either the old one or the new one, whatever happens."""
+    text = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise write_error(path, error) from error
+
+
+def list_runs(runs_dir: Path) -> list[RunDir]:
+    """The runs directly under a folder, latest start first."""
+    try:
+        found = [RunDir(path) for path in runs_dir.iterdir() if RunDir(path).is_run()]
+    except OSError:
+        return []
+    return sorted(found, key=_latest, reverse=True)
+
+
+def _latest(run: RunDir) -> float:
+    with contextlib.suppress(UsageError):
+        info = run.load()
+        if info is not None and info.starts:
+            return info.starts[-1].at
+    with contextlib.suppress(OSError):
+        return (run.path / "run.json").stat().st_mtime
+    with contextlib.suppress(OSError):
+        return run.journal.stat().st_mtime
+    return 0.0
+
+
+def find_run(wanted: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir:
+    """The run that a person means: a directory, else a name under ``runs_dir``; None: the latest.
+
+    Raises:
+        UsageError: there is none; the hint names what comes near.
+    """
+    if wanted is None:
+        runs = list_runs(runs_dir)
+        if not runs:
+            raise UsageError(
+                f"there is no run under {runs_dir}", hint="name a run directory: bagent COMMAND RUN"
+            )
+        return runs[0]
+    for path in (Path(wanted), runs_dir / wanted):
+        if RunDir(path).is_run():
+            return RunDir(path)
+    names = [run.path.name for run in list_runs(runs_dir)]
+    near = difflib.get_close_matches(str(wanted), names, 3, 0.5)
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    elif names:
+        hint = f"under {runs_dir} there are {', '.join(names[:8])}"
+    else:
+        hint = f"there is no run under {runs_dir}"
+    what = "is no run directory" if Path(wanted).is_dir() else "no such run"
+    raise UsageError(f"{wanted}: {what}", hint=hint)

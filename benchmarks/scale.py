@@ -1,0 +1,204 @@
+"""Memory, tables, resume and start-up of ``bagent run`` at size.
+
+    python benchmarks/scale.py memory  [--rows 50000,1000000]   peak RSS of the run
+    python benchmarks/scale.py resume  [--rows 1000000]         seconds from start to first request
+    python benchmarks/scale.py tables  [--rows 5000000]         journal to Parquet and DuckDB
+    python benchmarks/scale.py start                            --help, and a run of 10 rows
+
+``memory`` and ``start`` send every row to the canned server. ``resume`` and ``tables`` write a
+journal with the same code that a run uses, of rows as such a run makes them, leave the last 10
+rows to do, and measure the real command. ``--out FILE`` keeps the numbers as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from canned_server import CONTENT, SCHEMA
+from client_cost import start_server, write_rows
+
+PROMPT = {"system": "You review code.", "user": "Review {{ id }}:\n{{ code }}"}
+
+
+def write_job(folder: Path, url: str, rows: Path, **keys: object) -> Path:
+    job = {
+        "name": "scale",
+        "backend": {"url": url},
+        "model": "canned",
+        "input": str(rows),
+        "prompt": PROMPT,
+        "output": {"schema": SCHEMA, "describe": "never"},
+        "sampling": {"temperature": 0, "max_tokens": 512},
+        "limits": {"concurrency": 64},
+        "results": {"duckdb": False, "parquet": False},
+    }
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(job | keys))
+    return path
+
+
+def timed(command: list[str], folder: Path) -> dict[str, float]:
+    """Run a command to its end: wall and CPU seconds, peak RSS in MB, exit code."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    with (folder / "stderr").open("wb") as errors:
+        child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
+        _, status, used = os.wait4(child.pid, 0)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (0, 1):
+        raise SystemExit(f"{command} ended with {code}: {(folder / 'stderr').read_text()[-2000:]}")
+    return {
+        "wall_s": round(time.perf_counter() - started, 3),
+        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 3),
+        "rss_mb": round(used.ru_maxrss / 1024, 1),
+        "code": code,
+    }
+
+
+BAGENT = [sys.executable, "-m", "bagent"]
+
+
+def memory(folder: Path, counts: list[int]) -> list[dict]:
+    server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
+    found = []
+    try:
+        for count in counts:
+            rows = write_rows(folder / f"rows-{count}.jsonl", count)
+            job = write_job(folder, url, rows)
+            out = folder / f"run-{count}"
+            command = [*BAGENT, "run", str(job), "-o", str(out), "--progress", "plain"]
+            found.append({"rows": count} | timed(command, folder))
+            print(found[-1])
+    finally:
+        server.kill()
+    return found
+
+
+def write_finished(folder: Path, count: int, url: str, keys: dict) -> tuple[Path, Path]:
+    """A run directory in which all but the last 10 of ``count`` rows are finished."""
+    from msgspec import Raw
+
+    from bagent.rows import RowsConfig, open_rows
+    from bagent.store.journal import Journal
+    from bagent.types import Outcome
+
+    rows = write_rows(folder / "rows.jsonl", count)
+    few = folder / "few.jsonl"
+    with rows.open() as lines:
+        few.write_text("".join(line for line, _ in zip(lines, range(10), strict=False)))
+    job = write_job(folder, url, few, **keys)
+    out = folder / "run"
+    # The run directory is made by the real command over ten rows, then the rest is written.
+    timed([*BAGENT, "run", str(job), "-o", str(out), "--progress", "none"], folder)
+    write_job(folder, url, rows, **keys)
+    journal = Journal.open(out, "all", clock=time.monotonic, report=print)
+    config = RowsConfig(inputs=(str(rows),), base=folder, fields=("code", "id"))
+    source = open_rows(config)
+    output = Raw(json.dumps(json.loads(CONTENT), separators=(",", ":")).encode())
+    for batch in source.batches():
+        for row in batch:
+            if row.index < 10 or row.index >= count - 10:
+                continue
+            journal.write(
+                Outcome(
+                    key=f"{row.key:016x}", row=row.index, id=row.id, source=row.source,
+                    line=row.line, stage="main", status="ok", output=output, text=CONTENT,
+                    finish_reason="stop", model="canned", endpoint="127.0.0.1:8000", attempts=1,
+                    turns=1, prompt_tokens=120, completion_tokens=90, queue_ms=0.1,
+                    latency_ms=12.5, started_at=1.7e9 + row.index / 100,
+                    finished_at=1.7e9 + row.index / 100, prompt_sha256="0" * 64,
+                    output_sha256="1" * 64, first_try_valid=True, group="g",
+                    request_hash=f"{row.key:016x}",
+                )
+            )  # fmt: skip
+    journal.close()
+    source.close()
+    return job, out
+
+
+def resume(folder: Path, counts: list[int]) -> list[dict]:
+    server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
+    found = []
+    try:
+        for count in counts:
+            home = folder / str(count)
+            home.mkdir()
+            job, out = write_finished(home, count, url, {})
+            command = [*BAGENT, "run", str(job), "-o", str(out), "--progress", "none"]
+            started = time.time()
+            numbers = timed(command, home)
+            attempts = sorted(out.glob("journal/attempts-*.jsonl"))[-1].read_text().splitlines()
+            first = min(json.loads(line)["sent"] for line in attempts[-10:])
+            found.append({"rows": count, "to_first_request_s": round(first - started, 2)} | numbers)
+            print(found[-1])
+    finally:
+        server.kill()
+    return found
+
+
+def tables(folder: Path, counts: list[int]) -> list[dict]:
+    server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
+    found = []
+    keys = {"results": {"keep_input": False, "duckdb": True, "parquet": True}}
+    try:
+        for count in counts:
+            home = folder / str(count)
+            home.mkdir()
+            _, out = write_finished(home, count, url, keys)
+            command = [sys.executable, "-m", "bagent.store.tables", str(out)]
+            found.append({"rows": count} | timed(command, home))
+            print(found[-1])
+    finally:
+        server.kill()
+    return found
+
+
+def start(folder: Path, _: list[int]) -> list[dict]:
+    server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
+    found = []
+    try:
+        for repeat in range(5):
+            found.append({"what": "--help"} | timed([*BAGENT, "--help"], folder))
+            job = write_job(folder, url, write_rows(folder / "ten.jsonl", 10))
+            out = folder / f"ten-{repeat}"
+            command = [*BAGENT, "run", str(job), "-o", str(out), "--progress", "none"]
+            found.append({"what": "run of 10 rows"} | timed(command, folder))
+            print(found[-2], found[-1])
+    finally:
+        server.kill()
+    return found
+
+
+PARTS = {
+    "memory": (memory, "50000,1000000"),
+    "resume": (resume, "1000000"),
+    "tables": (tables, "1000000"),
+    "start": (start, "10"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--rows")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    function, default = PARTS[options.part]
+    counts = [int(n) for n in (options.rows or default).split(",")]
+    with tempfile.TemporaryDirectory() as name:
+        found = function(Path(name), counts)
+    if options.out:
+        options.out.write_text(json.dumps({"part": options.part, "runs": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

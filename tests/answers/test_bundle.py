@@ -1,0 +1,375 @@
+import json
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+
+from bagent.answers.dialects import walk
+from bagent.answers.schema import OutputSchema
+from bagent.errors import SchemaError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of schema files; call it with name=value pairs to fill it."""
+
+    def write(files):
+        for name, value in files.items():
+            path = tmp_path / "schemas" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(value if isinstance(value, str) else json.dumps(value))
+        return tmp_path / "schemas"
+
+    return write
+
+
+def load(base, name="root.json"):
+    schema = OutputSchema.load(Path(name), base=base)
+    for _, part in walk(schema.document):
+        if "$ref" in part:
+            assert part["$ref"].startswith("#"), "what is sent must need nothing else"
+    alone = json.loads(schema.text)
+    jsonschema_rs.validator_for(alone, offline=True)
+    return schema
+
+
+def failing(base, name="root.json"):
+    with pytest.raises(SchemaError) as caught:
+        OutputSchema.load(Path(name), base=base)
+    return str(caught.value)
+
+
+STRING = {"type": "string"}
+
+
+def test_file_beside_the_schema_is_bundled(folder):
+    base = folder(
+        {
+            "root.json": {"$ref": "common.json#/$defs/p"},
+            "common.json": {"$defs": {"p": STRING, "unused": {"type": "null"}}},
+        }
+    )
+    schema = load(base)
+    assert schema.document == {"$ref": "#/$defs/p", "$defs": {"p": STRING}}
+    assert schema.accepts("x") and not schema.accepts(1)
+
+
+def test_files_that_refer_to_each_other_and_back(folder):
+    base = folder(
+        {
+            "root.json": {
+                "properties": {"node": {"$ref": "parts/node.json"}, "name": {"$ref": "#/$defs/s"}},
+                "$defs": {"s": STRING},
+            },
+            "parts/node.json": {
+                "$id": "https://example.org/node",
+                "properties": {
+                    "next": {"$ref": "#"},
+                    "name": {"$ref": "../root.json#/$defs/s"},
+                    "label": {"$ref": "../names.json#label"},
+                },
+            },
+            "names.json": {"$defs": {"x": {"$anchor": "label", "maxLength": 2}}},
+        }
+    )
+    schema = load(base)
+    assert schema.accepts({"node": {"next": {"next": {"name": "n", "label": "ab"}}}})
+    assert not schema.accepts({"node": {"next": {"next": {"name": 1}}}})
+    assert not schema.accepts({"node": {"next": {"label": "abc"}}})
+    assert set(schema.document["$defs"]) == {"s", "node", "x"}
+
+
+def test_only_the_definitions_in_use_are_copied(folder):
+    whole = {
+        "items": {"$ref": "#/$defs/used"},
+        "$defs": {"used": STRING, "unused": {"$ref": "#/$defs/used"}},
+    }
+    base = folder({"root.json": {"contains": {"$ref": "list.json"}}, "list.json": whole})
+    assert load(base).document == {
+        "contains": {"$ref": "#/$defs/list"},
+        "$defs": {"list": {"items": {"$ref": "#/$defs/used"}}, "used": STRING},
+    }
+
+
+def test_names_of_bundled_parts_never_clash(folder):
+    base = folder(
+        {
+            "root.json": {
+                "items": {"anyOf": [{"$ref": "a.json#/$defs/p"}, {"$ref": "b.json#/$defs/p"}]},
+                "$defs": {"p": {"const": 3}},
+                "contains": {"$ref": "#/$defs/p"},
+            },
+            "a.json": {"$defs": {"p": {"const": 1}}},
+            "b.json": {"$defs": {"p": {"const": 2}}},
+        }
+    )
+    schema = load(base)
+    assert schema.accepts([1, 2, 3]) is False, "3 is in neither file"
+    assert schema.document["$defs"] == {
+        "p": {"const": 3},
+        "p_2": {"const": 1},
+        "p_3": {"const": 2},
+    }
+
+
+def test_definitions_of_older_drafts_go_under_their_name(folder):
+    draft = "http://json-schema.org/draft-07/schema#"
+    base = folder(
+        {
+            "root.json": {"$schema": draft, "properties": {"a": {"$ref": "c.json#/definitions/p"}}},
+            "c.json": {"$schema": draft, "definitions": {"p": STRING}},
+        }
+    )
+    schema = load(base)
+    assert schema.document["definitions"] == {"p": STRING}
+    assert not schema.accepts({"a": 1})
+
+
+def test_file_of_another_draft_is_read_as_the_roots_with_a_warning(folder):
+    base = folder(
+        {
+            "root.json": {"$ref": "c.json"},
+            "c.json": {"$schema": "http://json-schema.org/draft-07/schema#", "type": "string"},
+        }
+    )
+    schema = load(base)
+    assert len(schema.warnings) == 1 and "2020-12" in schema.warnings[0]
+    assert not schema.accepts(1)
+
+
+def test_references_of_an_inline_schema_start_at_the_base(folder):
+    base = folder({"common.json": STRING})
+    schema = OutputSchema.load({"items": {"$ref": "common.json"}}, base=base)
+    assert schema.document == {"items": {"$ref": "#/$defs/common"}, "$defs": {"common": STRING}}
+
+
+def test_relative_reference_beside_an_absolute_id_is_the_file(folder):
+    base = folder(
+        {
+            "root.json": {"$id": "https://example.org/s/root.json", "$ref": "common.json"},
+            "common.json": {"$id": "https://example.org/s/common.json", **STRING},
+        }
+    )
+    schema = load(base)
+    assert not schema.accepts(1)
+    assert schema.document["$defs"]["common"] == STRING
+
+
+def test_percent_encoded_and_odd_pointers(folder):
+    base = folder(
+        {
+            "root.json": {
+                "properties": {
+                    "a": {"$ref": "#/$defs/x%20y"},
+                    "b": {"$ref": "#/$defs/p~1q"},
+                    "c": {"$ref": "my%20file.json#/$defs/%C3%A9"},
+                    "d": {"$ref": "#/components/schemas/D"},
+                    "e": {"$ref": "#/allOf/0"},
+                },
+                "allOf": [{"minProperties": 1}],
+                "$defs": {"x y": STRING, "p/q": STRING},
+                "components": {"schemas": {"D": {"$ref": "#/components/schemas/E"}, "E": STRING}},
+            },
+            "my file.json": {"$defs": {"é": STRING}},
+        }
+    )
+    schema = load(base)
+    for name in "abcd":
+        assert not schema.accepts({name: 1})
+        assert schema.accepts({name: "x"})
+    assert not schema.accepts({"e": {}})
+
+
+def test_embedded_ids_and_anchors_become_pointers(folder):
+    base = folder(
+        {
+            "root.json": {
+                "$id": "https://example.org/root",
+                "properties": {
+                    "a": {"$ref": "https://example.org/address"},
+                    "b": {"$ref": "address#street"},
+                    "c": {"$ref": "#here"},
+                    "d": {"$ref": "https://example.org/root#/$defs/here"},
+                },
+                "$defs": {
+                    "address": {
+                        "$id": "address",
+                        "required": ["street"],
+                        "properties": {
+                            "street": {"$ref": "#/$defs/line"},
+                            "id": {"type": "integer"},
+                        },
+                        "$defs": {"line": {"$anchor": "street", "type": "string"}},
+                    },
+                    "here": {"$anchor": "here", "type": "string"},
+                },
+            }
+        }
+    )
+    schema = load(base)
+    assert schema.accepts({"a": {"street": "x", "id": 1}, "b": "x", "c": "x", "d": "x"})
+    for bad in ({"a": {}}, {"a": {"street": 1}}, {"a": {"street": "x", "id": "y"}}, {"b": 1}):
+        assert not schema.accepts(bad)
+    for bad in ({"c": 1}, {"d": 1}):
+        assert not schema.accepts(bad)
+    refs = [part["$ref"] for _, part in walk(schema.document) if "$ref" in part]
+    assert sorted(set(refs)) == [
+        "#/$defs/address",
+        "#/$defs/address/$defs/line",
+        "#/$defs/here",
+    ]
+
+
+def test_ids_of_draft_4_and_anchors_of_draft_7(folder):
+    base = folder(
+        {
+            "four.json": {
+                "$schema": "http://json-schema.org/draft-04/schema#",
+                "properties": {"id": {"$ref": "other"}, "x": {"$ref": "#y"}},
+                "definitions": {
+                    "o": {"id": "other", "type": "integer"},
+                    "y": {"id": "#y", "type": "string"},
+                },
+            },
+            "seven.json": {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "properties": {"x": {"$ref": "#y"}},
+                "definitions": {"y": {"$id": "#y", "type": "string"}},
+            },
+        }
+    )
+    four = load(base, "four.json")
+    assert four.accepts({"id": 1, "x": "s"})
+    assert not four.accepts({"id": "1"}) and not four.accepts({"x": 1})
+    seven = load(base, "seven.json")
+    assert seven.accepts({"x": "s"}) and not seven.accepts({"x": 1})
+
+
+def test_recursion_works(folder):
+    tree = {
+        "$ref": "#/$defs/tree",
+        "$defs": {"tree": {"type": "object", "additionalProperties": {"$ref": "#/$defs/tree"}}},
+    }
+    schema = load(folder({"root.json": tree}))
+    assert schema.accepts({"a": {"b": {}}}) and not schema.accepts({"a": {"b": 1}})
+
+
+def test_single_dynamic_anchor_is_a_plain_reference(folder):
+    base = folder(
+        {
+            "root.json": {
+                "$dynamicAnchor": "node",
+                "type": "object",
+                "additionalProperties": {"$dynamicRef": "#node"},
+            }
+        }
+    )
+    schema = load(base)
+    assert schema.document["additionalProperties"] == {"$ref": "#"}
+    assert schema.accepts({"a": {"b": {}}}) and not schema.accepts({"a": {"b": 1}})
+
+
+def test_true_dynamic_references_keep_their_meaning():
+    spec = {
+        "$id": "https://example.org/strict-tree",
+        "$dynamicAnchor": "node",
+        "$ref": "tree",
+        "unevaluatedProperties": False,
+        "$defs": {
+            "tree": {
+                "$id": "tree",
+                "$dynamicAnchor": "node",
+                "type": "object",
+                "properties": {"data": True, "kids": {"items": {"$dynamicRef": "#node"}}},
+            }
+        },
+    }
+    schema = OutputSchema.load(spec, base=Path())
+    assert schema.document == spec
+    assert schema.accepts({"kids": [{"data": 1}]})
+    assert not schema.accepts({"kids": [{"daat": 1}]})
+
+
+def test_recursive_ref_of_2019_09():
+    draft = "https://json-schema.org/draft/2019-09/schema"
+    spec = {"$schema": draft, "type": "object", "additionalProperties": {"$recursiveRef": "#"}}
+    schema = OutputSchema.load(spec, base=Path())
+    assert schema.document["additionalProperties"] == {"$ref": "#"}
+    assert not schema.accepts({"a": 1})
+
+
+def test_dynamic_anchors_in_several_files_are_refused(folder):
+    part = {"$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}}
+    base = folder({"root.json": {**part, "contains": {"$ref": "b.json"}}, "b.json": part})
+    assert "one file" in failing(base)
+
+
+def test_text_that_looks_like_a_reference_in_data_is_data():
+    spec = {
+        "enum": [{"$ref": "http://127.0.0.1:9/x"}, {"$id": "x"}],
+        "default": {"$ref": "#/nope"},
+        "properties": {"$ref": {"type": "string"}, "$id": {"type": "string"}},
+        "examples": [{"$ref": "../x"}],
+    }
+    assert OutputSchema.load(spec, base=Path()).document == spec
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"$ref": "#/$defs/nope"},
+        {"$ref": "#nope"},
+        {"$ref": "#/$defs/a/properties/b", "$defs": {"a": STRING}},
+        {"$ref": "#/items/0", "items": {}},
+        {"$ref": "#/required", "required": ["a"]},
+        {"$defs": {"unused": {"$ref": "#/$defs/nope"}}, "type": "string"},
+        {"anyOf": [STRING, {"properties": {"a": {"not": {"$ref": "#/$defs/nope"}}}}]},
+        {"$dynamicRef": "#nope"},
+        {"$ref": "missing.json"},
+        {"$ref": "empty.json#/$defs/p"},
+        {"$ref": "empty.json#p"},
+        {"$ref": "sub"},
+        {"$ref": ""},
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"allOf": [{"$ref": "http://[broken"}]},
+    ],
+)
+def test_reference_that_leads_nowhere_is_an_error_at_load(folder, spec):
+    base = folder({"root.json": spec, "empty.json": {}, "sub/x.json": {}})
+    message = failing(base)
+    assert message.startswith(f"{base / 'root.json'}: ") and "\n" not in message
+
+
+def test_missing_target_names_the_place_of_the_reference(folder):
+    base = folder(
+        {
+            "root.json": {"properties": {"a": {"$ref": "parts/b.json"}}},
+            "parts/b.json": {"items": {"$ref": "#/$defs/nope"}},
+        }
+    )
+    message = failing(base)
+    assert message.startswith(
+        f"{base / 'parts/b.json'}: #/items/$ref: '#/$defs/nope' leads nowhere"
+    )
+
+
+def test_errors_in_a_referenced_file_name_that_file(folder):
+    base = folder({"root.json": {"$ref": "b.json"}, "b.json": {"type": "strin"}})
+    assert failing(base).startswith(f"{base / 'b.json'}: not a JSON Schema: #/type")
+    base = folder({"root.json": {"$ref": "b.json"}, "b.json": "{\n,"})
+    assert failing(base).startswith(f"{base / 'b.json'}:2:1: not JSON")
+
+
+def test_dynamic_ref_beside_a_ref_keeps_both(folder):
+    base = folder(
+        {
+            "root.json": {
+                "$ref": "#/$defs/a",
+                "$dynamicRef": "#b",
+                "$defs": {"a": {"minimum": 1}, "b": {"$dynamicAnchor": "b", "maximum": 5}},
+            }
+        }
+    )
+    schema = load(base)
+    assert [schema.accepts(n) for n in (0, 3, 6)] == [False, True, False]

@@ -1,0 +1,104 @@
+import pytest
+
+from bagent.answers.decode import NOT_JSON, decode_lenient, decode_strict, malformed_at
+from bagent.answers.sanitize import MAX_DEPTH
+
+
+@pytest.mark.parametrize("read", [decode_strict, decode_lenient])
+def test_both_readers_agree_on_json(read):
+    text = '{"a": [1, -2.5, 1e3, true, null, "\\u00e9\\n"], "b": {"c": {}}}'
+    assert read(text) == {"a": [1, -2.5, 1000.0, True, None, "é\n"], "b": {"c": {}}}
+
+
+@pytest.mark.parametrize("read", [decode_strict, decode_lenient])
+@pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 10**40])
+def test_large_integers_are_exact(read, number):
+    assert read(f"[{number}]") == [number]
+
+
+@pytest.mark.parametrize("read", [decode_strict, decode_lenient])
+def test_later_of_two_equal_keys_wins(read):
+    assert read('{"a": 1, "a": 2}') == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "[1,]", "[NaN]", "[1e400]", '["\\ud800"]', '["\ud800"]', "\ufeff[]", "[1] x", "01"],
+)
+def test_strict_reader_takes_only_json(text):
+    assert decode_strict(text) is NOT_JSON
+
+
+@pytest.mark.parametrize("read", [decode_strict, decode_lenient])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "[" * 100_000 + "]" * 100_000,
+        '{"a":' * 100_000 + "1" + "}" * 100_000,
+        "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
+        f"[{'9' * 5000}]",
+    ],
+)
+def test_monstrous_text_is_not_json_and_does_no_harm(read, text):
+    assert read(text) is NOT_JSON
+
+
+@pytest.mark.parametrize("read", [decode_strict, decode_lenient])
+def test_many_brackets_are_fine_when_they_are_not_deep(read):
+    assert read("[" + "[]," * 5000 + "1]") == [*([[]] * 5000), 1]
+    assert read("[" * MAX_DEPTH + "]" * MAX_DEPTH) is not NOT_JSON
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[1,]", [1]),
+        ('{"a": 1 , \n }', {"a": 1}),
+        ('{"a": [1, {"b": 2,},],}', {"a": [1, {"b": 2}]}),
+        ('{"a": ",]", "b": "x,}",}', {"a": ",]", "b": "x,}"}),
+        ('{"a": "\\",]",}', {"a": '",]'}),
+        ('["a\nb\tc"]', ["a\nb\tc"]),
+        ("[NaN, Infinity, -Infinity, 1e999]", ["NaN", "Infinity", "-Infinity", "Infinity"]),
+        ('["\\ud800"]', ["\\ud800"]),
+        ('["\ud800"]', ["\\ud800"]),
+        ('["\ud83d\ude00"]', ["\U0001f600"]),
+        ('{"\\udc00": 1}', {"\\udc00": 1}),
+    ],
+)
+def test_mild_repairs(text, value):
+    assert decode_lenient(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[,]",
+        "[1,,]",
+        '{"a":,}',
+        "{,}",
+        "[1",
+        '{"a": 1',
+        '{"a": "b',
+        '["a]',
+        "{'a': 1}",
+        '{"a": True}',
+        '{"a": None}',
+        "{a: 1}",
+        '{"a" 1}',
+        "[1 2]",
+        "// c\n[1]",
+        "NaN",
+        "-Infinity",
+        "tru",
+        "",
+    ],
+)
+def test_nothing_else_is_repaired(text):
+    assert decode_lenient(text) is NOT_JSON
+
+
+def test_words_for_malformed_text_name_line_and_column():
+    assert malformed_at('{"a": 1,\n "b" 2}') == "Expecting ':' delimiter at line 2 column 6"
+    assert "200 levels" in malformed_at("[" * 100_000)
+    assert "4300 digits" in malformed_at("9" * 5000)

@@ -1,0 +1,313 @@
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bagent.answers.judge import Verdict, judge
+from bagent.answers.schema import OutputSchema
+from bagent.types import Reply, ToolCall
+
+LIST = OutputSchema.load(
+    {
+        "type": "object",
+        "required": ["name", "items"],
+        "properties": {
+            "name": {"type": "string"},
+            "items": {"type": "array", "items": {"type": "string"}},
+        },
+    },
+    base=Path(),
+)
+ANYTHING = OutputSchema.load(True, base=Path())
+GOOD = '{"name": "n", "items": ["a", "b"]}'
+TOOL = (ToolCall(id="1", name="f", arguments="{}"),)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *("stop", "tool_calls", "function_call", "end_turn", "stop_sequence", "eos", "tool_use"),
+        *("STOP", "Stop"),
+    ],
+)
+def test_good_ends_are_ok(reason):
+    verdict = judge(Reply(GOOD, reason), LIST)
+    assert verdict == Verdict(
+        "ok",
+        output=msgspec.Raw(b'{"name":"n","items":["a","b"]}'),
+        value={"name": "n", "items": ["a", "b"]},
+        text=GOOD,
+        how="plain",
+    )
+    assert judge(Reply("Paris.", reason), None) == Verdict("ok", text="Paris.")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *("length", "max_tokens", "model_context_window_exceeded", "MAX_TOKENS"),
+        *("max_output_tokens", "model_length"),
+    ],
+)
+@pytest.mark.parametrize("schema", [None, LIST, ANYTHING])
+@pytest.mark.parametrize(
+    "text", ['{"name":"n","items":["a","b', GOOD, "[]", "Half a sent", "", None]
+)
+def test_a_cut_answer_is_truncated_whatever_its_text(reason, schema, text):
+    verdict = judge(Reply(text, reason), schema)
+    assert (verdict.status, verdict.error_kind) == ("truncated", "truncated")
+    assert verdict.output is None and verdict.value is None
+    assert verdict.text == (text or None)
+    assert verdict.passing is False and reason in verdict.error
+
+
+@pytest.mark.parametrize("text", ['{"name":"n","items":["a","b', '{"name":"n","items":["a","b"'])
+def test_cut_json_is_never_completed_even_at_a_good_end(text):
+    verdict = judge(Reply(text, "stop"), LIST)
+    assert (verdict.status, verdict.error_kind, verdict.output) == ("invalid", "schema", None)
+    assert verdict.violations == ("the answer breaks off inside an object or array",)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "content_filter",
+        "refusal",
+        "guardrail_intervened",
+        "SAFETY",
+        "content_filtered",
+        "RECITATION",
+    ],
+)
+@pytest.mark.parametrize("schema", [None, LIST])
+def test_filtered_answers_are_refused(reason, schema):
+    verdict = judge(Reply(GOOD, reason), schema)
+    assert (verdict.status, verdict.error_kind, verdict.output) == ("refused", "refused", None)
+    assert verdict.passing is False and reason in verdict.error
+
+
+@pytest.mark.parametrize("text", [None, "", GOOD])
+@pytest.mark.parametrize("reason", ["stop", None, "banana"])
+def test_refusal_text_is_a_refusal_at_any_end_but_a_cut(text, reason):
+    verdict = judge(Reply(text, reason, refusal="I can't \ud800help\nwith that."), LIST)
+    assert verdict.status == "refused"
+    assert verdict.error == "refused: I can't \\ud800help with that."
+
+
+def test_blank_refusal_is_none():
+    assert judge(Reply(GOOD, "stop", refusal=" \n"), LIST).status == "ok"
+    assert judge(Reply(GOOD, "length", refusal="No."), LIST).status == "truncated"
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "banana", "", "pause_turn", "stopped", None])
+@pytest.mark.parametrize("schema", [None, LIST, ANYTHING])
+@pytest.mark.parametrize("text", ["[]", GOOD, "text", "", None])
+def test_other_ends_are_passing_failures_and_keep_the_reason(reason, schema, text):
+    verdict = judge(Reply(text, reason), schema)
+    assert (verdict.status, verdict.error_kind) == ("failed", "bad_response")
+    assert verdict.passing is True and verdict.output is None
+    assert verdict.text == (text or None), "partial text is kept for people"
+    assert (reason or "finish_reason") in verdict.error
+
+
+def test_odd_finish_reason_makes_a_short_valid_line():
+    error = judge(Reply("x", "a\ud800\n" * 500), None).error
+    assert len(error) < 200 and "\n" not in error
+    error.encode()
+
+
+@pytest.mark.parametrize("schema", [None, LIST])
+@pytest.mark.parametrize("text", [None, "", " \n\t"])
+def test_good_end_without_text_is_an_empty_failure(schema, text):
+    verdict = judge(Reply(text, "stop"), schema)
+    assert (verdict.status, verdict.error_kind, verdict.passing) == ("failed", "empty", True)
+    assert verdict.error == "the answer is empty" and verdict.text is None
+
+
+@pytest.mark.parametrize("schema", [None, LIST])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(None, "stop", reasoning="It is Paris."),
+        Reply(" ", "stop", reasoning="It is Paris."),
+        Reply("<think>It is Paris.</think>\n", "stop"),
+        Reply("It is Paris.\n</think>", "stop"),
+    ],
+)
+def test_reasoning_alone_is_empty_and_kept(reply, schema):
+    verdict = judge(reply, schema)
+    assert (verdict.status, verdict.error_kind, verdict.passing) == ("failed", "empty", True)
+    assert "only reasoning" in verdict.error
+    assert verdict.reasoning == "It is Paris."
+
+
+def test_unclosed_thinking_is_no_answer():
+    reply = Reply(f"<think>so {GOOD}", "stop")
+    plain = judge(reply, None)
+    assert (plain.status, plain.error_kind) == ("failed", "empty")
+    assert plain.reasoning == f"so {GOOD}" and plain.text is None
+    asked = judge(reply, ANYTHING)
+    assert (asked.status, asked.error_kind) == ("invalid", "schema")
+    assert "thinking" in asked.error and asked.output is None
+
+
+def test_closed_leading_thinking_becomes_reasoning():
+    verdict = judge(Reply("<think>\nhm\n</think>\n\nParis.", "stop"), None)
+    assert verdict == Verdict("ok", text="Paris.", reasoning="hm")
+    verdict = judge(Reply(f"hm [\n</think>\n{GOOD}", "stop"), LIST)
+    assert (verdict.status, verdict.how) == ("ok", "think")
+    assert (verdict.reasoning, verdict.text) == ("hm [", GOOD)
+
+
+def test_reasoning_of_the_server_wins_over_inline_thinking():
+    verdict = judge(Reply("<think>a</think>Paris.", "stop", reasoning="b"), None)
+    assert (verdict.reasoning, verdict.text) == ("b", "<think>a</think>Paris.")
+    verdict = judge(Reply("<think>a</think>Paris.", "stop", reasoning=" "), None)
+    assert (verdict.reasoning, verdict.text) == ("a", "Paris.")
+
+
+def test_thinking_is_kept_for_cut_answers_too():
+    verdict = judge(Reply("<think>hm</think>Par", "length"), None)
+    assert (verdict.reasoning, verdict.text) == ("hm", "Par")
+    verdict = judge(Reply("<think>hm", "length"), LIST)
+    assert (verdict.reasoning, verdict.text, verdict.status) == ("hm", None, "truncated")
+
+
+def test_text_without_schema_is_never_parsed():
+    verdict = judge(Reply(GOOD, "stop"), None)
+    assert verdict == Verdict("ok", text=GOOD)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sure! The name is n.",
+        "I could not find any items, sorry.",
+        "{'name': 'n', 'items': []}",
+        "name: n\nitems: [a, b]",
+        '"name"',
+        "null",
+        "[]",
+        "{}",
+        '{"name": "n"}',
+        '{"name": 1, "items": []}',
+        '[{"name": "n", "items": []}]',
+        "```json\n{}\n```",
+        '{"outer": {"name": "n", "items": []}}',
+        '"{\\"name\\": \\"n\\", \\"items\\": []}"',
+    ],
+)
+def test_what_does_not_fit_the_schema_is_invalid_with_words(text):
+    verdict = judge(Reply(text, "stop"), LIST)
+    assert (verdict.status, verdict.error_kind) == ("invalid", "schema")
+    assert verdict.output is None and verdict.value is None and verdict.passing is False
+    assert verdict.text == text
+    assert 1 <= len(verdict.violations) <= 5 and verdict.violations[0] in verdict.error
+
+
+@pytest.mark.parametrize("text", ["Yes.", "positive", "It is 5", "NaN", "undefined", "None"])
+def test_prose_is_never_ok_even_where_any_json_is(text):
+    assert judge(Reply(text, "stop"), ANYTHING).status == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        (GOOD, "plain"),
+        (json.dumps(json.loads(GOOD), indent=4), "plain"),
+        (f"```json\n{GOOD}\n```", "fence"),
+        (f"Sure:\n```\n{GOOD}\n```\nBye", "fence"),
+        (f"<think>x</think>{GOOD}", "think"),
+        (f"Here you are: {GOOD}", "prose"),
+        (GOOD.replace("]}", ",],}"), "repaired"),
+        ("\ufeff" + GOOD, "repaired"),
+    ],
+)
+def test_the_same_output_however_it_was_said(text, how):
+    verdict = judge(Reply(text, "stop"), LIST)
+    assert (verdict.status, verdict.how) == ("ok", how)
+    assert bytes(verdict.output) == b'{"name":"n","items":["a","b"]}'
+    assert verdict.value == json.loads(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "value"),
+    [
+        ({"type": "integer"}, "42", 42),
+        ({"type": "integer"}, "```json\n42\n```", 42),
+        ({"type": "boolean"}, " true\n", True),
+        ({"enum": ["yes", "no"]}, '"yes"', "yes"),
+        ({"type": "null"}, "null", None),
+        ({"type": "array"}, "[1, 2]", [1, 2]),
+        ({"type": "array"}, "Here: [1, 2]", [1, 2]),
+    ],
+)
+def test_schemas_for_other_than_objects(spec, text, value):
+    verdict = judge(Reply(text, "stop"), OutputSchema.load(spec, base=Path()))
+    assert verdict.status == "ok" and verdict.value == value
+    assert json.loads(bytes(verdict.output)) == value
+
+
+@pytest.mark.parametrize("text", ['["x\ud800"]', '["x\\ud800"]', 'See ["x\ud800"]\udfff'])
+def test_lone_surrogates_are_stored_as_visible_text(text):
+    verdict = judge(Reply(text, "stop", reasoning="r\udc00"), ANYTHING)
+    assert verdict.status == "ok"
+    assert bytes(verdict.output).decode() == '["x\\\\ud800"]'
+    assert verdict.value == ["x\\ud800"]
+    assert verdict.reasoning == "r\\udc00"
+    assert "\\ud800" in verdict.text
+    msgspec.json.encode(verdict)
+
+
+def test_surrogates_in_text_answers_and_failures():
+    for reason in ("stop", "length", "banana", "refusal"):
+        verdict = judge(Reply("a\ud800b\ud83d\ude00", reason), None)
+        assert verdict.text == "a\\ud800b\U0001f600"
+
+
+def test_numbers_that_json_does_not_have_are_text_and_then_judged():
+    number = OutputSchema.load({"items": {"type": "number"}}, base=Path())
+    assert judge(Reply("[1, NaN]", "stop"), number).status == "invalid"
+    assert bytes(judge(Reply("[1, NaN, -1e999]", "stop"), ANYTHING).output) == (
+        b'[1,"NaN","-Infinity"]'
+    )
+
+
+def test_large_integers_survive_exactly():
+    text = '{"n":123456789012345678901234567890}'
+    assert bytes(judge(Reply(text, "stop"), ANYTHING).output) == text.encode()
+
+
+def test_deep_answer_is_invalid_not_a_crash():
+    recursive = OutputSchema.load({"items": {"$ref": "#"}}, base=Path())
+    verdict = judge(Reply("[" * 100_000 + "]" * 100_000, "stop"), recursive)
+    assert verdict.status == "invalid" and "200 levels" in verdict.error
+
+
+def test_tool_calls_without_text():
+    assert judge(Reply(None, "tool_calls", tool_calls=TOOL), None) == Verdict("ok")
+    assert judge(Reply("", "stop", tool_calls=TOOL), None).status == "ok"
+    asked = judge(Reply(None, "tool_calls", tool_calls=TOOL), ANYTHING)
+    assert (asked.status, asked.error_kind) == ("invalid", "schema")
+    assert "tool call" in asked.error
+    assert judge(Reply(None, "length", tool_calls=TOOL), None).status == "truncated"
+
+
+def test_tool_finish_without_tool_calls_or_text_is_empty():
+    assert judge(Reply(None, "tool_calls"), None).error_kind == "empty"
+
+
+@pytest.mark.parametrize("cut", range(len(GOOD)))
+def test_no_prefix_of_an_answer_is_ok(cut):
+    for schema in (LIST, ANYTHING):
+        for head in ("", "Sure: ", "```json\n", "<think>[</think>"):
+            assert judge(Reply(head + GOOD[:cut], "stop"), schema).status in ("invalid", "failed")
+
+
+def test_violations_are_few_and_short_for_a_huge_bad_answer():
+    text = json.dumps({"name": 1, "items": ["x" * 100, 5] * 5000, "more": "y" * 10_000})
+    verdict = judge(Reply(text, "stop"), LIST)
+    assert verdict.status == "invalid"
+    assert all(len(line) <= 200 for line in verdict.violations)
+    assert len(verdict.error) <= 300

@@ -1,0 +1,129 @@
+import copy
+from pathlib import Path
+
+import pytest
+
+from bagent.answers.judge import judge
+from bagent.answers.reask import bounded, describe, reask, schema_words
+from bagent.answers.schema import OutputSchema
+from bagent.types import Reply
+
+SCHEMA = OutputSchema.load(
+    {"type": "object", "required": ["a"], "properties": {"a": {"enum": ["é", "low"]}}}, base=Path()
+)
+MESSAGES = [{"role": "system", "content": "You review."}, {"role": "user", "content": "Gene X"}]
+
+
+def test_reask_carries_the_answer_and_the_validators_words():
+    verdict = judge(Reply('{"a": "hgih"}', "stop"), SCHEMA)
+    asked = reask(MESSAGES, verdict.text, verdict.violations, SCHEMA)
+    assert asked[:2] == MESSAGES
+    assert asked[2] == {"role": "assistant", "content": '{"a": "hgih"}'}
+    assert asked[3]["role"] == "user"
+    assert asked[3]["content"] == (
+        "Your answer is not valid:\n"
+        '- /a: "hgih" is not one of ["é", "low"]\n'
+        "Answer again, in full, with only the JSON object that was asked for: "
+        "no other text, no code fence."
+    )
+
+
+def test_prompts_do_not_grow_with_each_try():
+    sizes = []
+    for attempt in range(5):
+        text = "Sorry, I meant something else. " * (attempt + 1) * 200
+        verdict = judge(Reply(text, "stop"), SCHEMA)
+        asked = reask(MESSAGES, verdict.text, verdict.violations, SCHEMA)
+        sizes.append(sum(len(message["content"]) for message in asked))
+        assert len(asked) == len(MESSAGES) + 2
+    assert len(set(sizes)) == 1
+
+
+@pytest.mark.parametrize("limit", [100, 2000, 5000])
+def test_long_answer_keeps_head_and_tail_within_the_bound(limit):
+    text = "HEAD" + "x" * 10_000 + "TAIL"
+    asked = reask(MESSAGES, text, ["w"], SCHEMA, limit_chars=limit)
+    content = asked[2]["content"]
+    assert len(content) == limit
+    assert content.startswith("HEAD") and content.endswith("TAIL")
+    assert "10008 characters, middle left out" in content
+
+
+def test_bound_holds_even_for_tiny_limits():
+    assert bounded("abcdef", 3) == "abc"
+    assert bounded("abcdef", 6) == "abcdef"
+    assert bounded("abcdef", 0) == ""
+
+
+def test_violations_are_bounded():
+    asked = reask(MESSAGES, "x", ["w" * 1000] * 50, SCHEMA)
+    assert len(asked[-1]["content"]) < 1300
+
+
+@pytest.mark.parametrize("text", [None, "", " \n"])
+def test_empty_answer_is_not_sent_back(text):
+    asked = reask(MESSAGES, text, [], None)
+    assert [message["role"] for message in asked] == ["system", "user", "user"]
+    assert asked[-1]["content"].startswith("Your answer is not valid.\n")
+
+
+def test_what_goes_back_is_valid_utf8():
+    asked = reask(MESSAGES, "a\ud800", ["/x: \udfff"], SCHEMA)
+    assert asked[2]["content"] == "a\ufffd"
+    assert "\ufffd" in asked[3]["content"]
+
+
+def test_other_kinds_of_json_are_asked_for_by_their_name():
+    array = OutputSchema.load({"type": "array"}, base=Path())
+    assert "only the JSON that" in reask(MESSAGES, "x", ["w"], array)[-1]["content"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_schema_stands_at_the_end_of_the_system_message(role):
+    described = describe(
+        [{"role": role, "content": "You review.", "name": "s"}, MESSAGES[1]], SCHEMA
+    )
+    assert described == [
+        {"role": role, "content": f"You review.\n\n{schema_words(SCHEMA)}", "name": "s"},
+        MESSAGES[1],
+    ]
+    assert '"é"' in described[0]["content"]
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_empty_system_message_becomes_the_schema(content):
+    described = describe([{"role": "system", "content": content}], SCHEMA)
+    assert described == [{"role": "system", "content": schema_words(SCHEMA)}]
+
+
+@pytest.mark.parametrize("messages", [[], [MESSAGES[1]], [MESSAGES[1], MESSAGES[0]]])
+def test_system_message_is_made_where_the_first_is_none(messages):
+    assert describe(messages, SCHEMA) == [
+        {"role": "system", "content": schema_words(SCHEMA)},
+        *messages,
+    ]
+
+
+def test_system_message_in_parts_gets_one_more_part():
+    parts = [{"type": "text", "text": "You review."}]
+    described = describe([{"role": "system", "content": parts}], SCHEMA)
+    assert described[0]["content"] == [*parts, {"type": "text", "text": schema_words(SCHEMA)}]
+
+
+def test_prefix_up_to_the_row_is_the_same_for_every_row():
+    one = describe([MESSAGES[0], {"role": "user", "content": "A"}], SCHEMA)
+    two = describe([MESSAGES[0], {"role": "user", "content": "B"}], SCHEMA)
+    assert one[0] == two[0]
+
+
+def test_given_messages_are_left_alone():
+    messages = [{"role": "system", "content": [{"type": "text", "text": "s"}]}, MESSAGES[1]]
+    before = copy.deepcopy(messages)
+    describe(messages, SCHEMA)
+    reask(messages, "x", ["w"], SCHEMA)
+    assert messages == before
+
+
+def test_reask_of_a_described_prompt_keeps_the_schema():
+    described = describe(MESSAGES, SCHEMA)
+    assert reask(described, "x", ["w"], SCHEMA)[: len(described)] == described

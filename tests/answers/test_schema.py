@@ -1,0 +1,311 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bagent.answers.schema import FORMATS, OutputSchema
+from bagent.errors import SchemaError
+
+DRAFTS = [
+    "http://json-schema.org/draft-04/schema#",
+    "http://json-schema.org/draft-06/schema#",
+    "http://json-schema.org/draft-07/schema#",
+    "https://json-schema.org/draft/2019-09/schema",
+    "https://json-schema.org/draft/2020-12/schema",
+]
+HERE = Path()
+
+
+def load(spec, base=HERE):
+    return OutputSchema.load(spec, base=base)
+
+
+def failing(spec, base=HERE):
+    with pytest.raises(SchemaError) as caught:
+        load(spec, base)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_file_and_inline_give_the_same_schema(tmp_path):
+    spec = {"type": "object", "properties": {"é": {"type": "string"}}}
+    (tmp_path / "s.json").write_text(json.dumps(spec), encoding="utf-8")
+    from_file = load(Path("s.json"), tmp_path)
+    assert from_file.document == load(spec).document == spec
+    assert from_file.text == '{"type":"object","properties":{"é":{"type":"string"}}}'.encode()
+    assert json.loads(from_file.pretty) == spec and "\n" in from_file.pretty
+    assert msgspec.json.decode(from_file.text) == spec
+
+
+def test_file_is_found_by_absolute_path_too(tmp_path):
+    (tmp_path / "s.json").write_text("{}")
+    assert load(tmp_path / "s.json", Path("/nowhere")).document == {}
+
+
+def test_byte_order_mark_and_crlf_are_fine(tmp_path):
+    (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf{\r\n"type": "string"}\r\n')
+    assert load(Path("s.json"), tmp_path).document == {"type": "string"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_has_a_clear_message(tmp_path, encoding):
+    (tmp_path / "s.json").write_bytes('{"type": "string"}'.encode(encoding))
+    message = failing(Path("s.json"), tmp_path)
+    assert message == f"{tmp_path / 's.json'}: the file is UTF-16 (save it as UTF-8)"
+
+
+def test_other_encodings_are_named_with_line_and_column(tmp_path):
+    (tmp_path / "s.json").write_bytes(b'{\n"a": "\xe9"}')
+    assert f"{tmp_path / 's.json'}:2:7: not UTF-8 (byte 0xe9)" in failing(Path("s.json"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{\n  "type": "string",\n}', ":3:1: not JSON"),
+        ("", ": the file is empty"),
+        (" \n", ": the file is empty"),
+        ("type: string", ":1:1: not JSON"),
+        ('{"minimum": NaN}', ": NaN is not JSON"),
+        ("[1]", ": a schema is an object"),
+        ('"x"', ": a schema is an object"),
+        ("null", ": a schema is an object"),
+        ("[" * 5000 + "]" * 5000, ": nested deeper"),
+        ('{"not": ' * 300 + "{}" + "}" * 300, ": nested deeper"),
+        (f'{{"minimum": {"9" * 5000}}}', ": not JSON"),
+    ],
+)
+def test_broken_files_are_named_with_their_place(tmp_path, text, words):
+    (tmp_path / "s.json").write_text(text)
+    assert failing(Path("s.json"), tmp_path).startswith(f"{tmp_path / 's.json'}{words}")
+
+
+def test_missing_file_and_folder(tmp_path):
+    assert failing(Path("no.json"), tmp_path) == (
+        f"{tmp_path / 'no.json'}: the schema file is not there"
+    )
+    (tmp_path / "d").mkdir()
+    assert "is not a file" in failing(Path("d"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"type": "strin"}, '#/type: "strin" is not one of ["array", "boolean"'),
+        ({"properties": {"a": {"type": 5}}}, "#/properties/a/type: 5 is not one of"),
+        ({"properties": []}, '#/properties: [] is not of type "object"'),
+        ({"properties": {"a/b": {"minLength": -1}}}, "#/properties/a~1b/minLength: -1 is less"),
+        ({"anyOf": []}, "#/anyOf: [] has less than 1 item"),
+        ({"pattern": "a("}, '#/pattern: "a(" is not a "regex"'),
+        ({"properties": {"a": {"pattern": "["}}}, "#/properties/a/pattern"),
+        ({"$schema": DRAFTS[0], "exclusiveMinimum": 5}, "#/exclusiveMinimum: 5 is not of type"),
+    ],
+)
+def test_wrong_schema_is_one_line_with_the_place_in_it(spec, words):
+    assert words in failing(spec)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["http://json-schema.org/draft-03/schema#", "http://127.0.0.1:9/mine", "draft-07", 7, None, ""],
+)
+def test_unknown_draft_is_refused_with_the_known_ones(uri):
+    message = failing({"$schema": uri})
+    assert "#/$schema: unknown" in message and "2020-12" in message
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [*DRAFTS, DRAFTS[2].rstrip("#"), DRAFTS[4] + "#", "https://json-schema.org/draft-07/schema#"],
+)
+def test_all_drafts_are_known_by_their_usual_spellings(uri):
+    schema = load({"$schema": uri, "type": "integer"})
+    assert schema.accepts(3) and not schema.accepts("3")
+    assert schema.document["$schema"] == uri
+
+
+def test_drafts_differ_as_they_should():
+    pair = {"items": [{"type": "string"}, {"type": "integer"}]}
+    assert not load({"$schema": DRAFTS[2], **pair}).accepts(["a", "b"])
+    assert "#/items" in failing({"$schema": DRAFTS[4], **pair})
+    old = load({"$schema": DRAFTS[0], "minimum": 1, "exclusiveMinimum": True})
+    assert not old.accepts(1) and old.accepts(1.5)
+
+
+@pytest.mark.parametrize(("spec", "taken"), [(True, True), (False, False), ({}, True)])
+def test_boolean_schemas(spec, taken):
+    schema = load(spec)
+    assert isinstance(schema.document, dict)
+    assert schema.accepts({"a": 1}) is taken
+    assert bool(schema.explain(1)) is not taken
+
+
+def test_boolean_schema_in_a_file(tmp_path):
+    (tmp_path / "s.json").write_text("true")
+    assert load(Path("s.json"), tmp_path).accepts([1])
+
+
+def test_inline_schema_must_be_json():
+    assert failing({"properties": {1: {}}}) == (
+        "#/properties: the key 1 is not text (put it in quotes)"
+    )
+    assert failing({"properties": [{"x": {None: 1}}]}).startswith("#/properties/0/x: the key None")
+    assert "is not JSON" in failing({"const": object()})
+    loop = {"properties": {}}
+    loop["properties"]["self"] = loop
+    assert "nested deeper" in failing(loop)
+
+
+def test_inline_schema_is_not_changed_by_loading():
+    spec = {"$defs": {"a": {"$id": "a", "type": "string"}}, "$ref": "a"}
+    before = json.dumps(spec)
+    load(spec)
+    assert json.dumps(spec) == before
+
+
+GOOD_AND_BAD = {
+    "date": ("2024-02-29", "2024-02-30"),
+    "time": ("10:00:00Z", "25:00:00Z"),
+    "date-time": ("2024-01-01T00:00:00Z", "tomorrow"),
+    "duration": ("P1DT2H", "1 day"),
+    "email": ("a@example.org", "a.example.org"),
+    "idn-email": ("é@example.org", "é"),
+    "hostname": ("node-1.example.org", "-node"),
+    "idn-hostname": ("é.example.org", "-é"),
+    "ipv4": ("10.0.0.1", "10.0.0.256"),
+    "ipv6": ("fe80::1", "fe80::g"),
+    "uri": ("https://example.org/a?b#c", "/relative"),
+    "uri-reference": ("/relative", "\\\\host"),
+    "iri": ("https://é.example.org/", "é"),
+    "iri-reference": ("é", "\\é"),
+    "uri-template": ("https://example.org/{id}", "{"),
+    "uuid": ("123e4567-e89b-12d3-a456-426614174000", "123e4567"),
+    "json-pointer": ("/a/0", "a"),
+    "relative-json-pointer": ("0/a", "/a"),
+    "regex": ("^a+$", "a("),
+}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_checked_in_every_draft(draft, name):
+    schema = load({"$schema": draft, "type": "object", "properties": {"x": {"format": name}}})
+    good, bad = GOOD_AND_BAD[name]
+    assert schema.accepts({"x": good})
+    assert schema.accepts({"x": 5}), "a format is for strings"
+    assert not schema.accepts({"x": bad})
+    assert schema.explain({"x": bad})[0].startswith("/x: ")
+    assert schema.warnings == ()
+
+
+@pytest.mark.parametrize("name", ["banana", "Date", "datetime", "int32", "color", ""])
+def test_unknown_format_is_a_warning_with_its_place(name):
+    schema = load({"$defs": {"unused": {"items": {"format": name}}}})
+    assert schema.warnings == (
+        f'format "{name}" is unknown and not checked (#/$defs/unused/items)',
+    )
+    assert schema.accepts("anything")
+
+
+def test_a_property_called_format_is_no_format():
+    assert (
+        load({"properties": {"format": {"const": "banana"}}, "enum": [{"format": "x"}]}).warnings
+        == ()
+    )
+
+
+def test_repeated_key_in_a_file_is_a_warning(tmp_path):
+    (tmp_path / "s.json").write_text('{"type": "string", "type": "integer"}')
+    schema = load(Path("s.json"), tmp_path)
+    assert schema.warnings == (f"{tmp_path / 's.json'}: repeated key type: the last one holds",)
+    assert schema.accepts(1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2**70,
+        -(2**70),
+        10**400,
+        float("nan"),
+        float("inf"),
+        1e308,
+        "\ud800",
+        {"\ud800": ["\udfff", float("-inf")]},
+        {"a": (1, 2)},
+        "NaN",
+        "",
+        None,
+    ],
+)
+def test_odd_values_never_raise(value):
+    for spec in (True, False, {"type": "integer"}, {"enum": [1, "a"]}, {"type": "object"}):
+        schema = load(spec)
+        if schema.accepts(value):
+            assert schema.explain(value) == []
+        else:
+            words = schema.explain(value)
+            assert words
+            for line in words:
+                line.encode()
+
+
+def test_nan_is_text_and_not_null():
+    assert not load({"type": ["null", "number"]}).accepts(float("nan"))
+    assert load({"const": "NaN"}).accepts(float("nan"))
+
+
+def test_large_integers_are_exact():
+    schema = load({"type": "integer", "maximum": 10**20})
+    assert schema.accepts(10**20)
+    assert not schema.accepts(10**20 + 1)
+
+
+def test_integer_too_long_to_write_is_refused_with_words():
+    schema = load({"type": "string"})
+    assert not schema.accepts([-(10**5000)])
+    assert schema.explain([-(10**5000)]) == ["/: a number of more than 4300 digits"]
+
+
+def test_very_deep_value_against_a_recursive_schema_is_refused_not_a_crash():
+    schema = load({"items": {"$ref": "#"}})
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    assert not schema.accepts(value)
+    assert schema.explain(value) == ["/: nested deeper than 200 levels"]
+
+
+def test_evil_pattern_ends_at_once():
+    schema = load({"pattern": "^(?=a)(a+)+$"})
+    assert not schema.accepts("a" * 50 + "b")
+    assert schema.explain("a" * 50 + "b")
+
+
+def test_explaining_a_huge_answer_is_quick_and_bounded():
+    schema = load({"items": {"properties": {"x": {"type": "string"}}}})
+    words = schema.explain([{"x": 1}] * 100_000)
+    assert words == ['/0/x: 1 is not of type "string"']
+
+
+def test_a_run_needs_only_light_imports():
+    code = (
+        "import sys, bagent.answers.schema, bagent.answers.judge, bagent.answers.reask\n"
+        "print([m for m in ('jsonschema', 'referencing', 'pydantic', 'urllib.request', 'duckdb')"
+        " if m in sys.modules])\n"
+        "from pathlib import Path\n"
+        "s = bagent.answers.schema.OutputSchema.load({'type': 'string'}, base=Path())\n"
+        "s.explain(1); print('jsonschema' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "False"]
+
+
+def test_judging_without_a_schema_does_not_load_the_validator():
+    code = "import sys, bagent.answers.judge; print('jsonschema_rs' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,123 @@
+from pathlib import Path
+
+import pytest
+
+from bagent.answers.schema import OutputSchema
+from bagent.answers.words import MAX_WORDS, pointer, shorten
+
+REVIEW = {
+    "type": "object",
+    "required": ["name", "findings"],
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "minLength": 2},
+        "n": {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "null"}]},
+        "when": {"format": "date-time"},
+        "p": {"pattern": "^a+$"},
+        "findings": {
+            "type": "array",
+            "items": {
+                "required": ["severity"],
+                "properties": {"severity": {"enum": ["low", "high", None]}},
+            },
+        },
+    },
+}
+
+
+def explain(spec, value, limit=5):
+    return OutputSchema.load(spec, base=Path()).explain(value, limit)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"name": "nn"}, '/: "findings" is a required property'),
+        ([1], '/: [1] is not of type "object"'),
+        ({"name": "nn", "findings": [], "z": 1}, "/: Additional properties are not allowed"),
+        ({"name": 5, "findings": []}, '/name: 5 is not of type "string"'),
+        (
+            {"name": "nn", "findings": [{"severity": "hgih"}]},
+            '/findings/0/severity: "hgih" is not one of ["low", "high", null]',
+        ),
+        ({"name": "nn", "findings": [], "when": "tomorrow"}, '/when: "tomorrow" is not a "date-'),
+        ({"name": "nn", "findings": [], "p": "b"}, '/p: "b" does not match "^a+$"'),
+        ({"name": "nn", "findings": [], "n": 1}, "/n: 1 is less than the minimum of 3"),
+    ],
+)
+def test_words_name_place_and_reason(value, words):
+    [line] = explain(REVIEW, value)
+    assert line.startswith(words)
+
+
+def test_accepted_value_has_no_words():
+    assert explain(REVIEW, {"name": "nn", "findings": [{"severity": None}], "n": None}) == []
+
+
+def test_number_of_lines_is_bounded_and_lines_differ():
+    value = {"name": "nn", "findings": [{}] * 50}
+    assert len(explain(REVIEW, value)) == 5
+    assert len(explain(REVIEW, value, 2)) == 2
+    tuples = {"items": {"allOf": [{"type": "string"}, {"type": "string"}]}}
+    assert explain(tuples, [1]) == ['/0: 1 is not of type "string"']
+
+
+def test_every_line_is_short_and_keeps_the_reason():
+    value = {"x" * 5000: {"y": "z\n" * 5000}}
+    spec = {"additionalProperties": {"additionalProperties": {"maxLength": 3, "type": "integer"}}}
+    lines = explain(spec, value)
+    assert len(lines) == 2
+    for line in lines:
+        assert len(line) <= MAX_WORDS and "\n" not in line
+    assert any(line.endswith('is not of type "integer"') for line in lines)
+    assert any("longer than 3 characters" in line for line in lines)
+
+
+SHAPES = {
+    "anyOf": [
+        {
+            "required": ["kind", "r"],
+            "properties": {"kind": {"const": "circle"}, "r": {"type": "number"}},
+        },
+        {
+            "required": ["kind", "w", "h"],
+            "properties": {
+                "kind": {"const": "box"},
+                "w": {"type": "number"},
+                "h": {"type": "number"},
+            },
+        },
+    ]
+}
+
+
+def test_branch_with_the_right_tag_is_the_one_told():
+    assert explain(SHAPES, {"kind": "box", "w": "wide", "h": 1}) == [
+        '/w: "wide" is not of type "number"'
+    ]
+
+
+def test_nested_branches_are_followed():
+    spec = {"anyOf": [{"type": "null"}, {"type": "array", "items": SHAPES}]}
+    assert explain(spec, [{"kind": "circle", "r": None}]) == ['/0/r: null is not of type "number"']
+
+
+def test_value_near_no_branch_gets_the_whole_message():
+    [line] = explain({"oneOf": [{"const": 1}, {"const": 2}]}, 3)
+    assert line.startswith("/: 3 is not valid under any of the schemas")
+
+
+def test_value_of_two_exclusive_branches_is_told_so():
+    [line] = explain({"oneOf": [{"type": "integer"}, {"minimum": 1}]}, 3)
+    assert "more than one" in line
+
+
+def test_pointer_is_escaped():
+    assert pointer(["a/b", "c~d", 0]) == "/a~1b/c~0d/0"
+    assert pointer([]) == ""
+
+
+def test_shorten_leaves_out_the_middle():
+    assert shorten("abc\n  def") == "abc def"
+    short = shorten("a" * 300 + "z" * 300, 50)
+    assert len(short) == 50 and short[0] == "a" and short[-1] == "z" and "..." in short

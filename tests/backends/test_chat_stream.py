@@ -1,0 +1,387 @@
+"""Streamed answers put together from server-sent events."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bagent.backends.chat_stream import StreamReader
+from bagent.types import Failure, Reply, ToolCall, Usage
+
+
+def event(**fields):
+    return f"data: {json.dumps(fields, ensure_ascii=False)}\n\n".encode()
+
+
+def delta(content=None, finish=None, index=0, **fields):
+    inner = dict(fields) if content is None else {"content": content, **fields}
+    choice = {"index": index, "delta": inner, "finish_reason": finish}
+    return event(id="c1", model="m1", choices=[choice])
+
+
+FINISH = delta(finish="stop")
+USAGE = event(
+    id="c1",
+    model="m1",
+    choices=[],
+    usage={
+        "prompt_tokens": 5,
+        "completion_tokens": 3,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    },
+)
+DONE = b"data: [DONE]\n\n"
+
+RECORDED = b"".join(
+    [
+        b": keep-alive\n\n",
+        delta("", role="assistant"),
+        delta(reasoning_content="hmm "),
+        delta(reasoning_content="née"),
+        delta("Grüße, "),
+        delta("\U0001f600 \\n \n"),
+        delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"x": "ü"}'}}]),
+        b"event: message\nid: 7\n",
+        FINISH,
+        USAGE,
+        DONE,
+    ]
+)
+WHOLE = Reply(
+    text="Grüße, \U0001f600 \\n \n",
+    finish_reason="stop",
+    model="m1",
+    reasoning="hmm née",
+    tool_calls=(ToolCall("a", "f", '{"x": "ü"}'),),
+    usage=Usage(5, 4, 3, None),
+    ttft_ms=1000.0,
+    request_id="c1",
+)
+
+
+def read(*pieces):
+    reader = StreamReader(100.0, lambda: 101.0)
+    for piece in pieces:
+        reader.feed(piece)
+    return reader.result()
+
+
+def test_a_recorded_stream_becomes_one_reply():
+    assert read(RECORDED) == WHOLE
+
+
+def test_bytes_may_come_one_by_one():
+    assert read(*(RECORDED[i : i + 1] for i in range(len(RECORDED)))) == WHOLE
+
+
+def test_bytes_may_come_in_two_pieces_cut_anywhere():
+    for cut in range(len(RECORDED) + 1):
+        assert read(RECORDED[:cut], RECORDED[cut:]) == WHOLE, cut
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 64, 1000])
+def test_bytes_may_come_in_pieces_of_any_size(size):
+    pieces = [RECORDED[i : i + size] for i in range(0, len(RECORDED), size)]
+    assert read(*pieces) == WHOLE
+
+
+def test_a_stream_that_stops_anywhere_before_its_finish_reason_is_a_passing_failure():
+    end = RECORDED.index(b'"finish_reason": "stop"') + len(b'"finish_reason": "stop"')
+    for cut in range(end):
+        failure = read(RECORDED[:cut])
+        assert isinstance(failure, Failure), cut
+        assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
+
+
+def test_a_stream_that_stops_anywhere_after_its_finish_reason_is_an_answer():
+    start = RECORDED.index(FINISH) + len(FINISH) - 2
+    for cut in range(start, len(RECORDED)):
+        reply = read(RECORDED[:cut])
+        assert isinstance(reply, Reply), cut
+        assert (reply.text, reply.finish_reason) == (WHOLE.text, "stop")
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\n"])
+def test_lines_may_end_as_on_windows(end):
+    stream = RECORDED.replace(b"\n", end.encode())
+    assert read(stream) == WHOLE
+    assert read(*(stream[i : i + 1] for i in range(len(stream)))) == WHOLE
+
+
+def test_the_blank_after_data_may_be_missing_or_more():
+    for blank in (b"", b"  ", b"\t"):
+        assert read(RECORDED.replace(b"data: ", b"data:" + blank)) == WHOLE
+
+
+def test_the_empty_line_between_events_may_be_missing():
+    assert read(RECORDED.replace(b"\n\n", b"\n")) == WHOLE
+
+
+def test_an_event_may_have_its_data_on_several_lines():
+    pretty = "".join(
+        f"data: {line}\n" for line in json.dumps(json.loads(FINISH[6:]), indent=1).split("\n")
+    )
+    reply = read(delta("a"), pretty.encode() + b"\n", DONE)
+    assert (reply.text, reply.finish_reason) == ("a", "stop")
+
+
+def test_a_byte_order_mark_at_the_start_is_no_harm():
+    assert read(b"\xef\xbb\xbf" + delta("a") + FINISH).text == "a"
+
+
+def test_comments_and_unknown_fields_are_skipped():
+    stream = b": ping\n\n:\n\nretry: 5\nfoo: bar\nfoo\n\n" + delta("a") + b": ping\n\n" + FINISH
+    assert read(stream).text == "a"
+
+
+def test_the_last_line_may_lack_its_end():
+    assert read(delta("a"), FINISH.rstrip(b"\n")).finish_reason == "stop"
+
+
+def test_the_end_mark_without_a_finish_reason_is_no_answer():
+    failure = read(delta("half"), DONE)
+    assert isinstance(failure, Failure)
+    assert failure.passing
+    assert failure.text == "half"
+    assert "finish reason" in failure.message
+
+
+def test_nothing_counts_after_the_end_mark():
+    assert read(delta("a"), FINISH, DONE, delta("b"), event(error={"message": "x"})).text == "a"
+
+
+def test_an_empty_stream_is_a_passing_failure():
+    for stream in (b"", b"\n", b": ping\n\n", DONE):
+        assert read(stream).kind == "bad_response"
+
+
+def test_the_time_to_the_first_token_does_not_count_empty_deltas():
+    times = iter(range(101, 200))
+    reader = StreamReader(100.0, lambda: float(next(times)))
+    for piece in (b": ping\n\n", delta("", role="assistant"), delta(""), delta(reasoning="")):
+        reader.feed(piece)
+        assert reader.first_token is None
+    reader.feed(delta("a"))
+    reader.feed(delta("b") + FINISH)
+    assert reader.first_token == 101.0
+    assert reader.result().ttft_ms == 1000.0
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"content": "a"},
+        {"reasoning": "a"},
+        {"reasoning_content": "a"},
+        {"refusal": "a"},
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f"}}]},
+    ],
+)
+def test_any_kind_of_content_is_a_first_token(first):
+    reader = StreamReader(0.0, lambda: 2.0)
+    reader.feed(delta(**first))
+    assert reader.first_token == 2.0
+
+
+def test_the_servers_own_time_to_first_token_wins():
+    last = event(choices=[], usage=None, metrics={"time_to_first_token_ms": 7.5})
+    assert read(delta("a"), FINISH, last).ttft_ms == 7.5
+
+
+def test_only_events_with_choices_show_that_the_answer_goes_on():
+    reader = StreamReader(0.0, lambda: 0.0)
+    reader.feed(b": ping\n\n" * 3 + event(type="ping"))
+    assert reader.pieces == 0
+    reader.feed(delta("") + delta("a"))
+    assert reader.pieces == 2
+
+
+@pytest.mark.parametrize(
+    ("chunks", "usage"),
+    [
+        (
+            [event(choices=[], usage={"prompt_tokens": 5, "completion_tokens": 3})],
+            Usage(5, None, 3),
+        ),
+        ([event(choices=[], usage=None)], Usage()),
+        ([event(choices=[])], Usage()),
+        ([event(usage={"prompt_tokens": 5})], Usage(5)),
+        ([event(choices=None, usage={"prompt_tokens": 5})], Usage(5)),
+        ([event(choices=[], usage={"prompt_tokens": 5}), event(choices=[], usage=None)], Usage(5)),
+        ([], Usage()),
+    ],
+)
+def test_counts_come_with_a_last_chunk_that_has_no_choices(chunks, usage):
+    reply = read(delta("a"), FINISH, *chunks, DONE)
+    assert (reply.text, reply.usage) == ("a", usage)
+
+
+def test_counts_so_far_in_every_chunk_end_as_the_last_ones():
+    choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": None}
+    counted = [event(choices=[choice], usage={"completion_tokens": n}) for n in (1, 2, 3)]
+    assert read(*counted, FINISH).usage.completion == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "passing"),
+    [
+        ({"error": {"message": "boom", "code": 500}}, "overloaded", True),
+        ({"error": {"message": "busy", "code": 429}}, "rate_limited", True),
+        ({"error": {"message": "bad", "type": "BadRequestError", "code": 400}}, "rejected", False),
+        ({"error": {"message": "cut", "code": 502}, "choices": []}, "overloaded", True),
+        ({"object": "error", "message": "gone", "code": 503}, "overloaded", True),
+        ({"message": "gone"}, "overloaded", True),
+    ],
+)
+def test_an_error_event_is_the_failure_it_names(error, kind, passing):
+    failure = read(delta("half"), b"event: error\n" + event(**error), DONE)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.passing, failure.text) == (kind, passing, "half")
+
+
+def test_an_error_in_a_choice_is_a_failure():
+    choice = {
+        "index": 0,
+        "delta": {"content": ""},
+        "finish_reason": "error",
+        "error": {"code": 502, "message": "provider went away"},
+    }
+    failure = read(delta("half"), event(choices=[choice]), DONE)
+    assert isinstance(failure, Failure)
+    assert "provider went away" in failure.message
+
+
+def test_an_error_after_the_finish_reason_takes_nothing_away():
+    assert read(delta("a"), FINISH, event(error={"message": "late"})).text == "a"
+
+
+def test_null_errors_in_good_chunks_are_no_errors():
+    choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
+    assert read(event(choices=[choice], error=None)).text == "a"
+
+
+def test_a_broken_event_is_a_passing_failure_that_shows_it():
+    for rest in ((), (FINISH,), (delta("more"), FINISH, DONE)):
+        failure = read(delta("half"), b"data: <html>\n\n", *rest)
+        assert (failure.kind, failure.passing, failure.text) == ("bad_response", True, "half")
+        assert "not JSON in the stream: <html>" in failure.message
+
+
+def test_a_broken_event_that_no_empty_line_ends_is_a_failure_too():
+    assert isinstance(read(delta("half"), b'data: {"cho\n', FINISH, DONE), Failure)
+
+
+def test_nothing_counts_after_an_error():
+    broken = event(error={"message": "boom", "code": 500})
+    assert isinstance(read(delta("a") + broken + delta("b") + FINISH + DONE), Failure)
+
+
+def test_a_plain_json_body_called_an_event_stream_is_read_as_such():
+    reply = read(b'{"choices": [{"message": {"content": "a"},\n "finish_reason": "stop"}]}')
+    assert reply.text == "a"
+    assert read(b'{"error": {"code": 400, "message": "no"}}\n').kind == "rejected"
+    assert "<h1>no</h1>" in read(b"<h1>no</h1>\n").message
+
+
+def test_finish_reasons_take_openais_words_and_unknown_ones_stay():
+    for sent, word in (("end_turn", "stop"), ("abort", "abort"), ("banana", "banana")):
+        assert read(delta("a"), delta(finish=sent)).finish_reason == word
+    for sent in (None, ""):
+        assert isinstance(read(delta("a"), delta(finish=sent)), Failure)
+
+
+def test_other_choices_are_not_mixed_in():
+    stream = [
+        delta("b", index=1),
+        delta("a"),
+        delta("c", index=2),
+        delta(finish="length", index=1),
+        FINISH,
+    ]
+    reply = read(*stream)
+    assert (reply.text, reply.finish_reason) == ("a", "stop")
+
+
+def test_a_choice_without_index_counts():
+    choice = {"delta": {"content": "a"}, "finish_reason": "stop"}
+    assert read(event(choices=[choice])).text == "a"
+    assert read(event(choices=[{"index": None, **choice}])).text == "a"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        event(choices=5),
+        event(choices={}),
+        event(choices=[None, 1, "x", []]),
+        event(choices=[{"index": 0}]),
+        event(choices=[{"index": 0, "delta": None}]),
+        event(choices=[{"index": 0, "delta": []}]),
+        delta(content=None, tool_calls=5),
+        delta(tool_calls=[None, 5, {}]),
+        event(choices=[{"index": 0, "delta": {}, "logprobs": {"content": None}}]),
+        event(choices=[], model=None, id=None),
+        b"data: null\n\n",
+        b"data: 5\n\n",
+        b'data: "x"\n\n',
+        b"data: []\n\n",
+        b"data:\n\n",
+        b"data\n\n",
+    ],
+)
+def test_odd_events_do_no_harm(odd):
+    reply = read(delta("a"), odd, FINISH)
+    assert (reply.text, reply.tool_calls) == ("a", ())
+
+
+def test_a_text_completion_streams_too():
+    pieces = [
+        event(choices=[{"index": 0, "text": text, "finish_reason": finish}])
+        for text, finish in (("a", None), ("b", "length"))
+    ]
+    reply = read(*pieces)
+    assert (reply.text, reply.finish_reason) == ("ab", "length")
+
+
+def test_a_whole_message_in_place_of_a_delta_counts():
+    choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}
+    assert read(event(choices=[choice])).text == "a"
+
+
+def test_no_content_at_all_is_no_text():
+    assert read(delta(role="assistant"), FINISH).text is None
+    assert read(delta(""), FINISH).text == ""
+
+
+def test_refusals_and_logprobs_are_joined():
+    logs = [
+        {"index": 0, "delta": {"content": c}, "logprobs": {"content": [{"token": c}]}} for c in "ab"
+    ]
+    reply = read(
+        *(event(choices=[choice]) for choice in logs),
+        delta(refusal="no"),
+        delta(refusal=" way"),
+        FINISH,
+    )
+    assert reply.logprobs == {"content": [{"token": "a"}, {"token": "b"}]}
+    assert reply.refusal == "no way"
+
+
+def test_model_and_id_come_from_the_first_chunk_that_has_them():
+    first = event(id="", model="", choices=[])
+    reply = read(first, delta("a"), FINISH)
+    assert (reply.model, reply.request_id) == ("m1", "c1")
+
+
+def test_odd_text_survives():
+    stream = b'data: {"choices":[{"delta":{"content":"\\ud800 \xff"},"finish_reason":"stop"}]}\n\n'
+    assert read(stream).text == "\ud800 �"
+
+
+def test_a_very_long_event_in_small_pieces_costs_no_more_than_its_length():
+    long = delta("x" * 8_000_000) + FINISH
+    pieces = [long[i : i + 4096] for i in range(0, len(long), 4096)]
+    assert len(read(*pieces).text) == 8_000_000

@@ -1,0 +1,332 @@
+"""Chat replies: what is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bagent.backends.chat_wire import (
+    content_text,
+    finish_word,
+    first_choice,
+    read_reply,
+    read_tool_calls,
+    read_usage,
+)
+from bagent.types import Failure, Reply, ToolCall, Usage
+
+
+def answer(message=None, finish="stop", **fields):
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    return {"id": "c1", "model": "m1", "choices": [choice], **fields}
+
+
+def read(body, content_type="application/json"):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return read_reply(raw, content_type, {})
+
+
+def test_a_reply_is_freed_of_its_wire_form():
+    body = answer(
+        {"role": "assistant", "content": "yes", "reasoning": "hm"},
+        usage={
+            "prompt_tokens": 5,
+            "completion_tokens": 3,
+            "prompt_tokens_details": {"cached_tokens": 2},
+            "completion_tokens_details": {"reasoning_tokens": 1},
+        },
+        metrics={"time_to_first_token_ms": 12.5},
+    )
+    assert read(body) == Reply(
+        text="yes",
+        finish_reason="stop",
+        model="m1",
+        reasoning="hm",
+        usage=Usage(5, 2, 3, 1),
+        ttft_ms=12.5,
+        request_id="c1",
+    )
+
+
+def test_a_text_completion_is_read_too():
+    reply = read({"choices": [{"index": 0, "text": "yes", "finish_reason": "length"}]})
+    assert (reply.text, reply.finish_reason) == ("yes", "length")
+
+
+@pytest.mark.parametrize(
+    ("usage", "read_as"),
+    [
+        (None, Usage()),
+        ({}, Usage()),
+        ([], Usage()),
+        ("5", Usage()),
+        ({"prompt_tokens": 5, "completion_tokens": None}, Usage(prompt=5)),
+        ({"prompt_tokens": 5.0, "completion_tokens": 3.9}, Usage(prompt=5, completion=3)),
+        ({"prompt_tokens": True, "completion_tokens": "3"}, Usage()),
+        ({"prompt_tokens": float("nan"), "completion_tokens": float("inf")}, Usage()),
+        ({"prompt_tokens": -1, "completion_tokens": 0}, Usage(completion=0)),
+        ({"prompt_tokens_details": None, "completion_tokens_details": None}, Usage()),
+        ({"prompt_tokens_details": {"cached_tokens": None}}, Usage()),
+        ({"prompt_tokens_details": {"cached_tokens": 0}}, Usage(cached=0)),
+    ],
+)
+def test_counts_that_the_server_does_not_tell_stay_unknown(usage, read_as):
+    assert read_usage(usage) == read_as
+
+
+def test_a_reply_without_usage_is_a_reply():
+    for body in (answer({"content": "a"}), answer({"content": "a"}, usage=None)):
+        reply = read(body)
+        assert (reply.text, reply.usage) == ("a", Usage())
+
+
+def test_counts_out_of_range_do_no_harm():
+    raw = b'{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}],"usage":'
+    reply = read(raw + b'{"prompt_tokens":1e999,"completion_tokens":NaN}}')
+    assert (reply.text, reply.usage) == ("a", Usage())
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a", "a"),
+        ("", ""),
+        (None, None),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ([{"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}], "b"),
+        (["a", None, 1, {"text": None}, "b"], "ab"),
+        ({"a": 1}, '{"a":1}'),
+        ({"a": "\ud800"}, '{"a":"\\ud800"}'),
+        (5, "5"),
+    ],
+)
+def test_content_is_text_however_it_is_sent(content, text):
+    assert content_text(content) == text
+    assert read(answer({"content": content})).text == text
+
+
+@pytest.mark.parametrize(
+    ("message", "reasoning"),
+    [
+        ({"reasoning": "a"}, "a"),
+        ({"reasoning_content": "b"}, "b"),
+        ({"reasoning": "a", "reasoning_content": "b"}, "a"),
+        ({"reasoning": "", "reasoning_content": "b"}, "b"),
+        ({"reasoning": {"x": 1}, "reasoning_content": "b"}, "b"),
+        ({"reasoning": None, "reasoning_content": None}, None),
+        ({"reasoning": ""}, None),
+    ],
+)
+def test_reasoning_goes_by_two_names(message, reasoning):
+    assert read(answer({"content": "x", **message})).reasoning == reasoning
+
+
+@pytest.mark.parametrize(
+    ("refusal", "read_as"), [("no", "no"), ("", None), (None, None), (1, None)]
+)
+def test_a_refusal_is_kept(refusal, read_as):
+    assert read(answer({"content": None, "refusal": refusal})).refusal == read_as
+
+
+def call(arguments, **fields):
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "read_as"),
+    [
+        (None, ()),
+        ([], ()),
+        ("x", ()),
+        (5, ()),
+        ([None, "x", {}, {"function": None}], ()),
+        ([call('{"q": "a"}')], (ToolCall("c", "f", '{"q": "a"}'),)),
+        ([call({"q": "a"})], (ToolCall("c", "f", '{"q":"a"}'),)),
+        ([call('"{\\"q\\": 1}"')], (ToolCall("c", "f", '"{\\"q\\": 1}"'),)),
+        ([call("")], (ToolCall("c", "f", "{}"),)),
+        ([call(None)], (ToolCall("c", "f", "{}"),)),
+        ([call({})], (ToolCall("c", "f", "{}"),)),
+        ([call([1])], (ToolCall("c", "f", "[1]"),)),
+        ([call('{"half"')], (ToolCall("c", "f", '{"half"'),)),
+        ([call({"q": "\ud800"})], (ToolCall("c", "f", '{"q":"\\ud800"}'),)),
+        (
+            [{"function": {"name": "f"}}, {"id": "", "function": {"name": "g"}}],
+            (ToolCall("call_0", "f", "{}"), ToolCall("call_1", "g", "{}")),
+        ),
+        ([{"name": "f", "arguments": {"a": 1}}], (ToolCall("call_0", "f", '{"a":1}'),)),
+        ({"id": "c", "function": {"name": "f"}}, (ToolCall("c", "f", "{}"),)),
+        ([{"id": 7, "function": {"name": None}}], (ToolCall("7", "", "{}"),)),
+    ],
+)
+def test_tool_calls_are_read_in_every_form(calls, read_as):
+    assert read_tool_calls(calls) == read_as
+    assert read(answer({"content": None, "tool_calls": calls}, "tool_calls")).tool_calls == read_as
+
+
+def test_a_function_call_of_the_old_form_is_a_tool_call():
+    message = {"content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}}
+    reply = read(answer(message, "function_call"))
+    assert reply.tool_calls == (ToolCall("call_0", "f", '{"a":1}'),)
+    assert reply.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("word", "read_as"),
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("tool_calls", "tool_calls"),
+        ("content_filter", "content_filter"),
+        ("end_turn", "stop"),
+        ("stop_sequence", "stop"),
+        ("eos_token", "stop"),
+        ("STOP", "stop"),
+        ("max_tokens", "length"),
+        ("MAX_TOKENS", "length"),
+        ("tool_use", "tool_calls"),
+        ("abort", "abort"),
+        ("error", "error"),
+        ("banana", "banana"),
+        ("Banana", "Banana"),
+        ("", ""),
+        (None, None),
+        ({"type": "abort"}, '{"type":"abort"}'),
+        (0, "0"),
+    ],
+)
+def test_finish_reasons_take_openais_words_and_unknown_ones_stay(word, read_as):
+    assert finish_word(word) == read_as
+    assert read(answer({"content": "a"}, word)).finish_reason == read_as
+
+
+def test_a_missing_finish_reason_is_none():
+    assert read({"choices": [{"message": {"content": "a"}}]}).finish_reason is None
+
+
+@pytest.mark.parametrize("message", [None, 5, "text", []])
+def test_a_message_that_is_none_gives_no_text(message):
+    assert read(answer(message)).text is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"choices": []},
+        {"choices": None},
+        {"choices": {}},
+        {"choices": "x"},
+        {"choices": [None]},
+        {"choices": ["x"]},
+        [],
+        ["x"],
+        [[]],
+        "x",
+        None,
+        1,
+        True,
+    ],
+)
+def test_json_without_choices_is_a_passing_failure(body):
+    failure = read(body)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
+    assert "choices" in failure.message
+    assert " behind HTTP 200: " in failure.message
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"   ", b"<h1>gateway</h1>", b'{"choices": [', b"\x00\x01", b"\xff\xfe{\x00}\x00"],
+)
+def test_what_is_no_json_is_a_passing_failure_that_shows_its_beginning(raw):
+    failure = read_reply(raw, "text/html; charset=utf-8", {})
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
+    assert "not JSON (text/html) behind HTTP 200: " in failure.message
+
+
+def test_the_first_200_characters_of_an_unreadable_answer_are_kept():
+    failure = read_reply(b"<" + b"x" * 5000, "text/html", {})
+    assert failure.message.endswith(": <" + "x" * 198 + "…")
+
+
+def test_nesting_beyond_the_stack_is_a_passing_failure():
+    for raw in (b"[" * 100_000, b'{"choices":[{"message":{"content":' + b"[" * 100_000):
+        failure = read(raw)
+        assert (failure.kind, failure.passing) == ("bad_response", True)
+
+
+def test_deep_but_readable_arguments_never_raise():
+    for depth in range(700, 1400, 7):
+        nested = b'{"a":' * depth + b"1" + b"}" * depth
+        body = b'{"choices":[{"message":{"content":%b},"finish_reason":"stop"}]}' % nested
+        result = read(body)
+        assert isinstance(result, Reply) or result.kind == "bad_response"
+
+
+@pytest.mark.parametrize(
+    ("raw_content", "text"),
+    [
+        (b'"a\\ud800b"', "a\ud800b"),
+        (b'"caf\xc3\xa9 \xf0\x9f\x98\x80"', "café \U0001f600"),
+        (b'"bad \xff byte"', "bad � byte"),
+        (b'"nul \\u0000"', "nul \x00"),
+    ],
+)
+def test_odd_text_survives(raw_content, text):
+    raw = b'{"choices":[{"message":{"content":%b},"finish_reason":"stop"}]}' % raw_content
+    assert read(raw).text == text
+    assert read(b"\xef\xbb\xbf" + raw).text == text
+
+
+def test_nan_beside_the_answer_does_no_harm():
+    raw = b'{"choices":[{"message":{"content":"a"},"logprobs":{"content":[{"logprob":NaN}]}}]}'
+    assert read(raw).text == "a"
+
+
+def test_a_very_long_answer_is_read_whole():
+    text = "word " * 4_000_000
+    assert read(answer({"content": text})).text == text
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "passing"),
+    [
+        ({"error": {"code": 502, "message": "upstream"}}, "overloaded", True),
+        ({"error": {"code": 400, "message": "no"}}, "rejected", False),
+        ({"error": {"code": 502, "message": "cut"}, "choices": [{}]}, "overloaded", True),
+        ({"choices": [{"error": {"code": 502, "message": "cut"}, "finish_reason": "error"}]},
+         "overloaded", True),
+    ],
+)  # fmt: skip
+def test_an_error_is_looked_for_before_choices(body, kind, passing):
+    failure = read(body)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.passing) == (kind, passing)
+
+
+def test_of_several_choices_the_one_with_index_0_is_taken_wherever_it_stands():
+    body = {
+        "choices": [
+            {"index": 1, "message": {"content": "b"}, "finish_reason": "stop"},
+            {"index": 0, "message": {"content": "a"}, "finish_reason": "stop"},
+        ]
+    }
+    assert read(body).text == "a"
+
+
+@pytest.mark.parametrize(
+    "indexes", [[0, 0], [1, 2], [None, None], ["0", "1"], [0, 0, 1], [None, 1]]
+)
+def test_choices_without_a_clear_first_one_are_a_failure_not_a_guess(indexes):
+    choices = [{"index": i, "message": {"content": str(i)}} for i in indexes]
+    assert first_choice(choices) is None
+    assert read({"choices": choices}).kind == "bad_response"
+
+
+def test_the_only_choice_needs_no_index():
+    assert first_choice([{"message": {}}]) == {"message": {}}
+    assert first_choice([{"index": 3}]) == {"index": 3}

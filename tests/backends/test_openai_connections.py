@@ -1,0 +1,214 @@
+"""Connections: lost ones, kept-open ones, proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from backends.support_backend import (
+    QUICK,
+    ask,
+    backend,
+    endpoint,
+    failure,
+    raw_server,
+    reply,
+    request,
+    send,
+)
+from bagent.backends.base import Timeouts
+from bagent.types import Failure
+from support.fake_server import FakeServer
+from support.replies import close, ok, status
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_new_connection_that_is_closed_without_an_answer_is_a_connect_failure(
+    fs, reset, streamed
+):
+    fs.set_script({"r1": [close(reset=reset)]})
+    exchange = ask(fs.url, request(stream=streamed))
+    found = failure(exchange)
+    assert (found.kind, found.passing, found.status) == ("connect", True, None)
+    assert found.message == "here closed the connection without an answer"
+    assert not exchange.again
+    assert exchange.status is None
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_kept_open_connection_that_was_closed_is_worth_another_try_for_free(fs, reset):
+    fs.set_script({"r1": [ok()], "r2": [close(reset=reset), ok("good")]})
+
+    async def main():
+        async with backend() as found:
+            to = endpoint(fs.url)
+            return [await found.send(to, [request(row)], QUICK) for row in ("r1", "r2", "r2")]
+
+    first, stale, last = asyncio.run(main())
+    assert not first.again
+    assert failure(stale).kind == "connect"
+    assert stale.again
+    assert (reply(last).text, last.again) == ("good", False)
+
+
+def test_a_server_that_dies_while_it_works_on_a_call_is_not_a_closed_connection():
+    async def serve(reader, writer):
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"id=r1")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            await reader.readuntil(b"id=r2")
+            await asyncio.sleep(1.2)
+
+    async def main():
+        async with raw_server(serve) as port, backend() as found:
+            to = endpoint(f"http://127.0.0.1:{port}")
+            return [await found.send(to, [request(row)], QUICK) for row in ("r1", "r2")]
+
+    _, exchange = asyncio.run(main())
+    assert failure(exchange).kind == "connect"
+    assert not exchange.again
+
+
+def test_idle_connections_that_the_server_closed_are_not_used():
+    with FakeServer(keepalive=0.1) as fs:
+
+        async def main():
+            async with backend() as found:
+                to = endpoint(fs.url)
+                reply(await found.send(to, [request()], QUICK))
+                await asyncio.sleep(0.5)
+                return await found.send(to, [request()], QUICK)
+
+        assert reply(asyncio.run(main()))
+        assert fs.connections == 2
+
+
+def test_a_refused_connection_says_where(unused_port):
+    exchange = ask(f"http://127.0.0.1:{unused_port}/v1")
+    found = failure(exchange)
+    assert (found.kind, found.passing, found.busy) == ("connect", True, False)
+    assert found.message.startswith("cannot connect to here: ")
+    assert "Connect call failed" in found.message
+    assert (exchange.again, exchange.status) == (False, None)
+
+
+def test_a_host_without_an_address_says_so():
+    found = failure(ask("http://nowhere.invalid:8000/v1"))
+    assert (found.kind, found.passing) == ("connect", True)
+    assert found.message.startswith("cannot connect to here: ")
+
+
+@pytest.mark.parametrize("url", ["http://", "http://user:secret@:80", "ftp://host/v1", "nonsense"])
+def test_what_is_no_address_is_a_lasting_failure(url):
+    found = failure(ask(url))
+    assert (found.kind, found.passing) == ("rejected", False)
+    assert "address" in found.message
+    assert "secret" not in found.message
+
+
+def test_a_key_with_a_line_break_is_a_lasting_failure(fs):
+    found = failure(ask(endpoint(fs.url, headers={"Authorization": "Bearer k\n"})))
+    assert (found.kind, found.passing) == ("rejected", False)
+    assert "no request to here can be made" in found.message
+    assert fs.requests == []
+
+
+# --- proxies ----------------------------------------------------------------------------------
+
+
+def test_an_http_proxy_sees_the_whole_address(fs):
+    heads = []
+
+    async def proxy(reader, writer):
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    async def main():
+        async with raw_server(proxy) as port:
+            to = endpoint("http://outside.test/v1", proxy=f"http://u:s3cret@127.0.0.1:{port}")
+            return await send(to)
+
+    assert reply(asyncio.run(main())).text == "yes"
+    (head,) = heads
+    assert head.startswith(b"POST http://outside.test/v1/chat/completions HTTP/1.1\r\n")
+    assert b"Host: outside.test\r\n" in head
+    assert b"Proxy-Authorization: Basic " in head
+
+
+def test_an_https_address_is_reached_by_a_tunnel_and_a_refusal_names_the_proxy():
+    lines = []
+
+    async def proxy(reader, writer):
+        lines.append(await reader.readline())
+        await reader.readuntil(b"\r\n\r\n")
+        code = [b"403 Forbidden", b"407 Proxy Authentication Required", b"503 Busy"][len(lines) - 1]
+        writer.write(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % code)
+
+    async def main():
+        async with raw_server(proxy) as port:
+            to = endpoint("https://outside.test/v1", proxy=f"http://u:s3cret@127.0.0.1:{port}")
+            return port, [failure(await send(to)) for _ in range(3)]
+
+    port, (forbidden, unknown, busy) = asyncio.run(main())
+    assert lines[0].startswith(b"CONNECT outside.test:443 ")
+    assert (forbidden.kind, forbidden.passing) == ("auth", False)
+    assert (unknown.kind, unknown.passing) == ("auth", False)
+    assert (busy.kind, busy.passing) == ("connect", True)
+    assert forbidden.message == (
+        f"the proxy refused to reach here through the proxy http://127.0.0.1:{port}: HTTP 403"
+    )
+
+
+def test_a_plain_http_proxy_that_refuses_is_named(fs):
+    fs.set_script({"r1": [status(503, {"error": "squid is down"})]})
+    proxy = f"http://u:s3cret@{fs.address}"
+    found = failure(ask(endpoint("http://outside.test/v1", proxy=proxy)))
+    assert "squid is down" in found.message
+    assert f"through the proxy http://{fs.address}" in found.message
+    assert "s3cret" not in found.message
+
+
+def test_a_dead_proxy_is_named(unused_port):
+    proxy = f"http://u:s3cret@127.0.0.1:{unused_port}"
+    for url in ("http://outside.test/v1", "https://outside.test/v1"):
+        found = failure(ask(endpoint(url, proxy=proxy)))
+        assert (found.kind, found.passing) == ("connect", True)
+        assert f"here through the proxy http://127.0.0.1:{unused_port}" in found.message
+        assert "s3cret" not in found.message
+
+
+def test_a_proxy_that_never_answers_is_named():
+    async def deaf(reader, writer):
+        await reader.read()
+
+    async def main():
+        async with raw_server(deaf) as port:
+            proxy = f"http://127.0.0.1:{port}"
+            to = endpoint("http://outside.test/v1", proxy=proxy)
+            return proxy, await send(to, timeouts=Timeouts(total=0.3))
+
+    proxy, exchange = asyncio.run(main())
+    assert (
+        failure(exchange).message
+        == f"no whole answer from here through the proxy {proxy} within 0.3 s"
+    )
+
+
+def test_the_environments_proxies_are_not_looked_at(fs, monkeypatch, unused_port):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{unused_port}")
+    assert reply(ask(fs.url))
+
+
+def test_a_probe_goes_through_the_proxy_too(fs):
+    async def main():
+        async with backend() as found:
+            to = endpoint("http://outside.test/v1", proxy=fs.base)
+            return await found.probe(to, 5.0)
+
+    assert not isinstance(asyncio.run(main()), Failure)
+    assert fs.probes[0].headers["host"] == "outside.test"

@@ -1,0 +1,392 @@
+"""The OpenAI-compatible backend against servers on 127.0.0.1: requests, answers, probes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+
+import pytest
+
+from backends.support_backend import (
+    PLAIN,
+    QUICK,
+    ask,
+    backend,
+    endpoint,
+    failure,
+    raw_server,
+    reply,
+    request,
+    send,
+)
+from bagent.backends.endpoint import Capabilities
+from bagent.backends.openai_http import read_models
+from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.types import Failure, ToolCall, Usage
+from support.fake_server import FakeServer
+from support.replies import (
+    at_barrier,
+    canned,
+    cut_body,
+    delta,
+    echo,
+    error_body,
+    ok,
+    ok_tools,
+    raw,
+    status,
+    stream,
+    tool_call,
+    usage_chunk,
+    wire,
+)
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def test_a_plain_call_sends_exactly_its_bytes(fs):
+    to = endpoint(fs.url, headers={"Authorization": "Bearer k"}, query={"api-version": "1"})
+    exchange = ask(to)
+    (seen,) = fs.requests
+    assert seen.raw == b'{"model":"m","messages":[{"role":"user","content":"id=r1"}]}'
+    assert seen.path == "/v1/chat/completions"
+    assert seen.headers["content-type"] == "application/json"
+    assert seen.headers["content-length"] == str(len(seen.raw))
+    assert seen.headers["authorization"] == "Bearer k"
+    assert seen.headers["user-agent"] == "bagent"
+    assert "cookie" not in seen.headers
+    assert reply(exchange).finish_reason == "stop"
+    assert (exchange.status, exchange.again, exchange.learned) == (200, False, False)
+    assert exchange.sent <= exchange.first_byte <= exchange.done
+    assert exchange.first_token is None
+
+
+def test_raw_text_goes_to_completions(fs):
+    text = "id=r1 Once"
+    call = Request(PLAIN, encode_payload(text), prompt=text, path="/completions")
+    assert reply(ask(fs.url, call)).text
+    (seen,) = fs.requests
+    assert seen.path == "/v1/completions"
+    assert seen.body == {"model": "m", "prompt": text}
+
+
+def test_a_body_of_the_users_own_goes_out_as_written(fs):
+    body = {"model": "theirs", "messages": [{"role": "user", "content": "id=r9"}], "top_k": 3}
+    call = Request(CallSettings(model=None, sampling={}, extra={}), b"", body=body)
+    ask(fs.url, call)
+    assert fs.requests[0].body == body
+
+
+def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_probe_found():
+    auto = CallSettings(model=None, sampling={}, extra={})
+
+    async def main(fs):
+        async with backend() as found:
+            plain, tagged = endpoint(fs.url), endpoint(fs.url, tags={"model": "tagged"})
+            for to, settings in ((plain, auto), (tagged, auto), (tagged, PLAIN)):
+                await found.send(to, [request(settings=settings)], QUICK)
+            await found.probe(plain, 5.0)
+            await found.send(plain, [request(settings=auto)], QUICK)
+
+    with FakeServer(strict=False) as fs:
+        asyncio.run(main(fs))
+        models = [seen.body.get("model") for seen in fs.requests]
+    assert models == [None, "tagged", "m", "fake-model"]
+
+
+def test_a_body_of_several_megabytes_is_sent_without_a_murmur():
+    messages = [{"role": "user", "content": "x" * 3_000_000}]
+    call = Request(PLAIN, encode_payload(messages), messages=messages)
+    bodies = []
+
+    async def answer(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        bodies.append(await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        assert b"content-type: application/json" in head.lower()
+
+    async def main():
+        async with raw_server(answer) as port:
+            await send(endpoint(f"http://127.0.0.1:{port}"), call)
+
+    asyncio.run(main())
+    (body,) = bodies
+    assert json.loads(body)["messages"] == messages
+
+
+def test_300_requests_at_once_are_really_300(fs):
+    fs.set_script({"*": [at_barrier(300, canned())]})
+
+    async def main():
+        async with backend() as found:
+            to = endpoint(fs.url)
+            return await asyncio.gather(
+                *(found.send(to, [request(f"r{i}")], QUICK) for i in range(300))
+            )
+
+    exchanges = asyncio.run(main())
+    assert all(reply(exchange).text for exchange in exchanges)
+    assert fs.peak_in_flight == 300
+
+
+def test_a_connection_is_used_again_after_an_answer_and_after_a_stream(fs):
+    async def main():
+        async with backend() as found:
+            to = endpoint(fs.url)
+            for streamed in (False, True, True, False):
+                reply(await found.send(to, [request(stream=streamed)], QUICK))
+
+    asyncio.run(main())
+    assert len(fs.requests) == 4
+    assert fs.connections == 1
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+def test_an_answer_is_read(fs):
+    fs.set_script({"r1": [ok("yes", "length", model="served", headers={"X-Request-Id": "q1"})]})
+    exchange = ask(fs.url)
+    found = reply(exchange)
+    assert (found.text, found.finish_reason, found.model) == ("yes", "length", "served")
+    assert found.usage == Usage(prompt=1, completion=1)
+    assert exchange.request_id == "q1"
+
+
+def test_tool_calls_are_read(fs):
+    fs.set_script({"r1": [ok_tools(tool_call("f", {"a": 1}))]})
+    assert reply(ask(fs.url)).tool_calls == (ToolCall("call_1", "f", '{"a":1}'),)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_compressed_answer_is_read(fs, encoding):
+    body = json.dumps({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]})
+    packed = gzip.compress(body.encode())
+    if encoding == "deflate":
+        packed = zlib.compress(body.encode())
+    fs.set_script({"r1": [raw(packed, headers={"Content-Encoding": encoding})]})
+    assert reply(ask(fs.url)).text == "yes"
+
+
+def test_a_compression_that_is_none_is_a_passing_failure(fs):
+    fs.set_script({"r1": [raw(b"not gzip at all", headers={"Content-Encoding": "gzip"})]})
+    found = failure(ask(fs.url))
+    assert (found.kind, found.passing) == ("bad_response", True)
+
+
+def test_another_good_status_than_200_is_an_answer_too(fs):
+    body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
+    fs.set_script({"r1": [raw(body, status=201)]})
+    assert reply(ask(fs.url)).text == "yes"
+
+
+def test_an_error_answer_is_a_failure_with_its_status_and_words(fs):
+    fs.set_script({"r1": [status(503, headers={"Retry-After": "7"})]})
+    exchange = ask(fs.url)
+    found = failure(exchange)
+    assert (found.kind, found.status, found.retry_after) == ("overloaded", 503, 7.0)
+    assert found.message == "HTTP 503: The engine is currently busy."
+    assert exchange.status == 503
+
+
+def test_an_error_behind_200_is_a_failure(fs):
+    fs.set_script(
+        {
+            "r1": [
+                raw(b'{"error":{"code":502,"message":"upstream"}}'),
+                raw(b"<h1>gateway</h1>", "text/html"),
+                ok("good"),
+            ]
+        }
+    )
+    first, second, third = (ask(fs.url) for _ in range(3))
+    assert (failure(first).kind, failure(first).passing) == ("overloaded", True)
+    assert (failure(second).kind, failure(second).passing) == ("bad_response", True)
+    assert "<h1>gateway</h1>" in failure(second).message
+    assert reply(third).text == "good"
+
+
+def test_a_redirect_is_not_followed(fs):
+    fs.set_script({"r1": [status(308, headers={"Location": f"{fs.url}/elsewhere"})]})
+    found = failure(ask(fs.url))
+    assert (found.kind, found.passing, found.status) == ("rejected", False, 308)
+    assert f"{fs.url}/elsewhere" in found.message
+    assert len(fs.requests) + len(fs.probes) == 1
+
+
+def test_a_body_that_breaks_off_is_a_passing_failure(fs):
+    fs.set_script({"r1": [cut_body(ok("a long answer"), 30)]})
+    found = failure(ask(fs.url))
+    assert (found.kind, found.passing, found.status) == ("bad_response", True, None)
+    assert "here broke off" in found.message
+
+
+@pytest.mark.parametrize(
+    "content", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x15\x03\x01\x00\x02\x02\x28", b"HTTP/9.9 hello\r\n"]
+)
+def test_a_server_that_speaks_no_http_is_a_passing_failure(fs, content):
+    fs.set_script({"r1": [wire(content)]})
+    found = failure(ask(endpoint(fs.url, query={"key": "s3cret"})))
+    assert (found.kind, found.passing) == ("bad_response", True)
+    assert "no HTTP from here" in found.message
+    assert "s3cret" not in found.message
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+
+def test_a_stream_is_asked_for_and_read(fs):
+    fs.set_script({"r1": [ok("one two three")]})
+    exchange = ask(fs.url, request(stream=True))
+    found = reply(exchange)
+    assert fs.requests[0].body["stream"] is True
+    assert fs.requests[0].body["stream_options"] == {"include_usage": True}
+    assert found.text == "one two three"
+    assert found.usage.completion == 3
+    assert exchange.sent < exchange.first_token <= exchange.done
+    assert found.ttft_ms == pytest.approx((exchange.first_token - exchange.sent) * 1000, abs=0.01)
+
+
+@pytest.mark.parametrize("size", [1, 3, 17])
+def test_a_stream_may_come_in_tiny_pieces(fs, size):
+    chunks = [delta("Grüße "), delta("\U0001f600"), delta(finish_reason="stop"), usage_chunk(5, 3)]
+    fs.set_script({"r1": [stream(chunks, split=size)]})
+    found = reply(ask(fs.url, request(stream=True)))
+    assert (found.text, found.usage) == ("Grüße \U0001f600", Usage(prompt=5, completion=3))
+
+
+@pytest.mark.parametrize("end", ["close", "cut"])
+@pytest.mark.parametrize("last", [delta("b"), 'data: {"cho', "data: [DONE]\n\n"])
+def test_a_stream_that_ends_without_a_finish_reason_is_a_passing_failure(fs, end, last):
+    fs.set_script({"r1": [stream([delta("a"), last], end=end)]})
+    exchange = ask(fs.url, request(stream=True))
+    found = failure(exchange)
+    assert (found.kind, found.passing) == ("bad_response", True)
+    assert found.text is not None
+    assert found.text.startswith("a")
+    assert not exchange.again
+
+
+@pytest.mark.parametrize("end", ["done", "close", "cut"])
+def test_a_stream_that_ends_in_any_way_after_its_finish_reason_is_an_answer(fs, end):
+    fs.set_script({"r1": [stream([delta("a"), delta(finish_reason="stop")], end=end)]})
+    assert reply(ask(fs.url, request(stream=True))).text == "a"
+
+
+def test_a_stream_cut_inside_an_event_after_its_finish_reason_is_an_answer(fs):
+    chunks = [delta("a"), delta(finish_reason="stop"), 'data: {"choices": [], "usa']
+    fs.set_script({"r1": [stream(chunks, end="cut")]})
+    assert reply(ask(fs.url, request(stream=True))).text == "a"
+
+
+def test_an_error_inside_a_stream_is_the_failure_it_names(fs):
+    chunks = [delta("half"), error_body(500, "engine died")]
+    fs.set_script({"r1": [stream(chunks)]})
+    exchange = ask(fs.url, request(stream=True))
+    found = failure(exchange)
+    assert (found.kind, found.passing, found.text) == ("overloaded", True, "half")
+    assert "engine died" in found.message
+    assert exchange.status == 200
+
+
+def test_whole_json_in_answer_to_a_stream_is_taken(fs):
+    body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
+    fs.set_script({"r1": [raw(body)], "r2": [raw(body, "text/event-stream")]})
+    for row in ("r1", "r2"):
+        assert reply(ask(fs.url, request(row, stream=True))).text == "yes"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/json", "text/event-stream"])
+def test_a_stream_that_was_not_asked_for_or_is_called_otherwise_is_taken(fs, content_type):
+    body = b": hi\n\n" + b"".join(
+        b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        for chunk in (delta("yes"), delta(finish_reason="stop"))
+    )
+    fs.set_script({"r1": [raw(body, content_type)]})
+    assert reply(ask(fs.url)).text == "yes"
+
+
+def test_an_error_answer_to_a_stream_is_a_failure(fs):
+    fs.set_script({"r1": [status(429, headers={"Retry-After": "2"})]})
+    found = failure(ask(fs.url, request(stream=True)))
+    assert (found.kind, found.retry_after, found.busy) == ("rate_limited", 2.0, True)
+
+
+# --- probes -----------------------------------------------------------------------------------
+
+
+def probe(url, seconds=5.0, **fields):
+    async def main():
+        async with backend() as found:
+            return await found.probe(endpoint(url, **fields), seconds)
+
+    return asyncio.run(main())
+
+
+def test_a_probe_tells_what_is_served():
+    with FakeServer(flavour="vllm", max_model_len=4096) as fs:
+        assert probe(fs.url) == Capabilities(models=("fake-model",), context=4096, engine="vllm")
+        assert [seen.path for seen in fs.probes] == ["/v1/models"]
+
+
+@pytest.mark.parametrize("code", [404, 405, 501])
+def test_an_endpoint_without_a_list_of_models_is_no_failure(code):
+    with FakeServer(models_status=code) as fs:
+        assert probe(fs.url) == Capabilities()
+
+
+@pytest.mark.parametrize(("code", "kind"), [(401, "auth"), (500, "overloaded")])
+def test_a_bad_answer_to_a_probe_is_a_failure_with_status(code, kind):
+    with FakeServer(models_status=code) as fs:
+        found = probe(fs.url)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.status) == (kind, code)
+
+
+def test_a_probe_sends_the_key():
+    with FakeServer(api_key="k") as fs:
+        assert isinstance(probe(fs.url), Failure)
+        assert probe(fs.url, headers={"Authorization": "Bearer k"}) == Capabilities(
+            models=("fake-model",), engine="fake"
+        )
+
+
+def test_a_probe_of_nobody_is_a_failure_without_status(unused_port):
+    found = probe(f"http://127.0.0.1:{unused_port}/v1")
+    assert (found.kind, found.status) == ("connect", None)
+    assert "cannot connect to here" in found.message
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ({"data": [{"id": "a"}, {"id": "b"}]}, Capabilities(models=("a", "b"))),
+        ({"data": [{"id": "a", "max_model_len": 10, "owned_by": "vllm"}]},
+         Capabilities(models=("a",), context=10, engine="vllm")),
+        ({"data": [{"id": "a", "meta": {"n_ctx": 512}}]},
+         Capabilities(models=("a",), context=512)),
+        ({"data": [{"id": "a", "context_window": 7}]}, Capabilities(models=("a",), context=7)),
+        ({"data": [{"id": "a", "max_model_len": "10"}]}, Capabilities(models=("a",))),
+        ({"data": [None, 1, {}, {"id": None}, {"id": 5}]}, Capabilities(models=("5",))),
+        ({"data": None}, Capabilities()),
+        ({"data": {}}, Capabilities()),
+        ([], Capabilities()),
+        (None, Capabilities()),
+        ("x", Capabilities()),
+    ],
+)  # fmt: skip
+def test_any_list_of_models_is_read(body, found):
+    assert read_models(body) == found
+
+
+def test_echo_of_odd_text_comes_back_as_it_was_sent(fs):
+    fs.set_script({"*": [echo()]})
+    text = 'id=r1 "quotes" \\ \n\t\x00 {braces} </tags> ü \U0001f600'
+    messages = [{"role": "user", "content": text}]
+    call = Request(PLAIN, encode_payload(messages), messages=messages)
+    for streamed in (False, True):
+        call.stream = streamed
+        assert reply(ask(fs.url, call)).text == text

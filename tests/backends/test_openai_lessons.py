@@ -1,0 +1,230 @@
+"""What the OpenAI backend learns from refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from backends.support_backend import QUICK, backend, endpoint, failure, reply, request
+from bagent.backends.request import CallSettings, OutputFormat, Request
+from support.fake_server import FakeServer
+from support.replies import error_body, ok, status
+
+
+def with_schema(name="answer", document=b'{"type":"object"}'):
+    output = OutputFormat(name, document, strict=False)
+    return CallSettings(model="m", sampling={}, extra={}, output=output)
+
+
+def refusing(words, code=400):
+    return status(code, error_body(code, words, "BadRequestError"))
+
+
+def talk(fs, *calls, **options):
+    """Send the calls one after the other on one backend; the exchanges and the notices."""
+    notices = []
+
+    async def main():
+        async with backend(notice=notices.append, **options) as found:
+            to = endpoint(fs.url)
+            return [await found.send(to, [call], QUICK) for call in calls]
+
+    return asyncio.run(main()), notices
+
+
+def test_a_refused_response_format_is_left_out_from_then_on_and_said_once():
+    settings = with_schema()
+    with FakeServer(refuse={"response_format": "the prompt"}) as fs:
+        (first, second, third), notices = talk(fs, *(request(settings=settings) for _ in range(3)))
+        asked = ["response_format" in seen.body for seen in fs.requests]
+    assert first.learned
+    assert failure(first).kind == "rejected"
+    assert not second.learned
+    assert reply(second).text
+    assert reply(third).text
+    assert asked == [True, False, False]
+    (notice,) = notices
+    assert notice.startswith("here refuses response_format; ")
+
+
+def test_calls_that_were_under_way_when_it_was_learned_are_worth_another_try_too():
+    settings = with_schema()
+    notices = []
+
+    async def main(fs):
+        async with backend(notice=notices.append) as found:
+            to = endpoint(fs.url)
+            calls = [request(f"r{i}", settings) for i in range(20)]
+            first = await asyncio.gather(*(found.send(to, [call], QUICK) for call in calls))
+            again = await asyncio.gather(*(found.send(to, [call], QUICK) for call in calls))
+            return first, again
+
+    with FakeServer(refuse={"response_format": "x", "max_tokens": "y"}) as fs:
+        first, again = asyncio.run(main(fs))
+    assert all(exchange.learned for exchange in first)
+    assert all(reply(exchange).text for exchange in again)
+    assert len(notices) == 1
+
+
+def test_two_lessons_of_one_endpoint_are_both_kept():
+    settings = with_schema()
+    calls = [request(settings=settings, max_tokens=5, stream=True) for _ in range(4)]
+    refuse = {
+        "response_format": "nothing",
+        "max_tokens": "max_completion_tokens",
+        "stream_options": "nothing",
+    }
+    with FakeServer(refuse=refuse) as fs:
+        exchanges, _ = talk(fs, *calls)
+        body = fs.requests[-1].body
+    assert [exchange.learned for exchange in exchanges] == [True, True, True, False]
+    assert reply(exchanges[-1]).text
+    assert set(body) == {"model", "messages", "max_completion_tokens"}
+
+
+def test_a_lesson_that_comes_while_another_is_under_way_is_kept():
+    settings = with_schema()
+
+    async def main(fs):
+        async with backend() as found:
+            to = endpoint(fs.url)
+            plain = request("r1", settings, max_tokens=5)
+            both = await asyncio.gather(*(found.send(to, [plain], QUICK) for _ in range(5)))
+            for _ in range(2):
+                both += await asyncio.gather(*(found.send(to, [plain], QUICK) for _ in range(5)))
+            return both
+
+    refuse = {"max_tokens": "max_completion_tokens", "response_format": "nothing"}
+    with FakeServer(refuse=refuse) as fs:
+        exchanges = asyncio.run(main(fs))
+    assert [exchange.learned for exchange in exchanges] == [True] * 10 + [False] * 5
+    assert all(reply(exchange).text for exchange in exchanges[10:])
+
+
+def test_max_tokens_goes_by_its_new_name_where_the_model_wants_it():
+    calls = [request(max_tokens=7), request(max_tokens=8)]
+    with FakeServer(refuse={"max_tokens": "max_completion_tokens"}) as fs:
+        (first, second, third), notices = talk(fs, calls[0], *calls)
+        bodies = [seen.body for seen in fs.requests]
+    assert (first.learned, second.learned, third.learned) == (True, False, False)
+    assert [body.get("max_tokens") for body in bodies] == [7, None, None]
+    assert [body.get("max_completion_tokens") for body in bodies] == [None, 7, 8]
+    assert notices == []
+
+
+def test_max_tokens_in_a_body_of_the_users_own_is_renamed_too():
+    own = {"model": "m", "messages": [{"role": "user", "content": "id=r1"}], "max_tokens": 7}
+    call = Request(CallSettings(model=None, sampling={}, extra={}), b"", body=own)
+    with FakeServer(refuse={"max_tokens": "max_completion_tokens"}) as fs:
+        (first, second), _ = talk(fs, call, call)
+        assert fs.requests[-1].body["max_completion_tokens"] == 7
+    assert first.learned
+    assert reply(second).text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unsupported parameter: 'stream' is not supported with this model.",
+        "Your organization must be verified to stream this model.",
+        "stream_options is not allowed",
+        "Streaming is not supported",
+    ],
+)
+def test_an_endpoint_that_refuses_to_stream_is_asked_for_whole_answers(fs, words):
+    fs.set_script({"r1": [refusing(words), ok("whole")]})
+    (first, second, third), notices = talk(fs, *(request(stream=True) for _ in range(3)))
+    assert first.learned
+    assert (reply(second).text, reply(third).text) == ("whole", "whole")
+    assert ["stream" in seen.body for seen in fs.requests] == [True, False, False]
+    (notice,) = notices
+    assert notice.startswith("here refuses to stream; ")
+
+
+@pytest.mark.parametrize("code", [400, 415, 422, 501])
+def test_refusals_come_with_several_statuses(fs, code):
+    fs.set_script({"r1": [refusing("response_format is not supported", code), ok()]})
+    (first, second), _ = talk(fs, *(request(settings=with_schema()) for _ in range(2)))
+    assert first.learned
+    assert reply(second).text == "ok"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (request(), "response_format is not supported"),
+        (request(), "stream is not supported"),
+        (request(max_tokens=5), "max_tokens is too large: 5. At most 3."),
+        (request(max_tokens=5), "max_completion_tokens is too large"),
+        (request(stream=True), "the upstreams are many"),
+        (request(settings=with_schema(), stream=True), "temperature must be 1"),
+    ],
+)
+def test_other_refusals_teach_nothing(fs, call, words):
+    fs.set_script({"r1": [refusing(words)]})
+    (exchange,), notices = talk(fs, call)
+    assert not exchange.learned
+    assert failure(exchange).kind == "rejected"
+    assert notices == []
+
+
+@pytest.mark.parametrize("code", [401, 404, 429, 500, 503])
+def test_only_refusals_teach(fs, code):
+    fs.set_script({"r1": [refusing("response_format", code)]})
+    (exchange,), _ = talk(fs, request(settings=with_schema()))
+    assert not exchange.learned
+
+
+def test_what_validators_repeat_of_the_input_teaches_nothing(fs):
+    echoed = {"detail": [{"loc": ["body", "n"], "msg": "too big", "input": "response_format"}]}
+    fs.set_script({"r1": [status(422, echoed)]})
+    (exchange,), _ = talk(fs, request(settings=with_schema()))
+    assert not exchange.learned
+
+
+def test_the_same_refusal_twice_is_final(fs):
+    fs.set_script({"r1": [refusing("json_schema is not supported")]})
+    (first, second), notices = talk(fs, *(request(settings=with_schema()) for _ in range(2)))
+    assert (first.learned, second.learned) == (True, False)
+    assert len(notices) == 1
+
+
+def test_a_schema_is_never_left_out_where_it_must_be_enforced(fs):
+    fs.set_script({"r1": [refusing("response_format is not supported")]})
+    (exchange,), _ = talk(fs, request(settings=with_schema()), enforce="native")
+    assert not exchange.learned
+
+
+def test_a_schema_is_never_sent_where_the_prompt_carries_it(fs):
+    talk(fs, request(settings=with_schema()), enforce="prompt")
+    assert "response_format" not in fs.requests[0].body
+
+
+def test_one_refused_schema_says_nothing_of_another(fs):
+    fs.set_script({"r1": [refusing("the grammar is not supported"), ok()]})
+    good, bad = with_schema("good"), with_schema("bad", b'{"type":"array"}')
+    talk(fs, *(request(settings=settings) for settings in (bad, bad, good)))
+    assert ["response_format" in seen.body for seen in fs.requests] == [True, False, True]
+
+
+def test_one_endpoint_says_nothing_of_another(fs):
+    async def main(refuser):
+        async with backend() as found:
+            for server in (refuser, fs):
+                to = endpoint(server.url)
+                to = type(to)(server.address, to.url)
+                await found.send(to, [request(settings=with_schema())], QUICK)
+
+    with FakeServer(refuse={"response_format": "x"}) as refuser:
+        asyncio.run(main(refuser))
+    assert "response_format" in fs.requests[0].body
+
+
+def test_the_bytes_of_a_schema_are_sent_as_they_are(fs):
+    document = b'{"type":"object","properties":{"z":{},"a":{}},"title":"\xc3\xbc"}'
+    talk(fs, request(settings=with_schema(document=document)))
+    assert document in fs.requests[0].raw
+    json_schema = fs.requests[0].body["response_format"]["json_schema"]
+    assert json_schema["schema"] == json.loads(document)

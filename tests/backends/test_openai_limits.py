@@ -1,0 +1,208 @@
+"""The time limits of one call, against servers that do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+
+import pytest
+
+from backends.support_backend import (
+    QUICK,
+    ask,
+    backend,
+    endpoint,
+    failure,
+    raw_server,
+    reply,
+    request,
+    send,
+)
+from bagent.backends.base import Timeouts
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.transport import Transport
+from bagent.types import Failure, Reply
+from support.replies import delta, hang, ok, slow, stream
+
+LIMIT = 0.3
+PING = ": ping\n\n"
+
+
+def late(exchange, words):
+    """The exchange failed for its time limit, soon after it, in these words."""
+    found = failure(exchange)
+    assert (found.kind, found.passing, found.status) == ("timeout", True, None)
+    assert found.message == words
+    assert LIMIT <= exchange.done - exchange.sent < 10 * LIMIT
+    return found
+
+
+def test_the_whole_answer_is_waited_for_no_longer_than_total(fs):
+    fs.set_script({"r1": [hang()]})
+    late(ask(fs.url, timeouts=Timeouts(total=LIMIT)), "no whole answer from here within 0.3 s")
+    fs.wait_for(1, "finished")
+    assert fs.requests[0].cancelled
+
+
+def test_total_bounds_a_body_that_trickles():
+    async def trickle(reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        while not reader.at_eof():
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+
+    async def main():
+        async with raw_server(trickle) as port:
+            return await send(endpoint(f"http://127.0.0.1:{port}"), timeouts=Timeouts(total=LIMIT))
+
+    late(asyncio.run(main()), "no whole answer from here within 0.3 s")
+
+
+def test_total_bounds_a_stream_too(fs):
+    fs.set_script({"r1": [stream([delta("a")] * 100, gap=0.05)]})
+    found = late(
+        ask(fs.url, request(stream=True), Timeouts(total=LIMIT)),
+        "no whole answer from here within 0.3 s",
+    )
+    assert found.text.startswith("aa")
+
+
+@pytest.mark.parametrize("chunks", [[PING] * 100, [delta("", role="assistant")] * 100])
+def test_comments_and_empty_deltas_are_no_first_token(fs, chunks):
+    fs.set_script({"r1": [stream(chunks, gap=0.05)]})
+    late(
+        ask(fs.url, request(stream=True), Timeouts(first_token=LIMIT)),
+        "here sent no first token within 0.3 s",
+    )
+
+
+def test_the_first_token_is_waited_for_from_the_start(fs):
+    fs.set_script({"r1": [hang()]})
+    late(
+        ask(fs.url, request(stream=True), Timeouts(first_token=LIMIT)),
+        "here sent no first token within 0.3 s",
+    )
+
+
+@pytest.mark.parametrize("between", [[], [PING] * 100])
+def test_comments_do_not_keep_a_stream_alive(fs, between):
+    fs.set_script(
+        {"r1": [stream([delta("half"), *between, delta("b")], gap=0.1 if between else 9)]}
+    )
+    found = late(
+        ask(fs.url, request(stream=True), Timeouts(idle=LIMIT)),
+        "here sent nothing more for 0.3 s",
+    )
+    assert found.text == "half"
+
+
+def test_pieces_that_keep_coming_have_all_the_time_they_need(fs):
+    chunks = [delta("a"), delta(""), delta("b"), delta(""), delta(""), delta(finish_reason="stop")]
+    fs.set_script({"r1": [stream(chunks, gap=0.15)]})
+    exchange = ask(fs.url, request(stream=True), Timeouts(first_token=LIMIT, idle=LIMIT))
+    assert reply(exchange).text == "ab"
+    assert exchange.done - exchange.sent > LIMIT
+
+
+def test_a_whole_answer_does_not_wait_long_for_the_streams_end(fs):
+    fs.set_script({"r1": [stream([delta("a", "stop"), PING], gap=60)]})
+    exchange = ask(fs.url, request(stream=True), Timeouts(idle=LIMIT))
+    assert reply(exchange).text == "a"
+    assert exchange.done - exchange.sent < 10 * LIMIT
+
+
+@pytest.mark.parametrize(("finish", "kind"), [("stop", Reply), (None, Failure)])
+def test_the_end_mark_ends_a_stream_that_stays_open(finish, kind):
+    event = b"data: " + json.dumps(delta("a", finish)).encode() + b"\n\ndata: [DONE]\n\n"
+
+    async def hold(reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + event)
+        await reader.readuntil(b"id=r1")
+        await reader.read()  # until the client goes away
+
+    async def main():
+        async with raw_server(hold) as port:
+            return await send(endpoint(f"http://127.0.0.1:{port}"), request(stream=True))
+
+    exchange = asyncio.run(main())
+    assert isinstance(exchange.results[0], kind)
+    assert exchange.done - exchange.sent < 3
+
+
+def test_first_token_and_idle_hold_only_for_streamed_calls(fs):
+    fs.set_script({"*": [slow(0.5, ok("late"))]})
+    timeouts = Timeouts(first_token=0.1, idle=0.1)
+    assert reply(ask(fs.url, timeouts=timeouts)).text == "late"
+
+
+def test_no_limits_at_all_is_possible(fs):
+    fs.set_script({"*": [slow(0.2, ok("late"))]})
+    timeouts = Timeouts(connect=None, first_token=None, idle=None, total=None)
+    for streamed in (False, True):
+        assert reply(ask(fs.url, request(stream=streamed), timeouts)).text == "late"
+
+
+def test_a_connection_is_waited_for_no_longer_than_connect():
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        address = deaf.getsockname()
+        with socket.create_connection(address):  # fills the backlog: further ones hang
+            exchange = ask(f"http://{address[0]}:{address[1]}/v1", timeouts=Timeouts(connect=LIMIT))
+    found = failure(exchange)
+    assert (found.kind, found.passing) == ("connect", True)
+    assert found.message == "no connection to here within 0.3 s"
+    assert exchange.done - exchange.sent < 10 * LIMIT
+
+
+def test_every_limit_may_be_different_for_each_call(fs):
+    fs.set_script({"*": [ok()]})
+
+    async def main():
+        async with backend() as found:
+            for step in range(200):
+                limits = Timeouts(total=5 + step / 10)
+                reply(await found.send(endpoint(fs.url), [request()], limits))
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_frees_the_server(fs):
+    fs.set_script({"*": [hang()]})
+
+    async def main():
+        async with backend() as found:
+            calls = [
+                asyncio.create_task(found.send(endpoint(fs.url), [request(stream=streamed)], QUICK))
+                for streamed in (False, True)
+            ]
+            await asyncio.to_thread(fs.wait_for, 2, "in_flight")
+            for call in calls:
+                call.cancel()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(result, asyncio.CancelledError) for result in results)
+            await asyncio.to_thread(fs.wait_for, 2, "finished")
+
+    asyncio.run(main())
+    assert [seen.cancelled for seen in fs.requests] == [True, True]
+
+
+def test_a_busy_loop_of_calls_keeps_its_limits_apart(fs):
+    fs.set_script({"slow": [hang()], "*": [ok("quick")]})
+
+    async def main():
+        found = OpenAIBackend(Transport())
+        to = endpoint(fs.url)
+        stuck = found.send(to, [request("slow", stream=True)], Timeouts(first_token=LIMIT))
+        quick = [found.send(to, [request(f"r{i}", stream=True)], QUICK) for i in range(20)]
+        results = await asyncio.gather(stuck, *quick)
+        await found.close()
+        return results
+
+    started = time.monotonic()
+    stuck, *quick = asyncio.run(main())
+    late(stuck, "here sent no first token within 0.3 s")
+    assert {reply(exchange).text for exchange in quick} == {"quick"}
+    assert time.monotonic() - started < 5

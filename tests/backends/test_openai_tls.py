@@ -1,0 +1,137 @@
+"""TLS with certificates of a private authority, made on the spot by openssl."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+
+import pytest
+
+from backends.support_backend import ask, endpoint, failure, raw_server, reply, send
+from support.fake_server import FakeServer
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+
+ASK = """
+import sys
+from backends.support_backend import ask
+print(ask(sys.argv[1]).results[0])
+"""
+
+
+def openssl(folder, *arguments):
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """A folder with ``ca.pem`` and, signed by it for 127.0.0.1, ``server.pem`` and its key."""
+    folder = tmp_path_factory.mktemp("certificates")
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    ca = ["-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Site CA"]
+    openssl(folder, "req", *key, *ca, "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+    server = ["-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=node"]
+    openssl(folder, "req", *key, *server)
+    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1\n")
+    sign = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
+    names = ["-in", "server.csr", "-out", "server.pem", "-extfile", "extensions"]
+    openssl(folder, "x509", "-req", *sign, *names)
+    return folder
+
+
+@pytest.fixture
+def secure(certificates):
+    """A server that speaks TLS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    with FakeServer(ssl_context=context) as server:
+        yield server
+
+
+def test_a_ca_file_of_the_endpoint_is_trusted(secure, certificates):
+    to = endpoint(secure.url, ca_file=str(certificates / "ca.pem"))
+    assert reply(ask(to)).text
+
+
+def test_a_ca_file_of_the_environment_is_trusted(secure, certificates):
+    env = {**os.environ, "SSL_CERT_FILE": str(certificates / "ca.pem")}
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, secure.url],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("Reply(")
+
+
+def test_an_unknown_authority_is_a_lasting_failure_that_says_what_to_do(secure):
+    found = failure(ask(secure.url))
+    assert (found.kind, found.passing) == ("connect", False)
+    assert "certificate not trusted" in found.message
+    assert "unable to get local issuer certificate" in found.message
+    assert "ca_file" in found.message
+    assert "SSL_CERT_FILE" in found.message
+    assert secure.requests == []
+
+
+def test_a_certificate_for_another_host_is_not_trusted(secure, certificates):
+    url = secure.url.replace("127.0.0.1", "localhost")
+    found = failure(ask(endpoint(url, ca_file=str(certificates / "ca.pem"))))
+    assert (found.kind, found.passing) == ("connect", False)
+    assert "localhost" in found.message
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("missing.pem", "No such file or directory"), ("empty.pem", "no certificates in it")],
+)
+def test_a_ca_file_that_cannot_be_read_is_named(secure, tmp_path, name, words):
+    (tmp_path / "empty.pem").write_text("nothing here\n")
+    found = failure(ask(endpoint(secure.url, ca_file=str(tmp_path / name))))
+    assert (found.kind, found.passing) == ("connect", False)
+    assert f"ca_file {tmp_path / name}: {words}" in found.message
+
+
+def test_https_to_a_server_that_speaks_http_says_so(fs):
+    found = failure(ask(fs.url.replace("http://", "https://")))
+    assert (found.kind, found.passing) == ("connect", True)
+    assert "no TLS with here" in found.message
+    assert "plain http" in found.message
+
+
+async def _tls_through(proxy_port, secure, certificates):
+    to = endpoint(
+        secure.url,
+        ca_file=str(certificates / "ca.pem"),
+        proxy=f"http://127.0.0.1:{proxy_port}",
+    )
+    return await send(to)
+
+
+def test_tls_works_through_a_tunnel(secure, certificates):
+    import asyncio
+
+    async def tunnel(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", secure.port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+
+        async def pump(source, sink):
+            while data := await source.read(65536):
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+
+    async def main():
+        async with raw_server(tunnel) as port:
+            return await _tls_through(port, secure, certificates)
+
+    assert reply(asyncio.run(main())).text
+    assert len(secure.requests) == 1

@@ -1,0 +1,137 @@
+"""When a server wants to be asked again."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+
+import pytest
+
+from bagent.backends.retry_after import retry_after, retry_after_words
+
+NOW = 1_700_000_000.0
+
+
+def http_date(offset: float) -> str:
+    return formatdate(NOW + offset, usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "3"}, 3.0),
+        ({"retry-after": " 2.5 "}, 2.5),
+        ({"Retry-After": ".5"}, 0.5),
+        ({"Retry-After": "86400"}, 86400.0),
+        ({"retry-after-ms": "1500", "Retry-After": "9"}, 1.5),
+        ({"retry-after-ms": "soon", "Retry-After": "9"}, 9.0),
+        ({"retry-after-ms": "0", "Retry-After": "9"}, 9.0),
+        ({"Retry-After": http_date(3)}, 3.0),
+        ({"Retry-After": "Wednesday, 15-Nov-23 00:00:00 GMT"}, 6400.0),
+        ({"Retry-After": "2023-11-14T22:13:25Z"}, 5.0),
+    ],
+)
+def test_seconds_milliseconds_and_dates_are_read(headers, seconds):
+    assert retry_after(headers, NOW) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "0",
+        "-5",
+        "soon",
+        "",
+        "nan",
+        "inf",
+        "1_0",
+        "9" * 400,
+        "Thu, 01 Jan 1999 00:00:00 GMT",
+        "Thu, 01 Jan 99999999999999999999 00:00:00 GMT",
+        "1999-01-01T00:00:00Z",
+    ],
+)
+def test_garbage_zero_and_the_past_count_as_not_named(value):
+    assert retry_after({"Retry-After": value}, NOW) is None
+
+
+def test_a_date_is_counted_from_the_servers_own_clock_where_the_two_differ():
+    behind = {"Retry-After": http_date(-297), "Date": http_date(-300)}
+    ahead = {"Retry-After": http_date(303), "Date": http_date(300)}
+    assert retry_after(behind, NOW) == pytest.approx(3)
+    assert retry_after(ahead, NOW) == pytest.approx(3)
+
+
+def test_a_date_never_ends_the_wait_early_for_the_fraction_that_it_leaves_out():
+    headers = {"Retry-After": http_date(3), "Date": http_date(0)}
+    assert retry_after(headers, NOW + 0.9) == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1s"}, 1.0),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}, 360.0),
+        ({"X-RateLimit-Remaining-Tokens": "0", "X-RateLimit-Reset-Tokens": "1h2m3.5s"}, 3723.5),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "500ms"}, 0.5),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "17"}, 17.0),
+        ({"RateLimit-Remaining": "0", "RateLimit-Reset": "17"}, 17.0),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": str(int(NOW + 20))}, 20.0),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": str(int(NOW + 20) * 1000)}, 20.0),
+        (
+            {
+                "anthropic-ratelimit-requests-remaining": "0",
+                "anthropic-ratelimit-requests-reset": "2023-11-14T22:13:40Z",
+            },
+            20.0,
+        ),
+    ],
+)
+def test_reset_headers_count_in_every_form(headers, seconds):
+    assert retry_after(headers, NOW) == pytest.approx(seconds)
+
+
+def test_the_longest_reset_of_a_spent_limit_counts():
+    headers = {
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "2s",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "7s",
+        "x-ratelimit-remaining-images": "3",
+        "x-ratelimit-reset-images": "24h",
+    }
+    assert retry_after(headers, NOW) == 7.0
+
+
+def test_retry_after_wins_over_reset_headers():
+    headers = {
+        "Retry-After": "1",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "7s",
+    }
+    assert retry_after(headers, NOW) == 1.0
+
+
+@pytest.mark.parametrize("reset", ["-1", "0", "soon", "", "5 parsecs"])
+def test_useless_reset_headers_count_as_not_named(reset):
+    assert retry_after({"x-ratelimit-remaining": "0", "x-ratelimit-reset": reset}, NOW) is None
+
+
+def test_no_headers_name_nothing():
+    assert retry_after({}, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ("Rate limit reached. Please try again in 6m0s. Visit https://x", 360.0),
+        ("Please try again in 20ms.", 0.02),
+        ("Please retry after 26 seconds.", 26.0),
+        ("Please retry in 34.074824224s.", 34.074824224),
+        ("try again in 1 minute", 60.0),
+        ("Please try again later.", None),
+        ("try again in a while", None),
+        ("try again in 0s", None),
+    ],
+)
+def test_a_wait_in_the_servers_words_is_read(words, seconds):
+    assert retry_after_words(words) == seconds

@@ -1,0 +1,90 @@
+"""Streamed tool calls joined from their pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.backends.chat_stream import ToolCallJoiner
+
+
+def entry(index=0, call_id=None, name=None, arguments=None):
+    found = {"index": index, "id": call_id, "function": {"name": name, "arguments": arguments}}
+    return {key: value for key, value in found.items() if value is not ...}
+
+
+def joined(*chunks):
+    joiner = ToolCallJoiner()
+    for chunk in chunks:
+        joiner.add(chunk)
+    return [(call.id, call.name, call.arguments) for call in joiner.result()]
+
+
+def test_several_entries_of_one_call_in_one_chunk_are_joined():
+    assert joined(
+        [entry(0, "a", "f"), entry(0, arguments='{"x"')],
+        [entry(0, arguments=":1}")],
+        [entry(0, "b", "g", "{}")],
+    ) == [("a", "f", '{"x":1}'), ("b", "g", "{}")]
+
+
+def test_calls_are_told_apart_by_index():
+    assert joined(
+        [entry(0, "a", "f", '{"x":'), entry(1, "b", "g", '{"y":')],
+        [entry(1, arguments="2}"), entry(0, arguments="1}")],
+    ) == [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')]
+
+
+def test_an_empty_repetition_at_the_end_overwrites_nothing():
+    assert joined(
+        [entry(0, "a", "f", '{"x":1}')],
+        [entry(0, "", "", "")],
+        [entry(0, None, None, None)],
+        [entry(0, "a", "f", "")],
+        [entry(0, "", "f", "")],
+    ) == [("a", "f", '{"x":1}')]
+
+
+def test_an_id_that_comes_late_belongs_to_the_call_that_has_none():
+    assert joined([entry(0, None, "f")], [entry(0, "a", None, "{}")]) == [("a", "f", "{}")]
+
+
+@pytest.mark.parametrize("index", [0, None, ...])
+def test_calls_without_useful_index_are_told_apart_by_id(index):
+    assert joined(
+        [entry(index, "a", "f", '{"x":')],
+        [entry(index, None, None, "1}")],
+        [entry(index, "b", "g", "{}")],
+        [entry(index, "c", "f", "{}")],
+    ) == [("a", "f", '{"x":1}'), ("b", "g", "{}"), ("c", "f", "{}")]
+
+
+@pytest.mark.parametrize("index", [0, None, ...])
+def test_calls_without_index_and_id_are_told_apart_by_name(index):
+    assert joined(
+        [entry(index, ..., "f", '{"x":1}'), entry(index, ..., "g", "{}")],
+        [entry(index, ..., "g", "{}")],
+    ) == [("call_0", "f", '{"x":1}'), ("call_1", "g", "{}"), ("call_2", "g", "{}")]
+
+
+def test_a_name_repeated_with_every_piece_starts_no_new_call():
+    assert joined(
+        [entry(0, "a", "f", '{"x"')], [entry(0, "a", "f", ":1")], [entry(0, None, "f", "}")]
+    ) == [("a", "f", '{"x":1}')]
+
+
+def test_arguments_may_be_an_object_or_missing():
+    assert joined(
+        [entry(0, "a", "f", {"x": 1})], [entry(1, "b", "g", None)], [entry(2, "c", "h", {})]
+    ) == [("a", "f", '{"x":1}'), ("b", "g", "{}"), ("c", "h", "{}")]
+
+
+def test_entries_that_say_nothing_are_no_calls():
+    assert joined([{}], [entry(0, "", "", "")], [{"index": 3, "type": "function"}], None, 5) == []
+
+
+def test_an_entry_without_function_is_read_flat():
+    assert joined({"id": "a", "name": "f", "arguments": "{}"}) == [("a", "f", "{}")]
+
+
+def test_broken_arguments_are_kept_as_they_came():
+    assert joined([entry(0, "a", "f", '{"x":')]) == [("a", "f", '{"x":')]

@@ -1,0 +1,136 @@
+"""The suggested order of a prompt, on whole jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bagent.checks.reorder import Suggestion, suggest, yaml_of
+from bagent.job.load import JobRequest, load_job
+from bagent.job.prompt import Prompt
+from bagent.job.spec import Job
+
+ROWS = [{"id": n, "text": f"row {n} says this", "task": "Judge it."} for n in range(6)]
+
+
+def job_of(tmp_path: Path, prompt: str) -> Job:
+    text = f"backend: sim\ninput: rows.jsonl\n{prompt}"
+    return load_job(JobRequest(path=tmp_path / "job.yaml", text=text, cwd=tmp_path))
+
+
+def shared_letters(prompt: Prompt) -> float:
+    """Characters that all rows begin with."""
+    texts = ["\n".join(str(m["content"]) for m in prompt.render(row)) for row in ROWS]
+    same = 0
+    for letters in zip(*texts, strict=False):
+        if len(set(letters)) > 1:
+            break
+        same += 1
+    return float(same)
+
+
+def suggested(job: Job, least: float = 16.0) -> Suggestion | None:
+    return suggest(job, ROWS, shared_letters, least)
+
+
+def words(prompt: Prompt) -> list[Counter[str]]:
+    return [
+        Counter(" ".join(str(m["content"]) for m in prompt.render(row)).split()) for row in ROWS
+    ]
+
+
+USER = 'prompt: "Text: {{ text }}\\n\\nAnswer good or bad and nothing else.\\n"\n'
+
+
+def test_fixed_text_of_the_user_prompt_comes_first_and_its_gain_is_told(tmp_path: Path) -> None:
+    job = job_of(tmp_path, USER)
+    found = suggested(job)
+
+    assert found is not None
+    assert found.texts == {"user": "Answer good or bad and nothing else.\n\nText: {{ text }}\n"}
+    assert found.gain == len("Answer good or bad and nothing else.\n\n")
+    assert found.changed == ("user",)
+
+
+def test_a_field_in_the_system_prompt_moves_to_the_user_prompt(tmp_path: Path) -> None:
+    job = job_of(
+        tmp_path,
+        "prompt:\n  system: 'You judge row {{ id }}. Be exact and fair in all that you say.'\n"
+        "  user: |\n    {{ text }}\n\n    Answer with one of good, bad or unknown.\n",
+    )
+    found = suggested(job)
+
+    assert found is not None
+    assert found.texts["system"] == "Be exact and fair in all that you say."
+    assert found.texts["user"] == (
+        "Answer with one of good, bad or unknown.\n\nYou judge row {{ id }}.\n\n{{ text }}\n"
+    )
+
+
+def test_a_field_that_is_the_same_for_all_rows_is_moved_with_the_fixed_text(tmp_path: Path) -> None:
+    job = job_of(tmp_path, 'prompt: "{{ text }}\\n\\nDo what follows. {{ task }} Say why."\n')
+    found = suggested(job)
+
+    assert found is not None
+    assert found.texts["user"] == "Do what follows. {{ task }} Say why.\n\n{{ text }}"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        'prompt: "Answer good or bad and nothing else.\\n\\nText: {{ text }}"\n',
+        'prompt: "{{ text }}"\n',
+        'prompt: "{{ text }}\\n\\nShort."\n',
+        'prompt: {raw: "{{ text }}\\n\\nAnswer good or bad and nothing else."}\n',
+        'prompt: {messages: [{role: user, content: "{{ text }}\\n\\nAnswer good or bad now."}]}\n',
+    ],
+)
+def test_nothing_is_suggested_where_nothing_gains_or_order_may_matter(
+    tmp_path: Path, prompt: str
+) -> None:
+    assert suggested(job_of(tmp_path, prompt)) is None
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        "{{ text }}\n\nAnswer good or bad and nothing else.",
+        "{{ text }}\n\nAnswer good or bad and nothing else.\n",
+        "{{ text }}\n\n  indented, with 'quotes' \"both\": and # marks\n\n\ttab\n",
+        "{{ text }}\n\nÜmlauts – and – 日本語 that all rows share.\n\n\n",
+        "{{ text }}\n\nA bell \\a stays text: \x07 and a line that is fixed.\n",
+    ],
+)
+def test_the_yaml_is_ready_to_paste(tmp_path: Path, user: str) -> None:
+    (tmp_path / "user.md").write_text(user, encoding="utf-8")
+    job = job_of(tmp_path, "prompt: {user: {file: user.md}}\n")
+    found = suggested(job)
+    assert found is not None and job.prompt is not None
+
+    again = job_of(tmp_path, yaml_of(found, job.prompt))
+    assert again.prompt is not None and again.prompt.user is not None
+    assert again.prompt.user.text == found.texts["user"]
+    assert words(Prompt.from_job(again)) == words(Prompt.from_job(job))
+    assert shared_letters(Prompt.from_job(again)) == shared_letters(Prompt.from_job(job)) + (
+        found.gain
+    )
+
+
+def test_a_file_whose_text_stays_is_still_named(tmp_path: Path) -> None:
+    (tmp_path / "system.md").write_text("You are exact.\n")
+    job = job_of(
+        tmp_path,
+        'prompt: {system: {file: system.md}, user: "{{ text }}\\n\\nAnswer good or bad, please."}\n',
+    )
+    found = suggested(job)
+
+    assert found is not None and job.prompt is not None
+    assert '  system: {file: "system.md"}\n' in yaml_of(found, job.prompt)
+
+
+def test_rows_that_cannot_be_rendered_make_a_piece_differ(tmp_path: Path) -> None:
+    job = job_of(tmp_path, 'prompt: "{{ text }}\\n\\nSee {{ missing }} and answer good or bad."\n')
+
+    assert suggested(job) is None

@@ -1,0 +1,33 @@
+"""Fixtures that every test may use: a scripted server, a folder for a job, the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from support.cli import Completed, run_bagent
+from support.fake_server import FakeServer
+
+
+@pytest.fixture
+def fs() -> Iterator[FakeServer]:
+    """A scripted server that answers every row; ``fs.set_script({...})`` changes that."""
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path) -> Path:
+    """An empty folder for a job file, its rows and its runs."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def bagent(job_dir: Path) -> Callable[..., Completed]:
+    """``bagent(["run", "job.yaml"], ...)`` in ``job_dir``; see ``run_bagent``."""
+    return partial(run_bagent, cwd=job_dir)

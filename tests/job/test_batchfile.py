@@ -1,0 +1,55 @@
+"""Recognising an OpenAI batch file."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+import zstandard
+
+from bagent.job.batchfile import is_batch_file
+
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {"model": "m"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (LINE, True),
+        (b"\n  \n\r\n" + LINE, True),
+        (b"\xef\xbb\xbf" + LINE, True),
+        (b"  " + LINE, True),
+        (LINE.strip(), True),
+        (LINE.replace(b'"body"', b'"bod"'), False),
+        (b'{"id": 1}\n' + LINE, False),
+        (b"", False),
+        (b"\n\n", False),
+        (b"input: x\n", False),
+        (b'["custom_id", "method", "url", "body"]', False),
+        (b'{"custom_id": "a", ', False),
+        (b"\xff\xfe{\x00", False),
+        (b'{"custom_id": "\\ud800", "method": "POST", "url": "u", "body": {}}', True),
+    ],
+)
+def test_the_first_line_decides(tmp_path, content, expected):
+    path = tmp_path / "b.jsonl"
+    path.write_bytes(content)
+    assert is_batch_file(path) is expected
+
+
+def test_compressed_files_are_looked_into(tmp_path):
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINE))
+    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(LINE))
+    assert is_batch_file(tmp_path / "b.jsonl.gz")
+    assert is_batch_file(str(tmp_path / "b.jsonl.zst"))
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.jsonl.zst"])
+def test_a_broken_archive_is_none(tmp_path, name):
+    (tmp_path / name).write_bytes(b"no archive")
+    assert not is_batch_file(tmp_path / name)
+
+
+def test_what_is_no_file_is_none(tmp_path):
+    assert not is_batch_file(tmp_path)
+    assert not is_batch_file(tmp_path / "missing")

@@ -1,0 +1,148 @@
+"""Which changes of a job change its answers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+BASE = """\
+input: rows.jsonl
+prompt: {system: {file: s.md}, user: "Say {{ text }}"}
+output: {schema: s.json}
+sampling: {temperature: 0}
+agent: {tools: [{python: "t.py:f"}, {builtin: http_get}]}
+"""
+
+
+@pytest.fixture
+def parts(load, tmp_path):
+    (tmp_path / "s.md").write_text("Be brief.\n")
+    (tmp_path / "s.json").write_text('{"$ref": "common.json#/p"}')
+    (tmp_path / "common.json").write_text('{"p": {"type": "string"}}')
+    (tmp_path / "t.py").write_text("def f() -> int: ...\n")
+
+    def fingerprint(text=BASE, **keys):
+        return load(text, **keys).fingerprint_parts()
+
+    return fingerprint
+
+
+def changed(before, after):
+    return {part for part in before if before[part] != after[part]}
+
+
+def test_every_part_is_a_sha256(parts):
+    found = parts()
+    assert list(found) == [
+        "prompt",
+        "schema",
+        "sampling",
+        "answers",
+        "agent",
+        "tools",
+        "stages",
+        "topology",
+        "output",
+    ]
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("option", "part"),
+    [
+        ("prompt.user=Tell {{ text }}", {"prompt"}),
+        ("sampling.temperature=1", {"sampling"}),
+        ("sampling.extra={a: 1}", {"sampling"}),
+        ("answers=2", {"answers"}),
+        ("agent.max_turns=9", {"agent"}),
+        ("agent.tools.1.max_tokens=5", {"tools"}),
+        ("topology=judge", {"topology"}),
+        ("topology={name: reduce, reduce: {prompt: x}}", {"topology"}),
+        ("stages=[{kind: map, prompt: x}]", {"stages"}),
+        ("output.enforce=prompt", {"output"}),
+        ("output.describe=always", {"output"}),
+        ("output.retries=5", {"output"}),
+        ("output.grow=2", {"output"}),
+        ("output.schema={type: number}", {"schema"}),
+        ("backend=sim", set()),
+        ("hostfile=h", set()),
+        ("limits={concurrency: 3, timeout: 1s}", set()),
+        ("batching.mode=single", set()),
+        ("results={dir: elsewhere, parquet: false}", set()),
+        ("input=other.jsonl", set()),
+        ("name=other", set()),
+        ("stream=true", set()),
+        ("dedupe=false", set()),
+        ("model=other", set()),
+        ("cluster.nodes=3", set()),
+        ("agent.tools.1.timeout=5", set()),
+        ("agent.tools.1.rate_limit=5", set()),
+        ("agent.tools.1.cache=true", set()),
+    ],
+)
+def test_only_the_part_that_changes_answers_changes(parts, option, part):
+    assert changed(parts(), parts(sets=(option,))) == part
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "part"),
+    [
+        ("s.md", "Be long.\n", {"prompt"}),
+        ("s.json", '{"$ref": "common.json#/q"}', {"schema"}),
+        ("common.json", '{"p": {"type": "number"}}', {"schema"}),
+        ("t.py", "def f() -> int: return 1\n", {"tools"}),
+        ("s.json", '{\n  "$ref": "common.json#/p"\n}\n', set()),
+        ("rows.jsonl", '{"text": "x"}\n', set()),
+    ],
+)
+def test_the_content_of_files_counts(parts, tmp_path, file, content, part):
+    before = parts()
+    (tmp_path / file).write_text(content)
+    assert changed(before, parts()) == part
+
+
+def test_what_is_said_in_another_way_is_the_same(parts, tmp_path):
+    before = parts()
+    (tmp_path / "renamed.md").write_text("Be brief.\n")
+    written_out = BASE.replace("s.md", "renamed.md").replace("temperature: 0", "temperature: 0.0")
+    written_out += "answers: 1\ntopology: map\nstages: []\n"
+    assert parts(written_out) == before
+
+
+def test_a_text_and_a_file_with_that_text_are_the_same(parts):
+    before = parts()
+    assert parts(BASE.replace("{file: s.md}", '"Be brief.\\n"')) == before
+
+
+def test_an_inline_schema_and_a_file_with_it_are_the_same(parts, tmp_path):
+    (tmp_path / "s.json").write_text('{"type": "object", "required": ["a"]}')
+    before = parts()
+    assert parts(sets=("output.schema={type: object, required: [a]}",)) == before
+
+
+def test_the_order_of_schema_keys_counts(parts):
+    one = parts(sets=("output.schema={properties: {a: {}, b: {}}}",))
+    two = parts(sets=("output.schema={properties: {b: {}, a: {}}}",))
+    assert changed(one, two) == {"schema"}
+
+
+def test_places_of_a_stage_do_not_count(parts):
+    one = "stages=[{kind: map, prompt: x, backend: sim, limits: {retries: 1}, select: {role: a}}]"
+    two = "stages=[{kind: map, prompt: x, hostfile: h, batching: {size: 5}}]"
+    three = "stages=[{kind: map, prompt: x, model: m}]"
+    assert parts(sets=(one,)) == parts(sets=(two,))
+    assert changed(parts(sets=(one,)), parts(sets=(three,))) == {"stages"}
+
+
+def test_files_of_stages_count(parts, tmp_path):
+    option = "stages=[{kind: map, prompt: {user: {file: s.md}}, output: {schema: s.json}}]"
+    before = parts(sets=(option,))
+    (tmp_path / "common.json").write_text("{}")
+    assert changed(before, parts(sets=(option,))) == {"stages", "schema"}
+
+
+def test_secrets_of_tools_do_not_count(parts):
+    one = parts(sets=("agent.tools.1={mcp: {url: 'https://h', headers: {A: x}}}",))
+    two = parts(sets=("agent.tools.1={mcp: {url: 'https://h', headers: {A: y}}}",))
+    assert one == two

@@ -1,0 +1,106 @@
+"""Images: which files may be sent, and as what."""
+
+from __future__ import annotations
+
+import base64
+import os
+
+import pytest
+
+from bagent.job.images import MAX_BYTES, ImageError, image_url
+
+TYPES = [
+    (b"\x89PNG\r\n\x1a\n....", "image/png"),
+    (b"\xff\xd8\xff\xe0....", "image/jpeg"),
+    (b"GIF89a....", "image/gif"),
+    (b"GIF87a....", "image/gif"),
+    (b"RIFF\x10\x00\x00\x00WEBPVP8 ", "image/webp"),
+    (b"BM....", "image/bmp"),
+    (b"II*\x00....", "image/tiff"),
+    (b"\x00\x00\x00\x20ftypavif....", "image/avif"),
+]
+
+
+def refused(source, folder):
+    with pytest.raises(ImageError) as caught:
+        image_url(source, folder)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("content", "mime"), TYPES)
+def test_the_content_tells_the_type_not_the_name(tmp_path, content, mime):
+    (tmp_path / "a.txt").write_bytes(content)
+    found = image_url(" a.txt\n", tmp_path)
+    assert found == f"data:{mime};base64,{base64.b64encode(content).decode()}"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://x/a.png", "https://x/a.png", "HTTPS://x", "data:image/png;base64,AA=="]
+)
+def test_web_addresses_are_passed_on(tmp_path, url):
+    assert image_url(url, tmp_path) == url
+
+
+def test_an_absolute_path_in_the_folder_is_all_right(tmp_path):
+    (tmp_path / "a").write_bytes(TYPES[0][0])
+    assert image_url(str(tmp_path / "a"), tmp_path).startswith("data:image/png")
+
+
+def test_a_folder_named_through_a_link_is_all_right(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/a").write_bytes(TYPES[0][0])
+    (tmp_path / "link").symlink_to("real")
+    assert image_url("a", tmp_path / "link").startswith("data:image/png")
+
+
+@pytest.mark.parametrize("source", ["../out.png", "sub/../../out.png", "link.png", "dir/out.png"])
+def test_files_outside_the_folder_are_refused(tmp_path, source):
+    folder = tmp_path / "job"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "out.png").write_bytes(TYPES[0][0])
+    (folder / "link.png").symlink_to("../out.png")
+    (folder / "dir").symlink_to("..")
+    assert refused(source, folder) == f"{source} is outside the job's folder"
+    assert "outside" in refused(str(tmp_path / "out.png"), folder)
+
+
+def test_a_folder_whose_name_begins_alike_is_outside(tmp_path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job2").mkdir()
+    (tmp_path / "job2/a.png").write_bytes(TYPES[0][0])
+    assert "outside" in refused("../job2/a.png", tmp_path / "job")
+
+
+def test_what_is_no_image_is_refused(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"words")
+    assert refused("a.png", tmp_path) == (
+        "a.png is no PNG, JPEG, GIF, WebP, BMP, TIFF or AVIF image"
+    )
+    (tmp_path / "d.png").mkdir()
+    os.mkfifo(tmp_path / "p.png")
+    for name in ("d.png", "p.png", "zz.png"):
+        assert refused(name, tmp_path) == f"no such image: {name}"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", "the image's path is empty"),
+        (" \n", "the image's path is empty"),
+        ("file:///etc/passwd", "file:///etc/passwd is neither a path nor an http(s) URL"),
+        ("s3://b/k.png", "s3://b/k.png is neither a path nor an http(s) URL"),
+    ],
+)
+def test_other_sources_are_refused(tmp_path, source, message):
+    assert refused(source, tmp_path) == message
+
+
+@pytest.mark.parametrize("source", ["a\0b", "x" * 5000, "\ud800"])
+def test_odd_names_are_refused_in_few_words(tmp_path, source):
+    assert len(refused(source, tmp_path)) < 400
+
+
+def test_a_large_file_is_refused(tmp_path):
+    with (tmp_path / "a.png").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    assert refused("a.png", tmp_path) == "a.png is larger than 64 MB"

@@ -1,0 +1,247 @@
+"""Values of single keys: what is taken, what is refused, in which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.job.scalars import read_duration
+
+
+def key(path, value):
+    """A job with the YAML text ``value`` at the dotted ``path``."""
+    *sections, last = path.split(".")
+    lines = ["input: rows.jsonl", "prompt: 'Say {{ text }}'"]
+    for depth, section in enumerate(sections):
+        lines.append(f"{'  ' * depth}{section}:")
+    lines.append(f"{'  ' * len(sections)}{last}: {value}")
+    return "\n".join(lines) + "\n"
+
+
+def found(job, path):
+    for part in path.split("."):
+        job = getattr(job, part)
+    return job
+
+
+ACCEPTED = [
+    ("sampling.temperature", "1e-1", 0.1),
+    ("sampling.temperature", "0", 0.0),
+    ("sampling.temperature", "2", 2.0),
+    ("sampling.top_p", "1", 1.0),
+    ("sampling.top_k", "-1", -1),
+    ("sampling.max_tokens", "1e2", 100),
+    ("sampling.max_tokens", "5.12e2", 512),
+    ("sampling.max_tokens", "0x10", 16),
+    ("sampling.seed", "08", 8),
+    ("sampling.seed", "-9223372036854775808", -(2**63)),
+    ("sampling.stop", "x", ("x",)),
+    ("sampling.stop", "[a, 08, 1e2]", ("a", "08", "1e2")),
+    ("sampling.logprobs", "true", True),
+    ("sampling.reasoning_effort", "high", "high"),
+    ("sampling.reasoning_effort", "none", "none"),
+    ("answers", "1e3", 1000),
+    ("limits.concurrency", "1e2", 100),
+    ("limits.concurrency", "auto", "auto"),
+    ("limits.retries", "0", 0),
+    ("limits.hedge", "off", "off"),
+    ("limits.hedge", "auto", "auto"),
+    ("limits.hedge", "10s", 10.0),
+    ("limits.row", "1h30m", 5400.0),
+    ("limits.row", "none", None),
+    ("limits.row", "250ms", 0.25),
+    ("limits.row", "90", 90.0),
+    ("limits.row", "1.5h", 5400.0),
+    ("limits.row", "1h 30m", 5400.0),
+    ("limits.row", "2d", 172800.0),
+    ("limits.row", "5M", 300.0),
+    ("limits.rpm", "none", None),
+    ("limits.budget_usd", "0.5", 0.5),
+    ("limits.budget_usd", "none", None),
+    ("limits.stop_after_failures", "3", 3),
+    ("model", "no", "no"),
+    ("model", "08", "08"),
+    ("model", "1e3", "1e3"),
+    ("model", "2024-01-01", "2024-01-01"),
+    ("id", "1.0", "1.0"),
+    ("stream", "true", True),
+    ("stream", "auto", "auto"),
+    ("dedupe", "false", False),
+    ("output.grow", "4", 4.0),
+    ("batching.size", "64", 64),
+    ("cluster.walltime", "01:30:00", 5400.0),
+    ("cluster.walltime", "2h", 7200.0),
+    ("cluster.ports", "8000-8003", (8000, 8001, 8002, 8003)),
+    ("cluster.ports", "8000", (8000,)),
+    ("cluster.ports", "[8000, 8005]", (8000, 8005)),
+    ("cluster.modules", "cray-python", ("cray-python",)),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "result"), ACCEPTED)
+def test_a_value_is_read(load, path, value, result):
+    value_found = found(load(key(path, value)), path)
+    assert value_found == result
+    assert type(value_found) is type(result)
+
+
+REFUSED = [
+    ("sampling.temperature", '"0.1"', 'expected a number, got the text "0.1" (remove the quotes)'),
+    ("sampling.temperature", "warm", 'expected a number, got the text "warm"'),
+    ("sampling.temperature", "-0.1", "must be at least 0, got -0.1"),
+    ("sampling.temperature", "2.1", "must be at most 2, got 2.1"),
+    ("sampling.temperature", ".nan", "expected a finite number, got .nan"),
+    ("sampling.temperature", "1e999", "expected a finite number, got 1e999"),
+    ("sampling.temperature", "true", "expected a number, got true"),
+    ("sampling.temperature", "[1]", "expected a number, got a list"),
+    ("sampling.top_p", "0", "must be more than 0, got 0"),
+    ("sampling.max_tokens", "1.5", "expected a whole number, got 1.5"),
+    ("sampling.max_tokens", "0", "must be at least 1, got 0"),
+    (
+        "sampling.max_tokens",
+        "1_000",
+        'expected a whole number, got the text "1_000" (write 1000)',
+    ),
+    ("sampling.max_tokens", "{a: 1}", "expected a whole number, got a mapping"),
+    (
+        "sampling.seed",
+        "9223372036854775808",
+        "must be at most 9223372036854775807, got 9223372036854775808",
+    ),
+    ("sampling.logprobs", "yes", 'expected true or false, got the text "yes" (write true)'),
+    ("sampling.logprobs", "1", "expected true or false, got 1"),
+    (
+        "sampling.logprobs",
+        '"true"',
+        'expected true or false, got the text "true" (did you mean true?)',
+    ),
+    ("answers", "0", "must be at least 1, got 0"),
+    ("answers", "1001", "must be at most 1000, got 1001"),
+    ("answers", '"3"', 'expected a whole number, got the text "3" (remove the quotes)'),
+    ("limits.concurrency", "1.5", "expected a whole number, got 1.5"),
+    (
+        "limits.concurrency",
+        "atuo",
+        'expected auto or a whole number, got the text "atuo" (did you mean auto?)',
+    ),
+    (
+        "limits.row",
+        "1:30",
+        'expected a duration like 10s, 5m or 1h30m or none, got the text "1:30" (write 1m30s)',
+    ),
+    (
+        "limits.row",
+        '"10"',
+        'expected a duration like 10s, 5m or 1h30m or none, got the text "10" (remove the quotes)',
+    ),
+    (
+        "limits.row",
+        "10 seconds",
+        'expected a duration like 10s, 5m or 1h30m or none, got the text "10 seconds" '
+        "(none = no limit)",
+    ),
+    ("limits.row", "0", "must be more than 0, got 0 (none = no limit)"),
+    ("limits.row", "0s", 'must be more than 0, got the text "0s" (none = no limit)'),
+    (
+        "limits.row",
+        ".inf",
+        "expected a duration like 10s, 5m or 1h30m or none, got .inf (none = no limit)",
+    ),
+    ("limits.row", "-5", "must be more than 0, got -5 (none = no limit)"),
+    (
+        "limits.retry_after_max",
+        "none",
+        'expected a duration like 10s, 5m or 1h30m, got the text "none"',
+    ),
+    (
+        "output.enforce",
+        "promt",
+        'expected auto, native or prompt, got the text "promt" (did you mean prompt?)',
+    ),
+    ("output.retries", "-1", "must be at least 0, got -1"),
+    ("output.grow", "0.5", "must be at least 1, got 0.5"),
+    (
+        "batching.mode",
+        "no",
+        'expected auto, single, chat, completions or provider, got the text "no"',
+    ),
+    ("model", "true", "expected text, got true (quote it to make it text)"),
+    ("model", "''", "expected text, got an empty one"),
+    ("model", "[a]", "expected text, got a list"),
+    ("stream", "on", 'expected auto, true or false, got the text "on" (write true)'),
+    (
+        "name",
+        "a/b",
+        '"a/b" cannot name a run (no / or \\, no . or - at its start, at most 200 bytes)',
+    ),
+    (
+        "name",
+        "..",
+        '".." cannot name a run (no / or \\, no . or - at its start, at most 200 bytes)',
+    ),
+    ("results.allow_failures", "101%", "must be at most 100, got 101"),
+    (
+        "results.allow_failures",
+        "few",
+        'expected a number of rows or a share like 5%, got the text "few"',
+    ),
+    ("results.allow_failures", "-1", "must be at least 0, got -1"),
+    ("cluster.ports", "70000", "must be at most 65535, got 70000"),
+    ("cluster.ports", "9-8", 'expected a range of ports within 1-65535, got the text "9-8"'),
+    ("hostfile", "''", "expected a path, got an empty text"),
+    ("hostfile", "[a]", "expected a path, got a list"),
+    (
+        "topology",
+        "tree-reduce",
+        "expected map, broadcast, reduce, tree_reduce, map_reduce, "
+        "plan_map_reduce, pipeline, blackboard, self_consistency or judge, got the text "
+        '"tree-reduce" (did you mean tree_reduce?)',
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), REFUSED)
+def test_a_wrong_value_is_refused_with_key_line_and_value(fault, path, value, message):
+    depth = path.count(".")
+    line = 3 + depth
+    column = 2 * depth + len(path.rpartition(".")[2]) + 3
+    assert fault(key(path, value)) == f"job.yaml:{line}:{column}: {path}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("path", "default"),
+    [
+        ("sampling.temperature", None),
+        ("sampling.max_tokens", None),
+        ("limits.concurrency", "auto"),
+        ("limits.retries", 5),
+        ("limits.row", None),
+        ("limits.timeout.total", 1800.0),
+        ("answers", 1),
+        ("model", "auto"),
+        ("stream", "auto"),
+        ("output.retries", 2),
+        ("results.keep_input", True),
+    ],
+)
+@pytest.mark.parametrize("blank", ["", "~", "null"])
+def test_a_blank_value_is_the_default(load, path, default, blank):
+    assert found(load(key(path, blank)), path) == default
+
+
+@pytest.mark.parametrize("blank", ["sampling:", "limits:\n", "limits: {timeout: }", "output: ~"])
+def test_a_blank_section_is_its_defaults(load, minimal, blank):
+    assert load(minimal + blank + "\n").model_dump() == load(minimal).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10s", 10.0), ("1h30m", 5400.0), ("250ms", 0.25), ("7", 7.0), ("none", None), ("0", 0.0)],
+)
+def test_durations_of_options_are_read_alike(text, seconds):
+    assert read_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5s", "-5", ".inf", "1x", "s", "5s5"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(ValueError, match="duration"):
+        read_duration(text)

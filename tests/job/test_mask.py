@@ -1,0 +1,103 @@
+"""What may be written down of a job."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bagent.job.load import JobRequest, load_job
+from bagent.job.mask import mask_text
+
+TEXT = """\
+input: [rows.jsonl, 'x[1]/*.csv']
+prompt: {system: Be brief., user: "Say {{ text }}"}
+backend:
+  url: vllm://host:8000
+  query: {version: 1}
+  headers: {X-Team: blue}
+  api_key_env: MY_KEY
+output: {schema: {type: object, properties: {password: {type: string}}}, grow: 2}
+sampling: {temperature: 0, stop: [a], max_tokens: 5, extra: {token_ids: [1]}}
+agent: {max_turns: 3, tools: [{name: t, command: [a, "{b}"]}, {mcp: npx x}]}
+limits: {timeout: {total: none, idle: 5}, row: 1m, hedge: 3s}
+results: {allow_failures: 5%}
+cluster: {walltime: 1h, ports: 8000-8002, engine: [a, b]}
+"""
+
+
+def test_a_masked_job_loads_again_as_the_same_job(load, tmp_path):
+    job = load(TEXT)
+    text = json.dumps(job.masked())
+    again = load_job(JobRequest(text=text, cwd=tmp_path))
+    for name in type(job).model_fields:
+        if name not in ("input", "backend", "results"):
+            assert getattr(again, name) == getattr(job, name), name
+    assert again.masked() == job.masked()
+    assert again.fingerprint_parts() == job.fingerprint_parts()
+
+
+def test_a_masked_job_without_settings_loads_again(load, tmp_path):
+    job = load()
+    again = load_job(JobRequest(text=json.dumps(job.masked()), cwd=tmp_path))
+    assert again.masked() == job.masked()
+
+
+def test_names_that_only_sound_like_secrets_stay(load):
+    masked = load(TEXT).masked()
+    assert masked["backend"]["api_key_env"] == "MY_KEY"
+    assert masked["backend"]["headers"] == {"X-Team": "blue"}
+    assert masked["sampling"]["max_tokens"] == 5
+    assert masked["output"]["schema"]["properties"]["password"] == {"type": "string"}
+
+
+SECRET = "s3cr3t-value/with+signs"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "backend: {url: openai, headers: {Authorization: Bearer s3cr3t-value/with+signs}}\n",
+        "backend: {url: openai, headers: {x-api-key: s3cr3t-value/with+signs}}\n",
+        "backend: {url: openai, headers: {Cookie: s3cr3t-value/with+signs}}\n",
+        "backend: 'https://me:s3cr3t-value%2Fwith+signs@host/v1'\n",
+        "backend: 'https://host/v1?api_key=s3cr3t-value/with+signs'\n",
+        "backend: {url: 'https://host/v1', query: {key: 's3cr3t-value/with+signs'}}\n",
+        "backend: {url: vllm, proxy: 'http://me:s3cr3t-value@p:1'}\n",
+        "sampling: {extra: {api_key: s3cr3t-value/with+signs}}\n",
+        "agent: {tools: [{mcp: {command: x, env: {MY_TOKEN: s3cr3t-value/with+signs}}}]}\n",
+        "cluster: {env: {HF_TOKEN: s3cr3t-value/with+signs}}\n",
+        "sampling: {extra: {a: '${MY_KEY}'}}\n",
+        "agent: {tools: [{mcp: 'npx x --with=${MY_KEY} y'}]}\n",
+        "backend: 'https://host/v1/${MY_KEY}/x'\n",
+        "prompt: {system: s3cr3t-value/with+signs, user: '{{ text }}'}\nmodel: '${MY_KEY}'\n",
+    ],
+)
+def test_secrets_are_masked_wherever_they_stand(load, text):
+    base = "input: x\n" if "prompt:" in text else "input: x\nprompt: y\n"
+    job = load(base + text, env={"MY_KEY": SECRET})
+    written = json.dumps(job.masked())
+    assert "***" in written
+    assert "s3cr3t-value" not in written
+
+
+def test_a_short_secret_is_masked_only_where_it_stands_alone(load):
+    job = load("input: x\nprompt: y\nmodel: '${K_TOKEN}'\nname: about\n", env={"K_TOKEN": "ab"})
+    masked = job.masked()
+    assert (masked["model"], masked["name"]) == ("***", "about")
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("curl -H 'Authorization: Bearer abcdef123456'", "curl -H 'Authorization: Bearer ***'"),
+        ("key sk-proj-abcdefghijklmnop1234 end", "key *** end"),
+        ("hf_abcdefghijklmnopqrstuvwxyz", "***"),
+        ("https://u:p@h/?a=1&token=x#f", "https://***@h/?a=1&token=***#f"),
+        ("mail me@example.org", "mail me@example.org"),
+        ("Basic English", "Basic English"),
+        ("risk-averse", "risk-averse"),
+    ],
+)
+def test_the_usual_forms_of_secrets_are_masked_in_texts(text, masked):
+    assert mask_text(text) == masked

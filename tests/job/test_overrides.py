@@ -1,0 +1,170 @@
+"""``--set`` and named options."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "value"),
+    [
+        ("sampling.temperature=1e-1", "sampling.temperature", 0.1),
+        ("sampling.temperature= 0.5 ", "sampling.temperature", 0.5),
+        ("sampling.max_tokens=1e2", "sampling.max_tokens", 100),
+        ("sampling.stop=[a, '08', 08]", "sampling.stop", ("a", "08", "08")),
+        ("sampling={seed: 3, top_k: 5}", "sampling.top_k", 5),
+        ("model=no", "model", "no"),
+        ("model=08", "model", "08"),
+        ("model='quoted: name'", "model", "quoted: name"),
+        ("model=a=b", "model", "a=b"),
+        ("where=a: b # c", "where", "a: b # c"),
+        ("where=*x", "where", "*x"),
+        ("limits.timeout=2s", "limits.timeout.idle", 2.0),
+        ("limits.timeout.total=none", "limits.timeout.total", None),
+        ("limits.timeout.total=none", "limits.timeout.idle", 120.0),
+        ("stream=true", "stream", True),
+        ("results.allow_failures=5%", "results.allow_failures.percent", 5.0),
+        ("backend=sim://?replicas=3", "backend.url.replicas", 3),
+        ("prompt=New {{ a }}: {b: c}", "prompt.user.text", "New {{ a }}: {b: c}"),
+        ("prompt={{ a }}", "prompt.user.text", "{{ a }}"),
+        ("prompt={% if a %}x{% endif %}", "prompt.user.text", "{% if a %}x{% endif %}"),
+    ],
+)
+def test_a_value_is_read_as_in_the_file(load, minimal, option, path, value):
+    found = load(minimal, sets=(option,))
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_a_set_value_replaces_only_its_key(load, minimal):
+    job = load(minimal + "sampling: {seed: 1, top_k: 2}\n", sets=("sampling.seed=5",))
+    assert (job.sampling.seed, job.sampling.top_k) == (5, 2)
+
+
+def test_a_later_set_wins_and_a_named_option_wins_over_all(load, minimal):
+    sets = ("model=a", "model=b")
+    assert load(minimal + "model: f\n", sets=sets).model == "b"
+    assert load(minimal + "model: f\n", sets=sets, options={"model": "c"}).model == "c"
+
+
+def test_an_option_that_is_not_given_changes_nothing(load, minimal):
+    assert load(minimal + "model: f\n", options={"model": None}).model == "f"
+
+
+def test_a_blank_set_takes_the_default_again(load, minimal):
+    assert load(minimal + "sampling: {seed: 1}\n", sets=("sampling.seed=",)).sampling.seed is None
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "path", "value"),
+    [
+        (
+            "prompt: Say {{ text }}\n",
+            "prompt.system=Be brief",
+            "prompt.user.text",
+            "Say {{ text }}",
+        ),
+        ("prompt: Say {{ text }}\n", "prompt.system=Be brief", "prompt.system.text", "Be brief"),
+        ("prompt: hi\nbackend: vllm\n", "backend.headers.X-A=b", "backend.headers", {"X-A": "b"}),
+        ("prompt: hi\nbackend: vllm\n", "backend.headers.X-A=b", "backend.kind", "vllm"),
+        (
+            "prompt: hi\nlimits: {timeout: 3s}\n",
+            "limits.timeout.idle=1",
+            "limits.timeout.total",
+            3.0,
+        ),
+        ("prompt: hi\ntopology: reduce\n", "topology.fanin=4", "topology.name", "reduce"),
+        ("prompt: hi\ntopology: reduce\n", "topology.fanin=4", "topology.fanin", 4),
+    ],
+)
+def test_a_key_of_a_short_form_keeps_the_rest(load, text, option, path, value):
+    found = load("input: x\n" + text, sets=(option,))
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_a_number_leads_into_a_list(load, minimal):
+    text = minimal + "agent: {tools: [{builtin: sql}, {builtin: http_get}]}\n"
+    job = load(text, sets=("agent.tools.1.max_tokens=9", "agent.tools.2.builtin=read_file"))
+    assert [tool.builtin for tool in job.agent.tools] == ["sql", "http_get", "read_file"]
+    assert job.agent.tools[1].max_tokens == 9
+
+
+def test_a_list_may_be_begun(load, minimal):
+    assert load(minimal, sets=("stages.0.kind=map",)).stages[0].kind == "map"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("model", "--set: 'model' is not KEY=VALUE (write --set sampling.temperature=0.2)"),
+        ("=x", "--set: '=x' is not KEY=VALUE (write --set sampling.temperature=0.2)"),
+        ("a..b=1", "--set a..b: a..b is no dotted key"),
+        ("modle=x", "--set modle: unknown key modle (did you mean model?)"),
+        ("limits.retires=1", "--set limits.retires: unknown key retires (did you mean retries?)"),
+        (
+            'sampling.seed="1"',
+            '--set sampling.seed: expected a whole number, got the text "1" (remove the quotes)',
+        ),
+        (
+            "sampling.stop=[a",
+            "--set sampling.stop: not YAML: expected ',' or ']', but got '<stream "
+            "end>' (while parsing a flow sequence that began on line 1)",
+        ),
+        (
+            "model='a",
+            "--set model: a quote is never closed (while scanning a quoted scalar that "
+            "began on line 1)",
+        ),
+        ("name.x=1", "--set name.x: name has no keys of its own"),
+        ("answers=0", "--set answers: must be at least 1, got 0"),
+        ("backend=vllm://h:0", "--set backend: port 0 is not between 1 and 65535"),
+        ("input.0=x", "--set input.0: input has no keys of its own"),
+        (
+            "sampling={seed: x}",
+            '--set sampling: sampling.seed: expected a whole number, got the text "x"',
+        ),
+        (
+            "agent.tools.5.name=x",
+            "--set agent.tools.5.name: agent.tools is a list of 1, it has no 5 "
+            "(its items are numbered from 0)",
+        ),
+        (
+            "agent.tools.first.name=x",
+            "--set agent.tools.first.name: agent.tools is a list of 1, it "
+            "has no first (its items are numbered from 0)",
+        ),
+    ],
+)
+def test_a_wrong_option_is_named_in_the_message(fault, minimal, option, message):
+    text = minimal.replace("name: job\n", "") + "name: n\nagent: {tools: [{builtin: sql}]}\n"
+    assert fault(text, sets=(option,)) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "vlm"}, "--backend: unknown backend vlm (did you mean vllm?)"),
+        (
+            {"name": "a/b"},
+            '--name: "a/b" cannot name a run (no / or \\, no . or - at its start, at '
+            "most 200 bytes)",
+        ),
+        ({"limits.budget_usd": -1.0}, "--budget: must be at least 0, got -1.0"),
+        (
+            {"results.allow_failures": "x"},
+            '--allow-failures: expected a number of rows or a share like 5%, got the text "x"',
+        ),
+        ({"input": []}, "--input: expected at least one path, got an empty list"),
+    ],
+)
+def test_a_wrong_named_option_is_named_in_the_message(fault, minimal, options, message):
+    assert fault(minimal, options=options) == message
+
+
+def test_faults_of_options_come_before_those_of_the_file(fault, minimal):
+    assert fault(minimal + "answers: 0\n", sets=("model=true",)) == (
+        "--set model: expected text, got true (and 1 more) (quote it to make it text)"
+    )

@@ -1,0 +1,398 @@
+"""Prompts of a job: their forms, their messages, their places in the file."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from bagent.errors import JobError
+from bagent.job.prompt import Prompt, TemplateFailure
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
+
+
+@pytest.fixture
+def prompt(load):
+    """``prompt(TEXT)``: the prompt of a job whose lines after ``input:`` are TEXT."""
+
+    def making(text, **keys):
+        return Prompt.from_job(load("input: rows.jsonl\n" + text, **keys))
+
+    return making
+
+
+@pytest.fixture
+def wrong(prompt):
+    """The message for a prompt that is wrong at load, or in ``check`` of ``sample``."""
+
+    def failing(text, sample=None, **keys):
+        with pytest.raises(JobError) as caught:
+            made = prompt(text, **keys)
+            made.check(sample or [])
+        return str(caught.value)
+
+    return failing
+
+
+def test_a_text_is_the_user_message(prompt):
+    found = prompt("prompt: 'Say {{ a }}'\n")
+    assert found.render({"a": 1}) == [{"role": "user", "content": "Say 1"}]
+    assert (found.raw, found.fields, found.constant_messages) == (False, {"a"}, [])
+
+
+def test_a_system_message_comes_first_and_is_the_same_object(prompt, tmp_path):
+    (tmp_path / "s.md").write_text("Be {brief}.\n")
+    found = prompt("prompt: {system: {file: s.md}, user: 'Say {{ a }}'}\n")
+    first, second = found.render({"a": 1}), found.render({"a": 2})
+    assert first[0] == {"role": "system", "content": "Be {brief}.\n"}
+    assert first[0] is second[0]
+    assert found.constant_messages == [first[0]]
+    assert second[1]["content"] == "Say 2"
+
+
+def test_an_empty_system_message_is_left_out(prompt):
+    assert len(prompt("prompt: {system: '', user: x}\n").render({})) == 1
+
+
+def test_a_template_may_stand_in_a_file(prompt, tmp_path):
+    (tmp_path / "u.md").write_bytes(b"\xef\xbb\xbfSay\r\n{{ a }}\r\n")
+    found = prompt("prompt: {user: {file: u.md}}\n")
+    assert found.render({"a": "x"})[0]["content"] == "Say\nx\n"
+
+
+MESSAGES = """\
+prompt:
+  messages:
+    - {role: developer, content: Be brief.}
+    - {role: user, content: 'First {{ a }}'}
+    - {role: assistant, content: Yes.}
+    - {role: user, content: {file: u.md}}
+"""
+
+
+def test_messages_may_be_written_out(prompt, tmp_path):
+    (tmp_path / "u.md").write_text("Then {{ b }}")
+    found = prompt(MESSAGES)
+    assert [(m["role"], m["content"]) for m in found.render({"a": 1, "b": 2})] == [
+        ("developer", "Be brief."),
+        ("user", "First 1"),
+        ("assistant", "Yes."),
+        ("user", "Then 2"),
+    ]
+    assert found.fields == {"a", "b"}
+    assert [m["role"] for m in found.constant_messages] == ["developer"]
+
+
+def test_a_raw_prompt_is_one_text(prompt):
+    found = prompt("prompt: {raw: '<s>{{ a }}'}\n")
+    assert found.raw
+    assert found.render_raw({"a": 1}) == "<s>1"
+    with pytest.raises(TemplateFailure, match="raw"):
+        found.render({"a": 1})
+
+
+def test_a_prompt_of_messages_has_no_raw_text(prompt):
+    with pytest.raises(TemplateFailure, match="not raw"):
+        prompt("prompt: x\n").render_raw({})
+
+
+def test_the_whole_row_may_be_used(prompt):
+    found = prompt("prompt: {system: '{{ a }}', user: '{{ row }}'}\n")
+    assert found.fields is None
+    assert found.render({"a": 1})[1]["content"] == '{"a":1}'
+
+
+def test_a_row_without_a_field_fails_by_its_name(prompt):
+    found = prompt("prompt: {system: hi, user: 'Say {{ a.b }}'}\n")
+    with pytest.raises(TemplateFailure, match=r"^prompt\.user: the row has no field a\.b$"):
+        found.render({"a": {}})
+
+
+def test_further_names_reach_every_message(prompt):
+    found = prompt("prompt: {system: '{{ n }}', user: '{{ responses[0] }}'}\n")
+    extra = {"n": 2, "responses": ["x"]}
+    assert [m["content"] for m in found.render({}, extra)] == ["2", "x"]
+
+
+def test_a_prompt_of_a_stage_stands_at_its_own_place(load):
+    text = "input: x\nstages:\n  - kind: map\n    prompt: 'Say {{ zz }}'\n"
+    job = load(text)
+    found = Prompt(job.stages[0].prompt, job.source, ("stages", 0, "prompt"))
+    with pytest.raises(JobError) as caught:
+        found.check([{"a": 1}])
+    assert str(caught.value).startswith("job.yaml:4:21: stages[0].prompt.user: zz ")
+
+
+def test_a_job_without_a_prompt_has_none(load, tmp_path):
+    job = load("input: x\nstages: [{kind: sql, query: select 1}]\n")
+    with pytest.raises(JobError, match="no prompt"):
+        Prompt.from_job(job)
+
+
+FORMS = [
+    ("prompt: {system: x}", "prompt.system: user is missing (a system message alone asks nothing)"),
+    ("prompt: {user: x, raw: y}", "prompt: system and user, messages, and raw exclude each other"),
+    ("prompt: {}", "prompt: expected user, messages or raw"),
+    ("prompt: {messages: []}", "prompt: expected user, messages or raw"),
+    ("prompt: [x]", "prompt.user.text: expected text, got a list"),
+    ("prompt: {user: {file: }}", "prompt.user: expected a text or {file: PATH}"),
+    ("prompt: {user: {fiel: x}}", "unknown key fiel (did you mean file?)"),
+    ("prompt: {usr: x}", "unknown key usr (did you mean user?)"),
+    (
+        "prompt: {messages: [{role: usr, content: x}]}",
+        "prompt.messages[0].role: expected system, "
+        'user, assistant or developer, got the text "usr" (did you mean user?)',
+    ),
+    ("prompt: {messages: [{role: user}]}", "prompt.messages[0].content is missing"),
+    (
+        "prompt: {messages: [{role: user, content: []}]}",
+        "prompt.messages[0].content: expected a text, {file: PATH} or a list of parts",
+    ),
+    (
+        "prompt: {messages: [{role: user, content: [{type: text, text: x}]}]}",
+        "unknown key type (a part is {text: ...} or {image: PATH or URL})",
+    ),
+    (
+        "prompt: {messages: [{role: user, content: [{text: x, image: y}]}]}",
+        "prompt.messages[0].content[0]: expected {text: ...} or {image: PATH or URL}",
+    ),
+    (
+        'prompt: "\\\\frac \\frac{a}{b}"',
+        "prompt: the text holds the control character U+000C (in "
+        "\"double quotes\" \\ is special: use 'single quotes', or | and lines below it)",
+    ),
+    (
+        'prompt: {system: "\\rho", user: x}',
+        "prompt.system: the text holds the control character "
+        "U+000D (in \"double quotes\" \\ is special: use 'single quotes', or | and lines below it)",
+    ),
+    ("prompt: {user: {a: b}}", "unknown key a (known: text file)"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), FORMS)
+def test_a_prompt_of_a_wrong_form_is_refused(wrong, text, message):
+    found = wrong(text + "\n").partition(": ")[2].replace(" (and 1 more)", "")
+    assert found == message.replace(
+        "prompt.user.text: expected text, got a list", "prompt: expected text, got a list"
+    )
+
+
+@pytest.mark.parametrize(("written", "content"), [("08", "08"), ("1e5", "1e5"), ("true", "true")])
+def test_a_number_as_prompt_is_its_text(prompt, written, content):
+    assert prompt(f"prompt: {written}\n").render({})[0]["content"] == content
+
+
+PLACES = [
+    # A text with § before the name that no row has.
+    "prompt: 'Say {{ §txet }}'\n",
+    "prompt: Say {{ §txet }} plain\n",
+    'prompt: "Say \\"it\\" {{ §txet }}"\n',
+    "prompt: {user: 'a {{ text }} {{ §txet }}'}\n",
+    "prompt:\n  user: |\n    Line one {{ text }}\n\n      deeper {{ §txet }}\n",
+    "prompt:\n  user: |-\n\n    {{ text }} {{ §txet }}\n",
+    "prompt:\n  user: >\n    folded {{ text }}\n    words\n    {{ §txet }}\n",
+    "prompt:\n  user: 'over\n    two {{ §txet }}\n    lines'\n",
+    'prompt:\n  user: "over\n    two \\\n    {{ §txet }}"\n',
+    "prompt:\n  user: |\n    {% if text\n       == §txet %}x{% endif %}\n",
+    "prompt:\n  user: |\n    {% for x in text %}{{ §txet.a }}{{ txet.b }}{% endfor %}\n",
+    "prompt:\n  user: |\n    {# txet #}{{ §txet }}\n",
+    "prompt:\n  user: |\n    txet {{ text }} txet {{ row.§txet }}\n",
+    "prompt:\n  messages:\n    - role: user\n      content: '{{ §txet }}'\n",
+    "prompt:\n  messages:\n    - role: user\n      content:\n        - text: '{{ §txet }}'\n",
+    "prompt:\n  messages:\n    - role: user\n      content:\n        - image: '{{ §txet }}'\n",
+    "prompt:\n  system: é {{ text }}\n  user: é {{ §txet }}\n",
+    "prompt:\r\n  user: |\r\n    Line {{ text }}\r\n    two {{ §txet }}\r\n",
+]
+
+
+@pytest.mark.parametrize("text", PLACES)
+def test_an_unknown_name_is_told_at_its_place_in_the_file(wrong, text):
+    before = ("input: rows.jsonl\n" + text).partition("§")[0]
+    line = before.count("\n") + 1
+    column = len(before) - before.rfind("\n")
+    message = wrong(text.replace("§", ""), [{"text": "x"}])
+    assert message.startswith(f"job.yaml:{line}:{column}: prompt.")
+    assert "did you mean text?" in message
+
+
+def test_an_unknown_name_in_a_file_is_told_at_its_place_there(wrong, tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/u.md").write_text("one\n{{ text }}\n  two {{ txet }}\n")
+    assert wrong("prompt: {user: {file: p/u.md}}\n", [{"text": "x"}]) == (
+        "p/u.md:3:10: prompt.user: txet is not in the first row "
+        '(did you mean text? or guard it: {{ txet | default("") }})'
+    )
+
+
+def test_a_template_that_is_none_is_told_at_its_place(wrong, tmp_path):
+    (tmp_path / "u.md").write_text("one\nbad {{ a b }}\n")
+    hint = "(write a literal {{ as {% raw %}{{{% endraw %})"
+    assert wrong('prompt:\n  user: |\n    JSON: {\n      {{"a": 1}} }\n') == (
+        f"job.yaml:5:7: prompt.user: expected token 'end of print statement', got ':' {hint}"
+    )
+    assert wrong("prompt: {user: {file: u.md}}\n") == (
+        f"u.md:2:5: prompt.user: expected token 'end of print statement', got 'b' {hint}"
+    )
+
+
+def test_a_fault_in_a_prompt_of_an_option_names_the_option(wrong):
+    keys = {"sets": ("prompt.user=Say {{ txet }}",)}
+    assert wrong("prompt: x\n", [{"text": 1}], **keys).startswith(
+        "--set prompt.user: prompt.user: txet is not in the first row (did you mean text?"
+    )
+
+
+def test_an_option_leaves_the_other_places_alone(wrong):
+    keys = {"sets": ("prompt.system=Be brief",)}
+    assert wrong("prompt: Say {{ txet }}\n", [{"text": 1}], **keys).startswith("job.yaml:2:16: ")
+
+
+SAMPLE = [{"text": "x", "meta": {"title": "t"}}, {"text": "y", "meta": None, "rare": 1}]
+
+KNOWN = [
+    "{{ text }}",
+    "{{ rare }}",
+    "{{ meta.title }}",
+    "{{ row.text }}",
+    "{{ row.get('zz') }}",
+    "{{ text.upper() }}",
+    "{{ meta.items() }}",
+    "{{ zz | default('') }}",
+    "{{ zz | d('') }}",
+    "{% if zz is defined %}{{ zz }}{% endif %}",
+    "{% if zz is not defined %}no{% else %}{{ zz }}{% endif %}",
+    "{{ zz if zz is defined else '' }}",
+    "{% if zz is undefined %}{% else %}{{ zz.a.b }}{% endif %}",
+    "{% if row.zz is defined %}{{ zz }}{{ row.zz }}{% endif %}",
+    "{% if 'zz' in row %}{{ zz }}{% endif %}",
+    "{{ meta.zz | default('') }}",
+    "{{ meta['zz'].yy | default('') }}",
+    "{% set zz = 1 %}{{ zz }}",
+    "{% for zz in text %}{{ zz }}{{ zz.a }}{{ loop.index }}{% endfor %}",
+    "{% macro m(zz) %}{{ zz }}{% endmacro %}{{ m(text) }}",
+    "{% for i in range(3) %}{{ i }}{% endfor %}",
+    "{% set ns = namespace(zz=0) %}{{ ns.zz }}",
+    "{% with zz = text %}{{ zz }}{% endwith %}",
+]
+
+
+@pytest.mark.parametrize("text", KNOWN)
+def test_known_and_guarded_names_are_no_error(prompt, text):
+    assert prompt(f"prompt: |\n  {text}\n").check(SAMPLE) == []
+
+
+UNKNOWN = [
+    (
+        "{{ txet }}",
+        "txet is in none of the first 2 rows (did you mean text? or guard it: "
+        '{{ txet | default("") }})',
+    ),
+    ("{{ zzzz }}", 'zzzz is in none of the first 2 rows (guard it: {{ zzzz | default("") }})'),
+    (
+        "{{ row.txet }}",
+        "txet is in none of the first 2 rows (did you mean text? or guard it: "
+        '{{ txet | default("") }})',
+    ),
+    (
+        "{{ meta.titel }}",
+        "meta.titel is in none of the first 2 rows (did you mean meta.title? or "
+        'guard it: {{ meta.titel | default("") }})',
+    ),
+    (
+        "{{ txet.upper() }}",
+        "txet is in none of the first 2 rows (did you mean text? or guard it: "
+        '{{ txet | default("") }})',
+    ),
+    (
+        "{% if zzzz %}{% endif %}",
+        'zzzz is in none of the first 2 rows (guard it: {{ zzzz | default("") }})',
+    ),
+    (
+        "{{ a_b | default('') }}{{ zzzz }}",
+        'zzzz is in none of the first 2 rows (guard it: {{ zzzz | default("") }})',
+    ),
+    (
+        "{{ Text }}",
+        "Text is in none of the first 2 rows (did you mean text? or guard it: "
+        '{{ Text | default("") }})',
+    ),
+    ("{{ lipsum() }}", None),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), UNKNOWN)
+def test_a_name_in_no_row_of_the_sample_is_an_error(prompt, text, message):
+    found = prompt(f"prompt: |\n  {text}\n")
+    if message is None:
+        # What is called is checked when it is called.
+        assert found.check(SAMPLE) == []
+        return
+    with pytest.raises(JobError) as caught:
+        found.check(SAMPLE)
+    assert str(caught.value).partition(": prompt.user: ")[2] == message
+
+
+def test_without_rows_nothing_is_unknown(prompt):
+    assert prompt("prompt: '{{ zz }}'\n").check([]) == []
+
+
+def test_further_names_are_known(prompt, wrong):
+    prompt("prompt: '{{ notes.a }}'\n").check(SAMPLE, {"notes"})
+    assert "did you mean notes?" in str(
+        pytest.raises(JobError, prompt("prompt: '{{ ntoes }}'\n").check, SAMPLE, {"notes"}).value
+    )
+
+
+def test_fields_in_single_braces_are_warned_of(prompt):
+    found = prompt("prompt: {system: 'Say {text} {other} ${text}', user: '{meta} {{ text }}'}\n")
+    assert found.check(SAMPLE) == [
+        "prompt.system: {text} is sent as it is; {{ text }} stands for the field",
+        "prompt.user: {meta} is sent as it is; {{ meta }} stands for the field",
+    ]
+
+
+def url(content, mime="image/png"):
+    return f"data:{mime};base64,{base64.b64encode(content).decode()}"
+
+
+def test_an_image_of_the_row_is_sent_as_data(prompt, tmp_path):
+    (tmp_path / "img").mkdir()
+    (tmp_path / "img/a.png").write_bytes(PNG)
+    text = """\
+prompt:
+  messages:
+    - role: user
+      content: [{text: Look}, {image: 'img/{{ name }}.png'}, {image: '{{ link }}'}]
+"""
+    found = prompt(text)
+    assert found.fields == {"name", "link"}
+    assert found.render({"name": "a", "link": "https://x.org/b.jpg"})[0] == {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "Look"},
+            {"type": "image_url", "image_url": {"url": url(PNG)}},
+            {"type": "image_url", "image_url": {"url": "https://x.org/b.jpg"}},
+        ],
+    }
+    with pytest.raises(TemplateFailure, match=r"no such image: img/zz\.png"):
+        found.render({"name": "zz", "link": "https://x.org/b.jpg"})
+    with pytest.raises(TemplateFailure, match="outside the job's folder"):
+        found.render({"name": "../../x", "link": "https://x.org/b.jpg"})
+
+
+def test_a_constant_image_is_read_once(prompt, tmp_path):
+    (tmp_path / "a.png").write_bytes(PNG)
+    text = "prompt: {messages: [{role: user, content: [{image: a.png}, {text: x}]}]}\n"
+    found = prompt(text)
+    (tmp_path / "a.png").unlink()
+    assert found.render({})[0] is found.constant_messages[0]
+    assert found.render({})[0]["content"][0]["image_url"]["url"] == url(PNG)
+
+
+def test_a_constant_image_that_is_not_there_is_an_error_at_load(wrong):
+    text = "prompt:\n  messages:\n    - role: user\n      content:\n        - image: no.png\n"
+    assert wrong(text) == (
+        "job.yaml:6:18: prompt.messages[0].content[0].image: no such image: no.png"
+    )

@@ -1,0 +1,155 @@
+"""Stages and topologies: keys, names, order, and the job as a stage sees it."""
+
+from __future__ import annotations
+
+import pytest
+
+BASE = "input: x\nprompt: Say {{ text }}\nbackend: vllm://h:1\nmodel: big\n"
+
+ALL_KINDS = """\
+input: papers.jsonl
+stages:
+  - {kind: expand, name: pieces, split: {field: text, tokens: 1000, overlap: 50}}
+  - {kind: map, name: notes, prompt: "Note {{ text }}", output: {schema: {type: object}}}
+  - {kind: expand, items: output.claims}
+  - {kind: broadcast, prompt: "Judge {{ notes }}", select: {role: critic}, answers: 3}
+  - kind: reduce
+    name: sum
+    from: [notes, broadcast4]
+    fanin: 8
+    by: topic
+    until: n == 1
+    prompt: "{{ responses }}"
+    on_failure: drop
+  - {kind: sql, name: vote, query: select 1}
+  - {kind: loop, name: talk, max_rounds: 3, until: done, sections: [pro, {name: con, prompt: no}]}
+  - {kind: embed, name: vectors, from: input, model: embedder, prompt: "{{ text }}"}
+"""
+
+
+def test_every_kind_of_stage_is_read(load):
+    stages = load(ALL_KINDS).stages
+    assert [stage.kind for stage in stages] == [
+        "expand",
+        "map",
+        "expand",
+        "broadcast",
+        "reduce",
+        "sql",
+        "loop",
+        "embed",
+    ]
+    assert stages[0].split.overlap == 50
+    assert stages[3].select == {"role": "critic"}
+    assert (stages[4].from_, stages[4].fanin, stages[4].by) == (
+        ("notes", "broadcast4"),
+        8,
+        ("topic",),
+    )
+    assert stages[4].on_failure == "drop"
+    assert [section.name for section in stages[6].sections] == ["pro", "con"]
+    assert stages[7].from_ == ("input",)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ("[§{prompt: x}]", "stages[0].kind is missing"),
+        (
+            "[{kind: §mapp, prompt: x}]",
+            "stages[0].kind: expected map, broadcast, expand, reduce, sql, loop or embed, got the "
+            'text "mapp" (did you mean map?)',
+        ),
+        ("[{kind: map, fanin: §2}]", "stages[0].fanin: fanin belongs to kind reduce, not map"),
+        (
+            "[{kind: map, until: §x}]",
+            "stages[0].until: until belongs to kind reduce or loop, not map",
+        ),
+        ("[{kind: reduce, fanin: §1}]", "stages[0].fanin: must be at least 2, got 1"),
+        ("[§{kind: sql}]", "stages[0]: a sql stage needs query"),
+        ("[§{kind: loop}]", "stages[0]: a loop stage needs sections"),
+        ("[§{kind: expand}]", "stages[0]: an expand stage needs one of items and split"),
+        (
+            "[{kind: expand, split: {field: a, tokens: 5, overlap: §5}}]",
+            "stages[0].split.overlap: overlap must be less than tokens (5)",
+        ),
+        (
+            "[{kind: map, name: §'a b'}]",
+            "stages[0].name: the name a b cannot be used in prompts (letters, digits, _)",
+        ),
+        (
+            "[{kind: map, name: §row}]",
+            "stages[0].name: the name row means something else in prompts",
+        ),
+        (
+            "[{kind: map, name: a}, {kind: map, name: §a}]",
+            "stages[1].name: two stages are named a",
+        ),
+        (
+            "[{kind: map, from: §later}, {kind: map, name: later}]",
+            "stages[0].from: stage map1 reads later, which is no stage before it "
+            "(before it: input)",
+        ),
+        ("[{kind: map, §promt: x}]", "unknown key promt (did you mean prompt?)"),
+        ("§{kind: map}", "stages: expected a list, got a mapping"),
+        ("[§map]", 'stages[0]: expected a mapping of keys, got the text "map"'),
+    ],
+)
+def test_a_wrong_stage_is_refused_at_its_place(fault, stages, message):
+    line = f"stages: {stages}"
+    column = line.index("§") + 1
+    assert fault(BASE + line.replace("§", "") + "\n") == f"job.yaml:5:{column}: {message}"
+
+
+def test_a_stage_that_asks_needs_a_prompt_from_somewhere(load, fault):
+    stages = "stages: [{kind: map, name: first}]\n"
+    assert fault("input: x\n" + stages) == "job.yaml:2:10: stages[0]: stage first has no prompt"
+    assert load("input: x\nprompt: y\n" + stages).stages[0].prompt is None
+    assert load("input: x\nagent: {command: [claude]}\n" + stages).agent.command == ("claude",)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("map", "map"),
+        ("tree_reduce", "tree_reduce"),
+        ("{name: reduce, fanin: 4, reduce: {prompt: x, model: m}}", "reduce"),
+        ("{name: pipeline, steps: [{prompt: a}, {prompt: b}]}", "pipeline"),
+        ("{name: blackboard, sections: [a, {name: b, prompt: c}], max_rounds: 2}", "blackboard"),
+        ("{name: self_consistency, vote: answer}", "self_consistency"),
+        ("{name: judge, judge: {prompt: x}}", "judge"),
+        ("{name: plan_map_reduce, plan: {prompt: x}, reduce: {prompt: y}}", "plan_map_reduce"),
+    ],
+)
+def test_a_topology_is_a_name_or_a_mapping(load, written, name):
+    assert load(BASE + f"topology: {written}\n").topology.name == name
+
+
+def test_a_stage_sees_the_job_with_its_own_keys(load):
+    text = """\
+sampling: {temperature: 0, seed: 1}
+limits: {retries: 3, timeout: {idle: 5, total: 50}}
+stages:
+  - kind: map
+    model: small
+    sampling: {temperature: 1}
+    limits: {timeout: {total: 9}}
+    answers: 4
+"""
+    job = load(BASE + text)
+    seen = job.for_stage(job.stages[0])
+    assert (seen.model, seen.answers) == ("small", 4)
+    assert (seen.sampling.temperature, seen.sampling.seed) == (1.0, 1)
+    assert (seen.limits.retries, seen.limits.timeout.idle, seen.limits.timeout.total) == (3, 5, 9)
+    assert seen.prompt == job.prompt
+    assert seen.source == job.source
+    assert (job.model, job.sampling.temperature) == ("big", 0.0)
+
+
+def test_a_stage_may_ask_a_fleet_or_another_server(load):
+    stages = "stages: [{kind: map, hostfile: fleet}, {kind: map, backend: sim}, {kind: map}]\n"
+    job = load(BASE + stages)
+    fleet, sim, same = (job.for_stage(stage) for stage in job.stages)
+    assert (str(fleet.hostfile), fleet.backend.base) == ("fleet", None)
+    assert (sim.hostfile, sim.backend.kind) == (None, "sim")
+    assert same.backend == job.backend

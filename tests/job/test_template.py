@@ -1,0 +1,309 @@
+"""Templates: what prints how, what fails a row, what is no template."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+
+import pytest
+
+from bagent.errors import JobError
+from bagent.job.jinja import MAX_RENDER, JsonLines
+from bagent.job.origin import Origin
+from bagent.job.template import Template, TemplateFailure
+
+ROW = {
+    "text": "x",
+    "a": {"b": 1, "c": None, "d": {"e": "deep"}},
+    "items": [1, 2],
+    "values": {"k": True},
+    "n": None,
+    "f": 0.1,
+    "whole": 3.0,
+    "big": 10**30,
+    "yes": True,
+    "nan": float("nan"),
+    "u": "é",
+    "html": "<b> & 'q'",
+    "day": datetime.date(2024, 1, 2),
+    "price": decimal.Decimal("1.50"),
+    "range": "a field",
+    "objects": [{"name": "p"}, {"name": "q"}],
+}
+
+
+def template(text):
+    return Template(text, "prompt.user", Origin("job.yaml"))
+
+
+def render(text, data=None, extra=None):
+    return template(text).render(ROW if data is None else data, extra)
+
+
+def failure(text, data=None, extra=None):
+    with pytest.raises(TemplateFailure) as caught:
+        render(text, data, extra)
+    return str(caught.value)
+
+
+LITERAL = [
+    'Reply like {"score": 1}.',
+    '{"a": {"b": [1, {"c": 2}]}}',
+    r"\frac{a}{b} \begin{x} \textbf{\emph{y}}",
+    "{ } {} {a} {0} { {a} } }} %} #}",
+    "100 % { % } {  #",
+    "line\r\nend",
+    "",
+    "\n\n",
+    "ends with newline\n",
+    "$x$ ${X} <b>&amp;</b>",
+]
+
+
+@pytest.mark.parametrize("text", LITERAL)
+def test_text_without_tags_stays_as_it_is(text):
+    found = template(text)
+    assert found.constant == text
+    assert found.render({}) is found.render(ROW)
+
+
+PRINTED = [
+    ('Reply {"score": 1}. Text: {{ text }}', 'Reply {"score": 1}. Text: x'),
+    ('{"a": {"b": {{ f }}}}', '{"a": {"b": 0.1}}'),
+    ("{{ text }}\n", "x\n"),
+    ("{{ html }}", "<b> & 'q'"),
+    ("{{ yes }} {{ n }} {{ f }} {{ whole }} {{ big }}", f"true null 0.1 3.0 {10**30}"),
+    ("{{ nan }}", "NaN"),
+    ("{{ a }}", '{"b":1,"c":null,"d":{"e":"deep"}}'),
+    ("{{ items }} {{ u }} {{ [u] }}", '[1,2] é ["é"]'),
+    ("{{ day }} {{ [day] }} {{ price }}", '"2024-01-02" ["2024-01-02"] "1.50"'),
+    ("{{ a.b }}{{ a.d.e }}{{ a['b'] }}", "1deep1"),
+    ("{{ a.c }}", "null"),
+    ("{{ row.text }}{{ row['text'] }}", "xx"),
+    ("{{ row.items }} {{ items }} {{ values.k }}", "[1,2] [1,2] true"),
+    ("{{ row.values }}", '{"k":true}'),
+    ("{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}", 'b=1;c=null;d={"e":"deep"};'),
+    ("{% for k in row.keys() %}{{ k[0] }}{% endfor %}", "taivnfwbynuhdpro"),
+    ("{{ row.get('text') }}{{ row.get('zz', 5) }}", "x5"),
+    ("{{ row.items() | list | length }}", "16"),
+    ("{{ a.values() }}", '[1,null,{"e":"deep"}]'),
+    ("{{ text ~ yes ~ n ~ a.b ~ items }}", "xtruenull1[1,2]"),
+    ("{{ [1, true, none, 'a'] | join('-') }}", "1-true-null-a"),
+    ("{{ objects | map(attribute='name') | join(', ') }}", "p, q"),
+    ("{{ objects | join(', ', attribute='name') }}", "p, q"),
+    ("{{ objects | map(attribute='name') }}", '["p","q"]'),
+    ("{{ a | tojson }} {{ html | tojson }}", '{"b":1,"c":null,"d":{"e":"deep"}} "<b> & \'q\'"'),
+    ("{{ items | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
+    ("{{ yes | string }}", "true"),
+    ("{{ range }}", "a field"),
+    ("{{ text.upper() }}{{ text | upper }}", "XX"),
+    (
+        "{% for x in items %}{{ loop.index }}{{ x }}{% if not loop.last %},{% endif %}{% endfor %}",
+        "11,22",
+    ),
+    ("{% set z = a.b + 1 %}{{ z }}", "2"),
+    ("{% macro m(q) %}<{{ q }}>{% endmacro %}{{ m(text) }}", "<x>"),
+    ("{{ missing | default('none') }}", "none"),
+    ("{{ missing is defined }} {{ text is defined }}", "false true"),
+    ("{{ a.zz | default(1) }}{{ a.zz.yy.xx | default(2) }}{{ missing['k'] | d(3) }}", "123"),
+    ("{{ items[7] | default('end') }}", "end"),
+    ("{% if text == 'x' and yes %}ok{% endif %}", "ok"),
+    ("a {#- words -#} b", "ab"),
+    ("{% raw %}{{ text }} {% x %}{% endraw %}", "{{ text }} {% x %}"),
+    ("{{ '{{' }} {{ '}}' }}", "{{ }}"),
+    ("{{ 5 }}{{ 'q' }}{{ true }}{{ none }}{{ {'k': none} }}", '5qtruenull{"k":null}'),
+    ("{{ '%s-%d' | format(text, 3) }}", "x-3"),
+    ("{{ (1, 2) }}", "[1,2]"),
+    ("{{ dict(a=1) }}", '{"a":1}'),
+]
+
+
+@pytest.mark.parametrize(("text", "printed"), PRINTED)
+def test_text_prints_as_it_is_and_the_rest_as_json(text, printed):
+    assert render(text) == printed
+
+
+def test_helpers_come_after_fields():
+    assert render("{% for i in range(2) %}{{ i }}{% endfor %}", {}) == "01"
+    assert "not callable" in failure("{{ range(2) }}", {"range": "a field"})
+
+
+def test_further_names_come_before_fields():
+    assert render("{{ text }} {{ notes.a }}", extra={"text": "new", "notes": {"a": 1}}) == "new 1"
+
+
+def test_a_list_of_answers_prints_one_line_each():
+    answers = JsonLines([{"id": 1, "text": "é"}, {"id": 2}])
+    printed = render("{{ responses }}", {}, {"responses": answers})
+    assert printed == '{"id":1,"text":"é"}\n{"id":2}'
+    assert (
+        render("{{ responses[1].id }}{{ responses | length }}", {}, {"responses": answers}) == "22"
+    )
+
+
+MISSING = [
+    ("{{ txet }}", "txet"),
+    ("{{ a.zz }}", "a.zz"),
+    ("{{ a['zz'] }}", "a.zz"),
+    ("{{ a.d.zz }}", "a.d.zz"),
+    ("{{ a.zz.yy }}", "a.zz.yy"),
+    ("{{ row.zz }}", "zz"),
+    ("{{ row['zz'] }}", "zz"),
+    ("{{ n.b }}", "n.b"),
+    ("{{ text.b }}", "text.b"),
+    ("{% if zz %}x{% endif %}", "zz"),
+    ("{% for x in zz %}x{% endfor %}", "zz"),
+    ("{{ zz + 1 }}", "zz"),
+    ("{{ zz ~ 'a' }}", "zz"),
+    ("{{ zz == 1 }}", "zz"),
+    ("{{ zz() }}", "zz"),
+    ("{{ zz.a() }}", "zz.a"),
+    ("{{ zz | upper }}", "zz"),
+    ("{{ zz | tojson }}", "zz"),
+    ("{{ [zz] }}", "zz"),
+    ("{{ {'k': zz} }}", "zz"),
+    ("{{ items[zz] }}", "zz"),
+    ("{% for o in objects %}{{ o.zz }}{% endfor %}", "zz"),
+    ("{{ row.update }}", "update"),
+    ("{{ text.upper }}", "text.upper"),
+    ("{{ a.keys }}", "a.keys"),
+    ("{{ lipsum() }}", "lipsum"),
+]
+
+
+@pytest.mark.parametrize(("text", "name"), MISSING)
+def test_a_missing_field_fails_the_row_by_its_name(text, name):
+    message = failure(text)
+    if name == "update":
+        assert "unsafe" in message
+    else:
+        assert message == f"prompt.user: the row has no field {name}"
+
+
+FAILING = [
+    ("{{ 1 / 0 }}", "prompt.user: division by zero"),
+    ("{{ items[7] }}", "prompt.user: a list of 2 has no item 7"),
+    ("{{ text + 1 }}", 'prompt.user: can only concatenate str (not "int") to str'),
+    (
+        "{{ text.__class__ }}",
+        "prompt.user: access to attribute '__class__' of 'str' object is unsafe.",
+    ),
+    (
+        "{{ a.__class__.__mro__ }}",
+        "prompt.user: access to attribute '__class__' of 'dict' object is unsafe.",
+    ),
+    (
+        "{{ '{0.__class__}'.format(text) }}",
+        "prompt.user: access to attribute '__class__' of 'str' object is unsafe.",
+    ),
+    (
+        "{{ items.append(1) }}",
+        "prompt.user: access to attribute 'append' of 'list' object is unsafe.",
+    ),
+    (
+        "{% for i in range(1000000) %}{% endfor %}",
+        "prompt.user: Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).",
+    ),
+    ("{{ self }}", "prompt.user: a TemplateReference is not a value to print"),
+    ("{{ 'x' * 100000000 }}", "prompt.user renders to more than 64 MB"),
+    ("{{ items * 100000000 }}", "prompt.user renders to more than 64 MB"),
+    ("{{ (9 ** 999999) ** 99 }}", "prompt.user renders to more than 64 MB"),
+    (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ text }}{{ 'y' * 9999 }}"
+        "{% endfor %}{% endfor %}",
+        "prompt.user renders to more than 64 MB",
+    ),
+    (
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "prompt.user: maximum recursion depth exceeded",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), FAILING)
+def test_a_template_that_fails_fails_the_row(text, message):
+    row = {name: value for name, value in ROW.items() if name != "range"}
+    assert failure(text, row).startswith(message)
+
+
+def test_a_text_of_64_mb_is_the_largest():
+    half = "x" * (MAX_RENDER // 2)
+    assert len(render("{{ t }}{{ t }}", {"t": half})) == MAX_RENDER
+    assert failure("{{ t }}{{ t }}!", {"t": half}) == "prompt.user renders to more than 64 MB"
+
+
+def test_a_row_is_never_changed():
+    row = {"a": [1], "b": {"c": 1}}
+    for text in (
+        "{% set a = [2] %}{{ a }}",
+        "{{ b.update({'c': 2}) }}",
+        "{{ a.pop() }}",
+        "{{ b.setdefault('x', 1) }}",
+        "{{ row.clear() }}",
+        "{% set row = 1 %}{{ row }}",
+    ):
+        try:
+            render(text, row)
+        except TemplateFailure as error:
+            assert "unsafe" in str(error)
+        assert row == {"a": [1], "b": {"c": 1}}
+
+
+LITERAL_HINT = "(write a literal {{ as {% raw %}{{{% endraw %})"
+WRONG = [
+    ("{{ a b }}", f"expected token 'end of print statement', got 'b' {LITERAL_HINT}"),
+    ("{{", f"unexpected 'end of template' {LITERAL_HINT}"),
+    ("{{ a", f"unexpected end of template, expected 'end of print statement' {LITERAL_HINT}"),
+    ("{% if x %}", "Unexpected end of template."),
+    ("{#1}", f"Missing end of comment tag {LITERAL_HINT}"),
+    (r"\x{{a}}{{#b}}", f"unexpected char '#' at 9 {LITERAL_HINT}"),
+    ('{{"score": 1}}', f"expected token 'end of print statement', got ':' {LITERAL_HINT}"),
+    ("{{ a | uper }}", "there is no filter uper (did you mean upper?)"),
+    ("{% if a %}{{ a | uper }}{% endif %}", "there is no filter uper (did you mean upper?)"),
+    ("{{ a is definde }}", "there is no test definde (did you mean defined?)"),
+    ("{{ a | random }}", "there is no filter random"),
+    ("{% include 'x' %}", "include needs other templates (use {file: PATH})"),
+    ("{% extends 'x' %}", "extends needs other templates (use {file: PATH})"),
+    ("{% import 'x' as y %}", "import needs other templates (use {file: PATH})"),
+    ("{% from 'x' import y %}", "fromimport needs other templates (use {file: PATH})"),
+    ("{% block x %}{% endblock %}", "block has no use here (leave the block tags out)"),
+    ("{% foo %}", f"Encountered unknown tag 'foo' {LITERAL_HINT}"),
+    ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "the template nests too deeply"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG)
+def test_what_is_no_template_is_an_error_at_load(text, message):
+    with pytest.raises(JobError) as caught:
+        template(text)
+    assert str(caught.value).startswith(f"job.yaml: prompt.user: {message}")
+
+
+FIELDS = [
+    ("plain", set()),
+    ("{{ a }} {{ b.c }} {{ d['e'] }}", {"a", "b", "d"}),
+    ("{% for x in xs %}{{ x }}{{ y }}{% endfor %}", {"xs", "y"}),
+    ("{% set q = a %}{{ q }}", {"a"}),
+    ("{{ row.a }} {{ row['b'] }} {{ c }}", {"a", "b", "c"}),
+    ("{{ row }}", None),
+    ("{% for k in row %}{{ k }}{% endfor %}", None),
+    ("{{ row[a] }}", None),
+    ("{{ row.get('a') }}", None),
+    ("{{ row.items() }}", None),
+    ("{{ a | default(b) }} {{ c is defined }}", {"a", "b", "c"}),
+    ("{% if a %}{{ b if c else d }}{% endif %}", {"a", "b", "c", "d"}),
+    ("{% for i in range(3) %}{{ i }}{% endfor %}", set()),
+    ("{{ range }}", {"range"}),
+    ("{% macro m(x) %}{{ x }}{{ y }}{% endmacro %}{{ m(z) }}", {"y", "z"}),
+    ("{{ loop }}", {"loop"}),
+    ("{{ a[b].c[d] }}", {"a", "b", "d"}),
+    ("{% filter upper %}{{ a }}{% endfilter %}", {"a"}),
+    ("{% call(x) m() %}{{ a }}{% endcall %}", {"m", "a"}),
+    ("{# {{ a }} #}{% raw %}{{ b }}{% endraw %}", set()),
+    ("{% with a = b %}{{ a }}{% endwith %}", {"b"}),
+]
+
+
+@pytest.mark.parametrize(("text", "fields"), FIELDS)
+def test_the_fields_that_a_template_uses_are_known(text, fields):
+    assert template(text).fields == (None if fields is None else frozenset(fields))

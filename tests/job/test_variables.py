@@ -1,0 +1,154 @@
+"""``${VAR}`` in values."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.job.variables import looks_secret
+
+ENV = {"N": "8", "HOST": "h1", "EMPTY": "", "QUOTED": "a: b", "T": "true", "LIST": "[a]"}
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "value"),
+    [
+        ("limits: {concurrency: '${N}'}", "limits.concurrency", 8),
+        ("limits:\n  concurrency: ${N}", "limits.concurrency", 8),
+        ("limits:\n  concurrency: ${N}0", "limits.concurrency", 80),
+        ("limits:\n  timeout: ${N}s", "limits.timeout.idle", 8.0),
+        ("model: ${N}", "model", "8"),
+        ('model: "${HOST}-${N}"', "model", "h1-8"),
+        ("model: a${EMPTY}b", "model", "ab"),
+        ("model: ${NO:-plan b}", "model", "plan b"),
+        ("model: ${NO:-}x", "model", "x"),
+        ("model: ${EMPTY:-d}", "model", "d"),
+        ("model: ${QUOTED}", "model", "a: b"),
+        ("model: ${LIST}", "model", "[a]"),
+        ("model: $${HOST}", "model", "${HOST}"),
+        ("model: $$${HOST}", "model", "$${HOST}"),
+        ("model: $HOST", "model", "$HOST"),
+        ("model: ${NO:-$5}", "model", "$5"),
+        ("stream: ${T}", "stream", True),
+        ("stream: '${T}'", "stream", True),
+        ("backend: vllm://${HOST}:${N}000", "backend.base", "http://h1:8000"),
+        ("sampling:\n  temperature: ${NO:-1e-1}", "sampling.temperature", 0.1),
+        ("sampling: {extra: {a: '${N}'}}", "sampling.extra", {"a": "8"}),
+        ("sampling:\n  extra:\n    a: ${N}", "sampling.extra", {"a": 8}),
+        ("sampling: {stop: ['${HOST}']}", "sampling.stop", ("h1",)),
+    ],
+)
+def test_a_variable_stands_for_its_value(load, minimal, line, path, value):
+    found = load(minimal + line + "\n", env=ENV)
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_keys_are_never_replaced(load, minimal):
+    job = load(minimal + "sampling: {extra: {'${N}': 1}}\n", env=ENV)
+    assert job.sampling.extra == {"${N}": 1}
+
+
+def test_prompts_and_schemas_are_never_replaced(load, tmp_path):
+    (tmp_path / "p.md").write_text("cost ${N}")
+    text = """\
+input: x
+prompt:
+  messages:
+    - {role: system, content: {file: '${P}.md'}}
+    - role: user
+      content: [{text: 'pay ${N}'}, {image: '${N}.png'}]
+output:
+  schema: {type: string, pattern: '^${N}$'}
+agent:
+  tools:
+    - {name: t, command: ['${HOST}'], parameters: {description: '${N}'}}
+"""
+    job = load(text, env={**ENV, "P": "p"})
+    assert job.source.texts[tmp_path / "p.md"] == "cost ${N}"
+    assert job.prompt.messages[1].content.parts[0].text == "pay ${N}"
+    assert job.prompt.messages[1].content.parts[1].image == "${N}.png"
+    assert job.output.schema_ == {"type": "string", "pattern": "^${N}$"}
+    assert job.agent.tools[0].command == ("h1",)
+    assert job.agent.tools[0].parameters == {"description": "${N}"}
+
+
+def test_a_short_prompt_is_never_replaced(load):
+    assert load("input: x\nprompt: 'pay ${N}'\n", env=ENV).prompt.user.text == "pay ${N}"
+
+
+def test_the_path_of_a_schema_is_a_value(load, minimal, tmp_path):
+    (tmp_path / "s8.json").write_text("{}")
+    job = load(minimal + "output: {schema: 's${N}.json'}\n", env=ENV)
+    assert job.output.schema_.path == tmp_path / "s8.json"
+
+
+def test_variables_stand_in_set_options_but_not_in_named_ones(load, minimal):
+    assert load(minimal, sets=("model=${HOST}",), env=ENV).model == "h1"
+    assert load(minimal, sets=("limits.concurrency=${N}",), env=ENV).limits.concurrency == 8
+    assert load(minimal, options={"model": "${HOST}"}, env=ENV).model == "${HOST}"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "model: a-${NO}",
+            "job.yaml:3:10: the environment variable NO is not set (export it, or "
+            "write ${NO:-default})",
+        ),
+        (
+            'model: "${NO}"',
+            "job.yaml:3:9: the environment variable NO is not set (export it, or "
+            "write ${NO:-default})",
+        ),
+        (
+            "where: |\n  a\n  and ${NO}",
+            "job.yaml:5:7: the environment variable NO is not set "
+            "(export it, or write ${NO:-default})",
+        ),
+        (
+            "model: ${NO",
+            "job.yaml:3:8: ${NO is neither ${NAME} nor ${NAME:-default} (write $${ for "
+            "a literal ${)",
+        ),
+        (
+            "model: ${N%x}",
+            "job.yaml:3:8: ${N%x} is neither ${NAME} nor ${NAME:-default} (write $${ "
+            "for a literal ${)",
+        ),
+        (
+            "model: '${}'",
+            "job.yaml:3:9: ${} is neither ${NAME} nor ${NAME:-default} (write $${ for "
+            "a literal ${)",
+        ),
+        (
+            "limits: {concurrency: '${HOST}'}",
+            'job.yaml:3:23: limits.concurrency: expected auto or a whole number, got the text "h1"',
+        ),
+    ],
+)
+def test_a_variable_that_cannot_be_replaced_is_a_fault(fault, minimal, line, message):
+    assert fault(minimal + line + "\n", env=ENV) == message
+
+
+def test_an_unset_variable_of_an_option_names_the_option(fault, minimal):
+    assert fault(minimal, sets=("model=${NO}",)) == (
+        "--set model: the environment variable NO is not set (export it, or write ${NO:-default})"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["OPENAI_API_KEY", "apiKey", "x-api-key", "HF_TOKEN", "DB_PASSWORD", "Authorization", "secret"],
+)
+def test_names_of_secrets_are_known(name):
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "HOME", "MONKEY", "tokenizer", "AUTHOR", "keyboard"]
+)
+def test_other_names_are_not_taken_for_secrets(name):
+    assert not looks_secret(name)

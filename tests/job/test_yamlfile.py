@@ -1,0 +1,263 @@
+"""Reading YAML: values, positions, repeated keys, aliases, encodings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bagent.errors import JobError
+from bagent.job.scalars import plain
+from bagent.job.yamlfile import MAX_VALUES, YamlMap, decode, find, read_yaml
+
+
+def values(text):
+    return plain(read_yaml(text, "job.yaml").data)
+
+
+def error(text):
+    with pytest.raises(JobError) as caught:
+        read_yaml(text, "job.yaml")
+    return str(caught.value)
+
+
+PLAIN_SCALARS = [
+    ("no", "no"),
+    ("No", "No"),
+    ("yes", "yes"),
+    ("on", "on"),
+    ("off", "off"),
+    ("y", "y"),
+    ("true", True),
+    ("True", True),
+    ("TRUE", True),
+    ("tRue", "tRue"),
+    ("false", False),
+    ("null", None),
+    ("Null", None),
+    ("~", None),
+    ("", None),
+    ("nil", "nil"),
+    ("0", 0),
+    ("-0", 0),
+    ("12", 12),
+    ("+12", 12),
+    ("-12", -12),
+    ("08", 8),
+    ("010", 10),
+    ("0o17", 15),
+    ("0o18", "0o18"),
+    ("0x1F", 31),
+    ("-0x1F", "-0x1F"),
+    ("0b11", "0b11"),
+    ("1_000", "1_000"),
+    ("1,000", "1,000"),
+    ("1e2", 100.0),
+    ("1e-5", 1e-5),
+    ("1E6", 1e6),
+    ("1e+3", 1000.0),
+    ("1.5e3", 1500.0),
+    (".5", 0.5),
+    ("5.", 5.0),
+    ("-.5", -0.5),
+    (".", "."),
+    ("e5", "e5"),
+    ("1e", "1e"),
+    ("+", "+"),
+    (".inf", math.inf),
+    ("-.INF", -math.inf),
+    ("inf", "inf"),
+    ("nan", "nan"),
+    ("1:30", "1:30"),
+    ("190:20:30", "190:20:30"),
+    ("2024-01-02", "2024-01-02"),
+    ("2024-01-02T03:04:05Z", "2024-01-02T03:04:05Z"),
+    ("=", "="),
+    ("١٢", "١٢"),
+    ("1 2", "1 2"),
+    ("0.1.2", "0.1.2"),
+]
+
+
+@pytest.mark.parametrize(("written", "value"), PLAIN_SCALARS)
+def test_plain_scalars_follow_the_core_schema(written, value):
+    found = values(f"a: {written}\n")["a"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_nan_is_a_number():
+    assert math.isnan(values("a: .nan")["a"])
+
+
+@pytest.mark.parametrize("written", ["'1'", '"1"', "!!str 1", "|-\n  1", ">-\n  1"])
+def test_quoted_and_tagged_scalars_are_text(written):
+    assert values(f"a: {written}\n") == {"a": "1"}
+
+
+def test_numbers_keep_how_they_were_written():
+    data = read_yaml("a: 08\nb: 1e2\n", "job.yaml").data
+    assert (data["a"].source, data["b"].source) == ("08", "1e2")
+
+
+def test_keys_are_text_as_written():
+    assert values("08: a\nno: b\nnull: c\n1.0: d\ntrue: e\n2024-01-01: f\n") == {
+        "08": "a",
+        "no": "b",
+        "null": "c",
+        "1.0": "d",
+        "true": "e",
+        "2024-01-01": "f",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a:\t1\n", {"a": 1}),
+        ("a: 1\t\n", {"a": 1}),
+        ("a: 1\t# words\n", {"a": 1}),
+        ("a: [1,\t2]\n", {"a": [1, 2]}),
+        ('{"a": 1,\n\t"b": 2}', {"a": 1, "b": 2}),
+        ("a:\n  - 1\n\t\n  - 2\n", {"a": [1, 2]}),
+        ("\t# words\na: 1\n", {"a": 1}),
+    ],
+)
+def test_tabs_may_part_tokens(text, value):
+    assert values(text) == value
+
+
+def test_a_tab_that_indents_is_named():
+    assert error("a:\n\tb: 1\n") == "job.yaml:2:1: a tab indents this line (indent with blanks)"
+
+
+def test_line_separators_of_unicode_stay_in_a_text():
+    assert values("a: |\n  x\u2028y\u2029z\x85w\n") == {"a": "x\u2028y\u2029z\x85w\n"}
+
+
+def test_json_is_read_with_its_escapes():
+    assert values('{"a": "\\ud83d\\ude00 \\/ \\u00e9"}') == {"a": "😀 / é"}
+
+
+def test_a_lone_surrogate_is_kept():
+    assert values('{"a": "\\ud83d!"}') == {"a": "\ud83d!"}
+
+
+@pytest.mark.parametrize("text", ["", "# only words\n", "---\n", "\ufeff"])
+def test_an_empty_document_is_none(text):
+    assert values(text) is None
+
+
+def test_every_key_and_value_has_its_place():
+    file = read_yaml("a: 1\nbc:\n  d: [x, yy]\n  e: |\n    z\n", "job.yaml")
+    spots = file.data.spots
+    assert (spots["a"].key_line, spots["a"].key_column) == (1, 1)
+    assert (spots["a"].line, spots["a"].column) == (1, 4)
+    assert str(spots["bc"].key_at) == "job.yaml:2:1"
+    inner = file.data["bc"]
+    assert str(inner.spots["d"].value_at) == "job.yaml:3:6"
+    assert str(inner["d"].spots[1].value_at) == "job.yaml:3:10"
+    assert inner.spots["e"].style == "|"
+    assert file.text[inner["d"].spots[1].start : inner["d"].spots[1].end] == "yy"
+
+
+def test_the_deepest_place_on_a_path_is_found():
+    file = read_yaml("a: {b: 1}\n", "job.yaml")
+    spot, depth = find(file.data, ("a", "b", "c", 0), file.spot)
+    assert (str(spot.value_at), depth) == ("job.yaml:1:8", 2)
+
+
+def test_places_count_after_a_byte_order_mark():
+    assert error("\ufeffa: 1\na: 2\n").startswith("job.yaml:2:1: key a is given twice")
+
+
+def test_a_repeated_key_names_both_places():
+    assert (
+        error("model: a\nname: b\nmodel: c\n")
+        == "job.yaml:3:1: key model is given twice (first on line 1, column 1; keep one)"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["a: {b: 1, b: 2}", "a: 1\n'a': 2", "- {a: 1,\n   a: 1}", "x: {<<: {}, <<: {}}"]
+)
+def test_keys_repeat_at_any_depth_and_in_any_quotes(text):
+    assert "given twice" in error(text)
+
+
+def test_anchors_stand_for_their_value_everywhere():
+    assert values("a: &x [1, {b: 2}]\nc: *x\nd: {e: *x}\n") == {
+        "a": [1, {"b": 2}],
+        "c": [1, {"b": 2}],
+        "d": {"e": [1, {"b": 2}]},
+    }
+
+
+def test_merge_keys_fill_in_what_is_not_written():
+    text = "a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {<<: [*a, *b], z: 3}\nd: {z: 0, <<: *b}\n"
+    found = values(text)
+    assert found["c"] == {"x": 1, "y": 1, "z": 3}
+    assert found["d"] == {"y": 2, "z": 0}
+
+
+def test_a_quoted_merge_key_is_a_plain_key():
+    assert values("a: {'<<': 1}") == {"a": {"<<": 1}}
+
+
+def test_merging_what_is_no_mapping_is_an_error():
+    assert error("a: {<<: 1}") == "job.yaml:1:9: << takes a mapping, or a list of mappings"
+
+
+def test_aliases_that_multiply_are_bounded():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    assert f"expands to more than {MAX_VALUES:,} values" in error("\n".join(lines))
+
+
+def test_merges_that_multiply_are_bounded():
+    lines = ["a0: &a0 {k: {x: 1}}"]
+    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 10)]
+    assert f"expands to more than {MAX_VALUES:,} values" in error("\n".join(lines))
+
+
+@pytest.mark.parametrize("text", ["a: &x [*x]", "a: &x {b: *x}", "a: &x {<<: *x}"])
+def test_an_alias_inside_its_own_value_is_an_error(text):
+    assert "an alias stands inside what it names" in error(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "{a: " * 5000, "- " * 5000])
+def test_nesting_without_end_is_an_error(text):
+    assert error(text) == "job.yaml: the file nests lists and mappings too deeply"
+
+
+def test_utf16_is_named():
+    for content in ("a: 1".encode("utf-16"), "a: 1".encode("utf-16-le"), "a: 1".encode("utf-32")):
+        with pytest.raises(JobError) as caught:
+            decode(content, "job.yaml")
+        assert (
+            str(caught.value)
+            == "job.yaml: the file is UTF-16 or UTF-32, not UTF-8 (save it as UTF-8)"
+        )
+
+
+def test_a_byte_that_is_not_utf8_has_its_place():
+    with pytest.raises(JobError) as caught:
+        decode("é: 1\nb: ".encode() + b"caf\xe9", "job.yaml")
+    assert str(caught.value) == "job.yaml:2:7: byte 0xe9 is not UTF-8 (save the file as UTF-8)"
+
+
+def test_a_byte_order_mark_is_taken_off():
+    assert decode(b"\xef\xbb\xbfa: 1", "job.yaml") == "a: 1"
+
+
+def test_windows_line_ends_are_read():
+    file = read_yaml("a: 1\r\nb: |\r\n  x\r\n  y\r\nc: 2\r\n", "job.yaml")
+    assert plain(file.data) == {"a": 1, "b": "x\ny\n", "c": 2}
+    assert file.data.spots["c"].line == 5
+
+
+def test_a_map_remembers_the_place_of_what_is_put():
+    data = YamlMap()
+    spot = read_yaml("a: 1", "f").data.spots["a"]
+    data.put("k", 1, spot)
+    assert data.spots["k"] is spot

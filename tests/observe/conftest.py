@@ -1,0 +1,111 @@
+"""A clock that tests move by hand, and records with the parts that matter to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bagent.observe.snapshot import Snapshot
+from bagent.observe.tally import Tally
+from bagent.types import Attempt, FeedStats, FleetStats, Outcome
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+IDLE_FLEET = FleetStats(
+    in_flight=0, limit=64, ready=0, retrying=0, throttled_s=0.0, endpoints_up=1, endpoints=1
+)
+WHOLE_FEED = FeedStats(read=0, skipped=0, position=0, size=0, ended=True)
+
+
+class Maker:
+    """Makes records and snapshots."""
+
+    def outcome(self, row: int = 0, status: str = "ok", **parts: object) -> Outcome:
+        fields = {
+            "key": f"{row:016x}",
+            "row": row,
+            "id": f"r{row}",
+            "source": "genes.jsonl",
+            "line": row + 1,
+            "stage": "main",
+            "status": status,
+            "endpoint": "http://127.0.0.1:8000",
+            "attempts": 1,
+        }
+        return Outcome(**{**fields, **parts})
+
+    def attempt(self, group: str = "g1", **parts: object) -> Attempt:
+        fields = {
+            "key": "0" * 16,
+            "row": 0,
+            "stage": "main",
+            "answer": 0,
+            "turn": 0,
+            "try_": 1,
+            "endpoint": "http://127.0.0.1:8000",
+            "group": group,
+            "group_size": 1,
+            "sent": 0.0,
+        }
+        return Attempt(**{**fields, **parts})
+
+    def fleet(self, **parts: object) -> FleetStats:
+        fields = {name: getattr(IDLE_FLEET, name) for name in FleetStats.__struct_fields__}
+        return FleetStats(**{**fields, **parts})
+
+    def feed(self, **parts: object) -> FeedStats:
+        fields = {name: getattr(WHOLE_FEED, name) for name in FeedStats.__struct_fields__}
+        return FeedStats(**{**fields, **parts})
+
+    def snapshot(
+        self,
+        tally: Tally,
+        fleet: FleetStats = IDLE_FLEET,
+        feed: FeedStats = WHOLE_FEED,
+    ) -> Snapshot:
+        return tally.snapshot(fleet, feed)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make() -> Maker:
+    return Maker()
+
+
+@pytest.fixture
+def tally(clock: Clock) -> Tally:
+    return Tally(clock)
+
+
+@pytest.fixture
+def busy(clock: Clock, make: Maker, tally: Tally) -> Callable[..., Snapshot]:
+    """Snapshots of a run in its middle: 1,200 ok, 9 failed, 300 finished earlier."""
+
+    def at(**fleet: object) -> Snapshot:
+        parts = {"in_flight": 64, "ready": 100, "retrying": 2, "endpoints_up": 3, "endpoints": 4}
+        return tally.snapshot(
+            make.fleet(**{**parts, **fleet}),
+            make.feed(read=1675, skipped=300, position=4000, size=16000, ended=False),
+        )
+
+    for row in range(1200):
+        clock.now += 0.01
+        tally.outcome(make.outcome(row, prompt_tokens=100, completion_tokens=20, cost_usd=0.0001))
+    for row in range(9):
+        kind = ("timeout", "rejected", "schema")[(row > 4) + (row > 7)]
+        tally.outcome(make.outcome(row, "failed", error_kind=kind, error=f"{kind} text"))
+    return at

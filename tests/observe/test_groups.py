@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bagent.observe.groups import MAX_GROUPS, MAX_TEXT, ErrorGroups, http_status, normal_form
+
+
+def add(groups: ErrorGroups, make: Any, error: str, row: int = 0, **parts: Any) -> None:
+    groups.add(make.outcome(row, "failed", **{"error_kind": "timeout", "error": error, **parts}))
+
+
+SAME = [
+    ("127.0.0.1:8123 timed out after 2.01 s", "10.1.2.3:9 timed out after 30 s"),
+    ("[fe80::1]:8000 refused", "[::1]:8000 refused"),
+    ("http://a:1/v1/chat: no answer", "https://b.example/x: no answer"),
+    ("request chatcmpl-9f2ab1c4 failed", "request req_011CQxyz9 failed"),
+    ("object 0xdeadbeef lost", "object 0x12 lost"),
+    (
+        "trace 123e4567-e89b-12d3-a456-426614174000 ended",
+        "trace 00000000-0000-4000-8000-00000000abcd ended",
+    ),
+    ("'tomorrow' is not a 'date-time'", "\"it's late\" is not a 'date-time'"),
+    ("{'name': 'a', 'n': [1]} is not of type 'array'", "{'x': {}} is not of type 'array'"),
+    ('at /0: {"error": "a"} is not valid', 'at /7: {"error": "b", "n": null} is not valid'),
+    ('"abc" is too long', '"a \\"quoted\\" word" is too long'),
+    ("[1, 2, 3] is too long", "[1, 2, 3, 4, 5] is too long"),
+    ("node001 has no room", "node017 has no room"),
+    ("12,345 tokens over", "7 tokens over"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_errors_that_differ_in_details_are_one_group(make: Any, one: str, other: str) -> None:
+    groups = ErrorGroups()
+    add(groups, make, one, endpoint=None)
+    add(groups, make, other, endpoint=None)
+    assert [group.count for group in groups.groups()] == [2]
+
+
+DIFFERENT = [
+    ("HTTP 500: broken", "HTTP 503: broken"),
+    ("status code: 400, no", "status code: 422, no"),
+    ("connection refused", "connection reset"),
+    (
+        'HTTP 400: {"error": {"message": "unknown model", "code": 400}}',
+        'HTTP 400: {"error": {"message": "context too long", "code": 400}}',
+    ),
+    ("{'error': {'message': 'no quota'}}", "{'error': {'message': 'no such key'}}"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_errors_of_different_cause_stay_apart(make: Any, one: str, other: str) -> None:
+    groups = ErrorGroups()
+    add(groups, make, one)
+    add(groups, make, other)
+    assert [group.count for group in groups.groups()] == [1, 1]
+
+
+def test_equal_texts_of_different_kind_stay_apart(make: Any) -> None:
+    groups = ErrorGroups()
+    add(groups, make, "no", error_kind="timeout")
+    add(groups, make, "no", error_kind="connect")
+    assert sorted(group.kind for group in groups.groups()) == ["connect", "timeout"]
+
+
+def test_an_endpoint_named_without_digits_is_taken_out(make: Any) -> None:
+    groups = ErrorGroups()
+    for host in ("alpha", "beta"):
+        add(groups, make, f"{host}:8000 closed the connection", endpoint=f"http://{host}:8000")
+    [group] = groups.groups()
+    assert group.endpoints == 2
+    assert group.endpoint == "http://alpha:8000"
+    assert group.pattern == "<host> closed the connection"
+
+
+def test_the_rows_own_id_is_taken_out(make: Any) -> None:
+    groups = ErrorGroups()
+    for name in ("alpha", "omega"):
+        add(groups, make, f"no answer for {name} came", id=name)
+    assert [group.count for group in groups.groups()] == [2]
+
+
+def test_a_short_id_does_not_eat_the_letters_of_an_error(make: Any) -> None:
+    groups = ErrorGroups()
+    add(groups, make, "no answer", id="a")
+    assert groups.groups()[0].pattern == "no answer"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("HTTP 503: overloaded", 503),
+        ("HTTP/1.1 404 Not Found", 404),
+        ("answered with status code: 422", 422),
+        ("Error code: 400 - {'x': 1}", 400),
+        ("429 Too Many Requests", 429),
+        ('{"error":{"code":502,"message":"upstream"}}', 502),
+        ("no answer within 500 s", None),
+        ("512 tokens over the limit", None),
+        ("ended with exit status 127", None),
+        ("HTTP 4040", None),
+        ("", None),
+    ],
+)
+def test_the_http_status_is_found_in_the_text(text: str, status: int | None) -> None:
+    assert http_status(text) == status
+
+
+def test_an_apostrophe_opens_no_quotation() -> None:
+    assert normal_form("can't reach it, don't know") == "can't reach it, don't know"
+
+
+def test_a_group_carries_its_first_row_as_example(make: Any) -> None:
+    groups = ErrorGroups()
+    add(groups, make, "HTTP 500: \x1b[2Jx\ny", row=3, source="a.jsonl", line=9)
+    add(groups, make, "HTTP 500: \x1b[2Jx\ny", row=4, endpoint="http://127.0.0.1:8001")
+    [group] = groups.groups()
+    assert (group.count, group.endpoints, group.http_status) == (2, 2, 500)
+    assert (group.row, group.id, group.source, group.line) == (3, "r3", "a.jsonl", 9)
+    assert group.text == "HTTP 500: \\x1b[2Jx y"
+
+
+def test_a_long_text_is_bounded(make: Any) -> None:
+    groups = ErrorGroups()
+    add(groups, make, "x " * 100_000)
+    [group] = groups.groups()
+    assert len(group.text) == MAX_TEXT
+    assert len(group.pattern) <= MAX_TEXT
+
+
+def test_a_longer_number_does_not_split_a_long_error(make: Any) -> None:
+    groups = ErrorGroups()
+    for number in (7, 77_777):
+        add(groups, make, f"request {number} failed: " + "because of this, " * 40)
+    assert [group.count for group in groups.groups()] == [2]
+
+
+def test_a_row_without_error_text_is_grouped_by_its_status(make: Any) -> None:
+    groups = ErrorGroups()
+    groups.add(make.outcome(1, "truncated", finish_reason="length"))
+    [group] = groups.groups()
+    assert (group.kind, group.text) == ("truncated", "length")
+
+
+def test_groups_come_largest_first(make: Any) -> None:
+    groups = ErrorGroups()
+    for row, error in enumerate(["few", "many", "many", "few", "many"]):
+        add(groups, make, error, row)
+    assert [(g.pattern, g.count) for g in groups.groups()] == [("many", 3), ("few", 2)]
+
+
+def letters(number: int) -> str:
+    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
+
+def test_memory_is_bounded_with_100_000_distinct_errors(make: Any) -> None:
+    groups = ErrorGroups()
+    for row in range(100_000):
+        add(groups, make, f"cause {letters(row)}", row, endpoint=f"http://h{row}")
+    kept = groups.groups()
+    assert len(groups) == len(kept) == MAX_GROUPS
+    assert sum(group.count for group in kept) + groups.other == 100_000
+    for cache in (groups._described, groups._normal):
+        assert cache.cache_info().currsize <= 256
+
+
+def test_distinct_endpoints_of_a_group_are_bounded(make: Any) -> None:
+    groups = ErrorGroups()
+    for row in range(500):
+        add(groups, make, "no answer", row, endpoint=f"http://h{row}")
+    [group] = groups.groups()
+    assert (group.count, group.endpoints) == (500, 100)
+
+
+def test_a_late_outage_is_found_among_many_rare_errors(make: Any) -> None:
+    groups = ErrorGroups()
+    for row in range(250):
+        add(groups, make, f"old {letters(row % 50)}", row)
+    for row in range(500):
+        add(groups, make, f"rare again {letters(row)}", row)
+        add(groups, make, "connection refused", row)
+    assert groups.groups()[0].pattern == "connection refused"
+    assert groups.groups()[0].count == 500

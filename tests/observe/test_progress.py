@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bagent.errors import JobError
+from bagent.observe.progress import NoProgress, Progress, make_progress
+from bagent.observe.snapshot import Snapshot
+
+Busy = Callable[..., Snapshot]
+TERMINAL = {"TERM": "xterm-256color"}
+
+
+def plain(clock: Any) -> tuple[Progress, io.StringIO]:
+    stream = io.StringIO()
+    return make_progress("plain", stream, is_tty=False, env={}, clock=clock), stream
+
+
+def test_a_plain_line_says_everything_once(busy: Busy, clock: Any) -> None:
+    progress, stream = plain(clock)
+    progress.start("gene-review: 4 endpoints")
+    clock.now += 2
+    progress.update(busy(throttled_s=3.0, throttle_answers=42))
+    assert stream.getvalue() == (
+        "gene-review: 4 endpoints\n"
+        "[14s] 1,509 of ~6,700 rows (22 %), 1,200 ok, 9 failed (timeout 5, rejected 3, schema 1), "
+        "300 finished earlier; 64/64 in flight, 100 waiting, 2 retrying, "
+        "throttled for 3.0s (42 answers), 3 of 4 endpoints up; "
+        "86.4 rows/s, 1,714 tok/s, $0.1200, ETA 1m00s; throttling begins\n"
+    )
+
+
+def test_plain_lines_hold_no_control_codes(busy: Busy, clock: Any) -> None:
+    progress, stream = plain(clock)
+    progress.start("run \x1b[1m")
+    for _ in range(5):
+        clock.now += 10
+        progress.update(busy())
+        progress.note("server said \x1b[2J\r\x07")
+    progress.stop()
+    assert len(stream.getvalue().splitlines()) == 7
+    assert all(line.isprintable() for line in stream.getvalue().splitlines())
+    assert "\r" not in stream.getvalue()
+
+
+def test_the_first_plain_line_comes_after_2_s_then_one_each_10_s(busy: Busy, clock: Any) -> None:
+    progress, stream = plain(clock)
+    progress.start("run")
+    begin = clock.now
+    times = []
+    for tick in range(1, 65):
+        clock.now = begin + tick / 2
+        before = stream.tell()
+        progress.update(busy())
+        if stream.tell() > before:
+            times.append(clock.now - begin)
+    assert times == [2.0, 12.0, 22.0, 32.0]
+
+
+def test_throttling_gets_a_line_when_it_begins_and_when_it_ends(busy: Busy, clock: Any) -> None:
+    progress, stream = plain(clock)
+    progress.start("run")
+    clock.now += 2
+    progress.update(busy())
+    told = []
+    for tick in range(12):
+        clock.now += 1
+        # Told to wait again and again for 3 s, with gaps between.
+        pause = 0.4 if tick in (2, 4) else 0.0
+        before = stream.tell()
+        progress.update(busy(throttled_s=pause, throttle_answers=min(5, tick)))
+        stream.seek(before)
+        told += [(tick, line.split("; ")[-1]) for line in stream.read().splitlines()]
+    assert told[0] == (1, "throttling begins")
+    assert told[1] == (10, "throttling ended")
+    assert len(told) == 2
+
+
+def test_losing_every_endpoint_gets_a_line_at_once(busy: Busy, clock: Any) -> None:
+    progress, stream = plain(clock)
+    clock.now += 2
+    progress.update(busy())
+    clock.now += 1
+    progress.update(busy(endpoints_up=0))
+    clock.now += 1
+    progress.update(busy(endpoints_up=0))
+    clock.now += 1
+    progress.update(busy(endpoints_up=4))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[1].endswith("; no endpoint is up")
+    assert "0 of 4 endpoints up" in lines[1]
+    assert lines[2].endswith("; endpoints are up again")
+
+
+def test_changes_do_not_flood_a_log(busy: Busy, clock: Any) -> None:
+    progress, stream = plain(clock)
+    for tick in range(100):
+        clock.now += 0.01
+        progress.update(busy(endpoints_up=tick % 2))
+    assert len(stream.getvalue().splitlines()) <= 2
+
+
+def test_a_long_silence_is_named(busy: Busy, clock: Any) -> None:
+    progress, stream = plain(clock)
+    clock.now += 130
+    progress.update(busy())
+    assert "nothing finished for 2m10s" in stream.getvalue()
+
+
+def test_a_pipe_as_input_shows_rows_without_a_total(tally: Any, make: Any, clock: Any) -> None:
+    progress, stream = plain(clock)
+    clock.now += 2
+    tally.outcome(make.outcome(0))
+    feed = make.feed(size=None, ended=False, read=1)
+    progress.update(tally.snapshot(make.fleet(), feed))
+    assert stream.getvalue() == "[2.0s] 1 row, 1 ok; 0/64 in flight; 0.50 rows/s, ETA ?\n"
+
+
+def test_an_equal_note_is_shown_once(clock: Any) -> None:
+    progress, stream = plain(clock)
+    progress.note("endpoint a is down")
+    progress.note("endpoint b is down")
+    progress.note("endpoint a\nis down")
+    assert stream.getvalue() == "bagent: endpoint a is down\nbagent: endpoint b is down\n"
+
+
+def test_remembered_notes_are_bounded(clock: Any) -> None:
+    progress, _ = plain(clock)
+    for number in range(5000):
+        progress.note(f"note {number}")
+    assert len(progress._once._seen) == 1000  # type: ignore[attr-defined]
+
+
+def test_json_mode_writes_one_object_a_line(busy: Busy, clock: Any) -> None:
+    stream = io.StringIO()
+    progress = make_progress("json", stream, is_tty=True, env=TERMINAL, clock=clock)
+    progress.start("gene-review")
+    progress.update(busy())
+    clock.now += 2
+    progress.update(busy(retrying=7))
+    progress.note("low on quota")
+    progress.note("low on quota")
+    clock.now += 1
+    progress.update(busy(retrying=0))
+    progress.stop()
+    progress.stop()
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events] == ["start", "progress", "note", "end"]
+    assert events[0]["header"] == "gene-review"
+    assert events[2]["text"] == "low on quota"
+    assert (events[1]["ok"], events[1]["failed"]) == (1200, 9)
+    assert events[1]["fleet"]["retrying"] == 7
+    assert events[3]["fleet"]["retrying"] == 0
+    assert events[1]["tokens"]["reasoning"] == {"total": None, "unknown": 1200}
+
+
+def test_json_mode_accounts_for_errors_that_it_leaves_out(
+    tally: Any, make: Any, clock: Any
+) -> None:
+    for row, word in enumerate("abcdefghijklmno"):
+        tally.outcome(make.outcome(row, "failed", error_kind="rejected", error=word * 3))
+    stream = io.StringIO()
+    progress = make_progress("json", stream, is_tty=False, env={}, clock=clock)
+    progress.update(make.snapshot(tally))
+    progress.stop()
+    [event] = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (len(event["errors"]), event["errors_other"]) == (10, 5)
+
+
+def test_none_shows_nothing_at_all(busy: Busy, clock: Any) -> None:
+    stream = io.StringIO()
+    progress = make_progress("none", stream, is_tty=True, env=TERMINAL, clock=clock)
+    progress.start("run")
+    clock.now += 100
+    progress.update(busy())
+    progress.note("careful")
+    progress.stop()
+    assert stream.getvalue() == ""
+
+
+def test_a_process_without_standard_error_runs_all_the_same() -> None:
+    assert isinstance(make_progress("auto", None, is_tty=False), NoProgress)
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_tty", "env", "live"),
+    [
+        ("auto", True, TERMINAL, True),
+        ("auto", False, TERMINAL, False),
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("auto", True, {}, False),
+        ("auto", True, {**TERMINAL, "CI": "true"}, False),
+        ("auto", True, {**TERMINAL, "CI": "false"}, True),
+        ("rich", True, {**TERMINAL, "CI": "true"}, True),
+        ("rich", False, TERMINAL, False),
+        ("rich", True, {"TERM": "dumb"}, False),
+        ("plain", True, TERMINAL, False),
+    ],
+)
+def test_the_live_display_needs_a_terminal(
+    mode: Any, is_tty: bool, env: dict[str, str], live: bool, busy: Busy, clock: Any
+) -> None:
+    stream = io.StringIO()
+    progress = make_progress(mode, stream, is_tty=is_tty, width=80, env=env, clock=clock)
+    progress.start("run")
+    clock.now += 2
+    progress.update(busy())
+    progress.stop()
+    assert ("\x1b" in stream.getvalue()) == live
+    assert "1,200 ok" in stream.getvalue()
+
+
+def test_an_unknown_mode_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(JobError) as caught:
+        make_progress("fancy", io.StringIO(), is_tty=False)  # type: ignore[arg-type]
+    assert "auto, rich, plain, json, none" in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["auto", "rich", "plain", "json", "none"])
+def test_a_closed_standard_error_stops_no_display(mode: Any, busy: Busy, clock: Any) -> None:
+    stream = io.StringIO()
+    progress = make_progress(mode, stream, is_tty=True, width=80, env=TERMINAL, clock=clock)
+    progress.start("run")
+    clock.now += 2
+    progress.update(busy())
+    stream.close()
+    clock.now += 20
+    progress.update(busy(throttled_s=1.0))
+    progress.note("still here")
+    progress.stop()
+    assert stream.closed
+
+
+def test_rich_is_not_imported_until_it_is_shown() -> None:
+    code = (
+        "import io, sys, bagent.observe as o\n"
+        "o.make_progress('auto', io.StringIO(), is_tty=False, env={})\n"
+        "assert 'rich' not in sys.modules\n"
+        "o.make_progress('auto', io.StringIO(), is_tty=True, env={'TERM': 'xterm'})\n"
+        "assert 'rich' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

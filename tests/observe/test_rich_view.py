@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from bagent.observe.outlet import Outlet
+from bagent.observe.phrases import Phrase
+from bagent.observe.rich_view import RichProgress, RunView, flow, make_console
+from bagent.observe.snapshot import Snapshot
+
+Busy = Callable[..., Snapshot]
+CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def draw(snapshot: Snapshot, width: int) -> list[str]:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=True, color_system="standard")
+    console.print(RunView(snapshot))
+    return CODES.sub("", stream.getvalue()).splitlines()
+
+
+def test_the_figures_are_shown_at_80_columns(busy: Busy, clock: Any) -> None:
+    clock.now += 2
+    lines = draw(busy(throttled_s=3.0, throttle_answers=42), 80)
+    assert [line.strip("━╸ ") for line in lines] == [
+        "1,509 of ~6,700 rows (22 %)  ETA 1m00s",
+        "1,200 ok  9 failed (timeout 5, rejected 3, schema 1)  300 finished earlier",
+        "64/64 in flight  100 waiting  2 retrying  throttled for 3.0s (42 answers)",
+        "3 of 4 endpoints up",
+        "86.4 rows/s  1,714 tok/s  $0.1200  14s",
+    ]
+    assert "━" in lines[0]
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 10, 20, 33, 40, 60, 79, 80, 81, 120, 300])
+def test_no_line_is_wider_than_the_terminal_or_80_columns(busy: Busy, width: int) -> None:
+    lines = draw(busy(throttled_s=3.0, throttle_answers=42, endpoints=40_000), width)
+    assert lines
+    assert max(cell_len(line.rstrip()) for line in lines) <= min(width, 80)
+
+
+def test_huge_numbers_still_fit(tally: Any, make: Any, clock: Any) -> None:
+    clock.now += 1
+    for row, kind in enumerate(["context_overflow", "rate_limited", "bad_response", "max_turns"]):
+        tally.outcome(make.outcome(row, "failed", error_kind=kind, prompt_tokens=10**15))
+    feed = make.feed(read=10**9, skipped=10**9, position=10**15, size=10**18, ended=False)
+    fleet = make.fleet(in_flight=10**7, limit=10**7, ready=10**8, retrying=10**7)
+    lines = draw(tally.snapshot(fleet, feed), 80)
+    assert max(cell_len(line.rstrip()) for line in lines) <= 80
+    assert any("10,000,000 retrying" in line for line in lines)
+
+
+def test_an_input_of_unknown_size_has_no_bar(tally: Any, make: Any) -> None:
+    tally.outcome(make.outcome(0))
+    feed = make.feed(size=None, ended=False, read=1)
+    lines = draw(tally.snapshot(make.fleet(), feed), 80)
+    assert lines[0].rstrip() == "1 row  ETA ?"
+
+
+def test_no_words_are_lost_when_lines_are_broken() -> None:
+    phrases = [Phrase("one two"), Phrase("three"), Phrase("four", "bad"), Phrase("five")]
+    assert [line.plain for line in flow(phrases, 14)] == ["one two  three", "four  five"]
+
+
+def test_double_width_characters_are_measured_as_columns() -> None:
+    lines = flow([Phrase("東京東京"), Phrase("x")], 5)
+    assert [cell_len(line.plain) for line in lines] == [5, 1]
+
+
+def progress(stream: io.StringIO, **env: str) -> tuple[RichProgress, Console]:
+    console = make_console(Outlet(stream), {"TERM": "xterm-256color", **env}, 80)
+    return RichProgress(console), console
+
+
+def test_a_terminal_that_is_resized_gets_lines_of_its_new_width(busy: Busy) -> None:
+    stream = io.StringIO()
+    display, console = progress(stream)
+    display.start("run")
+    for width in (80, 25, 7, 60, 200):
+        console.width = width
+        before = stream.tell()
+        display.update(busy())
+        stream.seek(before)
+        lines = CODES.sub("", stream.read()).splitlines()
+        assert max(cell_len(line.rstrip()) for line in lines) <= min(width, 80)
+    display.stop()
+
+
+def test_a_note_stands_above_the_display_and_is_kept(busy: Busy) -> None:
+    stream = io.StringIO()
+    display, _ = progress(stream)
+    display.start("run")
+    display.update(busy())
+    before = stream.tell()
+    display.note("endpoint [red]a[/] is down [/nothing]")
+    display.note("endpoint [red]a[/] is down [/nothing]")
+    display.update(busy())
+    stream.seek(before)
+    text = CODES.sub("", stream.read())
+    assert text.count("bagent: endpoint [red]a[/] is down [/nothing]\n") == 1
+    assert text.index("bagent: endpoint") < text.index("1,200 ok")
+    display.stop()
+
+
+def test_the_cursor_is_shown_again_at_the_end(busy: Busy) -> None:
+    stream = io.StringIO()
+    display, _ = progress(stream)
+    display.start("run")
+    display.update(busy())
+    display.stop()
+    display.stop()
+    text = stream.getvalue()
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
+    assert text.rindex("\x1b[?25h") > text.rindex("1,200 ok")
+
+
+def test_no_color_is_respected(busy: Busy) -> None:
+    found = {}
+    for name, env in (("color", {}), ("none", {"NO_COLOR": "1"}), ("empty", {"NO_COLOR": ""})):
+        stream = io.StringIO()
+        display, _ = progress(stream, **env)
+        display.start("run")
+        display.update(busy())
+        display.stop()
+        found[name] = bool(re.search(r"\x1b\[(?:[0-9;]*;)?[349][0-7]", stream.getvalue()))
+    assert found == {"color": True, "none": False, "empty": True}
+
+
+def test_nothing_is_written_to_standard_output(
+    busy: Busy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display, _ = progress(io.StringIO())
+    display.start("run")
+    display.update(busy())
+    print("a result row")
+    display.stop()
+    assert capsys.readouterr().out == "a result row\n"
+
+
+CHILD = """
+import fcntl, struct, sys, termios
+from bagent.observe import Tally, make_progress
+from bagent.types import FeedStats, FleetStats
+
+display = make_progress("auto", sys.stderr, is_tty=sys.stderr.isatty(), env={"TERM": "xterm"})
+fleet = FleetStats(1, 64, 0, 77, 9.0, 1, 1)
+state = Tally(lambda: 0.0).snapshot(fleet, FeedStats(9, 9, 9, 9, True))
+display.start("begin")
+for columns in (80, 30):
+    fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    display.note(f"columns {columns}")
+    display.update(state)
+display.stop()
+"""
+
+
+def test_the_display_follows_a_real_terminal_that_is_resized() -> None:
+    master, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+    ) as child:
+        os.close(terminal)
+        raw = read_all(master)
+        assert child.stdout is not None
+        assert child.stdout.read() == b""
+    os.close(master)
+    assert child.returncode == 0
+    wide, narrow = CODES.sub("", raw.decode()).split("columns 30")
+    lines = re.split(r"[\r\n]+", wide)
+    assert any("77 retrying  throttled for 9.0s" in line for line in lines)
+    lines = re.split(r"[\r\n]+", narrow)
+    assert "throttled for 9.0s" in lines
+    assert max(cell_len(line.rstrip()) for line in lines) <= 30
+    assert raw.decode().rfind("\x1b[?25h") > raw.decode().rfind("\x1b[?25l")
+
+
+def read_all(master: int) -> bytes:
+    """Everything until the terminal's other end is closed (Linux says so by an error)."""
+    parts = []
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bagent.observe.runlog import RunLog
+
+WHEN = 1_767_323_045.678
+STAMP = "2026-01-02T03:04:05.678Z"
+
+
+def opened(path: Path, **parts: object) -> RunLog:
+    return RunLog(path, clock=lambda: WHEN, **parts)  # type: ignore[arg-type]
+
+
+def test_a_message_has_time_level_and_text(tmp_path: Path) -> None:
+    log = opened(tmp_path / "run.log")
+    log.info("started")
+    log.warning("endpoint a is down")
+    log.error("disk full")
+    log.close()
+    assert (tmp_path / "run.log").read_text() == (
+        f"{STAMP} info started\n{STAMP} warning endpoint a is down\n{STAMP} error disk full\n"
+    )
+
+
+def test_a_message_is_in_the_file_at_once(tmp_path: Path) -> None:
+    log = opened(tmp_path / "run.log")
+    log.info("started")
+    assert (tmp_path / "run.log").read_text() == f"{STAMP} info started\n"
+    log.close()
+
+
+def test_an_earlier_log_is_kept(tmp_path: Path) -> None:
+    for text in ("first run", "second run"):
+        log = opened(tmp_path / "run.log")
+        log.info(text)
+        log.close()
+    assert [line[25:] for line in (tmp_path / "run.log").read_text().splitlines()] == [
+        "info first run",
+        "info second run",
+    ]
+
+
+def test_repeated_messages_are_counted_not_written(tmp_path: Path) -> None:
+    log = opened(tmp_path / "run.log")
+    for _ in range(123):
+        log.warning("no answer")
+        log.info("no answer")
+    log.warning("once")
+    log.close()
+    log.close()
+    lines = [line[25:] for line in (tmp_path / "run.log").read_text().splitlines()]
+    assert [line for line in lines if line.startswith("warning")] == [
+        "warning no answer",
+        "warning no answer (10 times so far)",
+        "warning no answer (100 times so far)",
+        "warning once",
+        "warning no answer (123 times)",
+    ]
+
+
+def test_distinct_messages_are_bounded_in_memory_and_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    log = opened(path, max_bytes=20_000)
+    for number in range(5000):
+        log.info(f"message {number}")
+    assert len(log._counts) <= 1000
+    log.close()
+    lines = path.read_text().splitlines()
+    assert path.stat().st_size < 20_200
+    assert lines[-1] == f"{STAMP} warning this log is full: later messages are left out"
+    assert lines[-2].startswith(f"{STAMP} info message ")
+
+
+def test_a_count_is_not_lost_when_a_message_makes_room(tmp_path: Path) -> None:
+    log = opened(tmp_path / "run.log")
+    for _ in range(7):
+        log.info("early")
+    for number in range(1000):
+        log.info(f"message {number}")
+    log.close()
+    assert f"{STAMP} info early (7 times)\n" in (tmp_path / "run.log").read_text()
+
+
+def test_foreign_lines_cannot_pass_for_messages(tmp_path: Path) -> None:
+    log = opened(tmp_path / "run.log")
+    log.error(f"server said:\n{STAMP} info all is well\r\n\n\x1b[2J \ud800")
+    log.close()
+    assert (tmp_path / "run.log").read_text() == (
+        f"{STAMP} error server said:\n    {STAMP} info all is well\n    \\x1b[2J \\ud800\n"
+    )
+
+
+def test_a_log_that_cannot_be_opened_is_told_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    path = tmp_path / "missing" / "run.log"
+    log = opened(path, on_failure=told.append)
+    log.info("one")
+    log.info("two")
+    log.close()
+    assert told == [f"cannot write {path}: No such file or directory; the run goes on"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_once_and_stops_nobody() -> None:
+    told: list[str] = []
+    log = opened(Path("/dev/full"), on_failure=told.append)
+    log.info("one")
+    log.info("two")
+    log.close()
+    assert told == [f"cannot write /dev/full: {os.strerror(28)}; the run goes on"]

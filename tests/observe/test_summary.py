@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bagent.observe.summary import EndInfo, summary_lines
+from bagent.observe.tally import Tally
+
+COMMAND = "bagent run job.yaml"
+QUERY = (
+    'bagent query genes "select id, error_kind, endpoint, attempts, error '
+    "from results where status <> 'ok' limit 20\""
+)
+
+
+def info(exit_code: int, **parts: Any) -> EndInfo:
+    fields = {"run": "genes", "results": "runs/genes", "command": COMMAND}
+    return EndInfo(exit_code=exit_code, **{**fields, **parts})
+
+
+def test_a_whole_run_is_summed_up(tally: Tally, make: Any, clock: Any) -> None:
+    for row in range(4):
+        tally.outcome(
+            make.outcome(
+                row,
+                prompt_tokens=500,
+                completion_tokens=100,
+                cached_tokens=400 if row else None,
+                cost_usd=0.001,
+                latency_ms=120.0,
+                ttft_ms=40.0 if row == 0 else None,
+                first_try_valid=True,
+            )
+        )
+        tally.attempt(make.attempt(f"g{row}"))
+    clock.now += 8
+    assert summary_lines(make.snapshot(tally), info(0)) == [
+        "bagent      finished",
+        "rows        4 ok, 0 not ok",
+        "time        8.0s, 0.50 rows/s",
+        "latency     p50 120ms, p99 120ms; first token p50 40ms, p99 40ms (1 answer)",
+        "tokens      2,000 prompt (1,200 cached, 1 unknown), 400 completion, "
+        "50.0 completion tokens/s",
+        "cost        $0.004000",
+        "schema      4 of 4 first answers valid (100 %)",
+        "requests    4 sent, 0 retries",
+        "results     runs/genes",
+        "next        bagent results genes | head",
+    ]
+
+
+def test_three_kinds_of_failure_are_three_groups(tally: Tally, make: Any, clock: Any) -> None:
+    tally.outcome(make.outcome(0))
+    for row in range(1, 7):
+        kind, error = [
+            ("timeout", f"127.0.0.1:{8000 + row} timed out after {row}.01 s"),
+            ("rejected", "HTTP 400: unknown parameter"),
+            ("bad_response", "HTTP 200: <h1>gateway</h1>"),
+        ][(row > 3) + (row > 5)]
+        endpoint = f"http://127.0.0.1:{8000 + row}"
+        tally.outcome(make.outcome(row, "failed", error_kind=kind, error=error, endpoint=endpoint))
+        tally.attempt(make.attempt(f"g{row}", try_=2, error_kind=kind))
+    tally.attempt(make.attempt("g9", status_code=429, error_kind="rate_limited"))
+    clock.now += 10
+    feed = make.feed(read=19, skipped=12)
+    assert summary_lines(make.snapshot(tally, feed=feed), info(1)) == [
+        "bagent      finished, but rows failed",
+        "rows        1 ok, 6 not ok, 12 finished earlier",
+        "failed      by status: failed 6; by kind: timeout 3, rejected 2, bad_response 1",
+        "time        10s, 0.70 rows/s",
+        "tokens      unknown prompt, unknown completion; 1 answer without full counts",
+        "requests    7 sent, 6 retries, 1 throttled answer, "
+        "failed tries: timeout 3, rejected 2, bad_response 1, rate_limited 1",
+        "errors      3 x timeout, at 3 endpoints",
+        "                row r1 (genes.jsonl:2) at http://127.0.0.1:8001: "
+        "127.0.0.1:8001 timed out after 1.01 s",
+        "            2 x rejected, HTTP 400, at 2 endpoints",
+        "                row r4 (genes.jsonl:5) at http://127.0.0.1:8004: "
+        "HTTP 400: unknown parameter",
+        "            1 x bad_response, HTTP 200, at http://127.0.0.1:8006",
+        "                row r6 (genes.jsonl:7): HTTP 200: <h1>gateway</h1>",
+        "results     runs/genes",
+        "advice      look at the failed rows; the same command sends only those rows again",
+        f"next        {QUERY}",
+    ]
+
+
+def text(tally: Tally, make: Any, end: EndInfo, **parts: Any) -> str:
+    return "\n".join(summary_lines(make.snapshot(tally, **parts), end))
+
+
+@pytest.mark.parametrize(
+    ("end", "tail"),
+    [
+        (info(0), ["next        bagent results genes | head"]),
+        (
+            info(75, reason="deadline"),
+            [
+                "advice      the same command goes on where the run stopped",
+                "next        bagent run job.yaml",
+            ],
+        ),
+        (
+            info(76, reason="budget spent", action="raise limits.budget_usd (now 5.00)"),
+            [
+                "first       raise limits.budget_usd (now 5.00)",
+                "advice      the same command goes on where the run stopped",
+                "next        bagent run job.yaml",
+            ],
+        ),
+        (
+            info(74, reason="no space left on device"),
+            [
+                "first       free space for runs/genes",
+                "advice      the same command goes on where the run stopped",
+                "next        bagent run job.yaml",
+            ],
+        ),
+        (
+            info(130),
+            [
+                "advice      the same command goes on where the run stopped",
+                "next        bagent run job.yaml",
+            ],
+        ),
+    ],
+)
+def test_the_last_line_is_the_command_that_comes_next(
+    tally: Tally, make: Any, end: EndInfo, tail: list[str]
+) -> None:
+    tally.outcome(make.outcome(0))
+    lines = summary_lines(make.snapshot(tally), end)
+    start = lines.index("results     runs/genes") + 1
+    assert lines[start:] == tail
+    if end.reason:
+        assert lines[0].endswith(f": {end.reason}")
+
+
+def test_failures_that_may_pass_are_best_sent_again(tally: Tally, make: Any) -> None:
+    tally.outcome(make.outcome(0, "failed", error_kind="timeout", error="no answer"))
+    lines = summary_lines(make.snapshot(tally), info(1))
+    assert lines[-2:] == [
+        "advice      these failures may pass: the same command sends only those rows again",
+        "next        bagent run job.yaml",
+    ]
+
+
+def test_a_run_name_with_blanks_can_be_pasted(tally: Tally, make: Any) -> None:
+    tally.outcome(make.outcome(0))
+    lines = summary_lines(make.snapshot(tally), info(0, run="my genes"))
+    assert lines[-1] == "next        bagent results 'my genes' | head"
+
+
+def test_allowed_failures_are_not_called_success_of_all(tally: Tally, make: Any) -> None:
+    tally.outcome(make.outcome(0, "failed", error_kind="auth", error="HTTP 401: no"))
+    lines = summary_lines(make.snapshot(tally), info(0))
+    assert lines[0] == "bagent      finished, with no more failed rows than allowed"
+
+
+@pytest.mark.parametrize(
+    ("feed", "warning"),
+    [
+        ({}, "warning     the input has no rows"),
+        ({"read": 9}, "warning     none of the input's rows was selected"),
+        ({"read": 9, "skipped": 9}, None),
+    ],
+)
+def test_zero_rows_end_with_a_warning(
+    tally: Tally, make: Any, feed: dict[str, int], warning: str | None
+) -> None:
+    lines = summary_lines(make.snapshot(tally, feed=make.feed(**feed)), info(0))
+    assert [line for line in lines if line.startswith("warning")] == ([warning] if warning else [])
+
+
+@pytest.mark.parametrize(
+    ("valid", "total", "warned"),
+    [(7, 10, True), (8, 10, False), (0, 9, False), (0, 0, False), (79, 100, True)],
+)
+def test_few_valid_first_answers_are_warned_of(
+    tally: Tally, make: Any, valid: int, total: int, warned: bool
+) -> None:
+    for row in range(total):
+        tally.outcome(make.outcome(row, first_try_valid=row < valid))
+    said = text(tally, make, info(0))
+    assert ("the endpoint may not enforce the schema" in said) == warned
+    assert ("schema      " in said) == (total > 0)
+
+
+def test_unknown_numbers_are_said_to_be_unknown(tally: Tally, make: Any) -> None:
+    tally.outcome(make.outcome(0, prompt_tokens=5, completion_tokens=2, cost_usd=0.5))
+    for row in range(1, 4):
+        tally.outcome(make.outcome(row))
+    said = text(tally, make, info(0))
+    assert "5 prompt, 2 completion" in said
+    assert "; 3 answers without full counts" in said
+    assert "cost        $0.5000, and 3 answers of unknown cost" in said
+
+
+def test_cost_and_tokens_are_left_out_where_nothing_was_sent(tally: Tally, make: Any) -> None:
+    tally.outcome(make.outcome(0, "bad_input", error_kind="bad_input", error="not JSON"))
+    said = text(tally, make, info(1))
+    assert "tokens" not in said
+    assert "cost" not in said
+    assert "requests" not in said
+
+
+def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally: Tally, make: Any) -> None:
+    for row, word in enumerate("abcdefghijkl"):
+        for _ in range(12 - row):
+            tally.outcome(make.outcome(row, "failed", error_kind="rejected", error=word * 3))
+    lines = summary_lines(make.snapshot(tally), info(1))
+    shown = [line for line in lines if " x rejected" in line]
+    assert len(shown) == 10
+    assert shown[0].startswith("errors      12 x rejected")
+    assert "            and 2 more kinds of error (3 rows)" in lines
+
+
+def test_more_kinds_than_can_be_kept_are_still_counted(tally: Tally, make: Any) -> None:
+    for row in range(200):
+        word = "".join(chr(ord("a") + int(digit)) for digit in f"{row:03}")
+        tally.outcome(make.outcome(row, "failed", error_kind="rejected", error=f"cause {word}"))
+    lines = summary_lines(make.snapshot(tally), info(1))
+    assert "            and at least 40 more kinds of error (190 rows)" in lines
+
+
+def test_what_is_left_is_said_when_a_run_stops_early(tally: Tally, make: Any) -> None:
+    tally.outcome(make.outcome(0))
+    left = {"fleet": make.fleet(in_flight=4)}
+    assert "rows        1 ok, 0 not ok, 4 left" in text(tally, make, info(75), **left)
+    half = make.feed(read=5, position=50, size=100, ended=False)
+    assert "about 9 left" in text(tally, make, info(75), feed=half, **left)
+
+
+def test_colour_codes_are_only_in_lines_for_a_terminal(tally: Tally, make: Any) -> None:
+    tally.outcome(make.outcome(0, "failed", error_kind="auth", error="\x1b[31mno"))
+    assert "\x1b" not in text(tally, make, info(1))
+    colored = summary_lines(make.snapshot(tally), info(1, color=True))
+    assert colored[-1].startswith("\x1b[1mnext      \x1b[0m  bagent query")
+
+
+def test_a_servers_words_in_the_reason_cannot_steer_the_terminal(tally: Tally, make: Any) -> None:
+    end = info(76, reason="HTTP 401: \x1b[2J\nno key", action="set\nthe key \x07")
+    lines = summary_lines(make.snapshot(tally), end)
+    assert lines[0].endswith("must act first: HTTP 401: \\x1b[2J no key")
+    assert "first       set the key \\x07" in lines
+
+
+def test_a_row_without_id_is_named_by_its_number(tally: Tally, make: Any) -> None:
+    tally.outcome(make.outcome(6, "failed", id=None, error_kind="auth"))
+    assert "row 6 (genes.jsonl:7): no error text" in text(tally, make, info(1))

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bagent.errors import JobError
+from bagent.sim import OPTIONS, EngineConfig, FaultConfig, SimConfig, parse_sim_url
+
+
+def test_url_options_reach_every_group() -> None:
+    config = parse_sim_url("sim://?replicas=2&decode=50&output-tokens=7&rate_429=10%25&stall=1m30s")
+    assert config.replicas == 2
+    assert config.engine.decode == 50.0
+    assert config.answers.output_tokens == 7
+    assert config.faults.rate_429 == pytest.approx(0.1)
+    assert config.faults.stall == 90.0
+
+
+@pytest.mark.parametrize("url", ["sim", "sim://", "sim://?"])
+def test_bare_url_is_the_default(url: str) -> None:
+    assert parse_sim_url(url) == SimConfig()
+
+
+def test_model_in_the_url() -> None:
+    assert parse_sim_url("sim://sim-tiny?seed=3") == SimConfig(model="sim-tiny", seed=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("llama-8b", "sim-llama-8b"),
+        ("sim-x", "sim-x"),
+        ("my-simulated-one", "my-simulated-one"),
+        ("Simulated", "Simulated"),
+    ],
+)
+def test_model_name_always_says_that_it_is_simulated(name: str, shown: str) -> None:
+    assert SimConfig(model=name).model == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://x", "not a sim:// URL"),
+        ("sim://?decod=5", "did you mean 'decode'"),
+        ("sim://?nothing-like-it=5", "known: replicas"),
+        ("sim://?decode=fast", "'decode' is a number, not 'fast'"),
+        ("sim://?replicas=1.5", "'replicas' is a whole number"),
+        ("sim://?rate_429=2", "'rate_429' must be between 0 and 1"),
+        ("sim://?stall=2days", "'stall' is a duration"),
+        ("sim://?priority=maybe", "'priority' is true or false"),
+        ("sim://?decode=1&decode=2", "given twice"),
+        ("sim://?replicas=0", "'replicas' must be at least 1"),
+        ("sim://?port=65535&replicas=2", "low enough"),
+        ("sim://?kv_tokens=10", "at least max_model_len"),
+        ("sim://?output_spread=odd", "one of geometric, normal, fixed"),
+        ("sim://?speedup=0", "'speedup' must be above 0"),
+        ("sim://?speedup=inf", "'speedup' must be above 0"),
+        ("sim://?decode=nan", "'decode' must be above 0"),
+    ],
+)
+def test_wrong_urls_are_explained(url: str, words: str) -> None:
+    with pytest.raises(JobError) as raised:
+        parse_sim_url(url)
+    assert words in str(raised.value)
+
+
+def test_options_that_can_be_unset_take_none() -> None:
+    assert parse_sim_url("sim://?max_queue=none&retry_after=2").faults.max_queue is None
+
+
+def test_a_long_context_gets_a_cache_that_holds_it() -> None:
+    assert EngineConfig(max_model_len=1_000_000).kv_blocks == 62_500
+
+
+def test_every_option_has_help_and_reads_its_own_default() -> None:
+    assert len(OPTIONS) > 30
+    for option in OPTIONS.values():
+        assert option.help.endswith(".")
+        text = "none" if option.default is None else str(option.default)
+        assert option.read(text) == option.default
+
+
+def test_configs_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SimConfig().faults.slow = 3.0  # type: ignore[misc]
+    assert FaultConfig() == FaultConfig()

@@ -1,0 +1,299 @@
+"""The engine on a clock that the test moves: nothing here waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.sim.config import BLOCK, EngineConfig
+from bagent.sim.engine import Engine, Request, Sequence
+from bagent.sim.tokens import block_hashes, pack
+
+CONFIG = EngineConfig(prefill=1000.0, decode=50.0, batch_slowdown=0.1, max_num_batched_tokens=8192)
+
+
+def run_until_idle(engine: Engine) -> list[Sequence]:
+    ended: list[Sequence] = []
+    while (due := engine.next_event()) is not None:
+        ended += [seq for seq in engine.advance(due) if seq.finished_at is not None]
+    return ended
+
+
+def ttft(seq: Sequence) -> float:
+    assert seq.first_token_at is not None
+    return seq.first_token_at - seq.arrived_at
+
+
+def tpot(seq: Sequence) -> float:
+    assert seq.finished_at is not None
+    assert seq.first_token_at is not None
+    return (seq.finished_at - seq.first_token_at) / (seq.request.output_tokens - 1)
+
+
+def text_request(text: str, output: int = 8, salt: str | None = None) -> Request:
+    packed = pack(text)
+    answer = pack("word" * output)
+    blocks = block_hashes(packed + answer, BLOCK, salt)
+    return Request(len(packed) // 4, output, blocks)
+
+
+def test_first_token_comes_after_prompt_over_prefill_speed() -> None:
+    engine = Engine(CONFIG)
+    seq = engine.submit(Request(500, 1), 0.0)
+    run_until_idle(engine)
+    assert ttft(seq) == pytest.approx(500 / 1000)
+    assert seq.finished_at == seq.first_token_at
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16])
+def test_time_per_token_follows_the_batch_formula(batch: int) -> None:
+    engine = Engine(CONFIG)
+    seqs = [engine.submit(Request(10, 101), 0.0) for _ in range(batch)]
+    run_until_idle(engine)
+    # The first was admitted alone and decoded while the others were prefilled; the last was not.
+    assert tpot(seqs[-1]) == pytest.approx((1 + 0.1 * (batch - 1)) / 50, rel=0.02)
+
+
+def test_batching_raises_throughput() -> None:
+    def tokens_per_second(batch: int) -> float:
+        engine = Engine(CONFIG)
+        for _ in range(batch):
+            engine.submit(Request(10, 200), 0.0)
+        ended = run_until_idle(engine)
+        return 200 * batch / max(seq.finished_at or 0.0 for seq in ended)
+
+    rates = [tokens_per_second(batch) for batch in (1, 4, 16, 64)]
+    assert rates == sorted(rates)
+    assert rates[-1] > 5 * rates[0]
+
+
+def test_requests_beyond_max_num_seqs_wait_in_the_queue() -> None:
+    engine = Engine(EngineConfig(max_num_seqs=4))
+    seqs = [engine.submit(Request(10, 50), 0.0) for _ in range(10)]
+    engine.advance(0.01)
+    assert (engine.running, engine.waiting) == (4, 6)
+    ended = run_until_idle(engine)
+    assert len(ended) == 10
+    assert (engine.running, engine.waiting) == (0, 0)
+    assert max(ttft(seq) for seq in seqs) > max(seq.finished_at or 0.0 for seq in seqs[:4])
+
+
+def test_queue_is_first_come_first_served() -> None:
+    engine = Engine(EngineConfig(max_num_seqs=1))
+    seqs = [engine.submit(Request(10, 5), 0.0) for _ in range(5)]
+    assert run_until_idle(engine) == seqs
+
+
+def test_lower_priority_number_is_served_earlier_where_enabled() -> None:
+    engine = Engine(EngineConfig(max_num_seqs=1, priority=True))
+    first = engine.submit(Request(10, 5), 0.0)
+    late = engine.submit(Request(10, 5, priority=5), 0.0)
+    soon = engine.submit(Request(10, 5, priority=-1), 0.0)
+    assert run_until_idle(engine) == [first, soon, late]
+
+
+def test_priority_is_ignored_by_default() -> None:
+    engine = Engine(EngineConfig(max_num_seqs=1))
+    seqs = [engine.submit(Request(10, 5, priority=-i), 0.0) for i in range(3)]
+    assert run_until_idle(engine) == seqs
+
+
+def test_long_prompts_are_prefilled_in_chunks_while_others_decode() -> None:
+    config = EngineConfig(
+        prefill=1000.0, decode=50.0, batch_slowdown=0.0, max_num_batched_tokens=100, max_num_seqs=8
+    )
+    engine = Engine(config)
+    engine.submit(Request(10, 100), 0.0)
+    long = engine.submit(Request(990, 1), 0.05)
+    run_until_idle(engine)
+    # 990 tokens in chunks of 99 (one place is the decoding sequence's): 10 mixed steps.
+    assert long.first_token_at is not None
+    assert long.first_token_at - 0.05 == pytest.approx(10 * (0.099 + 0.02), abs=0.021)
+
+
+def test_prefix_cache_shortens_the_second_prefill() -> None:
+    engine = Engine(CONFIG)
+    shared = "you are a careful reviewer. " * 40
+    first = engine.submit(text_request(shared + "row one"), 0.0)
+    run_until_idle(engine)
+    second = engine.submit(text_request(shared + "row two"), 10.0)
+    run_until_idle(engine)
+    common = len(shared) // 4 // BLOCK * BLOCK
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == common
+    assert ttft(second) == pytest.approx(ttft(first) - common / 1000)
+    assert engine.stats.prefix_hits == common
+    assert engine.stats.prefix_queries == 2 * first.request.prompt_tokens
+
+
+def test_an_equal_prompt_still_computes_its_last_token() -> None:
+    engine = Engine(CONFIG)
+    request = text_request("x" * 4 * BLOCK * 4)
+    engine.submit(request, 0.0)
+    run_until_idle(engine)
+    again = engine.submit(request, 10.0)
+    run_until_idle(engine)
+    assert again.cached_tokens == 3 * BLOCK
+    assert ttft(again) == pytest.approx(BLOCK / 1000)
+
+
+def test_answers_are_cached_for_the_next_turn() -> None:
+    engine = Engine(CONFIG)
+    first = text_request("a" * 4 * BLOCK * 2, output=2 * BLOCK + 1)
+    engine.submit(first, 0.0)
+    run_until_idle(engine)
+    turn = "a" * 4 * BLOCK * 2 + "word" * (2 * BLOCK + 1) + "and then"
+    second = engine.submit(text_request(turn), 10.0)
+    run_until_idle(engine)
+    assert second.cached_tokens == 4 * BLOCK
+
+
+def test_cache_salt_keeps_prefixes_apart() -> None:
+    engine = Engine(CONFIG)
+    engine.submit(text_request("same " * 100, salt="one"), 0.0)
+    run_until_idle(engine)
+    other = engine.submit(text_request("same " * 100, salt="two"), 10.0)
+    run_until_idle(engine)
+    assert other.cached_tokens == 0
+
+
+def test_prefix_cache_can_be_off() -> None:
+    engine = Engine(EngineConfig(prefix_cache=False))
+    for now in (0.0, 10.0):
+        seq = engine.submit(text_request("same " * 100), now)
+        run_until_idle(engine)
+        assert seq.cached_tokens == 0
+    assert engine.kv.usage == 0.0
+
+
+def test_full_kv_cache_preempts_and_everyone_still_ends() -> None:
+    config = EngineConfig(max_model_len=256, kv_tokens=512, max_num_batched_tokens=4096)
+    engine = Engine(config)
+    seqs = [engine.submit(Request(64, 190), 0.0) for _ in range(8)]
+    worst = 0.0
+    while (due := engine.next_event()) is not None:
+        engine.advance(due)
+        worst = max(worst, engine.kv.usage)
+    assert all(seq.finished_at is not None for seq in seqs)
+    assert engine.stats.preemptions > 0
+    assert sum(seq.preemptions for seq in seqs) == engine.stats.preemptions
+    assert 0.9 < worst <= 1.0
+    assert engine.kv.usage == 0.0
+    assert engine.stats.generation_tokens == 8 * 190
+
+
+def test_steps_taken_together_give_the_times_of_single_steps() -> None:
+    def ends(stream: bool) -> list[float | None]:
+        engine = Engine(EngineConfig(max_model_len=512, kv_tokens=512, max_num_seqs=6))
+        seqs = []
+        for i in range(12):
+            request = Request(30 + 7 * i, 40 + 13 * i, stream=stream)
+            engine.advance(0.1 * i)
+            seqs.append(engine.submit(request, 0.1 * i))
+        run_until_idle(engine)
+        assert engine.stats.preemptions > 0
+        return [seq.finished_at for seq in seqs]
+
+    assert ends(stream=False) == pytest.approx(ends(stream=True))
+
+
+def test_a_newcomer_joins_at_the_next_step_not_at_the_next_end() -> None:
+    engine = Engine(CONFIG)
+    engine.submit(Request(10, 1000), 0.0)
+    newcomer = engine.submit(Request(10, 5), 1.003)
+    run_until_idle(engine)
+    assert newcomer.admitted_at == pytest.approx(1.01)
+
+
+def test_late_advance_gives_the_same_times_as_prompt_advance() -> None:
+    prompt, late = Engine(CONFIG), Engine(CONFIG)
+    one = prompt.submit(Request(100, 10), 0.0)
+    run_until_idle(prompt)
+    two = late.submit(Request(100, 10), 0.0)
+    assert late.advance(1000.0) == [two]
+    assert two.finished_at == pytest.approx(one.finished_at)
+
+
+def test_streamed_sequences_report_every_step() -> None:
+    engine = Engine(CONFIG)
+    seq = engine.submit(Request(10, 5, stream=True), 0.0)
+    seen: list[int] = []
+    while (due := engine.next_event()) is not None:
+        assert engine.advance(due) == [seq]
+        seen.append(engine.generated(seq))
+    assert seen == [1, 2, 3, 4, 5]
+
+
+def test_cancelled_requests_free_their_place_and_blocks() -> None:
+    engine = Engine(EngineConfig(max_num_seqs=1, prefix_cache=False))
+    running = engine.submit(Request(100, 500), 0.0)
+    queued = engine.submit(Request(100, 5), 0.0)
+    waiting = engine.submit(Request(100, 5), 0.0)
+    engine.cancel(queued, 0.5)
+    assert engine.waiting == 1
+    engine.cancel(running, 1.0)
+    engine.cancel(running, 1.0)
+    assert run_until_idle(engine) == [waiting]
+    assert waiting.finished_at is not None
+    assert waiting.finished_at < 1.5
+    assert (engine.kv.usage, engine.stats.aborted) == (0.0, 2)
+
+
+def test_cancel_during_prefill_leaves_an_idle_engine() -> None:
+    engine = Engine(CONFIG)
+    seq = engine.submit(Request(1000, 5), 0.0)
+    engine.cancel(seq, 0.2)
+    assert engine.next_event() is None
+    assert (engine.running, engine.kv.usage) == (0, 0.0)
+
+
+def test_embedding_ends_with_its_prefill_and_makes_no_token() -> None:
+    engine = Engine(CONFIG)
+    seq = engine.submit(Request(100, 0), 0.0)
+    run_until_idle(engine)
+    assert seq.finished_at == pytest.approx(0.1)
+    assert engine.stats.generation_tokens == 0
+
+
+def test_longer_than_the_context_is_refused() -> None:
+    engine = Engine(EngineConfig(max_model_len=100))
+    with pytest.raises(ValueError, match="context"):
+        engine.submit(Request(90, 11), 0.0)
+
+
+def test_metrics_count_what_happened() -> None:
+    engine = Engine(CONFIG)
+    for _ in range(3):
+        engine.submit(Request(10, 20, stopped=True), 0.0)
+    engine.submit(Request(10, 20, stopped=False), 0.0)
+    run_until_idle(engine)
+    stats = engine.stats
+    assert stats.success == {"stop": 3, "length": 1}
+    assert (stats.prompt_tokens, stats.generation_tokens) == (40, 80)
+    assert sum(stats.ttft.counts) == sum(stats.tpot.counts) == 4
+    assert sum(stats.itl.counts) == 4 * 19
+    assert stats.itl.total == pytest.approx(stats.decode.total, rel=0.01)
+
+
+def test_cost_does_not_grow_with_the_length_of_an_answer() -> None:
+    engine = Engine(EngineConfig(max_model_len=100_000))
+    engine.submit(Request(10, 90_000), 0.0)
+    events = 0
+    while (due := engine.next_event()) is not None:
+        engine.advance(due)
+        events += 1
+    assert events == 2
+
+
+def test_blocks_are_evicted_longest_unused_first() -> None:
+    config = EngineConfig(max_model_len=160, kv_tokens=256, max_num_batched_tokens=512)
+    engine = Engine(config)
+    texts = [letter * 4 * BLOCK * 6 for letter in "abc"]
+    for now, text in enumerate([texts[0], texts[1], texts[0], texts[2]]):
+        engine.submit(text_request(text, output=1), float(now * 10))
+        run_until_idle(engine)
+    kept = engine.submit(text_request(texts[0], output=1), 100.0)
+    run_until_idle(engine)
+    gone = engine.submit(text_request(texts[1], output=1), 200.0)
+    run_until_idle(engine)
+    assert kept.cached_tokens == 5 * BLOCK
+    assert gone.cached_tokens < 5 * BLOCK

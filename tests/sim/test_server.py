@@ -1,0 +1,574 @@
+"""Every route of a simulated endpoint, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import struct
+import time
+
+import aiohttp
+import pytest
+
+from bagent.errors import UsageError
+from bagent.sim import SimConfig, start_sim
+from bagent.sim.server import VERSION
+
+FAST = "speedup=1000"
+SCHEMA = {
+    "type": "object",
+    "properties": {"label": {"enum": ["a", "b"]}, "score": {"type": "integer", "maximum": 9}},
+    "required": ["label", "score"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                "required": ["city"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+def test_small_routes(play) -> None:
+    async def scene(client) -> None:
+        assert (await client.get("/health"))[0] == 200
+        assert (await client.get("/ping"))[0] == 200
+        assert json.loads((await client.get("/version"))[1]) == {"version": VERSION}
+        (model,) = json.loads((await client.get("/v1/models"))[1])["data"]
+        assert model["id"] == "simulated-8b"
+        assert model["owned_by"] == "bagent-sim"
+        assert model["max_model_len"] == 4096
+        paths = json.loads((await client.get("/openapi.json"))[1])["paths"]
+        assert "/v1/chat/completions/batch" in paths
+        assert (await client.get("/nothing"))[0] == 404
+        assert (await client.get("/tokenize"))[0] == 405
+
+    play("max_model_len=4096", scene)
+
+
+def test_chat_answers_in_openai_form(play) -> None:
+    async def scene(client) -> None:
+        reply = await client.chat("hello " * 40, max_tokens=500)
+        (choice,) = reply["choices"]
+        assert reply["object"] == "chat.completion"
+        assert reply["model"] == "simulated-8b"
+        assert reply["id"].startswith("chatcmpl-")
+        assert choice["message"]["role"] == "assistant"
+        assert choice["message"]["content"].endswith(".")
+        assert choice["finish_reason"] == "stop"
+        usage = reply["usage"]
+        assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+        again = await client.chat("hello " * 40, max_tokens=500)
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48
+        assert again["choices"] == reply["choices"]
+
+    play(FAST, scene)
+
+
+def test_same_request_same_answer_in_another_fleet_and_seeds_differ(play) -> None:
+    seen: list[list[str]] = []
+
+    async def scene(client) -> None:
+        asked = [{}, {"seed": 1}, {"seed": 2}, {"seed": 1, "n": 2}]
+        seen.append(
+            [
+                choice["message"]["content"]
+                for fields in asked
+                for choice in (await client.chat("tell me", **fields))["choices"]
+            ]
+        )
+
+    play(FAST, scene)
+    play(FAST + "&replicas=2", scene)
+    play(FAST + "&seed=5", scene)
+    assert seen[0] == seen[1]
+    assert not set(seen[0]) & set(seen[2])
+    assert seen[0][1] == seen[0][3]
+    assert len(set(seen[0])) == 4
+
+
+def test_length_limits_of_free_answers(play) -> None:
+    async def scene(client) -> None:
+        cut = await client.chat(max_tokens=5)
+        assert cut["choices"][0]["finish_reason"] == "length"
+        assert cut["usage"]["completion_tokens"] == 5
+        assert len(cut["choices"][0]["message"]["content"]) == 20
+        forced = await client.chat(max_tokens=300, ignore_eos=True)
+        assert forced["usage"]["completion_tokens"] == 300
+        assert forced["choices"][0]["finish_reason"] == "length"
+        least = await client.chat(max_tokens=300, min_tokens=200)
+        assert least["usage"]["completion_tokens"] == 200
+        assert least["choices"][0]["finish_reason"] == "stop"
+        default = await client.completion("once")
+        assert default["usage"]["completion_tokens"] == 16
+        newer = await client.chat(max_tokens=50, max_completion_tokens=3)
+        assert newer["usage"]["completion_tokens"] == 3
+
+    play(FAST + "&output_tokens=40&output_spread=fixed", scene)
+
+
+def test_stop_strings_end_the_answer(play) -> None:
+    async def scene(client) -> None:
+        whole = (await client.chat(max_tokens=100))["choices"][0]["message"]["content"]
+        word = whole.split()[4]
+        choice = (await client.chat(max_tokens=100, stop=[word]))["choices"][0]
+        assert choice["message"]["content"] == whole[: whole.index(word)]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", word)
+
+    play(FAST + "&output_spread=fixed", scene)
+
+
+def test_mean_length_is_as_asked(play) -> None:
+    async def scene(client) -> None:
+        prompts = [f"row {i}" for i in range(400)]
+        usage = (await client.completion(prompts, max_tokens=2000))["usage"]
+        assert usage["completion_tokens"] / 400 == pytest.approx(50, rel=0.15)
+
+    for spread in ("geometric", "normal", "fixed"):
+        play(FAST + f"&output_tokens=50&output_spread={spread}", scene)
+
+
+def test_list_prompts_are_answered_prompt_major(play) -> None:
+    async def scene(client) -> None:
+        prompts = ["one", "two", "three"]
+        reply = await client.completion(prompts, n=2, max_tokens=8, return_token_ids=True)
+        assert [choice["index"] for choice in reply["choices"]] == list(range(6))
+        singles = [await client.completion(p, n=2, max_tokens=8) for p in prompts]
+        texts = [c["text"] for single in singles for c in single["choices"]]
+        assert [c["text"] for c in reply["choices"]] == texts
+        for i, choice in enumerate(reply["choices"]):
+            ids = choice["prompt_token_ids"]
+            _, back = await client.post("/detokenize", {"tokens": ids})
+            assert back == {"prompt": prompts[i // 2]}
+            _, answer = await client.post("/detokenize", {"tokens": choice["token_ids"]})
+            assert answer == {"prompt": choice["text"]}
+        usage = reply["usage"]
+        assert usage["prompt_tokens"] == sum(s["usage"]["prompt_tokens"] for s in singles)
+        assert usage["completion_tokens"] == sum(len(c["token_ids"]) for c in reply["choices"])
+        assert reply["metrics"] is None
+        assert singles[0]["object"] == "text_completion"
+
+    play(FAST, scene)
+
+
+def test_token_id_prompts_equal_their_text(play) -> None:
+    async def scene(client) -> None:
+        prompts = ["a first prompt", "another one"]
+        ids = [(await client.post("/tokenize", {"prompt": p}))[1]["tokens"] for p in prompts]
+        by_text = await client.completion(prompts)
+        assert (await client.completion(ids))["choices"] == by_text["choices"]
+        one = await client.completion(ids[0])
+        assert one["choices"] == by_text["choices"][:1]
+        echoed = await client.completion("say", echo=True)
+        assert echoed["choices"][0]["text"].startswith("say")
+
+    play(FAST, scene)
+
+
+def test_rendered_chat_as_a_completion_is_the_same_prompt(play) -> None:
+    async def scene(client) -> None:
+        messages = [
+            {"role": "system", "content": " S "},
+            {"role": "user", "content": "{x}<|im_end|>"},
+        ]
+        body = {"messages": messages, "return_prompt_text": True, "max_tokens": 20}
+        _, chat = await client.post("/v1/chat/completions", body)
+        text = chat["prompt_text"]
+        _, counted = await client.post("/tokenize", {"messages": messages})
+        assert counted["count"] == chat["usage"]["prompt_tokens"]
+        _, back = await client.post("/detokenize", {"tokens": counted["tokens"]})
+        assert back["prompt"] == text
+        reply = await client.completion(text, max_tokens=20, add_special_tokens=False)
+        assert reply["choices"][0]["text"] == chat["choices"][0]["message"]["content"]
+
+    play(FAST, scene)
+
+
+def test_chat_batch_answers_each_conversation(play) -> None:
+    async def scene(client) -> None:
+        rows = [[{"role": "user", "content": f"row {i}"}] for i in range(3)]
+        path = "/v1/chat/completions/batch"
+        status, reply = await client.post(path, {"messages": rows, "max_tokens": 30})
+        assert status == 200
+        assert [c["index"] for c in reply["choices"]] == [0, 1, 2]
+        singles = [await client.chat(f"row {i}", max_tokens=30) for i in range(3)]
+        texts = [s["choices"][0]["message"]["content"] for s in singles]
+        assert [c["message"]["content"] for c in reply["choices"]] == texts
+        assert reply["usage"]["prompt_tokens_details"] is None
+        for wrong in ({"stream": True}, {"n": 2}, {"tools": TOOLS}, {"messages": rows[0]}):
+            status, _ = await client.post(path, {"messages": rows, **wrong})
+            assert status == 400
+
+    play(FAST, scene)
+
+
+def test_schema_answers_are_valid_on_every_route(play) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+    def check(text: str) -> None:
+        value = json.loads(text)
+        assert set(value) == {"label", "score"}
+        assert value["label"] in ("a", "b")
+        assert isinstance(value["score"], int)
+
+    async def scene(client) -> None:
+        for i in range(10):
+            reply = await client.chat(f"row {i}", response_format=form)
+            check(reply["choices"][0]["message"]["content"])
+            assert reply["choices"][0]["finish_reason"] == "stop"
+        reply = await client.completion(["a", "b"], response_format=form, max_tokens=50)
+        for choice in reply["choices"]:
+            check(choice["text"])
+        reply = await client.chat(structured_outputs={"json": SCHEMA})
+        check(reply["choices"][0]["message"]["content"])
+        reply = await client.chat(response_format={"type": "json_object"})
+        assert isinstance(json.loads(reply["choices"][0]["message"]["content"]), dict)
+        reply = await client.chat(structured_outputs={"choice": ["yes", "no"]})
+        assert reply["choices"][0]["message"]["content"] in ("yes", "no")
+        reply = await client.chat(structured_outputs={"regex": "[a-c]{5}"})
+        assert len(reply["choices"][0]["message"]["content"]) == 5
+        cut = await client.chat(response_format=form, max_tokens=2)
+        assert cut["choices"][0]["finish_reason"] == "length"
+        assert len(cut["choices"][0]["message"]["content"]) == 8
+
+    play(FAST, scene)
+
+
+def test_old_guided_fields_are_ignored(play) -> None:
+    async def scene(client) -> None:
+        plain = await client.chat("x")
+        guided = await client.chat("x", guided_json=SCHEMA)
+        assert guided["choices"] == plain["choices"]
+
+    play(FAST, scene)
+
+
+def test_tool_calls_required_named_and_none(play) -> None:
+    async def scene(client) -> None:
+        for i in range(8):
+            reply = await client.chat(f"row {i}", tools=TOOLS, tool_choice="required")
+            choice = reply["choices"][0]
+            (call,) = choice["message"]["tool_calls"]
+            assert choice["finish_reason"] == "tool_calls"
+            assert choice["message"]["content"] is None
+            if call["function"]["name"] == "get_weather":
+                assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
+            assert isinstance(json.loads(call["function"]["arguments"]), dict)
+        named = {"type": "function", "function": {"name": "now"}}
+        reply = await client.chat(tools=TOOLS, tool_choice=named)
+        assert reply["choices"][0]["finish_reason"] == "stop"
+        assert reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "now"
+        reply = await client.chat(tools=TOOLS, tool_choice="none")
+        assert reply["choices"][0]["message"]["tool_calls"] == []
+
+    play(FAST, scene)
+
+
+def test_auto_tool_calls_come_at_their_rate(play) -> None:
+    async def scene(client) -> None:
+        replies = await asyncio.gather(*(client.chat(f"row {i}", tools=TOOLS) for i in range(200)))
+        calls = sum(r["choices"][0]["finish_reason"] == "tool_calls" for r in replies)
+        assert 35 <= calls <= 85
+
+    play(FAST + "&tool_rate=30%25", scene)
+
+
+def test_chat_stream_adds_up_to_the_whole_answer(play) -> None:
+    async def scene(client) -> None:
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40}
+        whole = (await client.post("/v1/chat/completions", body))[1]
+        events = await client.events(
+            "/v1/chat/completions",
+            {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        )
+        assert events[-1] == "[DONE]"
+        assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        usage = events[-2]
+        assert usage["choices"] == []
+        assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+        chunks = events[1:-2]
+        text = "".join(c["choices"][0]["delta"]["content"] for c in chunks)
+        assert text == whole["choices"][0]["message"]["content"]
+        counts = [c["usage"]["completion_tokens"] for c in chunks]
+        assert counts == sorted(set(counts))
+        reasons = [c["choices"][0]["finish_reason"] for c in chunks]
+        assert reasons == [None] * (len(chunks) - 1) + [whole["choices"][0]["finish_reason"]]
+        assert {e["model"] for e in events[:-1]} == {"simulated-8b"}
+
+    play("speedup=20", scene)
+
+
+def test_stream_without_usage_option_has_no_usage(play) -> None:
+    async def scene(client) -> None:
+        events = await client.events("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 10})
+        assert all("usage" not in e for e in events[:-1])
+        whole = await client.completion(["a", "b"], max_tokens=10)
+        for i in (0, 1):
+            mine = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == i]
+            assert "".join(c["text"] for c in mine) == whole["choices"][i]["text"]
+            assert mine[-1]["finish_reason"] == whole["choices"][i]["finish_reason"]
+
+    play(FAST, scene)
+
+
+def test_streamed_characters_are_never_cut(play) -> None:
+    schema = {"const": "naïve — 数据数据 🙂🙂 é"}
+
+    async def scene(client) -> None:
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        body["structured_outputs"] = {"json": schema}
+        events = await client.events("/v1/chat/completions", body)
+        text = "".join(e["choices"][0]["delta"]["content"] for e in events[:-1])
+        assert json.loads(text) == schema["const"]
+        assert "\ufffd" not in text
+
+    play("speedup=5", scene)
+
+
+def test_streamed_tool_call_adds_up(play) -> None:
+    async def scene(client) -> None:
+        body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS[:1]}
+        body["tool_choice"] = "required"
+        events = await client.events("/v1/chat/completions", body)
+        parts = [
+            part for e in events[1:-1] for part in e["choices"][0]["delta"].get("tool_calls", [])
+        ]
+        assert parts[0]["function"]["name"] == "get_weather"
+        assert parts[0]["id"].startswith("chatcmpl-tool-")
+        arguments = "".join(part["function"]["arguments"] for part in parts)
+        assert json.loads(arguments)["city"] in ("Paris", "Rome")
+        assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+    play("speedup=20", scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/chat/completions", b'{"mess', 400, "JSON decode error"),
+        ("/v1/chat/completions", {"messages": "x"}, 400, "Expected `array`"),
+        ("/v1/chat/completions", {"messages": []}, 400, "non-empty"),
+        ("/v1/chat/completions", {"messages": [{"content": "x"}]}, 400, "role"),
+        ("/v1/chat/completions", {}, 400, "messages"),
+        ("/v1/completions", {"prompt": "x", "model": "other"}, 404, "`other` does not exist"),
+        ("/v1/completions", {"prompt": []}, 400, "non-empty"),
+        ("/v1/completions", {"prompt": ""}, 400, "cannot be empty"),
+        ("/v1/completions", {"prompt": ["x"] * 1025}, 400, "At most 1024 prompts"),
+        ("/v1/completions", {"prompt": [[1, "x"]]}, 400, "out of vocabulary"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens must be at least 1"),
+        ("/v1/completions", {"prompt": "x", "n": 0}, 400, "n must be at least 1"),
+        ("/v1/completions", {"prompt": "x", "temperature": -1}, 400, "non-negative"),
+        ("/v1/completions", {"prompt": "x", "min_tokens": 20}, 400, "min_tokens"),
+        ("/v1/completions", {"prompt": "x", "stop": list("abcde")}, 400, "at most 4"),
+        ("/v1/completions", {"prompt": "x", "priority": 1}, 400, "Priority scheduling"),
+        ("/v1/completions", {"prompt": "x", "cache_salt": "a/b"}, 400, "cache_salt"),
+        ("/v1/completions", {"prompt": "x", "stream_options": {}}, 400, "Stream options"),
+        (
+            "/v1/completions",
+            {"prompt": "x" * 400, "max_tokens": 30},
+            400,
+            "This model's maximum context length is 128 tokens. However, you requested 30 output "
+            "tokens and your prompt contains at least 100 input tokens",
+        ),
+        ("/v1/completions", {"prompt": ["x", "y" * 9000]}, 400, "maximum context length"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "structured_outputs": {"json": {}, "regex": "a", "choice": ["b"]}},
+            400,
+            "Only one structured outputs constraint",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "x", "structured_outputs": {"json": {"type": "strange"}}},
+            400,
+            "not a usable JSON schema",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"},
+            400,
+            "tool_choice",
+        ),
+        ("/tokenize", {}, 400, "prompt or messages"),
+        ("/detokenize", {"tokens": [-1]}, 400, "out of vocabulary"),
+        ("/v1/embeddings", {"input": []}, 400, "non-empty"),
+    ],
+)
+def test_wrong_requests_are_refused_in_the_words_of_vllm(play, path, body, status, words) -> None:
+    async def scene(client) -> None:
+        got, reply = await client.post(path, body)
+        assert got == status
+        assert words in reply["error"]["message"]
+        assert reply["error"]["code"] == status
+        assert set(reply["error"]) == {"message", "type", "param", "code"}
+
+    play("max_model_len=128", scene)
+
+
+def test_nan_and_lone_surrogates_in_a_request_are_read(play) -> None:
+    async def scene(client) -> None:
+        body = b'{"messages": [{"role": "user", "content": "a\\ud800b"}], "x": NaN}'
+        status, _ = await client.post("/v1/chat/completions", body)
+        assert status == 200
+
+    play(FAST, scene)
+
+
+def test_request_id_names_the_answer_and_comes_back(play) -> None:
+    async def scene(client) -> None:
+        url = client.url + "/v1/completions"
+        headers = {"X-Request-Id": "my-7"}
+        async with client.session.post(url, json={"prompt": "x"}, headers=headers) as response:
+            assert response.headers["X-Request-Id"] == "my-7"
+            assert (await response.json())["id"] == "cmpl-my-7"
+        assert (await client.completion("x", request_id="b"))["id"] == "cmpl-b"
+        assert (await client.completion("x"))["id"] != (await client.completion("x"))["id"]
+
+    play(FAST, scene)
+
+
+def test_api_key_guards_v1_only(play) -> None:
+    async def scene(client) -> None:
+        body = {"prompt": "x"}
+        assert (await client.post("/v1/completions", body))[0] == 401
+        headers = {"Authorization": "Bearer secret"}
+        assert (await client.post("/v1/completions", body, headers=headers))[0] == 200
+        assert (await client.post("/tokenize", body))[0] == 200
+
+    play(FAST + "&api_key=secret", scene)
+
+
+def test_embeddings_are_seeded_unit_vectors(play) -> None:
+    async def scene(client) -> None:
+        _, reply = await client.post("/v1/embeddings", {"input": ["a", "b", "a"]})
+        first, second, third = (d["embedding"] for d in reply["data"])
+        assert first == third != second
+        assert len(first) == 64
+        assert math.fsum(v * v for v in first) == pytest.approx(1)
+        _, small = await client.post("/v1/embeddings", {"input": "a", "dimensions": 8})
+        assert len(small["data"][0]["embedding"]) == 8
+        body = {"input": "a", "encoding_format": "base64"}
+        _, packed = await client.post("/v1/embeddings", body)
+        raw = base64.b64decode(packed["data"][0]["embedding"])
+        assert struct.unpack("<64f", raw) == pytest.approx(first)
+        assert reply["usage"]["prompt_tokens"] == 3
+
+    play(FAST, scene)
+
+
+def _metrics(text: str) -> dict[str, float]:
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+def test_metrics_have_the_names_and_labels_of_vllm(play) -> None:
+    async def scene(client) -> None:
+        await client.completion(["shared start " * 40 + str(i) for i in range(4)], max_tokens=20)
+        text = (await client.get("/metrics"))[1]
+        values = _metrics(text)
+        labels = '{engine="0",model_name="simulated-8b"}'
+        assert values[f"vllm:num_requests_running{labels}"] == 0
+        assert values[f"vllm:num_requests_waiting{labels}"] == 0
+        assert values[f"vllm:kv_cache_usage_perc{labels}"] == 0
+        assert values[f"vllm:num_preemptions_total{labels}"] == 0
+        assert values[f"vllm:prefix_cache_queries_total{labels}"] == 4 * 131
+        assert values[f"vllm:prefix_cache_hits_total{labels}"] == 3 * 128
+        assert values[f"vllm:prompt_tokens_total{labels}"] == 4 * 131
+        assert values[f"vllm:time_to_first_token_seconds_count{labels}"] == 4
+        assert values[f"vllm:e2e_request_latency_seconds_count{labels}"] == 4
+        ends = 'vllm:request_success_total{engine="0",model_name="simulated-8b",finished_reason='
+        assert values[ends + '"stop"}'] + values[ends + '"length"}'] == 4
+        assert "# TYPE vllm:num_requests_running gauge" in text
+        assert "# TYPE vllm:prompt_tokens_total counter" in text
+        assert "# TYPE vllm:time_to_first_token_seconds histogram" in text
+        bucket = 'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="simulated-8b",le='
+        buckets = [v for k, v in values.items() if k.startswith(bucket)]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == 4
+        assert any("cache_config_info" in k and 'num_gpu_blocks="16384"' in k for k in values)
+
+    play(FAST, scene)
+
+
+def test_load_shows_while_it_lasts_and_a_lost_client_frees_the_engine(play) -> None:
+    async def scene(client) -> None:
+        body = {"prompt": [f"{i}" for i in range(6)], "max_tokens": 8000, "ignore_eos": True}
+        task = asyncio.create_task(client.post("/v1/completions", body))
+        engine = client.sim.replicas[0].engine
+        while engine.running < 4:
+            await asyncio.sleep(0.001)
+        values = _metrics((await client.get("/metrics"))[1])
+        labels = '{engine="0",model_name="simulated-8b"}'
+        assert values[f"vllm:num_requests_running{labels}"] == 4
+        assert values[f"vllm:num_requests_waiting{labels}"] == 2
+        assert values[f"vllm:kv_cache_usage_perc{labels}"] > 0
+        task.cancel()
+        while engine.running or engine.waiting:
+            await asyncio.sleep(0.001)
+        assert engine.stats.aborted == 6
+
+    play("max_num_seqs=4", scene)
+
+
+def test_reply_tells_the_simulated_times(play) -> None:
+    async def scene(client) -> None:
+        begun = time.perf_counter()
+        body = {"prompt": "x" * 4 * 1000, "max_tokens": 11, "ignore_eos": True}
+        _, reply = await client.post("/v1/completions", body)
+        took = time.perf_counter() - begun
+        assert reply["metrics"]["time_to_first_token_ms"] == pytest.approx(50)
+        assert reply["metrics"]["mean_itl_ms"] == pytest.approx(10)
+        assert took >= 0.15
+
+    play("prefill=20000&decode=100", scene)
+
+
+def test_replicas_have_their_own_addresses_engines_and_ids(play) -> None:
+    async def scene(client) -> None:
+        assert len(set(client.sim.urls)) == 3
+        names = set()
+        for url in client.sim.urls:
+            async with client.session.post(url + "/v1/completions", json={"prompt": "x"}) as reply:
+                names.add((await reply.json())["id"])
+        assert len(names) == 3
+        assert [r.engine.stats.success["length"] for r in client.sim.replicas] == [1, 1, 1]
+
+    play(FAST + "&replicas=3&output_tokens=40&output_spread=fixed", scene)
+
+
+def test_a_taken_port_is_a_usage_error_and_leaves_nothing_open() -> None:
+    async def main() -> None:
+        async with start_sim(SimConfig()) as first:
+            port = int(first.urls[0].rsplit(":", 1)[1])
+            with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
+                async with start_sim(SimConfig(port=port)):
+                    pass
+
+    asyncio.run(main())
+
+
+def test_closing_ends_requests_in_flight_at_once() -> None:
+    async def main() -> None:
+        async with aiohttp.ClientSession() as session:
+            async with start_sim(SimConfig()) as sim:
+                body = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True}
+                task = asyncio.create_task(session.post(sim.urls[0] + "/v1/completions", json=body))
+                while not sim.replicas[0].engine.running:
+                    await asyncio.sleep(0.001)
+                begun = time.perf_counter()
+            assert time.perf_counter() - begun < 2
+            with pytest.raises(aiohttp.ClientError):
+                await task
+
+    asyncio.run(main())

@@ -1,0 +1,114 @@
+"""Writing jobs and rows, and reading what a run left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from support.cli import run_bagent
+
+Json = Any
+
+PROMPT = "id={{ id }} {{ text }}"
+
+
+def rows(count: int) -> list[dict[str, Json]]:
+    """Return rows r1..rN of the usual form: ``id`` and ``text``."""
+    return [{"id": f"r{n}", "text": f"text number {n}"} for n in range(1, count + 1)]
+
+
+def write_rows(path: Path, values: int | Iterable[Json]) -> Path:
+    """Write ``values`` (a number: that many usual rows) as JSONL and return ``path``."""
+    lines = rows(values) if isinstance(values, int) else values
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return path
+
+
+def write_job(
+    folder: Path, url: str, values: int | Iterable[Json] | None = None, **keys: Json
+) -> Path:
+    """Write ``job.yaml`` into ``folder`` and return its path.
+
+    Args:
+        url: the backend.
+        values: rows for ``rows.jsonl``, see :func:`write_rows`; None writes none.
+        keys: keys of the job file, replacing the usual ones; a key set to None is left out.
+    """
+    job: dict[str, Json] = {
+        "name": "job",
+        "backend": url,
+        "model": "fake-model",
+        "input": "rows.jsonl",
+        "prompt": {"user": PROMPT},
+        "sampling": {"temperature": 0, "max_tokens": 64},
+    }
+    if values is not None:
+        write_rows(folder / "rows.jsonl", values)
+    job = {key: value for key, value in (job | keys).items() if value is not None}
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def results(folder: Path, run: str = "runs/job") -> list[dict[str, Json]]:
+    """Return the rows that ``bagent results RUN --format jsonl`` prints.
+
+    Args:
+        folder: the current folder of the command.
+        run: the run directory, from there.
+    """
+    done = run_bagent(["results", run, "--format", "jsonl"], folder)
+    assert done.code == 0, done.err
+    return done.lines()
+
+
+def results_by_id(folder: Path, run: str = "runs/job") -> dict[Json, dict[str, Json]]:
+    """Return :func:`results` by row id, and fail where an id comes twice."""
+    found: dict[Json, dict[str, Json]] = {}
+    for row in results(folder, run):
+        assert row["id"] not in found, f"row {row['id']} is there twice"
+        found[row["id"]] = row
+    return found
+
+
+def journal_files(run: Path) -> list[Path]:
+    """Return the journal's segments in the order of their names."""
+    return sorted((run / "journal").glob("*.jsonl"))
+
+
+def journal_lines(run: Path) -> list[dict[str, Json]]:
+    """Return every whole line of the journal, segment by segment."""
+    lines: list[dict[str, Json]] = []
+    for path in journal_files(run):
+        whole = path.read_bytes().rpartition(b"\n")[0]
+        lines += [msgspec.json.decode(line) for line in whole.splitlines() if line.strip()]
+    return lines
+
+
+def parquet(run: Path, table: str = "results") -> list[dict[str, Json]]:
+    """Return the rows of ``TABLE.parquet`` in a run directory."""
+    return sql(f"select * from read_parquet('{run / table}.parquet')")
+
+
+def database(run: Path, query: str) -> list[dict[str, Json]]:
+    """Return what ``query`` finds in the run's DuckDB file, opened for reading."""
+    return sql(query, str(run / "run.duckdb"))
+
+
+def sql(query: str, path: str = ":memory:") -> list[dict[str, Json]]:
+    """Return the rows of a DuckDB query as dicts."""
+    import duckdb
+
+    with duckdb.connect(path, read_only=path != ":memory:") as connection:
+        cursor = connection.execute(query)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def run_json(run: Path) -> dict[str, Json]:
+    """Return ``run.json`` of a run directory."""
+    return msgspec.json.decode((run / "run.json").read_bytes())

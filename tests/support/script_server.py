@@ -1,0 +1,383 @@
+"""The request handler of the scripted server: no threads, no command line."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from support import checks, wire
+from support.options import Options
+from support.replies import Reply, Script, canned, error_body
+from support.seen import Ledger, Seen
+
+Json = Any
+
+KINDS = {
+    "/chat/completions/batch": "batch",
+    "/chat/completions": "chat",
+    "/completions": "completions",
+    "/embeddings": "embeddings",
+}
+DROPPED = 599  # stands for "no answer"; never sent
+GIVE_UP = 30.0  # seconds after which a gate or barrier lets go, so that no test hangs
+
+
+def kind_of(path: str) -> str | None:
+    """Return which API a path belongs to, under any base; None for everything else."""
+    return next((kind for suffix, kind in KINDS.items() if path.endswith(suffix)), None)
+
+
+class ScriptServer:
+    """Answers requests by a script; one object per listening server, on one event loop.
+
+    Attributes:
+        edit: called with the body of each good answer and the request, before it is sent.
+        check: called with each request; text that it returns is a 400 and a fault.
+        on_end: called with each request once it is over.
+    """
+
+    def __init__(self, script: Script | None, options: Options) -> None:
+        self.options = options
+        self.ledger = Ledger(keep=options.keep_requests)
+        self.edit: Callable[[Json, Seen], Json] | None = None
+        self.check: Callable[[Seen], str | None] | None = None
+        self.on_end: Callable[[Seen], object] | None = None
+        self.healthy = options.health_status
+        self._row = re.compile(options.row_pattern)
+        self._decoder = msgspec.json.Decoder()
+        self._recent: deque[float] = deque()
+        self._admitted = 0
+        self._number = 0
+        self._connections: dict[Any, int] = {}
+        self._gates: dict[str, asyncio.Event] = {}
+        self._closing = asyncio.Event()
+        self.set_script(script)
+
+    def set_script(self, script: Script | None) -> None:
+        """Use another script from now on; every row starts at its first reply."""
+        self.script: dict[str, Sequence[Reply]] = dict(script or {"*": [canned()]})
+        self._place: dict[str, int] = {}
+
+    def release(self, gate: str) -> None:
+        """Let go what the gate holds back, now and later."""
+        self._gates.setdefault(gate, asyncio.Event()).set()
+
+    def shut(self) -> None:
+        """End every reply that hangs."""
+        self._closing.set()
+
+    def reopen(self) -> None:
+        """Get ready to serve on another event loop; released gates stay open."""
+        self._closing = asyncio.Event()
+        released = [name for name, gate in self._gates.items() if gate.is_set()]
+        self._gates = {name: asyncio.Event() for name in released}
+        for gate in self._gates.values():
+            gate.set()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one HTTP request."""
+        received = time.monotonic()
+        protocol = request.protocol
+        reused = protocol in self._connections
+        peer = self._connections.setdefault(protocol, len(self._connections) + 1)
+        raw = await request.read()
+        self._number += 1
+        seen = Seen(
+            number=self._number,
+            method=request.method,
+            path=request.path,
+            headers={name.lower(): value for name, value in request.headers.items()},
+            raw=raw,
+            received=received,
+            peer=peer,
+            reused=reused,
+        )
+        kind = kind_of(request.path) if request.method == "POST" else None
+        if kind == "batch" and self.options.flavour != "vllm":
+            kind = None
+        if kind is None:
+            self.ledger.probe(seen)
+            return self._probe(seen)
+        return await self._generate(kind, seen, request)
+
+    @property
+    def connections(self) -> int:
+        """How many connections have carried a request."""
+        return len(self._connections)
+
+    # ---------------------------------------------------------------- answers
+
+    async def _generate(
+        self, kind: str, seen: Seen, request: web.BaseRequest
+    ) -> web.StreamResponse:
+        try:
+            seen.body = self._decoder.decode(seen.raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            seen.body = None
+        seen.prompts = checks.prompts(kind, seen.body)
+        found = (self._row.search(prompt) for prompt in seen.prompts)
+        seen.rows = tuple(match[1] if match else "" for match in found)
+        self.ledger.begin(seen)
+        status: int | None = None
+        try:
+            response = await self._admit(kind, seen, request)
+            status = response.status if response.status != DROPPED else None
+            return response
+        except asyncio.CancelledError:
+            seen.cancelled = True
+            raise
+        finally:
+            self.ledger.end(seen, status)
+            if self.on_end is not None:
+                self.on_end(seen)
+
+    async def _admit(self, kind: str, seen: Seen, request: web.BaseRequest) -> web.StreamResponse:
+        options = self.options
+        if options.drop_reused and seen.reused:
+            return _drop(request, reset=False)
+        if options.api_key and seen.headers.get("authorization") != f"Bearer {options.api_key}":
+            return _error(401)
+        if options.rate is not None and not self._within_rate(options.rate):
+            return _error(429, headers=options.rate_headers)
+        if options.capacity is not None and self._admitted >= options.capacity:
+            return _error(options.overload_status)
+        self._admitted += 1
+        try:
+            words = self._complaint(kind, seen)
+            return _error(400, words) if words else await self._scripted(kind, seen, request)
+        finally:
+            self._admitted -= 1
+
+    def _within_rate(self, rate: float) -> bool:
+        now = time.monotonic()
+        while self._recent and self._recent[0] <= now - 1.0:
+            self._recent.popleft()
+        if len(self._recent) >= rate:
+            return False
+        self._recent.append(now)
+        return True
+
+    def _complaint(self, kind: str, seen: Seen) -> str | None:
+        """Return what is wrong with the request; a fault is noted unless it was asked for."""
+        for name, other in self.options.refuse.items():
+            if isinstance(seen.body, dict) and name in seen.body:
+                return (
+                    f"Unsupported parameter: '{name}' is not supported with this model. "
+                    f"Use '{other}' instead."
+                )
+        words = checks.complaint(kind, seen.body) if self.options.strict else None
+        if words is None and self.check is not None:
+            words = self.check(seen)
+        if words is not None:
+            self.ledger.fault(f"{seen.path} {seen.rows}: {words}")
+        return words
+
+    async def _scripted(
+        self, kind: str, seen: Seen, request: web.BaseRequest
+    ) -> web.StreamResponse:
+        if kind == "embeddings":
+            body = wire.embeddings(seen, self.options.model)
+            return _json(self.edit(body, seen) if self.edit else body)
+        replies = self._next(seen.rows)
+        if replies is None:
+            self.ledger.fault(f"no reply is scripted for {seen.rows}")
+            return _error(400, "no reply is scripted for this row")
+        try:
+            await self._hold(replies)
+        except TimeoutError:
+            self.ledger.fault(f"{seen.rows} was held back for {GIVE_UP} s")
+            return _error(504)
+        bad = next((reply for reply in replies if not reply.good), None)
+        if bad is not None:
+            return await self._act(bad, request)
+        schema = self.options.schema
+        if self.options.ignore_response_format:
+            seen.body.pop("response_format", None)
+        body = wire.response(kind, seen, replies, schema, self.options.model)
+        self._reorder(body)
+        if seen.body.get("return_prompt_text") and kind == "chat":
+            body["prompt_text"] = checks.render(seen.body["messages"])
+        if self.edit is not None:
+            body = self.edit(body, seen)
+        headers = wire.headers(replies[0])
+        if seen.body.get("stream"):
+            chunks = wire.streamed(kind, body, seen.body)
+            reply = Reply(action="stream", chunks=chunks, headers=headers)
+            return await self._stream(reply, request)
+        written = any(reply.action == "answer" for reply in replies)
+        data = wire.encode_reply(body) if written else wire.encode(body)
+        return await _body(replies[0], 200, data, headers, request)
+
+    def _next(self, rows: tuple[str, ...]) -> list[Reply] | None:
+        """Return each row's next reply; where one is bad, it alone counts as given."""
+        names = [row if row in self.script else "*" for row in rows]
+        if not all(name in self.script for name in names):
+            return None
+        replies = []
+        for row, name in zip(rows, names, strict=True):
+            listed = self.script[name]
+            replies.append(listed[min(self._place.get(row, 0), len(listed) - 1)])
+        bad = [place for place, reply in enumerate(replies) if not reply.good]
+        for place in bad[:1] or range(len(rows)):
+            self._place[rows[place]] = self._place.get(rows[place], 0) + 1
+        return replies
+
+    async def _hold(self, replies: Sequence[Reply]) -> None:
+        for reply in replies:
+            if reply.delay:
+                await asyncio.sleep(reply.delay)
+            if reply.gate is not None:
+                gate = self._gates.setdefault(reply.gate, asyncio.Event())
+                async with asyncio.timeout(GIVE_UP):
+                    await gate.wait()
+            if reply.barrier:
+                gate = self._gates.setdefault(f"barrier {reply.barrier}", asyncio.Event())
+                if self.ledger.in_flight >= reply.barrier:
+                    gate.set()
+                async with asyncio.timeout(GIVE_UP):
+                    await gate.wait()
+
+    def _reorder(self, body: dict[str, Json]) -> None:
+        order, choices = self.options.order, body["choices"]
+        if order == "reversed":
+            body["choices"] = choices[::-1]
+        elif isinstance(order, list) and len(order) == len(choices):
+            body["choices"] = [choices[place] for place in order]
+
+    async def _act(self, reply: Reply, request: web.BaseRequest) -> web.StreamResponse:
+        if reply.action == "close":
+            return _drop(request, reply.reset)
+        if reply.action == "stream":
+            return await self._stream(reply, request)
+        if reply.action == "hang":
+            try:
+                async with asyncio.timeout(reply.seconds):
+                    await self._closing.wait()
+            except TimeoutError:
+                pass
+            return _drop(request, reset=False)
+        if reply.action == "wire" and request.transport is not None:
+            request.transport.write(reply.content or b"")
+            await asyncio.sleep(0.02)
+            return _drop(request, reset=False)
+        data = reply.content if reply.content is not None else wire.encode_reply(reply.body)
+        return await _body(reply, reply.status, data, wire.headers(reply), request)
+
+    async def _stream(self, reply: Reply, request: web.BaseRequest) -> web.StreamResponse:
+        headers = {"Content-Type": "text/event-stream", **reply.headers}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        for chunk in reply.chunks:
+            data = wire.sse(chunk)
+            step = reply.split or len(data) or 1
+            for start in range(0, len(data), step):
+                await response.write(data[start : start + step])
+                if reply.gap or reply.split:
+                    await asyncio.sleep(reply.gap)
+        if reply.end == "done":
+            await response.write(b"data: [DONE]\n\n")
+        if reply.end == "cut":
+            await asyncio.sleep(0.02)
+            _drop(request, reset=True)
+            return response
+        await response.write_eof()
+        return response
+
+    # ---------------------------------------------------------------- everything else
+
+    def _probe(self, seen: Seen) -> web.Response:
+        options, path = self.options, seen.path.rstrip("/")
+        if path.endswith("/models"):
+            return self._models(seen)
+        if options.flavour != "vllm":
+            return _error(404, "Not Found")
+        if path.endswith("/health"):
+            return web.Response(status=self.healthy)
+        if path.endswith("/version"):
+            return _json({"version": options.version})
+        if path.endswith("/metrics"):
+            return web.Response(text=self._metrics(), content_type="text/plain")
+        if path.endswith("/detokenize"):
+            return _json({"prompt": checks.decode_tokens(msgspec.json.decode(seen.raw)["tokens"])})
+        if path.endswith("/tokenize"):
+            return self._tokenize(msgspec.json.decode(seen.raw))
+        return _error(404, "Not Found")
+
+    def _models(self, seen: Seen) -> web.Response:
+        options = self.options
+        if options.api_key and seen.headers.get("authorization") != f"Bearer {options.api_key}":
+            return _error(401)
+        if options.models_status != 200:
+            return _error(options.models_status)
+        if options.models is not None:
+            return _json({"object": "list", "data": options.models})
+        model: dict[str, Json] = {"id": options.model, "object": "model", "owned_by": "fake"}
+        if options.flavour == "vllm":
+            model["owned_by"] = "vllm"
+            model["max_model_len"] = options.max_model_len
+        return _json({"object": "list", "data": [model]})
+
+    def _tokenize(self, body: Json) -> web.Response:
+        text = body.get("prompt")
+        if text is None:
+            text = checks.render(body["messages"], body.get("add_generation_prompt", True))
+        tokens = checks.encode_tokens(text)
+        limit = self.options.max_model_len
+        return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+
+    def _metrics(self) -> str:
+        values = {
+            "vllm:num_requests_running": float(self._admitted),
+            "vllm:num_requests_waiting": 0.0,
+            "vllm:kv_cache_usage_perc": 0.0,
+            "vllm:num_preemptions_total": 0.0,
+            "vllm:prefix_cache_queries_total": 0.0,
+            "vllm:prefix_cache_hits_total": 0.0,
+            **self.options.metrics,
+        }
+        label = f'{{model_name="{self.options.model}",engine="0"}}'
+        lines = [f"{name}{label} {value}\n" for name, value in values.items()]
+        return "".join(lines)
+
+
+def _json(value: Json, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    body = wire.encode(value)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _error(
+    status: int, words: str | None = None, headers: dict[str, str] | None = None
+) -> web.Response:
+    return _json(error_body(status, words), status, headers)
+
+
+def _drop(request: web.BaseRequest, reset: bool) -> web.Response:
+    """Drop the connection; the response that is returned never gets out."""
+    if request.transport is not None:
+        if reset:
+            request.transport.abort()
+        else:
+            request.transport.close()
+    return web.Response(status=DROPPED)
+
+
+async def _body(
+    reply: Reply, status: int, data: bytes, headers: dict[str, str], request: web.BaseRequest
+) -> web.StreamResponse:
+    headers = {"Content-Type": reply.content_type, **headers}
+    if reply.cut_after is None:
+        return web.Response(body=data, status=status, headers=headers)
+    response = web.StreamResponse(status=status, headers=headers)
+    response.content_length = len(data)
+    await response.prepare(request)
+    await response.write(data[: reply.cut_after])
+    await asyncio.sleep(0.02)
+    _drop(request, reset=False)
+    return response
