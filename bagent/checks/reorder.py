@@ -146,7 +146,7 @@ def _end(old: str, parts: Sequence[str]) -> str:
 def _prompt(texts: dict[str, str], source: JobSource) -> Prompt | None:
     try:
         return Prompt(PromptSpec.model_validate(texts), source)
-    except JobError:
+    except (JobError, ValueError):  # a file may hold what a job file may not: control characters
         return None
 
 

@@ -185,7 +185,7 @@ def _body(text: str) -> str:
     shown = _CONTROL.sub(
         lambda found: found[0].encode("unicode_escape").decode(), text[:LONGEST_SHOWN]
     )
-    lines = "".join(f"    {line}".rstrip(" ") + "\n" for line in shown.split("\n"))
+    lines = "".join((f"    {line}" if line else "") + "\n" for line in shown.split("\n"))
     if cut > 0:
         lines += f"    [{cut:,} more characters; --json shows them]\n"
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -111,4 +112,4 @@ def _run_command(options: object) -> str:
         words += ["--set", one]
     if options.limit is not None:
         words += ["--limit", str(options.limit)]
-    return shlex.join(words)
+    return re.sub(r"(?<=//)[^/@\s]*@", "", shlex.join(words))  # a login is not for the screen

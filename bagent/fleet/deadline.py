@@ -13,8 +13,8 @@ from bagent.errors import UsageError
 MARGIN = 60.0
 """Seconds before the deadline at which a run stops feeding."""
 
-LONGEST = 366 * 86400.0
-"""A longer duration in seconds is surely Unix time without its ``@``."""
+LONGEST = 90 * 86400.0
+"""A longer duration, in seconds, is surely a date or Unix time without its ``@``."""
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _DURATION = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?", re.ASCII)

@@ -327,7 +327,7 @@ class Fleet:
         self._throttle_answers += 1
         before = self._pace.paused(now)
         wait = self._pace.refused(started, now, failure.retry_after)
-        state.limit.overloaded(started, now, failure.message)
+        state.limit.throttled(started, now, failure.message)
         if before == 0 and wait > 0:
             told = failure.retry_after
             words = f"{state.endpoint.name} says too many requests; all wait {wait:.1f} s"

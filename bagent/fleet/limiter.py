@@ -1,9 +1,10 @@
 """How many requests may be in flight, and how fast they may start: pure objects with a clock.
 
 Nothing here knows a network. Times are seconds on any monotonic clock, given with each call.
-The in-flight limit follows TCP's shape (RFC 5681): doubling at first, small steps after the first
-cut, one cut per episode. The pace is for servers that count requests per minute: their limit can
-not be found by in-flight alone, since a fast refusal frees its slot at once.
+The in-flight limit follows TCP's shape (RFC 5681): doubling at first and after several cuts in a
+row, small steps beyond what the first of them left, one cut per episode. The pace is for servers
+that count requests per minute: their limit can not be found by in-flight alone, since a fast
+refusal frees its slot at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections import deque
 
 CUT = 0.5
 """What an overload leaves of the limit. Half, as in TCP: own engines shed in whole queues."""
+
+TRIM = 0.9
+"""What a rate limit leaves: the pace answers it, this helps where the server counts in flight."""
 
 GROWTH = 0.05
 """Share of the limit added after each clean round once slow start is over."""
@@ -34,6 +38,8 @@ class InFlightLimit:
         self._limit = float(max(1, min(start, ceiling)))
         self._ceiling = max(1, ceiling if growing else start)
         self._slow_start = growing
+        self._aim = 0.0
+        self._clean = True
         self._round = 0
         self._peak = 0
         self._cut_at = float("-inf")
@@ -50,24 +56,43 @@ class InFlightLimit:
         self._round += rows
         if self._round < self._limit:
             return
+        self._clean = True
         if self._peak >= USED_SHARE * self._limit and self._limit < self._ceiling:
-            step = self._limit if self._slow_start else max(1.0, self._limit * GROWTH)
-            self._limit = min(float(self._ceiling), self._limit + step)
-            self.reason = "slow start" if self._slow_start else "clean round"
+            self._grow()
         self._round = 0
         self._peak = 0
+
+    def _grow(self) -> None:
+        if self._slow_start:
+            step, self.reason = self._limit, "slow start"
+        elif self._limit < self._aim:
+            step, self.reason = min(self._limit, self._aim - self._limit), "recovery"
+        else:
+            step, self.reason = max(1.0, self._limit * GROWTH), "clean round"
+        self._limit = min(float(self._ceiling), self._limit + step)
 
     def overloaded(self, sent: float, now: float, reason: str) -> None:
         """A request sent at ``sent`` was refused as too much; what went out before a cut is
         answered by that cut already."""
+        if self._cut(sent, now, CUT, reason):
+            self._slow_start = False
+
+    def throttled(self, sent: float, now: float, reason: str) -> None:
+        """A request sent at ``sent`` was refused by a rate limit."""
+        self._cut(sent, now, TRIM, reason)
+
+    def _cut(self, sent: float, now: float, keep: float, reason: str) -> bool:
         if sent <= self._cut_at:
-            return
+            return False
+        if self._clean:  # of several cuts in a row only the first one says what was too much
+            self._aim = max(1.0, self._limit * keep)
+            self._clean = False
         self._cut_at = now
-        self._slow_start = False
         self._round = 0
         self._peak = 0
-        self._limit = max(1.0, self._limit * CUT)
+        self._limit = max(1.0, self._limit * keep)
         self.reason = reason
+        return True
 
 
 class Pace:
@@ -90,6 +115,8 @@ class Pace:
     BACKOFF = 0.7
     CREEP = 0.03
     """Requests per second added for each request served: 3 % in a second, at any rate."""
+    SEARCH = 0.7
+    """The same while the rate is searched: e to the 0.7 is 2, so it doubles in a second."""
     FIRST_RATE = 1.0
     SLOWEST = 0.02
     LATE = 0.05
@@ -132,7 +159,7 @@ class Pace:
         if sent > self._paused_at:
             self._strikes = 0
         if self._rate is not None:
-            step = min(0.25 * self._rate, 1.0) if self._searching else self.CREEP
+            step = min(0.25 * self._rate, self.SEARCH) if self._searching else self.CREEP
             self._rate = self._capped(self._rate + step)
 
     def refused(self, sent: float, now: float, told: float | None) -> float:

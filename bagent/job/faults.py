@@ -11,7 +11,7 @@ from bagent.errors import Position
 from bagent.job.context import Problems
 from bagent.job.overrides import option_name
 from bagent.job.words import dotted, shown
-from bagent.job.yamlfile import Spot, child_spot, find
+from bagent.job.yamlfile import Spot, YamlMap, child_spot, find
 from bagent.types import Json
 
 Path = tuple[str | int, ...]
@@ -21,22 +21,31 @@ def note_faults(error: ValidationError, data: Json, root: Spot, problems: Proble
     """Add every complaint of ``error`` about ``data`` to ``problems``, each at its place."""
     for item in error.errors(include_url=False):
         path = tuple(item["loc"])
-        if item["type"] == "missing":
-            spot, depth = find(data, path[:-1], root)
-            at = spot.key_at if depth else Position(spot.file)
-            problems.add(at, f"{dotted(path)} is missing")
-            continue
+        missing = item["type"] == "missing"
         message, hint, inner = _explain(item)
-        path = (*path, *inner)
-        spot, depth = find(data, path, root)
-        at = _place(data, path[:depth], root)
+        path = path[:-1] if missing else (*path, *inner)
+        spot, there = find(data, path, root)
+        if _has_unknown_key(data, there, problems):
+            # What it lacks is what the unknown key was meant to be.
+            continue
+        if missing:
+            at = spot.key_at if there else Position(spot.file)
+            problems.add(at, f"{dotted((*there, item['loc'][-1]))} is missing")
+            continue
+        at = _place(data, there, root)
         # A position that is an option names the key already.
-        names_it = str(at.file) in (
-            f"--set {_plain(path[:depth])}",
-            option_name(_plain(path[:depth])),
-        )
-        name = "" if names_it else dotted(path[:depth])
+        names_it = str(at.file) in (f"--set {_plain(there)}", option_name(_plain(there)))
+        name = "" if names_it else dotted(there)
         problems.add(at, f"{name}: {message}" if name else message, hint)
+
+
+def _has_unknown_key(data: Json, path: Path, problems: Problems) -> bool:
+    for part in path:
+        data = data[part]
+    if not isinstance(data, YamlMap):
+        return False
+    keys = {spot.key_at for spot in data.spots.values()}
+    return any(at in keys and text.startswith("unknown key") for at, text, _ in problems.found)
 
 
 def _plain(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bagent.errors import JobError
 from bagent.job.context import LoadContext
-from bagent.job.places import Place
+from bagent.job.places import Place, shown_path
 from bagent.job.section import Section
 from bagent.job.spec import Job
 from bagent.job.spec_output import OutputSpec
@@ -49,18 +49,18 @@ def read_files(job: Job, data: Json, root: Spot, context: LoadContext) -> dict[P
         if item.place.path in texts:
             continue
         try:
-            texts[item.place.path] = read_text(item.place)
+            texts[item.place.path] = read_text(item.place, context.cwd)
         except JobError as error:
             at = error.at if error.at and error.at.line else find(data, item.path, root)[0].value_at
             context.problems.add(at, error.message, error.hint)
     for item in [found for found in named_files(job) if found.kind == "schema"]:
         if item.place.path in texts:
-            _add_references(item.place.path, texts)
+            _add_references(item.place.path, texts, context.cwd)
     return texts
 
 
-def read_text(place: Place) -> str:
-    """The text of a file with LF line ends.
+def read_text(place: Place, cwd: Path) -> str:
+    """The text of a file with LF line ends; ``cwd`` is where positions in it are seen from.
 
     Raises:
         JobError: it is missing, unreadable, too large, or not UTF-8.
@@ -77,7 +77,7 @@ def read_text(place: Place) -> str:
         raise JobError(f"cannot read {place}: {reason}") from None
     if len(content) > MAX_BYTES:
         raise JobError(f"{place} is larger than 64 MB")
-    return decode(content, place.given).replace("\r\n", "\n")
+    return decode(content, shown_path(place.path, cwd)).replace("\r\n", "\n")
 
 
 def _walk(value: object, path: KeyPath) -> Iterator[NamedFile]:
@@ -108,7 +108,7 @@ def reference_closure(schema: Path, texts: Mapping[Path, str]) -> list[Path]:
     return seen[1:]
 
 
-def _add_references(schema: Path, texts: dict[Path, str]) -> None:
+def _add_references(schema: Path, texts: dict[Path, str], cwd: Path) -> None:
     """Add the files that ``$ref`` in ``schema`` names, however deep; missing ones are left out."""
     todo = [schema]
     while todo and len(texts) < _MOST_REFERENCES:
@@ -117,7 +117,7 @@ def _add_references(schema: Path, texts: dict[Path, str]) -> None:
             if target in texts or not target.is_file():
                 continue
             try:
-                texts[target] = read_text(Place(target, str(target)))
+                texts[target] = read_text(Place(target, str(target)), cwd)
             except JobError:
                 continue
             todo.append(target)

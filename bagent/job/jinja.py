@@ -97,10 +97,9 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Fields of a mapping first, then attributes that the sandbox allows."""
-        called = attribute.startswith(_CALLED)
+        if isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
         name = attribute.removeprefix(_CALLED)
-        if isinstance(obj, dict) and name in obj and not called:
-            return obj[name]
         if isinstance(obj, MissingValue):
             return obj.child(name)
         return super().getattr(obj, name)
@@ -143,6 +142,9 @@ def printed(value: Any) -> str:
     """How a value prints: text as it is, everything else as compact JSON."""
     if isinstance(value, str):
         return value
+    if type(value) is int:
+        # As JSON prints it, without the encoder's microseconds.
+        return str(value)
     if isinstance(value, Undefined):
         return str(value)
     if isinstance(value, JsonLines):

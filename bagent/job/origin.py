@@ -9,6 +9,7 @@ from pathlib import Path
 from bagent.errors import Position
 
 _OPENER = re.compile(r"\{\{|\{%|\{#")
+_CLOSERS = {"{{": "}}", "{%": "%}", "{#": "#}"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -38,10 +39,8 @@ class Origin:
             return Position(self.file, self.line, self.column)
         offset = tags[tag]
         if word:
-            found = re.compile(rf"(?<![\w.]){re.escape(word)}(?!\w)").search(
-                self.source, offset, self.end
-            )
-            offset = found.start() if found else offset
+            found = _search(word, self.source, offset, self.end)
+            offset = offset if found is None else found
         before = _LINE_END.split(self.source[:offset])
         return Position(self.file, len(before), len(before[-1]) + 1)
 
@@ -55,15 +54,26 @@ def _tag_on_line(text: str, line: int, word: str) -> int | None:
     starts = [0, *(found.end() for found in _LINE_END.finditer(text)), len(text) + 1]
     line = min(max(line, 1), len(starts) - 1)
     first, after = starts[line - 1], starts[line]
-    tags = [found.start() for found in _OPENER.finditer(text)]
-    holds = re.compile(rf"(?<![\w.]){re.escape(word)}(?!\w)") if word else None
     best: int | None = None
-    for ordinal, start in enumerate(tags):
+    best_start = -1
+    for ordinal, tag in enumerate(_OPENER.finditer(text)):
+        start = tag.start()
         if start >= after:
             break
-        end = tags[ordinal + 1] if ordinal + 1 < len(tags) else len(text)
-        if holds and end > first and holds.search(text, max(start, first), end):
+        closing = text.find(_CLOSERS[tag[0]], start)
+        end = len(text) if closing < 0 else closing
+        is_code = tag[0] != "{#" and word
+        if is_code and end > first and _search(word, text, max(start, first), end) is not None:
             return ordinal
-        if start < first or best is None or tags[best] < first:
-            best = ordinal
+        if best_start < first:
+            best, best_start = ordinal, start
     return best
+
+
+def _search(word: str, text: str, start: int, end: int) -> int | None:
+    """Where ``word`` stands between ``start`` and ``end``, rather by itself than after a dot."""
+    for before in (r"(?<![\w.])", r"(?<!\w)"):
+        found = re.compile(rf"{before}{re.escape(word)}(?!\w)").search(text, start, end)
+        if found:
+            return found.start()
+    return None

@@ -73,6 +73,11 @@ class AllowFailures:
         return str(self.count) if self.percent is None else f"{self.percent:g}%"
 
 
+def shown_path(path: Path, cwd: Path) -> str:
+    """``path`` as it can be opened from ``cwd``: relative where it lies below."""
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+
+
 def place(value: Any, context: LoadContext | None, *, base: str = "file") -> Place:
     """The path written in ``value``.
 

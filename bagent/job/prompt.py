@@ -126,7 +126,7 @@ class _Builder:
     def text(self, spec: TextSpec | ContentSpec, path: KeyPath) -> Template:
         if spec.file is not None:
             text = self._source.texts.get(spec.file.path, "")
-            origin = Origin(spec.file.given, text, 0, len(text), 1, 1)
+            origin = Origin(self._source.shown(spec.file), text, 0, len(text), 1, 1)
             return self._template(text, path, origin)
         return self._template(spec.text or "", path, self._origin(path))
 
@@ -157,18 +157,20 @@ class _Builder:
         return render
 
     def _part(self, part: PartSpec, path: KeyPath) -> Message | _Render:
-        in_file = (*path[:-2], path[-1])
+        key = "image" if part.text is None else "text"
+        # Shown as it is mostly written, without the long form's "parts".
+        shown = (*path[:-2], path[-1], key)
+        origin = self._origin((*path, key))
         if part.text is not None:
-            where = (*in_file, "text")
-            return _text_part(self._template(part.text, where, self._origin(where)))
-        where = (*in_file, "image")
-        template = self._template(part.image or "", where, self._origin(where))
+            return _text_part(self._template(part.text, shown, origin))
+        template = self._template(part.image or "", shown, origin)
         if template.constant is None:
             return _image_part(template, self._source.folder)
         try:
             return _image(image_url(template.constant, self._source.folder))
         except ImageError as error:
-            raise JobError(f"{dotted(where)}: {error}", at=self._source.position(where)) from None
+            at = self._source.position((*path, key))
+            raise JobError(f"{dotted(shown)}: {error}", at=at) from None
 
 
 def _text_message(role: str, template: Template) -> Message | _Render:

@@ -19,7 +19,7 @@ from bagent.errors import Position
 from bagent.job.backend import BackendRef
 from bagent.job.context import LoadContext
 from bagent.job.kinds import Flag, Kind, Whole, Words, wrong
-from bagent.job.places import PathIn, Place
+from bagent.job.places import PathIn, Place, shown_path
 from bagent.job.section import Section
 from bagent.job.spec_agent import RUNS_CODE, AgentSpec, ToolSpec
 from bagent.job.spec_cluster import ClusterSpec
@@ -74,6 +74,10 @@ class JobSource:
     def spot(self, path: tuple[str | int, ...]) -> Spot:
         """The spot of the deepest value on ``path`` that stands in the file."""
         return find(self.data, path, self.root)[0]
+
+    def shown(self, place: Place) -> str:
+        """The path of ``place`` as it can be opened from the current folder."""
+        return shown_path(place.path, self.cwd)
 
     def position(self, path: tuple[str | int, ...]) -> Position:
         """The position of that value."""

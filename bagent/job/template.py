@@ -188,7 +188,7 @@ class Template:
         tail = tuple(name.split("."))
         ending = [chain for chain in self.names.chains if _ends(chain, tail)]
         for chain in ending:
-            if _is_missing(chain, [data]):
+            if not _has(data, chain):
                 return ".".join(chain)
         return ".".join(ending[0]) if ending else name
 
@@ -218,19 +218,21 @@ def _ends(chain: Chain, tail: Chain) -> bool:
     return any(chain[:end][-len(tail) :] == tail for end in range(len(tail), len(chain) + 1))
 
 
-def _is_missing(chain: Chain, sample: Sequence[Mapping[str, Any]]) -> bool:
-    """True if no row has the field at ``chain``; a value that is no mapping decides nothing."""
-    for row in sample:
-        value: Any = row
-        for part in chain:
-            if not isinstance(value, Mapping):
-                return value is None and len(sample) == 1
-            if part not in value:
-                break
-            value = value[part]
-        else:
+def _has(row: Any, chain: Chain) -> bool | None:
+    """Whether ``row`` has the field at ``chain``; None if a value on the way is no mapping."""
+    for part in chain:
+        if not isinstance(row, Mapping):
+            return None
+        if part not in row:
             return False
+        row = row[part]
     return True
+
+
+def _is_missing(chain: Chain, sample: Sequence[Mapping[str, Any]]) -> bool:
+    """True if no row of ``sample`` has the field at ``chain``, and some row could have it."""
+    found = {_has(row, chain) for row in sample}
+    return True not in found and False in found
 
 
 def _meant(chain: Chain, sample: Sequence[Mapping[str, Any]], known: set[str]) -> str | None:

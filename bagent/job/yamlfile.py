@@ -358,19 +358,22 @@ def _renamed(value: Json, spot: Spot) -> Json:
     return value
 
 
-def find(data: Json, path: tuple[str | int, ...], root: Spot) -> tuple[Spot, int]:
-    """The spot of the deepest value on ``path`` that stands in the file, and its depth.
+def find(data: Json, path: tuple[str | int, ...], root: Spot) -> tuple[Spot, tuple[str | int, ...]]:
+    """The spot of the deepest value on ``path`` that stands in the file, and its path there.
 
-    A path may lead further than the file does: a default, or the long form of a short one.
+    A path may lead further than the file does, to a default, and it names the keys of the long
+    form where the file has a short one: a list may stand for the one key that holds it.
     """
-    spot, depth = root, 0
+    spot = root
+    there: tuple[str | int, ...] = ()
     for part in path:
+        if isinstance(data, YamlList) and isinstance(part, str):
+            continue
         found = child_spot(data, part)
         if found is None:
             break
-        spot, data = found, data[part]
-        depth += 1
-    return spot, depth
+        spot, data, there = found, data[part], (*there, part)
+    return spot, there
 
 
 def child_spot(data: Json, part: str | int) -> Spot | None:

@@ -21,6 +21,7 @@ _LARGEST_CELL = 1 << 27
 """Characters of one cell. It also ends what a quote that is never closed would swallow."""
 
 _SEPARATORS = (",", ";", "\t")
+_QUOTED = re.compile('"[^"]*"')
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*')
 """A first line with which Excel names the separator."""
 
@@ -70,14 +71,14 @@ class CsvFile:
             yield Chunk(self._source.name, lines, items)
 
     def _separator(self) -> str:
-        """The tab in a .tsv; else the candidate that makes the most of the first line."""
+        """The tab in a .tsv; else the one that the first line has most of, outside quotes."""
         if self._source.format == "tsv":
             return "\t"
         line = self._lines.peek()
         if told := _SEPARATOR_LINE.fullmatch(line):
             next(self._lines)
             return told[1]
-        return max(_SEPARATORS, key=lambda one: len(next(csv.reader([line], delimiter=one), ())))
+        return max(_SEPARATORS, key=_QUOTED.sub("", line).count)
 
     def _read_header(self) -> list[str]:
         line, header = next(self._records(), (0, []))

@@ -14,7 +14,10 @@ from pathlib import Path
 from bagent.rows.lines import LONGEST, ROWS, line_chunks, split_lines, too_long, without_blanks
 from bagent.rows.values import Chunk, Unreadable, decode_line
 
-_STRUCTURE = re.compile(rb'["\[\]{},]')
+# Runs without structure, whole texts included where they hold no escape; commas matter only
+# between elements. Possessive, so that nothing is kept for going back.
+_BETWEEN = re.compile(rb'(?:[^"\[\]{},]++|"[^"\\]*+")*+')
+_INSIDE = re.compile(rb'(?:[^"\[\]{}]++|"[^"\\]*+")*+')
 _IN_TEXT = re.compile(rb'["\\]')
 _QUOTE, _COMMA = ord('"'), ord(",")
 _OPENER = {ord("}"): ord("{"), ord("]"): ord("[")}
@@ -33,10 +36,12 @@ class Elements:
         name: the file, for errors.
         array: the elements are those of an array (or of arrays one after the other);
             otherwise they are values one after the other.
+        longest: bytes of one element, at most.
     """
 
-    def __init__(self, name: str | Path, *, array: bool) -> None:
+    def __init__(self, name: str | Path, *, array: bool, longest: int = LONGEST) -> None:
         self._name = name
+        self._longest = longest
         self._top = 1 if array else 0  # how many brackets are open around an element
         self._open = bytearray()
         self._in_text = False
@@ -49,7 +54,7 @@ class Elements:
         """The elements that end in this block.
 
         Raises:
-            InputError: one element is longer than a gibibyte.
+            InputError: one element is longer than that.
         """
         found: list[Element] = []
         at = start = 0
@@ -57,10 +62,10 @@ class Elements:
             if self._in_text:
                 at = self._skip_text(block, at)
                 continue
-            match = _STRUCTURE.search(block, at)
-            if match is None:
+            plain = _BETWEEN if len(self._open) == self._top else _INSIDE
+            at = plain.match(block, at).end() + 1  # type: ignore[union-attr]
+            if at > len(block):
                 break
-            at = match.end()
             byte = block[at - 1]
             if byte == _QUOTE:
                 self._in_text = True
@@ -70,7 +75,7 @@ class Elements:
                 start = at
         self._parts.append(block[start:])
         self._size += len(block) - start
-        if self._size > LONGEST:
+        if self._size > self._longest:
             raise too_long(self._name, self.line)
         return found
 

@@ -20,7 +20,7 @@ Journals hold keys, so this recipe must not change:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from operator import itemgetter
 from struct import pack
@@ -116,12 +116,15 @@ class Occurrences:
         self.keys = KeySet()
         self._recent: dict[int, int] = {}
 
-    def count(self, base: int) -> int:
-        """How many of this base key came before this one, 0 for the first."""
-        return 0 if self.keys.add(base) else self.again(base)
+    def count(self, bases: Sequence[int]) -> list[int]:
+        """For each base key, how many equal ones came before it: 0 for the first."""
+        counts = [0] * len(bases)
+        for at in self.keys.add_all(bases):
+            counts[at] = self.again(bases[at])
+        return counts
 
     def again(self, base: int) -> int:
-        """As :meth:`count` for a base key that is known to have come before: 1 or more.
+        """As :meth:`count`, for one base key that is known to have come before: 1 or more.
 
         The keys of all repeats are in the set without a gap, so the first missing one is found
         by doubling and halving; no counter is kept for each key.

@@ -20,10 +20,12 @@ class LineCutter:
 
     Args:
         name: the file, for errors.
+        longest: bytes of one line, at most.
     """
 
-    def __init__(self, name: str | Path) -> None:
+    def __init__(self, name: str | Path, longest: int = LONGEST) -> None:
         self._name = name
+        self._longest = longest
         self._parts: list[bytes] = []  # of the line that has not ended yet
         self._size = 0
         self._line = 1
@@ -32,7 +34,7 @@ class LineCutter:
         """The lines that end in this block.
 
         Raises:
-            InputError: a line is longer than :data:`LONGEST`.
+            InputError: a line is longer than that.
         """
         lines = block.split(b"\n")
         tail = lines.pop()
@@ -44,7 +46,7 @@ class LineCutter:
         if tail:
             self._parts.append(tail)
             self._size += len(tail)
-            if self._size > LONGEST:
+            if self._size > self._longest:
                 raise too_long(self._name, self._line)
         return lines
 

@@ -54,6 +54,7 @@ def read_again(config: RowsConfig) -> Iterator[list[Row]]:
         InputError: a source has gone or changed so that it cannot be read.
     """
     rows = RowSource(config, find_sources(config, Notices()), Notices(), None)
+    rows.check_where()
     try:
         yield from rows.batches()
     finally:
@@ -80,6 +81,7 @@ class RowSource:
         self._stdin = stdin
         self._spool = Spool(config.stdin_spool) if config.stdin_spool else None
         self._ahead: list[list[Row]] = []
+        self._waits = False  # whether the next batch may be long in coming, as far as peek got
         self._stream = self._picked()
 
     @property
@@ -107,10 +109,11 @@ class RowSource:
             InputError: as :meth:`batches`.
         """
         count = sum(map(len, self._ahead))
-        while count < n:
+        while count < n and not (count and self._waits):
             rows = next(self._stream, None)
-            if rows is None or (count and not rows):
+            if rows is None:
                 break
+            self._waits = not rows
             if rows:
                 self._ahead.append(rows)
                 count += len(rows)
@@ -137,7 +140,8 @@ class RowSource:
             first += [item for item in chunk.items if isinstance(item, dict)]
             if len(first) >= FIRST_ROWS:
                 break
-        self._condition.check(first[:FIRST_ROWS], strict=True)
+        piped = any(isinstance(source, StdinSource) for source in self._sources)
+        self._condition.check(first[:FIRST_ROWS], strict=not piped)
 
     def _taken(self) -> Iterator[list[Row]]:
         while self._ahead:
@@ -188,10 +192,15 @@ class RowSource:
                 chunks = Piped(self._spool, stdin, self._halt).chunks(bases)
             else:
                 chunks = source_chunks(source, self._config.base, meter, self._halt)
-            for chunk in chunks:
-                if self._halt.is_set:
-                    return
-                yield chunk
+            try:
+                for chunk in chunks:
+                    if self._halt.is_set:
+                        return
+                    yield chunk
+            except InputError:
+                if not self._halt.is_set:  # a query that was interrupted fails as well
+                    raise
+                return
 
 
 def _check_stdin(config: RowsConfig, stdin: BinaryIO | None) -> BinaryIO | None:

@@ -75,7 +75,8 @@ class Spool:
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.ftruncate(self._file, self._size)
+            if os.fstat(self._file).st_size > self._size:
+                os.ftruncate(self._file, self._size)
             os.lseek(self._file, self._size, os.SEEK_SET)
             left = data
             while left:
@@ -146,8 +147,7 @@ class Piped:
         if self._spool is not None:
             for chunk in self._spool.replay():
                 if self._stdin is not None and chunk.items:
-                    for base in bases(chunk):
-                        kept.count(base)
+                    kept.count(bases(chunk))
                 yield chunk
         if self._stdin is not None:
             yield from self._arriving(self._stdin, kept, bases)
@@ -183,11 +183,9 @@ class Piped:
 
 def _new(chunk: Chunk, line: int, kept: Occurrences, came: Occurrences, bases: Bases) -> Chunk:
     """The items of a chunk that the spool does not hold yet, on lines from ``line`` on."""
-    new = [
-        at
-        for at, base in enumerate(bases(chunk))
-        if derive(base, came.count(base)) not in kept.keys
-    ]
+    known = bases(chunk)
+    pairs = zip(known, came.count(known), strict=True)
+    new = [at for at, (base, k) in enumerate(pairs) if derive(base, k) not in kept.keys]
     raws = chunk.raws or []
     return Chunk(
         chunk.source,

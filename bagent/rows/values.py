@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
 TOO_DEEP = "the JSON is nested too deep"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_KINDS = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+_KINDS = {list: "an array", bool: "a boolean", type(None): "null"}
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -106,7 +106,8 @@ def _second_try(raw: bytes) -> Item | None:
     try:
         value = _SECOND.decode(text)
         if not isinstance(value, dict):
-            kind = _KINDS.get(type(value), "a number")
+            quoted = text.lstrip().startswith('"')  # NaN came out as text too, but is a number
+            kind = "a string" if quoted else _KINDS.get(type(value), "a number")
             return Unreadable(f"not a JSON object but {kind}", raw)
         data: dict[str, Any] = _clean(value)
     except json.JSONDecodeError as error:

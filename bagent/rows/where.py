@@ -31,6 +31,9 @@ FIRST_ROWS = 100
 _NUMBER = "bagent row"
 """Column beside those of the rows; a name with a blank, which a condition will hardly use."""
 
+Cells = tuple[Any, ...]
+"""The values of one row for the names of the condition."""
+
 _TYPES: dict[type, str] = {
     bool: "BOOLEAN",
     float: "DOUBLE",
@@ -67,8 +70,6 @@ class Condition:
                 hint="DuckDB takes them for one; use one of them",
             )
         self._guarded = self._can_guard()
-        # How the rows spell each name: as it stands, else in other case.
-        self._spelled = {name: name for name in self._names}
 
     def check(self, rows: Sequence[dict[str, Any]], *, strict: bool) -> None:
         """Look at the condition in the light of the first rows.
@@ -84,16 +85,23 @@ class Condition:
             return
         self.checked = True
         known = dict.fromkeys(name for row in rows for name in row)
-        for name in self._names:
-            if name not in known:
-                self._spelled[name] = self._find(name, list(known))
+        lower = {name.lower() for name in known}
+        for name in self._needed:
+            if name.lower() not in lower:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise InputError(
+                    f"where: no field '{name}' in the first rows",
+                    hint=f"did you mean {near[0]}?"
+                    if near
+                    else f"there are {', '.join(list(known)[:20])}",
+                )
         import duckdb
 
-        refused: tuple[type[Exception], ...] = (duckdb.CatalogException,)
+        refused: tuple[type[Exception], ...] = (duckdb.CatalogException, duckdb.ParserException)
         if strict:
-            refused = (duckdb.CatalogException, duckdb.BinderException)
-        kinds = {self._signature(row): row for row in rows}
-        errors = [self._error(row) for row in kinds.values()]
+            refused = (*refused, duckdb.BinderException)
+        kinds = {_types(cells): cells for cells in map(self._cells, rows)}
+        errors = [self._error(cells) for cells in kinds.values()]
         if all(isinstance(error, refused) for error in errors):
             message = str(errors[0]).partition("\n")[0]
             hint = "cells of a CSV are text: CAST(name AS DOUBLE)" if "VARCHAR" in message else ""
@@ -102,17 +110,17 @@ class Condition:
     def keep(self, rows: list[Row], notices: Notices) -> list[Row]:
         """The rows that fulfil the condition, and those that cannot be read."""
         kept = [row.error is not None for row in rows]
-        groups: dict[tuple[str, ...], list[int]] = {}
+        groups: dict[tuple[str, ...], list[tuple[int, Cells]]] = {}
         for at, row in enumerate(rows):
             if not kept[at]:
-                groups.setdefault(self._signature(row.data), []).append(at)
-        for types, places in groups.items():
-            for at, answer in zip(
-                places, self._judge(types, [rows[at].data for at in places]), strict=True
-            ):
-                if answer is None:
-                    self._report(rows[at], notices)
+                cells = self._cells(row.data)
+                groups.setdefault(_types(cells), []).append((at, cells))
+        for types, members in groups.items():
+            answers = self._judge(types, [cells for _, cells in members])
+            for (at, cells), answer in zip(members, answers, strict=True):
                 kept[at] = bool(answer)
+                if answer is None:
+                    self._report(rows[at], cells, notices)
         return [row for row, good in zip(rows, kept, strict=True) if good]
 
     def _parse(self) -> Any:
@@ -126,23 +134,14 @@ class Condition:
                 f"where: {tree['error_message']}: {self._text}",
                 hint="a DuckDB condition, e.g. length(text) > 0",
             )
-        return tree["statements"][0]["node"]["where_clause"]
+        nodes = [statement["node"] for statement in tree["statements"]]
+        if len(nodes) != 1 or nodes[0]["type"] != "SELECT_NODE":
+            raise InputError(f"where: this is no condition: {self._text}")
+        return nodes[0]["where_clause"]
 
-    def _find(self, name: str, known: list[str]) -> str:
-        """How the rows spell a name of the condition."""
-        for other in known:
-            if other.lower() == name.lower():
-                return other
-        if name in self._needed:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise InputError(
-                f"where: no field '{name}' in the first rows",
-                hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(known[:20])}",
-            )
-        return name
-
-    def _signature(self, data: dict[str, Any]) -> tuple[str, ...]:
-        return tuple([_type(data.get(self._spelled[name])) for name in self._names])
+    def _cells(self, data: dict[str, Any]) -> Cells:
+        """What a row has for each name of the condition: as it stands, else in other case."""
+        return tuple([data[name] if name in data else _other(data, name) for name in self._names])
 
     def _query(self, types: tuple[str, ...], *, guarded: bool) -> str:
         columns = [f'unnest(range($1)) AS "{_NUMBER}"']
@@ -159,23 +158,18 @@ class Condition:
             test = f"TRY({test})"
         return f'SELECT {test} FROM (SELECT {", ".join(columns)}) ORDER BY "{_NUMBER}"'
 
-    def _values(self, types: tuple[str, ...], rows: list[dict[str, Any]]) -> list[Any]:
+    def _ask(self, types: tuple[str, ...], rows: list[Cells], guarded: bool) -> list[bool | None]:
         values: list[Any] = [len(rows)]
-        for name, kind in zip(self._names, types, strict=True):
-            column = [row.get(self._spelled[name]) for row in rows]
+        for at, kind in enumerate(types):
+            column = [cells[at] for cells in rows]
             if kind == "JSON":
                 column = [msgspec.json.encode(value).decode() for value in column]
             if kind != "NULL":
                 values.append(column)
-        return values
+        query = self._query(types, guarded=guarded)
+        return [answer for (answer,) in self._connection.execute(query, values).fetchall()]
 
-    def _ask(self, types: tuple[str, ...], rows: list[dict[str, Any]], guarded: bool) -> list[Any]:
-        result = self._connection.execute(
-            self._query(types, guarded=guarded), self._values(types, rows)
-        )
-        return [answer for (answer,) in result.fetchall()]
-
-    def _judge(self, types: tuple[str, ...], rows: list[dict[str, Any]]) -> list[bool | None]:
+    def _judge(self, types: tuple[str, ...], rows: list[Cells]) -> list[bool | None]:
         """Whether each row passes; None where the condition fails on it."""
         import duckdb
 
@@ -186,22 +180,22 @@ class Condition:
         except duckdb.Error:
             if len(rows) == 1:
                 return [None]
-        return [answer for row in rows for answer in self._judge(types, [row])]
+        return [answer for cells in rows for answer in self._judge(types, [cells])]
 
-    def _error(self, row: dict[str, Any]) -> Exception | None:
+    def _error(self, cells: Cells) -> Exception | None:
         """What DuckDB says about one row, None where it has an answer."""
         import duckdb
 
         try:
-            self._ask(self._signature(row), [row], guarded=False)
+            self._ask(_types(cells), [cells], guarded=False)
         except duckdb.Error as error:
             return error
         return None
 
-    def _report(self, row: Row, notices: Notices) -> None:
+    def _report(self, row: Row, cells: Cells, notices: Notices) -> None:
         example = ""
         if notices.is_new(FAILED):
-            reason = str(self._error(row.data)).partition("\n")[0]
+            reason = str(self._error(cells)).partition("\n")[0]
             example = f"{row.source}:{row.line}: {reason}"
         notices.add(FAILED, example)
 
@@ -210,12 +204,22 @@ class Condition:
         import duckdb
 
         try:
-            self._ask(("NULL",) * len(self._names), [{}], guarded=True)
+            self._ask(("NULL",) * len(self._names), [(None,) * len(self._names)], guarded=True)
         except duckdb.BinderException as error:
             return "TRY can not" not in str(error)
         except duckdb.Error:
             return True
         return True
+
+
+def _other(data: dict[str, Any], name: str) -> Any:
+    """The value of a name in other case, None where there is none."""
+    lower = name.lower()
+    return next((value for other, value in data.items() if other.lower() == lower), None)
+
+
+def _types(cells: Cells) -> tuple[str, ...]:
+    return tuple([_type(value) for value in cells])
 
 
 def _type(value: Any) -> str:

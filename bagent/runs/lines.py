@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterator
 
 from bagent.runs.openrun import OpenRun
-from bagent.store.readers import result_line
+from bagent.store.readers import encode_result, result_of
 from bagent.types import Json, Outcome, Row
 
 
@@ -34,11 +35,10 @@ class ResultLines:
         """Whether all lines are printed only at the end."""
         return self._late
 
-    def earlier(self) -> list[bytes]:
+    def earlier(self) -> Iterator[bytes]:
         """The lines of rows that an earlier start finished, for completion order."""
-        if self._ordered or not self._store.recorded:
-            return []
-        return list(self._store.earlier_lines())
+        if not self._ordered and self._store.finished:
+            yield from self._store.earlier_lines()
 
     def expect(self, row: Row, answers: list[int]) -> None:
         """Rows in the order in which their lines are due; called in the reader's thread."""
@@ -49,7 +49,7 @@ class ResultLines:
         """The lines that may go out now that ``outcome`` is there."""
         data = row.data if self._store.keep_input else None
         if not self._ordered:
-            return [result_line(outcome, data)]
+            return [_line(outcome, data)]
         if self._late:
             return []
         self._there[outcome.row, outcome.answer] = location, data
@@ -64,10 +64,16 @@ class ResultLines:
         while self._expected and (whole or self._expected[0] in self._there):
             found = self._there.pop(self._expected.popleft(), None)
             if found is not None:
-                lines.append(result_line(self._store.journal.read_at(found[0]), found[1]))
+                lines.append(_line(self._store.journal.read_at(found[0]), found[1]))
         return lines
 
     def print_all(self) -> None:
         """Print every row's current result in input order (a run that went on)."""
         for line in self._store.ordered_lines():
             sys.stdout.buffer.write(line + b"\n")
+
+
+def _line(outcome: Outcome, data: Json) -> bytes:
+    result = result_of(outcome)
+    result["input"] = data
+    return encode_result(result).rstrip(b"\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ from bagent import __version__
 from bagent.errors import (
     EXIT_OK,
     EXIT_ROWS_FAILED,
-    BagentError,
     UsageError,
 )
 from bagent.runs.prepare import STAGE, Prepared
@@ -23,8 +23,9 @@ from bagent.store.codec import unit_of
 from bagent.store.index import DoneIndex, Policy, load_index
 from bagent.store.journal import Journal, Syncer
 from bagent.store.owner import Owner
-from bagent.store.reuse import EarlierAnswers
+from bagent.store.readers import AnswerStore, Wanted, encode_result, iter_results
 from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
+from bagent.store.tables import input_reader
 from bagent.types import Json, Outcome, Row
 
 
@@ -45,7 +46,7 @@ class OpenRun:
     info: RunInfo
     keep_input: bool
     on_change: OnChange
-    earlier: EarlierAnswers | None = None
+    earlier: AnswerStore | None = None
     notes: list[str] = field(default_factory=list)
     _closed: bool = False
 
@@ -114,16 +115,17 @@ class OpenRun:
         return total, total - statuses.get("ok", 0)
 
     def earlier_lines(self) -> Iterator[bytes]:
-        """Result lines of what earlier starts finished, in the order of writing."""
-        from bagent.store.readers import earlier_lines
-
-        return earlier_lines(self.path, self.done, keep_input=self.keep_input)
+        """Result lines of the rows that are left as they are, in the order of writing."""
+        return self._lines(Wanted(done=self.done))
 
     def ordered_lines(self) -> Iterator[bytes]:
         """Result lines of every row, in input order."""
-        from bagent.store.readers import ordered_lines
+        return self._lines(Wanted(ordered=True))
 
-        return ordered_lines(self.path, keep_input=self.keep_input)
+    def _lines(self, wanted: Wanted) -> Iterator[bytes]:
+        read = input_reader(self.info) if self.keep_input else None
+        for result in iter_results(self.path, wanted, report=self.notes.append, read_input=read):
+            yield encode_result(result).rstrip(b"\n")
 
     def close(self, code: int) -> None:
         """Sync and close the journal, write the end into run.json, give the run back.
@@ -231,7 +233,7 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
         at=time.time(),
         part=prepared.part,
         host=platform.node(),
-        pid=_pid(),
+        pid=os.getpid(),
         version=__version__,
     )
     return RunInfo(
@@ -251,13 +253,7 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
     )
 
 
-def _pid() -> int:
-    import os
-
-    return os.getpid()
-
-
-def _earlier(prepared: Prepared) -> EarlierAnswers | None:
+def _earlier(prepared: Prepared) -> AnswerStore | None:
     options = prepared.options
     if options.reuse is None:
         return None
@@ -265,4 +261,4 @@ def _earlier(prepared: Prepared) -> EarlierAnswers | None:
     found = find_run(options.reuse, folder)
     if found.path.resolve() == prepared.run_dir.resolve():
         raise UsageError("--reuse names this run itself", hint="name another run")
-    return EarlierAnswers(found.path)
+    return AnswerStore(found.path, lambda _: None, by_request=True)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 import msgspec
 
@@ -187,6 +188,7 @@ class Session:
         if self._stdout is not None and self._lines is not None:
             for line in self._lines.earlier():
                 self._stdout.put(line)
+                await self._stdout.room()
         self._feeder = Feeder(rows.batches(), self._pending)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
@@ -216,10 +218,9 @@ class Session:
         """Wait for the end of the rows or the first reason to stop before it."""
         fleet = self._fleet
         assert fleet is not None
-        await asyncio.wait(
-            {feeding, ticker, self._switch.asked, fleet.stopped, engine.advice},
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        reasons: list[asyncio.Future[Any]] = [feeding, ticker]
+        reasons += [self._switch.asked, fleet.stopped, engine.advice]
+        await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         if fleet.stopped.done():
             return stop_for(fleet.stopped.result())
         for task in (feeding, ticker):

@@ -100,7 +100,7 @@ def test_nothing_is_suggested_where_nothing_gains_or_order_may_matter(
         "{{ text }}\n\nAnswer good or bad and nothing else.\n",
         "{{ text }}\n\n  indented, with 'quotes' \"both\": and # marks\n\n\ttab\n",
         "{{ text }}\n\nÜmlauts – and – 日本語 that all rows share.\n\n\n",
-        "{{ text }}\n\nA bell \\a stays text: \x07 and a line that is fixed.\n",
+        "{{ text }}\n\nA path C:\\new and a \u2028 separator stay as they are.\n",
     ],
 )
 def test_the_yaml_is_ready_to_paste(tmp_path: Path, user: str) -> None:
@@ -122,7 +122,7 @@ def test_a_file_whose_text_stays_is_still_named(tmp_path: Path) -> None:
     (tmp_path / "system.md").write_text("You are exact.\n")
     job = job_of(
         tmp_path,
-        'prompt: {system: {file: system.md}, user: "{{ text }}\\n\\nAnswer good or bad, please."}\n',
+        'prompt: {system: {file: system.md}, user: "{{ text }}\\n\\nAnswer good or bad, so."}\n',
     )
     found = suggested(job)
 
@@ -130,7 +130,19 @@ def test_a_file_whose_text_stays_is_still_named(tmp_path: Path) -> None:
     assert '  system: {file: "system.md"}\n' in yaml_of(found, job.prompt)
 
 
-def test_rows_that_cannot_be_rendered_make_a_piece_differ(tmp_path: Path) -> None:
-    job = job_of(tmp_path, 'prompt: "{{ text }}\\n\\nSee {{ missing }} and answer good or bad."\n')
+def test_a_field_that_some_rows_lack_differs_by_row(tmp_path: Path) -> None:
+    job = job_of(tmp_path, 'prompt: "{{ text }}\\n\\nSee {{ rare }} and answer good or bad."\n')
+    rows = [{**row, "rare": "the page"} for row in ROWS[:3]] + ROWS[3:]
 
-    assert suggested(job) is None
+    def only_new_orders(prompt: Prompt) -> float:
+        return 100.0 if prompt.render(rows[0]) != Prompt.from_job(job).render(rows[0]) else 0.0
+
+    assert suggest(job, rows, only_new_orders, 16.0) is None
+    every = [{**row, "rare": "the page"} for row in rows]
+    assert suggest(job, every, only_new_orders, 16.0) is not None
+
+
+def test_text_that_a_job_file_may_not_hold_is_not_suggested(tmp_path: Path) -> None:
+    (tmp_path / "user.md").write_text("{{ text }}\n\nAnswer good or bad, \x07 and no more.\n")
+
+    assert suggested(job_of(tmp_path, "prompt: {user: {file: user.md}}\n")) is None

@@ -34,7 +34,8 @@ limits: {timeout: {total: 1h30m, idle: }, hedge: off, row: none}
 results: {allow_failures: 5%}
 cluster: {walltime: 01:00:00, ports: 8000-8003}
 """
-PIECES = list(":{}[]\"'|>-&*!%@`#\n\t ,?~<") + [
+PIECES = [
+    *":{}[]\"'|>-&*!%@`#\n\t ,?~<",
     "{{",
     "}}",
     "{%",

@@ -43,7 +43,8 @@ limits: {concurrency: auto, per_endpoint: auto, retries: 5, hedge: off,
   timeout: {connect: 10s, first_token: 5m, idle: 2m, total: 30m}}
 results: {dir: runs, keep_input: true, parquet: true, duckdb: true, allow_failures: 0}
 cluster: {account: A, queue: prod, nodes: 4, walltime: 1h, engine: vllm serve m,
-  engines_per_node: 2, ports: 8000-8001, gpu_mask: CUDA_VISIBLE_DEVICES, stage: /tmp/m, modules: [a]}
+  engines_per_node: 2, ports: 8000-8001, gpu_mask: CUDA_VISIBLE_DEVICES, stage: /tmp/m,
+  modules: [a]}
 """
 
 

@@ -163,8 +163,8 @@ def test_every_key_and_value_has_its_place():
 
 def test_the_deepest_place_on_a_path_is_found():
     file = read_yaml("a: {b: 1}\n", "job.yaml")
-    spot, depth = find(file.data, ("a", "b", "c", 0), file.spot)
-    assert (str(spot.value_at), depth) == ("job.yaml:1:8", 2)
+    spot, there = find(file.data, ("a", "b", "c", 0), file.spot)
+    assert (str(spot.value_at), there) == ("job.yaml:1:8", ("a", "b"))
 
 
 def test_places_count_after_a_byte_order_mark():

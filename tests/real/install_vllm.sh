@@ -20,7 +20,7 @@ started=$SECONDS
 rm -rf "$dir"
 python=${PYTHON:-python3}
 "$python" -m venv "$dir"
-pip=("$dir/bin/python" -m pip --quiet --disable-pip-version-check)
+pip=("$dir/bin/python" -m pip -qq --disable-pip-version-check)
 
 # A CPU build of torch: from wherever pip already looks, else from PyTorch's own index.
 "${pip[@]}" install "torch==2.13.0+cpu" 2>/dev/null ||

@@ -1,0 +1,132 @@
+"""Which endpoints a job would talk to, and what they tell of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.transport import Transport
+from bagent.checks.servers import Probed, Target, find_target, known_of, kv_tokens, probe_all
+from bagent.errors import BagentError, HostfileError, UsageError
+from bagent.job.load import JobRequest, load_job
+from support.fake_server import FakeServer
+
+
+def target_of(folder: Path, head: str, env: Mapping[str, str] | None = None) -> Target:
+    text = f'{head}\ninput: rows.jsonl\nprompt: "{{{{ x }}}}"\n'
+    request = JobRequest(path=folder / "job.yaml", text=text, cwd=folder, env=env or {})
+    return find_target(load_job(request), env or {})
+
+
+def probe(target: Target) -> list[Probed]:
+    async def run() -> list[Probed]:
+        transport = Transport()
+        backend = OpenAIBackend(transport)
+        try:
+            return await probe_all(backend, transport, target.servers)
+        finally:
+            await backend.close()
+
+    return asyncio.run(run())
+
+
+def test_an_engine_tells_model_context_and_version(tmp_path: Path) -> None:
+    with FakeServer(flavour="vllm", version="0.33.0", max_model_len=4096) as fs:
+        (found,) = probe(target_of(tmp_path, f"backend: vllm://{fs.address}"))
+
+    assert found.alive and found.found is not None
+    assert (found.found.models, found.found.context) == (("fake-model",), 4096)
+    assert found.version == "0.33.0"
+
+
+def test_a_server_that_tells_little_is_alive(tmp_path: Path) -> None:
+    with FakeServer(flavour="openai") as fs:
+        (found,) = probe(target_of(tmp_path, f"backend: {fs.url}"))
+
+    assert found.alive and found.failure is None
+    assert found.version is found.kv_tokens is None
+
+
+def test_every_endpoint_of_a_hostfile_is_asked_in_its_order(tmp_path: Path) -> None:
+    with FakeServer(model="a") as one, FakeServer(model="b") as two:
+        three = FakeServer().start()
+        three.stop()
+        lines = [f"{server.address} role=x" for server in (one, three, two)]
+        (tmp_path / "hosts.txt").write_text("\n".join(lines))
+        target = target_of(tmp_path, "hostfile: hosts.txt")
+        found = probe(target)
+
+    assert [server.endpoint.name for server in found] == [
+        one.address,
+        three.address,
+        two.address,
+    ]
+    assert [server.alive for server in found] == [True, False, True]
+    assert known_of(found).keys() == {one.address, two.address}
+    assert target.servers.own
+
+
+def test_a_refused_key_is_an_answer(tmp_path: Path) -> None:
+    with FakeServer(api_key="right") as fs:
+        (wrong,) = probe(target_of(tmp_path, f"backend: {fs.url}"))
+        right = f"backend: {{url: {fs.url}, api_key_env: KEY}}"
+        (good,) = probe(target_of(tmp_path, right, {"KEY": "right"}))
+
+    assert wrong.alive and wrong.failure is not None and wrong.failure.status == 401
+    assert good.failure is None
+
+
+def test_the_keys_of_a_hostfile_are_those_of_its_tags_and_of_the_backend(tmp_path: Path) -> None:
+    (tmp_path / "hosts.txt").write_text("a:1\nb:2 api_key_env=OTHER\n")
+    head = "backend: {url: vllm, api_key_env: KEY}\nhostfile: hosts.txt"
+    found = target_of(tmp_path, head, {"KEY": "k", "OTHER": "o"}).servers.endpoints
+
+    assert [one.headers["Authorization"] for one in found] == ["Bearer k", "Bearer o"]
+
+
+@pytest.mark.parametrize("head", ["backend: sim", "backend: sim://?replicas=3&max_model_len=512"])
+def test_simulated_engines_are_not_started(tmp_path: Path, head: str) -> None:
+    target = target_of(tmp_path, head)
+
+    assert target.planned is not None and target.planned.startswith("a run starts")
+    assert target.servers.endpoints == []
+    assert target.servers.context == (512 if "512" in head else 8192)
+    assert ("3 engines" in target.planned) == ("replicas=3" in head)
+
+
+@pytest.mark.parametrize(
+    ("head", "error"),
+    [
+        ("name: x", UsageError),
+        ("backend: vllm", UsageError),
+        ("backend: openai", UsageError),
+        ("backend: anthropic", UsageError),
+        ("backend: local://missing.gguf", BagentError),
+        ("backend: sim://?replica=2", UsageError),
+        ("hostfile: missing.txt", HostfileError),
+    ],
+)
+def test_what_cannot_be_talked_to_is_an_error_of_the_user(
+    tmp_path: Path, head: str, error: type[BagentError]
+) -> None:
+    with pytest.raises(error) as caught:
+        target_of(tmp_path, head)
+
+    assert caught.value.exit_code == 2
+
+
+def test_the_kv_cache_is_the_sum_over_engines() -> None:
+    line = (
+        'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",'
+        'num_gpu_blocks="%s",prefix="{\\"a\\"}"} 1.0\n'
+    )
+    text = '# HELP vllm:cache_config_info x\nvllm:other{a="b"} 2\n' + line % (0, "1000")
+
+    assert kv_tokens(text) == 16_000
+    assert kv_tokens(text + line % (1, "500")) == 24_000
+    assert kv_tokens(line % (0, "None")) is None
+    assert kv_tokens("vllm:num_requests_running 0.0\n") is None

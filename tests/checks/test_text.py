@@ -1,0 +1,184 @@
+"""A report as people read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bagent.checks.report import (
+    CheckReport,
+    CostReport,
+    EndpointReport,
+    MaxTokens,
+    PromptReport,
+    ReorderReport,
+    RowReport,
+    SchemaReport,
+    ShareReport,
+    TokenReport,
+)
+from bagent.checks.text import LONGEST_SHOWN, report_text
+
+TOKENS = TokenReport(
+    "tokenize", "/tokenize of h:1", 200, 64, 5, 10, 900, 12.5, 12_512_345, 64, 0, 0
+)
+
+
+def report(**changes: Any) -> CheckReport:
+    base = CheckReport(
+        job="genes",
+        file="job.yaml",
+        backend="vllm://h:1",
+        planned=None,
+        endpoints=(
+            EndpointReport("h:1", "http://h:1/v1", True, None, ("m",), 99, "1.0", "v", None),
+        ),
+        model="m",
+        model_auto=True,
+        context=32_768,
+        inputs=("rows.jsonl",),
+        rows=1_000_000,
+        rows_how="about",
+        looked_at=200,
+        answers=1,
+        max_tokens=MaxTokens(512, 512, False),
+        schema=SchemaReport("s.json", "auto", True, True, True),
+        dedupe=True,
+        stream="never",
+        results="runs/genes",
+        parameters={"model": "m", "stop": ["\n"]},
+        prompts=(),
+        tokens=TOKENS,
+        cost=CostReport(None, None, None, None, None),
+        sharing=None,
+        reorder=None,
+        failing=(),
+        failing_count=0,
+        too_long=(),
+        too_long_count=0,
+        warnings=(),
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def prompt(text: str, **changes: Any) -> PromptReport:
+    messages = [{"role": "user", "content": text}]
+    base = PromptReport("r1", "rows.jsonl", 1, 25, True, 512, messages, None, None)
+    return msgspec.structs.replace(base, **changes)
+
+
+def lines(**changes: Any) -> list[str]:
+    return report_text(report(**changes)).splitlines()
+
+
+def test_an_estimate_says_about_and_promises_three_digits() -> None:
+    shown = lines()
+
+    assert "rows        about 1,000,000 rows (estimated by bytes), the first 200 looked at" in shown
+    assert "            all prompts: about 12,500,000" in shown
+
+
+def test_a_count_of_all_rows_is_exact() -> None:
+    exact = msgspec.structs.replace(TOKENS, rows=200, counted=200, prompts=12_345)
+    shown = lines(rows=200, rows_how="counted", tokens=exact)
+
+    assert "rows        200 rows" in shown
+    assert "            all prompts: 12,345" in shown
+
+
+def test_no_line_of_its_own_is_wider_than_80_columns() -> None:
+    long = RowReport("r" * 40, "a/long/path/to/rows.jsonl", 123_456, "words " * 40)
+    shown = lines(
+        failing=(long,),
+        failing_count=1,
+        sharing=ShareReport(16, 64, True, 120.0, 96.0, 0.0, 8.0, 16.0, 432_000, 901),
+        reorder=ReorderReport(64, 64_000_000, "above", "prompt:\n  user: x\n"),
+        max_tokens=MaxTokens(16, 4096, True),
+    )
+
+    assert max(map(len, shown)) <= 80
+
+
+def test_messages_stand_as_they_are_sent() -> None:
+    text = "  indented\n\ttab  \n\nlast, " + "long " * 40
+    shown = report_text(report(prompts=(prompt(text),)))
+
+    assert "prompt of row r1 (rows.jsonl:1), 25 tokens\n  user\n" in shown
+    body = shown.partition("  user\n")[2].partition("\n\ntokens")[0]
+    assert [line.removeprefix("    ") for line in body.split("\n")] == text.split("\n")
+
+
+def test_control_codes_in_rows_are_made_visible() -> None:
+    evil = "a\x1b[31mred\x07\r\x9b2J\u202ebidi"
+    shown = report_text(
+        report(
+            job=f"x{evil}",
+            prompts=(prompt(evil, id=evil),),
+            failing=(RowReport(evil, evil, 1, evil),),
+            failing_count=1,
+            parameters={"stop": [evil]},
+            reorder=ReorderReport(16, 16, None, f"prompt:\n  user: {evil}\n"),
+        )
+    )
+
+    assert "\\x1b[31mred" in shown
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+
+
+def test_a_very_long_message_is_cut_and_says_so() -> None:
+    shown = report_text(report(prompts=(prompt("x" * (LONGEST_SHOWN + 7)),)))
+
+    assert "[7 more characters; --json shows them]" in shown
+
+
+def test_an_image_is_told_and_not_spilled() -> None:
+    url = "data:image/png;base64," + "A" * 5000
+    parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": url}}]
+    shown = report_text(
+        report(prompts=(prompt("", messages=[{"role": "user", "content": parts}]),))
+    )
+
+    assert "    look\n    [image data:image/png;base64, 5,022 characters]\n" in shown
+
+
+def test_a_row_that_cannot_be_sent_shows_why() -> None:
+    one = prompt("", messages=None, tokens=None, error="prompt.user: the row has no field x")
+
+    assert "  cannot be sent: prompt.user: the row has no field x" in lines(prompts=(one,))
+
+
+def test_a_raw_prompt_is_shown_without_a_role() -> None:
+    shown = report_text(report(prompts=(prompt("", messages=None, prompt="Q: a\nA:"),)))
+
+    assert "  (raw)\n    Q: a\n    A:\n" in shown
+
+
+def test_rows_beyond_those_named_are_counted() -> None:
+    named = (RowReport("r7", "rows.jsonl", 8, "40 prompt tokens are more than 30"),)
+    shown = lines(too_long=named, too_long_count=5)
+
+    assert "too long    row r7 (rows.jsonl:8): 40 prompt tokens are more than 30" in shown
+    assert "            and 4 more of the rows looked at" in shown
+
+
+def test_cost_is_unknown_without_a_price_and_told_with_one() -> None:
+    assert any(line.startswith("cost        unknown (--price IN,OUT") for line in lines())
+    shown = lines(cost=CostReport(0.5, 2.0, 1.0, 2.0, 3.0))
+    assert "cost        prompts about $1.00, answers at most $2.00, together at most $3.00" in shown
+
+
+def test_repeats_say_whether_they_are_sent_once() -> None:
+    tokens = msgspec.structs.replace(TOKENS, repeats=3)
+
+    assert "repeats     3 of 200 requests equal an earlier one (sent once)" in lines(tokens=tokens)
+    again = " ".join(lines(tokens=tokens, dedupe=False))
+    assert "sent each time; dedupe:" in again
+
+
+def test_of_a_large_fleet_the_first_are_named_and_all_are_counted() -> None:
+    dead = EndpointReport("h:2", "u", False, "cannot connect", (), None, None, None, None)
+    shown = lines(endpoints=(*report().endpoints, *[dead] * 99))
+
+    assert sum("h:2" in line for line in shown) == 19
+    assert "            1 of 100 endpoints answer" in shown

@@ -1,0 +1,165 @@
+"""Counting tokens by the tokenizers that servers have, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.backends.transport import Transport
+from bagent.checks.sample import Sampled
+from bagent.checks.tokens import Counted, ServerTokenizer, SimTokenizer, chosen, count_some
+from bagent.types import Row
+
+Json = Any
+Answer = Callable[[str, Json], tuple[int, Json]]
+SETTINGS = CallSettings("m", {}, {})
+
+
+def chat(text: str, place: int = 0) -> Sampled:
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": text}]
+    request = Request(SETTINGS, encode_payload(messages), messages=messages)
+    return Sampled(Row(place, place, None, {}, "r.jsonl", place + 1), request)
+
+
+def raw(text: str) -> Sampled:
+    request = Request(SETTINGS, encode_payload(text), prompt=text, path="/completions")
+    return Sampled(Row(0, 0, None, {}, "r.jsonl", 1), request)
+
+
+def ask(answer: Answer, sample: list[Sampled]) -> tuple[dict[int, Counted], list[tuple[str, Json]]]:
+    """The counts of ``sample`` by a server that gives ``answer``, and what it was asked."""
+    asked: list[tuple[str, Json]] = []
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        body = msgspec.json.decode(await request.read())
+        asked.append((request.path, body))
+        status, found = answer(request.path, body)
+        return web.json_response(found, status=status)
+
+    async def run() -> dict[int, Counted]:
+        runner = web.ServerRunner(web.Server(handle, access_log=None))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        transport = Transport()
+        try:
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+            return await count_some(sample, ServerTokenizer(transport, Endpoint("e", url), "m"))
+        finally:
+            await transport.close()
+            await runner.cleanup()
+
+    return asyncio.run(run()), asked
+
+
+def test_vllm_counts_messages_with_its_chat_template() -> None:
+    def vllm(path: str, body: Json) -> tuple[int, Json]:
+        assert path == "/tokenize"
+        return 200, {"count": 9, "max_model_len": 99, "tokens": [7] * 9, "token_strs": None}
+
+    counted, asked = ask(vllm, [chat("hello")])
+
+    assert counted == {0: Counted(9, struct.pack("<9I", *[7] * 9))}
+    assert asked[0][1] == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "hello"}],
+    }
+
+
+def test_raw_text_is_counted_as_a_prompt() -> None:
+    counted, asked = ask(
+        lambda path, body: (200, {"count": 4, "tokens": [1, 2, 3, 4]}), [raw("ab")]
+    )
+
+    assert counted[0].tokens == 4
+    assert asked == [("/tokenize", {"model": "m", "prompt": "ab"})]
+
+
+def test_llama_cpp_counts_the_text_that_its_template_makes() -> None:
+    def llama(path: str, body: Json) -> tuple[int, Json]:
+        if path == "/apply-template":
+            return 200, {"prompt": "|".join(one["content"] for one in body["messages"])}
+        return 200, {"tokens": list(body.get("content", "").encode())}
+
+    counted, asked = ask(llama, [chat("abc"), chat("abcd"), raw("xy")])
+
+    assert [counted[place].tokens for place in range(3)] == [5, 6, 2]
+    assert counted[0].packed == struct.pack("<5I", *b"S|abc")
+    questions = [body for path, body in asked if path == "/tokenize" and "content" in body]
+    assert {"content": "S|abc", "add_special": True, "parse_special": True} in questions
+
+
+def test_a_missing_route_is_asked_for_once() -> None:
+    counted, asked = ask(
+        lambda path, body: (404, {"error": "no"}), [chat("a", n) for n in range(9)]
+    )
+
+    assert counted == {}
+    assert len(asked) == 1
+
+
+def test_a_prompt_that_the_server_refuses_leaves_the_others_counted() -> None:
+    def strict(path: str, body: Json) -> tuple[int, Json]:
+        if path != "/tokenize" or body["messages"][1]["content"] == "bad":
+            return 400, {"error": {"message": "no"}}
+        return 200, {"count": 3, "tokens": [1, 2, 3]}
+
+    counted, _ = ask(strict, [chat("a"), chat("bad"), chat("b")])
+
+    assert counted.keys() == {0, 2}
+
+
+def test_an_answer_of_another_shape_counts_nothing() -> None:
+    for answer in ([1, 2], {"count": True}, {"count": "9"}, {"tokens": "x"}, None):
+        assert ask(lambda path, body, a=answer: (200, a), [chat("a")])[0] == {}  # type: ignore[misc]
+
+
+def test_a_server_that_is_gone_counts_nothing() -> None:
+    async def run() -> dict[int, Counted]:
+        transport = Transport()
+        try:
+            gone = Endpoint("e", "http://127.0.0.1:9/v1")
+            return await count_some([chat("a"), chat("b")], ServerTokenizer(transport, gone, None))
+        finally:
+            await transport.close()
+
+    assert asyncio.run(run()) == {}
+
+
+def test_rows_without_a_request_are_not_asked_for() -> None:
+    broken = Sampled(Row(0, 0, None, {}, "r.jsonl", 1), None, "bad")
+    counted, asked = ask(
+        lambda path, body: (200, {"count": 2, "tokens": [1, 2]}), [broken, chat("a")]
+    )
+
+    assert counted.keys() == {1}
+    assert len(asked) == 1
+
+
+def test_the_simulated_tokenizer_counts_what_the_engine_would() -> None:
+    from bagent.sim import tokens
+
+    one = chat("four score and seven years ago")
+    counted = asyncio.run(SimTokenizer().count(one))
+
+    assert one.messages is not None
+    packed = tokens.pack(tokens.render(one.messages))
+    assert counted == Counted(len(packed) // 4, packed)
+
+
+def test_few_rows_are_all_counted_and_of_many_the_longest_and_a_spread() -> None:
+    assert chosen([5, 1, 9], most=4, longest=1) == [0, 1, 2]
+    sizes = [1] * 100
+    sizes[57] = sizes[31] = 50
+    places = chosen(sizes, most=10, longest=2)
+
+    assert len(places) == 10
+    assert {31, 57} <= set(places)
+    assert places[0] < 10 and places[-1] > 80

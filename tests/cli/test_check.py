@@ -1,0 +1,426 @@
+"""``bagent check`` as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bagent.cli.main import main
+from support.cli import Completed, Running, clean_env, run_bagent
+from support.fake_server import FakeServer
+from support.jobs import rows, write_job, write_rows
+from support.replies import ok
+
+Json = Any
+Bagent = Callable[..., Completed]
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"verdict": {"enum": ["good", "bad"]}},
+    "required": ["verdict"],
+    "additionalProperties": False,
+}
+Check = Callable[..., Completed]
+GENERATING = ("/completions", "/chat/completions", "/batch", "/embeddings", "/responses")
+
+
+@pytest.fixture
+def check(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> Check:
+    """``bagent check ARGS`` in ``job_dir``, in this process: a tenth of the time of a new one."""
+    monkeypatch.chdir(job_dir)
+    for name in list(os.environ):
+        if name.lower().endswith(("_proxy", "_api_key", "_hostfile")):
+            monkeypatch.delenv(name)
+
+    def call(args: list[str], env: dict[str, str] | None = None) -> Completed:
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
+        code = main(["check", *args])
+        found = capfdbinary.readouterr()
+        return Completed(code, found.out.decode(), found.err.decode(), 0.0)
+
+    return call
+
+
+def vllm(fs: FakeServer) -> str:
+    return f"vllm://{fs.address}"
+
+
+def looked(done: Completed) -> Json:
+    """The report of ``check --json``."""
+    assert done.out.count("\n") == 1, done.err
+    return msgspec.json.decode(done.out)
+
+
+def test_nothing_is_generated_and_nothing_is_written(check: Check, job_dir: Path) -> None:
+    with FakeServer(flavour="vllm") as fs:
+        write_job(job_dir, vllm(fs), 30, output={"schema": SCHEMA})
+        before = sorted(job_dir.iterdir())
+        done = check(["job.yaml"])
+
+        assert done.code == 0
+        assert fs.requests == []
+        asked = {(seen.method, seen.path) for seen in fs.probes}
+        assert not [path for _, path in asked if path.endswith(GENERATING)]
+        assert {path for method, path in asked if method == "POST"} == {"/tokenize"}
+        assert [one for one in sorted(job_dir.iterdir()) if one.name != ".home"] == before
+
+
+def test_the_prompts_shown_are_those_that_a_run_sends(bagent: Bagent, job_dir: Path) -> None:
+    with FakeServer({"*": [ok('{"verdict":"good"}')]}, flavour="vllm") as fs:
+        write_job(
+            job_dir,
+            vllm(fs),
+            2,
+            prompt={"system": "Judge.", "user": "id={{ id }} {{ text }}\n"},
+            output={"schema": SCHEMA},
+            sampling={"temperature": 0, "top_p": 0.9, "extra": {"priority": 5}},
+        )
+        report = looked(bagent(["check", "job.yaml", "--json"]))
+        ran = bagent(["run", "job.yaml"])
+        assert ran.code == 0, ran.err
+        sent = {seen.row_id: dict(seen.body) for seen in fs.requests}
+
+    assert [one["id"] for one in report["prompts"]] == ["r1", "r2"]
+    for one in report["prompts"]:
+        body = sent[one["id"]]
+        assert one["messages"] == body.pop("messages")
+        assert one["max_tokens"] == body["max_tokens"]
+        body.pop("stream", None)
+        body.pop("stream_options", None)
+        if one["id"] == "r1":
+            assert report["parameters"] == body
+    assert "JSON Schema" in report["prompts"][0]["messages"][0]["content"]
+
+
+def test_the_report_tells_what_the_job_resolves_to(check: Check, job_dir: Path) -> None:
+    with FakeServer(flavour="vllm", version="0.33.0", max_model_len=4096) as fs:
+        write_job(
+            job_dir, vllm(fs), 12, model="auto", answers=3, sampling=None, output={"schema": SCHEMA}
+        )
+        done = check(["job.yaml"])
+
+    assert done.code == 0, done.err
+    for words in (
+        f"{fs.address}, answers, vllm 0.33.0, fake-model, context 4,096",
+        "model       fake-model (auto), context 4,096 tokens",
+        "rows        12 rows",
+        "answers     3 per row",
+        "(automatic: what the",
+        "strict), described in the prompt",
+        "prompt of row r1 (rows.jsonl:1), ",
+        "prompt of row r2 (rows.jsonl:2), ",
+        f"counted by /tokenize of {fs.address}",
+        "cost        unknown",
+    ):
+        assert words in done.out
+    assert "prompt of row r3" not in done.out
+    assert done.err == "next: bagent run job.yaml\n"
+
+
+def test_totals_and_cost_are_of_all_rows(check: Check, job_dir: Path) -> None:
+    with FakeServer(flavour="vllm") as fs:
+        write_job(job_dir, vllm(fs), 100, answers=2)
+        args = ["job.yaml", "--json", "--rows", "20", "--price", "1,2", "--prompts", "0"]
+        report = looked(check(args))
+
+    tokens, cost = report["tokens"], report["cost"]
+    assert (report["rows"], report["looked_at"], report["prompts"]) == (100, 20, [])
+    assert (tokens["how"], tokens["counted"], tokens["rows"]) == ("tokenize", 20, 20)
+    assert tokens["prompts"] == pytest.approx(tokens["mean"] * 200, abs=10)
+    assert tokens["answers_at_most"] == 64 * 200
+    assert cost["prompts_usd"] == pytest.approx(tokens["prompts"] / 1e6)
+    assert cost["answers_usd_at_most"] == pytest.approx(2 * 64 * 200 / 1e6)
+
+
+def test_rows_that_do_not_fit_the_context_are_named(check: Check, job_dir: Path) -> None:
+    values = rows(8)
+    values[4]["text"] = "long " * 500
+    with FakeServer(flavour="vllm", max_model_len=1000) as fs:
+        write_job(job_dir, vllm(fs), values)
+        done = check(["job.yaml"])
+
+    assert done.code == 0
+    assert "too long    row r5 (rows.jsonl:5): 2," in done.out
+    assert "are more than 1,000" in " ".join(done.out.split())
+
+
+def test_rows_that_will_fail_are_named(check: Check, job_dir: Path, fs: FakeServer) -> None:
+    write_job(job_dir, fs.url)
+    (job_dir / "rows.jsonl").write_text('{"id":"r1","text":"a"}\nnot json\n{"id":"r3"}\n')
+    done = check(["job.yaml"])
+
+    assert done.code == 0
+    assert "(rows.jsonl:2): malformed JSON" in done.out
+    assert "will fail   row " in done.out
+    assert "row r3 (rows.jsonl:3): prompt.user: the row has no field text" in done.out
+
+
+def test_without_a_tokenizer_tokens_are_estimated(
+    check: Check, job_dir: Path, fs: FakeServer
+) -> None:
+    write_job(job_dir, fs.url, 5)
+    done = check(["job.yaml"])
+
+    assert "estimated by characters (4 bytes a token)" in done.out
+    assert "prompt of row r1 (rows.jsonl:1), about " in done.out
+
+
+def test_a_better_order_is_suggested_and_is_right(check: Check, job_dir: Path) -> None:
+    values = [{"id": f"r{n}", "text": f"a text of row {n} " * 9} for n in range(20)]
+    tail = "Answer with one word, good or bad, and give no other text, no code and no reason."
+    with FakeServer(flavour="vllm") as fs:
+        job = write_job(job_dir, vllm(fs), values, prompt={"user": "{{ text }}\n\n" + tail})
+        first = looked(check(["job.yaml", "--json"]))
+        text = job.read_text()
+        start, end = text.index("prompt:"), text.index("sampling:")
+        job.write_text(text[:start] + first["reorder"]["yaml"] + text[end:])
+        second = looked(check(["job.yaml", "--json"]))
+
+    assert first["reorder"]["gain"] >= 64
+    gained = second["sharing"]["by_all"] - first["sharing"]["by_all"]
+    assert gained == pytest.approx(first["reorder"]["gain"], abs=16)
+    assert second["reorder"] is None
+    assert second["prompts"][0]["messages"][0]["content"].startswith(tail)
+
+
+def test_no_endpoint_is_75_after_the_whole_report(check: Check, job_dir: Path) -> None:
+    with FakeServer() as fs:
+        pass
+    write_job(job_dir, fs.url, 3)
+    done = check(["job.yaml"])
+
+    assert done.code == 75
+    assert f"{fs.address}, no answer, cannot connect" in done.out
+    assert "prompt of row r1" in done.out and "cost" in done.out
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"bagent: error: cannot connect to {fs.address}")
+    assert "bagent run job.yaml --wait-hosts 10m" in line
+
+
+def test_an_automatic_model_of_a_dead_endpoint_is_unknown(check: Check, job_dir: Path) -> None:
+    with FakeServer() as fs:
+        pass
+    write_job(job_dir, fs.url, 3, model="auto")
+    done = check(["job.yaml", "--json"])
+
+    assert done.code == 75
+    assert looked(done)["model"] is None
+
+
+def test_one_dead_endpoint_of_a_fleet_is_a_warning(check: Check, job_dir: Path) -> None:
+    with FakeServer() as dead:
+        pass
+    with FakeServer(flavour="vllm") as fs:
+        (job_dir / "hosts.txt").write_text(f"{fs.address}\n{dead.address}\n")
+        write_job(job_dir, "vllm", 3)
+        done = check(["job.yaml", "--hostfile", "hosts.txt"])
+
+    assert done.code == 0
+    assert "1 of 2 endpoints answer" in done.out
+    assert f"warning: {dead.address}: cannot connect" in done.err
+    assert done.err.endswith("next: bagent run job.yaml --hostfile hosts.txt\n")
+
+
+def test_a_refused_key_is_76(check: Check, job_dir: Path) -> None:
+    with FakeServer(api_key="right") as fs:
+        write_job(job_dir, fs.url, 3)
+        done = check(["job.yaml"])
+
+    assert done.code == 76
+    assert "give the right key" in done.err
+    assert "prompt of row r1" in done.out
+
+
+def test_a_model_that_is_not_served_is_a_warning(
+    check: Check, job_dir: Path, fs: FakeServer
+) -> None:
+    write_job(job_dir, fs.url, 3)
+    done = check(["job.yaml", "--model", "other"])
+
+    assert done.code == 0
+    assert f"warning: {fs.address} serves fake-model, not other\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"modle": "x"}, "did you mean model?"),
+        ({"prompt": {"user": "{{ nope }}"}}, "nope is in none of the first 3 rows"),
+        ({"input": "missing.jsonl"}, "missing.jsonl"),
+        ({"output": {"schema": {"type": "objekt"}}}, "not a JSON Schema"),
+        ({"backend": None}, "backend"),
+        ({"sampling": {"temperature": "hot"}}, "temperature"),
+    ],
+)
+def test_what_is_wrong_in_a_job_is_one_line_and_2(
+    check: Check, job_dir: Path, fs: FakeServer, keys: dict[str, Json], words: str
+) -> None:
+    write_job(job_dir, fs.url, 3, **keys)
+    done = check(["job.yaml"])
+
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err.splitlines()
+    assert line.startswith("bagent: error: ") and words in line
+    assert fs.requests == [] and fs.probes == []
+
+
+@pytest.mark.parametrize(
+    "args", [["--price", "much"], ["--rows", "0"], ["--prompts", "-1"], ["--set", "modle=x"]]
+)
+def test_a_wrong_option_is_one_line_and_2(
+    check: Check, job_dir: Path, fs: FakeServer, args: list[str]
+) -> None:
+    write_job(job_dir, fs.url, 3)
+    done = check(["job.yaml", *args])
+
+    assert (done.code, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1 and args[0].lstrip("-") in done.err
+
+
+def test_endpoints_that_serve_different_models_are_wrong_for_auto(
+    check: Check, job_dir: Path
+) -> None:
+    with FakeServer(model="a") as one, FakeServer(model="b") as two:
+        (job_dir / "hosts.txt").write_text(f"{one.address}\n{two.address}\n")
+        write_job(job_dir, "vllm", 3, model=None, hostfile="hosts.txt")
+        done = check(["job.yaml"])
+
+    assert done.code == 2
+    assert "the endpoints differ" in done.err
+
+
+def test_options_of_run_change_what_is_looked_at(check: Check, job_dir: Path) -> None:
+    write_job(job_dir, "vllm://127.0.0.1:9", 3)
+    write_rows(job_dir / "other.jsonl", 40)
+    args = ["job.yaml", "-i", "other.jsonl", "--backend", "sim", "--limit", "7"]
+    done = check([*args, "--set", "sampling.max_tokens=9", "--model", "auto"])
+
+    assert done.code == 0, done.err
+    assert "not started: a run starts 1 engine" in done.out
+    assert "rows        7 rows" in done.out
+    assert "max_tokens  9" in done.out
+    assert "the simulated engine's tokenizer" in done.out
+    command = done.err.removeprefix("next: ").split()
+    assert command[:3] == ["bagent", "run", "job.yaml"]
+    assert " ".join(command).endswith("--set sampling.max_tokens=9 --limit 7")
+
+
+def test_rows_from_stdin_are_looked_at(bagent: Bagent, job_dir: Path, fs: FakeServer) -> None:
+    write_job(job_dir, fs.url, input="-")
+    lines = "".join(f'{{"id":"r{n}","text":"t"}}\n' for n in range(50))
+    done = bagent(["check", "job.yaml", "--rows", "10"], stdin=lines)
+
+    assert done.code == 0, done.err
+    assert "rows        at least " in done.out
+    assert "the first 10 looked at" in done.out
+    assert not (job_dir / "runs").exists()
+
+
+def test_a_batch_file_is_looked_at_as_it_is(check: Check, job_dir: Path) -> None:
+    messages = [{"role": "user", "content": "id=r1 hello"}]
+    body = {"model": "m", "messages": messages, "max_tokens": 5, "temperature": 0.5}
+    line = {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    write_rows(job_dir / "batch.jsonl", [line])
+    with FakeServer(flavour="vllm") as fs:
+        done = check(["batch.jsonl", "--backend", vllm(fs), "--json"])
+
+    report = looked(done)
+    assert report["prompts"][0]["messages"] == messages
+    assert report["parameters"] == {"model": "m", "max_tokens": 5, "temperature": 0.5}
+    assert report["max_tokens"] == {"least": 5, "most": 5, "automatic": False}
+
+
+def test_piped_output_has_no_control_codes(check: Check, job_dir: Path, fs: FakeServer) -> None:
+    values = [{"id": "r\x1b[2J", "text": "a\x1b[31mred\x07"}, {"id": 2, "text": ""}]
+    write_job(job_dir, fs.url, values)
+    done = check(["job.yaml"])
+
+    assert done.code == 0
+    assert "\\x1b[31mred" in done.out
+    assert all(letter.isprintable() or letter == "\n" for letter in done.out + done.err)
+
+
+def test_any_locale_can_print_any_prompt(bagent: Bagent, job_dir: Path, fs: FakeServer) -> None:
+    write_job(job_dir, fs.url)
+    (job_dir / "rows.jsonl").write_text('{"id":"ü","text":"日本 \\ud800"}\n', encoding="utf-8")
+    env = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = bagent(["check", "job.yaml"], env=env)
+
+    assert done.code == 0, done.err
+    assert "日本 \\ud800" in done.out
+
+
+def test_a_closed_pipe_ends_quietly(job_dir: Path, fs: FakeServer) -> None:
+    write_job(job_dir, fs.url, [{"id": 1, "text": "x" * 19_000}] * 20)
+    command = f"{sys.executable} -m bagent check job.yaml --prompts 20 | head -1"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=job_dir,
+        env=clean_env(job_dir / ".home"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.stdout.startswith("job ")
+    assert "Traceback" not in done.stderr and "rror" not in done.stderr
+
+
+def test_a_key_is_never_shown(check: Check, job_dir: Path) -> None:
+    with FakeServer(flavour="vllm", api_key="s3cret") as fs:
+        write_job(job_dir, "x", 2, backend={"url": vllm(fs), "api_key_env": "KEY"})
+        plain = check(["job.yaml"], env={"KEY": "s3cret"})
+        as_json = check(["job.yaml", "--json"], env={"KEY": "s3cret"})
+        url = f"http://user:hunter2@{fs.address}/v1"
+        with_login = check(["job.yaml", "--backend", url, "--json"])
+
+    assert plain.code == as_json.code == 0
+    assert "s3cret" not in plain.out + plain.err + as_json.out + as_json.err
+    assert "hunter2" not in with_login.out + with_login.err
+
+
+def test_a_file_of_many_rows_is_not_read_to_its_end(check: Check, job_dir: Path) -> None:
+    write_job(job_dir, "sim", model=None)
+    line = '{"id":%d,"text":"' + "some words " * 60 + '"}\n'
+    with (job_dir / "rows.jsonl").open("w") as file:
+        file.writelines(line % number for number in range(60_000))
+    report = looked(check(["job.yaml", "--json"]))
+
+    assert report["rows_how"] == "about"
+    assert report["rows"] == pytest.approx(60_000, rel=0.03)
+    assert report["looked_at"] == 200
+
+
+def test_ctrl_c_while_an_endpoint_is_silent_ends_quietly(job_dir: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        write_job(job_dir, f"http://127.0.0.1:{silent.getsockname()[1]}/v1", 2)
+        with Running(["check", "job.yaml"], job_dir) as running:
+            connection, _ = silent.accept()
+            running.send(signal.SIGINT)
+            done = running.finish(20)
+            connection.close()
+
+    assert done.code == 130
+    assert "Traceback" not in done.err
+
+
+def test_the_help_has_an_example(tmp_path: Path) -> None:
+    done = run_bagent(["check", "-h"], tmp_path)
+
+    assert done.code == 0
+    assert "Example: bagent check job.yaml" in done.out

@@ -1,0 +1,229 @@
+"""A fleet over a backend that does what the test says, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.request import CallSettings, Request
+from bagent.fleet.call import Call, Delivery
+from bagent.fleet.dispatcher import Fleet, FleetConfig
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.limiter import InFlightLimit, Pace
+from bagent.types import Attempt, Failure, Reply
+
+SETTINGS = CallSettings(model="m", sampling={}, extra={})
+GOOD = Reply(text="yes", finish_reason="stop")
+REFUSED = Failure("connect", "connection refused", passing=True)
+BROKEN = Failure("overloaded", "HTTP 500", passing=True, status=500)
+LASTING = Failure("rejected", "HTTP 400", status=400)
+FULL = Failure("overloaded", "HTTP 503: busy", passing=True, status=503, busy=True)
+
+
+def throttled(told: float | None = None) -> Failure:
+    """A 429, with the wait that it asks for."""
+    return Failure("rate_limited", "HTTP 429", True, 429, told, busy=True)
+
+
+@dataclass
+class Answer:
+    """What one request comes to, ``seconds`` after it was sent."""
+
+    result: Reply | Failure = GOOD
+    seconds: float = 1.0
+    again: bool = False
+    learned: bool = False
+    gate: asyncio.Event | None = None
+
+
+Script = Callable[[int, int], Answer]
+"""(row, how often the endpoint was asked before) -> answer."""
+
+
+def always(result: Reply | Failure = GOOD, seconds: float = 1.0) -> Script:
+    """The same answer to everything."""
+    return lambda row, number: Answer(result, seconds)
+
+
+@dataclass
+class ScriptedBackend:
+    """Answers by endpoint name; counts what is sent where and how much is out at once."""
+
+    scripts: dict[str, Script]
+    probes: dict[str, Callable[[int], Capabilities | Failure]] = field(default_factory=dict)
+    probe_seconds: float = 0.1
+    sent: list[tuple[float, str, int]] = field(default_factory=list)
+    timeouts: list[Timeouts] = field(default_factory=list)
+    probed: list[tuple[float, str]] = field(default_factory=list)
+    out: Counter[str] = field(default_factory=Counter)
+    peak: Counter[str] = field(default_factory=Counter)
+    cancelled: int = 0
+
+    @property
+    def shares(self) -> Counter[str]:
+        """How many requests each endpoint got."""
+        return Counter(name for _, name, _ in self.sent)
+
+    def times(self, row: int) -> list[float]:
+        """When the row was sent."""
+        return [at for at, _, sent in self.sent if sent == row]
+
+    def group_limit(self, endpoint: Endpoint) -> int:
+        """One call a request."""
+        return 1
+
+    async def send(
+        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
+    ) -> Exchange:
+        """Answer as the endpoint's script says."""
+        loop = asyncio.get_running_loop()
+        name, row, started = endpoint.name, int(group[0].payload), loop.time()
+        number = self.shares[name] if len(self.scripts) > 1 else len(self.sent)
+        self.sent.append((started, name, row))
+        self.timeouts.append(timeouts)
+        answer = self.scripts[name](row, number)
+        for key in (name, "all"):
+            self.out[key] += 1
+            self.peak[key] = max(self.peak[key], self.out[key])
+        try:
+            if answer.gate is not None:
+                await answer.gate.wait()
+            elif answer.seconds:
+                await asyncio.sleep(answer.seconds)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            for key in (name, "all"):
+                self.out[key] -= 1
+        result = answer.result
+        return Exchange(
+            results=[result],
+            sent=started,
+            done=loop.time(),
+            status=200 if isinstance(result, Reply) else result.status,
+            again=answer.again,
+            learned=answer.learned,
+        )
+
+    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
+        """Answer as ``probes`` says; without an entry the endpoint is well."""
+        self.probed.append((asyncio.get_running_loop().time(), endpoint.name))
+        await asyncio.sleep(self.probe_seconds)
+        found = self.probes.get(endpoint.name)
+        return found(len(self.probed)) if found else Capabilities()
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass
+class Recorder:
+    """Takes the ends of calls."""
+
+    replies: dict[int, Delivery] = field(default_factory=dict)
+    failures: dict[int, tuple[Failure, Delivery | None]] = field(default_factory=dict)
+    ended_at: dict[int, float] = field(default_factory=dict)
+    on_reply: Callable[[Call, Reply], Failure | None] = lambda call, reply: None
+
+    def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
+        """Note a reply."""
+        failure = self.on_reply(call, reply)
+        if failure is None:
+            self._end(call)
+            self.replies[call.row] = delivery
+        return failure
+
+    def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
+        """Note the failure that ends a call."""
+        self._end(call)
+        self.failures[call.row] = failure, delivery
+
+    def _end(self, call: Call) -> None:
+        assert call.row not in self.ended_at, f"row {call.row} ended twice"
+        self.ended_at[call.row] = asyncio.get_running_loop().time()
+
+
+@dataclass
+class Setup:
+    """A fleet with everything that it talks to."""
+
+    fleet: Fleet
+    backend: ScriptedBackend
+    states: list[EndpointState]
+    pace: Pace
+    recorder: Recorder = field(default_factory=Recorder)
+    attempts: list[Attempt] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def call(self, row: int, **fields: Any) -> Call:
+        """A call for a row."""
+        request = Request(SETTINGS, b"%d" % row)
+        return Call(self.recorder, request, f"k{row}", row, "map", 0, **fields)
+
+    async def feed(self, count: int, row_seconds: float | None = None) -> None:
+        """Submit rows as a reader does: each when there is room."""
+        for row in range(count):
+            await self.fleet.room()
+            now = asyncio.get_running_loop().time()
+            end = None if row_seconds is None else now + row_seconds
+            self.fleet.submit(self.call(row, give_up_at=end))
+
+    async def run(self, count: int, row_seconds: float | None = None) -> None:
+        """Feed rows and wait for their ends; a reason to stop is raised."""
+        work = asyncio.ensure_future(self._whole(count, row_seconds))
+        await asyncio.wait([work, self.fleet.stopped], return_when=asyncio.FIRST_COMPLETED)
+        if self.fleet.stopped.done():
+            work.cancel()
+            raise self.fleet.stopped.result()
+        await work
+
+    async def _whole(self, count: int, row_seconds: float | None) -> None:
+        await self.feed(count, row_seconds)
+        await self.fleet.idle()
+
+    def tries(self) -> dict[int, int]:
+        """How many attempts were recorded for each row."""
+        counts: dict[int, int] = defaultdict(int)
+        for attempt in self.attempts:
+            counts[attempt.row] += 1
+        return counts
+
+
+def setup(
+    scripts: dict[str, Script],
+    *,
+    limit: int = 8,
+    growing: bool = False,
+    per_minute: float | None = None,
+    probes: dict[str, Callable[[int], Capabilities | Failure]] | None = None,
+    **config: Any,
+) -> Setup:
+    """A fleet of one endpoint per script; call it inside the loop."""
+    backend = ScriptedBackend(scripts, probes or {})
+    states = [
+        EndpointState(
+            Endpoint(name, f"http://{name}/v1"), InFlightLimit(limit, 1000, growing=growing)
+        )
+        for name in scripts
+    ]
+    config.setdefault("concurrency", 1000)
+    attempts: list[Attempt] = []
+    notices: list[str] = []
+    pace = Pace(per_minute, 120.0)
+    fleet = Fleet(
+        states,
+        backend,
+        FleetConfig(**config),
+        pace=pace,
+        on_attempt=attempts.append,
+        notice=notices.append,
+        random=Random(1),
+    )
+    return Setup(fleet, backend, states, pace, attempts=attempts, notices=notices)

@@ -1,0 +1,136 @@
+"""What ``--deadline`` may say."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from bagent.errors import UsageError
+from bagent.fleet.deadline import MARGIN, Deadline, read_deadline
+
+NOW = 1_700_000_000.0
+
+
+def at(text, env=None):
+    deadline = read_deadline(text, env or {}, NOW)
+    return None if deadline is None else deadline.at
+
+
+@pytest.mark.parametrize("text", ["none", "", "  ", "None", "NONE"])
+def test_none_is_no_deadline(text):
+    assert at(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("55m", 3300),
+        ("+55m", 3300),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("90", 90),
+        ("90s", 90),
+        ("2m30", 150),
+        ("0", 0),
+        ("1d2h3m4s", 93784),
+        (" 10M ", 600),
+        ("0.5s", 0.5),
+    ],
+)
+def test_a_duration_counts_from_now(text, seconds):
+    assert at(text) == NOW + seconds
+
+
+def test_unix_time_has_an_at_sign():
+    assert at("@1700003600") == 1_700_003_600
+    assert at("@1700003600.5") == 1_700_003_600.5
+    assert at("@1") == 1
+
+
+def test_an_iso_time_may_have_an_offset():
+    when = datetime(2026, 1, 31, 18, 0, tzinfo=UTC).timestamp()
+    assert at("2026-01-31T18:00Z") == when
+    assert at("2026-01-31T18:00:00+00:00") == when
+    assert at("2026-01-31 19:00+01:00") == when
+
+
+def test_an_iso_time_without_offset_is_local(monkeypatch):
+    monkeypatch.setenv("TZ", "America/Chicago")
+    time.tzset()
+    try:
+        assert at("2026-01-31T12:00") == datetime(2026, 1, 31, 18, 0, tzinfo=UTC).timestamp()
+        assert at("2026-07-31T13:00") == datetime(2026, 7, 31, 18, 0, tzinfo=UTC).timestamp()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "soon",
+        "-5m",
+        "++5m",
+        "5x",
+        "m",
+        "5m5h",
+        "1e3",
+        "@",
+        "@soon",
+        "@nan",
+        "@inf",
+        "@-5",
+        "18:00",
+        "2026-13-01T00:00",
+        "0001-01-01T00:00",
+        "nan",
+        "inf",
+        "٥m",
+    ],
+)
+def test_anything_else_is_an_error_that_shows_the_forms(text):
+    with pytest.raises(UsageError) as error:
+        at(text)
+    assert text.strip() in str(error.value)
+    assert "55m" in str(error.value)
+    assert "@UNIX_SECONDS" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["1767225600", "20260131", "400d"])
+def test_a_duration_of_years_is_surely_meant_otherwise(text):
+    with pytest.raises(UsageError, match="not a deadline"):
+        at(text)
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({}, None),
+        ({"BAGENT_DEADLINE": "@1700003600"}, 1_700_003_600),
+        ({"BAGENT_DEADLINE": "55m"}, NOW + 3300),
+        ({"BAGENT_DEADLINE": "none"}, None),
+        ({"BAGENT_DEADLINE": "none", "SLURM_JOB_END_TIME": "1700003600"}, None),
+        ({"BAGENT_DEADLINE": "@5", "SLURM_JOB_END_TIME": "1700003600"}, 5),
+        ({"BAGENT_DEADLINE": "auto", "SLURM_JOB_END_TIME": "1700003600"}, 1_700_003_600),
+        ({"BAGENT_DEADLINE": " ", "SLURM_JOB_END_TIME": "1700003600"}, 1_700_003_600),
+        ({"SLURM_JOB_END_TIME": "1700003600"}, 1_700_003_600),
+        ({"SLURM_JOB_END_TIME": "Unknown"}, None),
+        ({"SLURM_JOB_END_TIME": ""}, None),
+    ],
+)
+def test_auto_reads_the_environment(env, found):
+    assert at("auto", env) == found
+    assert at(" AUTO ", env) == found
+
+
+def test_a_bad_deadline_in_the_environment_is_named():
+    with pytest.raises(UsageError, match="BAGENT_DEADLINE: not a deadline: 'soon'"):
+        at("auto", {"BAGENT_DEADLINE": "soon"})
+
+
+def test_feeding_stops_a_margin_before_the_end():
+    assert Deadline(1000.0).stop_feeding_at == 1000.0 - MARGIN
+    assert read_deadline("55m", {}, NOW, margin=10.0).stop_feeding_at == NOW + 3290
+    assert read_deadline("auto", {"BAGENT_DEADLINE": "@99"}, NOW, margin=9).stop_feeding_at == 90

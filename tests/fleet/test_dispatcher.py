@@ -1,0 +1,305 @@
+"""The fleet when all goes well, and when servers are full or fail."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bagent.errors import WriteError
+from bagent.fleet.retry import RetryPolicy
+from bagent.types import Failure
+from fleet.support_fleet import BROKEN, FULL, GOOD, LASTING, Answer, always, setup, throttled
+from fleet.support_time import run_jumping
+
+# --- who gets what ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3, 16])
+@pytest.mark.parametrize("concurrency", [10, 1000])
+def test_equal_endpoints_get_equal_shares(count, concurrency):
+    async def main():
+        s = setup({f"e{i}": always() for i in range(count)}, limit=8, concurrency=concurrency)
+        await s.run(200 * count)
+        return s
+
+    shares = run_jumping(main()).backend.shares
+    assert len(shares) == count
+    assert all(190 <= share <= 210 for share in shares.values())
+
+
+@pytest.mark.parametrize("concurrency", [16, 1000])
+def test_a_slow_endpoint_takes_less_and_holds_nobody(concurrency):
+    async def main():
+        scripts = {"fast": always(seconds=1.0), "slow": always(seconds=10.0)}
+        s = setup(scripts, limit=16, concurrency=concurrency)
+        started = asyncio.get_running_loop().time()
+        await s.run(500)
+        return s, asyncio.get_running_loop().time() - started
+
+    s, seconds = run_jumping(main())
+    assert s.backend.shares["slow"] < 0.15 * 500
+    width = min(concurrency, 32) / 2
+    assert seconds < 1.2 * 500 / (1.1 * width) + 10
+
+
+def test_endpoints_are_used_in_proportion_to_their_limits():
+    async def main():
+        s = setup({"small": always(), "large": always()}, concurrency=10)
+        s.states[0].limit = type(s.states[0].limit)(4, 4)
+        s.states[1].limit = type(s.states[1].limit)(16, 16)
+        await s.run(500)
+        return s
+
+    shares = run_jumping(main()).backend.shares
+    assert shares["large"] == pytest.approx(400, rel=0.1)
+
+
+@pytest.mark.parametrize(("concurrency", "limit"), [(5, 100), (100, 5), (1, 1), (7, 4)])
+def test_neither_the_whole_nor_an_endpoints_limit_is_ever_passed(concurrency, limit):
+    async def main():
+        scripts = {
+            name: lambda row, number: Answer(BROKEN if row % 7 == 0 else GOOD, 0.1 + row % 3)
+            for name in ("a", "b", "c")
+        }
+        s = setup(scripts, limit=limit, concurrency=concurrency)
+        await s.run(200)
+        return s
+
+    peak = run_jumping(main()).backend.peak
+    assert peak["all"] == min(concurrency, 3 * limit)
+    assert max(peak[name] for name in "abc") <= limit
+
+
+def test_an_endpoint_that_answers_well_gets_more_and_more():
+    async def main():
+        s = setup({"a": always()}, limit=4, growing=True, concurrency=64)
+        await s.run(1000)
+        return s
+
+    assert run_jumping(main()).backend.peak["a"] == 64
+
+
+def test_urgent_calls_go_before_new_rows():
+    async def main():
+        s = setup({"a": always()}, limit=1)
+        for row in range(5):
+            s.fleet.submit(s.call(row))
+        s.fleet.submit(s.call(100), urgent=True)
+        s.fleet.submit(s.call(101), urgent=True)
+        await s.fleet.idle()
+        return [row for _, _, row in s.backend.sent]
+
+    assert run_jumping(main()) == [0, 100, 101, 1, 2, 3, 4]
+
+
+def test_calls_that_come_back_go_before_new_rows():
+    async def main():
+        scripts = {"a": lambda row, number: Answer(BROKEN if number == 0 else GOOD)}
+        s = setup(scripts, limit=1, lookahead=10)
+        await s.run(10)
+        return [row for _, _, row in s.backend.sent]
+
+    order = run_jumping(main())
+    assert order.index(0, 1) <= 3
+
+
+def test_a_reader_is_held_back_by_what_waits():
+    async def main():
+        gate = asyncio.Event()
+        s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=4, lookahead=10)
+        feeding = asyncio.ensure_future(s.feed(1000))
+        await asyncio.sleep(5)
+        stats = s.fleet.stats()
+        assert stats.in_flight == 4
+        assert 1 <= stats.ready <= 4
+        assert not feeding.done()
+        gate.set()
+        await feeding
+        await s.fleet.idle()
+        return s
+
+    assert len(run_jumping(main()).recorder.replies) == 1000
+
+
+def test_a_reader_is_held_back_by_what_sleeps():
+    async def main():
+        s = setup({"a": always(throttled(3600.0), 0.01)}, limit=4, lookahead=10)
+        feeding = asyncio.ensure_future(s.feed(1000))
+        highest = 0
+        for _ in range(500):
+            await asyncio.sleep(1)
+            stats = s.fleet.stats()
+            highest = max(highest, stats.ready + stats.retrying + stats.in_flight)
+        feeding.cancel()
+        s.fleet.abandon_waiting()
+        return highest
+
+    assert 4 <= run_jumping(main()) <= 15
+
+
+def test_statistics_tell_the_fleet_as_it_is():
+    async def main():
+        s = setup({"a": always(), "b": always()}, limit=3, concurrency=5, lookahead=4)
+        empty = s.fleet.stats()
+        feeding = asyncio.ensure_future(s.feed(9))
+        await asyncio.sleep(0.5)
+        busy = s.fleet.stats()
+        await feeding
+        await s.fleet.idle()
+        return empty, busy, s.fleet.stats()
+
+    empty, busy, done = run_jumping(main())
+    assert (empty.in_flight, empty.limit, empty.ready, empty.requests) == (0, 5, 0, 0)
+    assert (empty.endpoints, empty.endpoints_up, empty.throttled_s) == (2, 2, 0.0)
+    assert (busy.in_flight, busy.ready, busy.requests) == (5, 4, 5)
+    assert (done.in_flight, done.requests, done.retrying) == (0, 9, 0)
+
+
+def test_deliveries_and_attempts_tell_where_and_when():
+    async def main():
+        scripts = {"a": lambda row, number: Answer(BROKEN if number == 0 else GOOD, 2.0)}
+        s = setup(scripts, limit=1)
+        s.fleet.submit(s.call(0))
+        s.fleet.submit(s.call(1))
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    delivery = s.recorder.replies[1]
+    assert (delivery.endpoint, delivery.sent, delivery.done) == ("a", 1002.0, 1004.0)
+    assert delivery.queue_ms == pytest.approx(2000.0)
+    first, second, third = s.attempts
+    assert (first.row, first.try_, first.status_code, first.error_kind) == (0, 1, 500, "overloaded")
+    assert (second.row, second.try_, second.error_kind) == (1, 1, None)
+    assert (third.row, third.try_, third.status_code) == (0, 2, 200)
+    assert len({attempt.group for attempt in s.attempts}) == 3
+
+
+# --- what fails ---------------------------------------------------------------------------------
+
+
+def test_a_row_that_keeps_failing_ends_after_its_tries():
+    async def main():
+        s = setup({"a": always(BROKEN)}, retry=RetryPolicy(retries=3))
+        await s.run(5)
+        return s
+
+    s = run_jumping(main())
+    assert s.tries() == dict.fromkeys(range(5), 4)
+    failure, delivery = s.recorder.failures[0]
+    assert (failure.kind, failure.message) == ("overloaded", "HTTP 500 (4 tries)")
+    assert delivery.endpoint == "a"
+
+
+def test_a_lasting_failure_ends_its_row_at_once_and_no_other():
+    async def main():
+        s = setup({"a": lambda row, number: Answer(LASTING if row == 3 else GOOD)})
+        await s.run(5)
+        return s
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == [0, 1, 2, 4]
+    assert s.recorder.failures[3][0] == LASTING
+    assert s.tries()[3] == 1
+
+
+def test_a_reply_that_is_no_good_is_asked_for_again_within_the_tries():
+    async def main():
+        s = setup({"a": always()}, retry=RetryPolicy(retries=2))
+        bad = Failure("empty", "no text", passing=True, status=200)
+        s.recorder.on_reply = lambda call, reply: bad if call.tries < 3 or call.row else None
+        await s.run(2)
+        return s
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == [0]
+    assert s.recorder.failures[1][0].message == "no text (3 tries)"
+    assert [a.error_kind for a in s.attempts if a.row == 0] == ["empty", "empty", None]
+
+
+def test_a_row_that_waits_for_its_next_try_holds_no_slot():
+    async def main():
+        scripts = {"a": lambda row, number: Answer(BROKEN if row == 0 else GOOD, 1.0)}
+        policy = RetryPolicy(retries=2, base=100.0, longest=100.0)
+        s = setup(scripts, limit=1, retry=policy)
+        await s.run(50)
+        return s
+
+    s = run_jumping(main())
+    others = [s.recorder.ended_at[row] for row in range(1, 50)]
+    assert max(others) <= 1000.0 + 52
+    assert s.recorder.ended_at[0] > 1200
+
+
+def test_a_closed_connection_costs_no_try_but_not_for_ever():
+    stale = Failure("connect", "closed", passing=True)
+
+    async def main(times):
+        def script(row, number):
+            return Answer(stale, 0.01, again=True) if number < times else Answer()
+
+        s = setup({"a": script}, retry=RetryPolicy(retries=0))
+        s.states[0].answered(2000.0)  # nobody doubts the endpoint
+        await s.run(1)
+        return s
+
+    assert run_jumping(main(3)).recorder.replies
+    assert run_jumping(main(3)).attempts[-1].try_ == 4
+    assert run_jumping(main(4)).recorder.failures
+
+
+def test_lessons_cost_no_try_however_many_endpoints_teach_them():
+    def teacher(row, number):
+        return Answer(LASTING, 0.1, learned=True) if number == 0 else Answer()
+
+    async def main():
+        scripts = {f"e{i}": teacher for i in range(10)}
+        s = setup(scripts, limit=1, retry=RetryPolicy(retries=0))
+        await s.run(1)
+        return s
+
+    s = run_jumping(main())
+    assert s.recorder.replies
+    assert len(s.attempts) == 11
+
+
+def test_throttling_does_not_use_up_what_a_closed_connection_costs_nothing_of():
+    def script(row, number):
+        if number < 10:
+            return Answer(FULL, 0.01)
+        return Answer(LASTING, 0.01, again=True) if number == 10 else Answer()
+
+    async def main():
+        s = setup({"a": script}, retry=RetryPolicy(retries=0))
+        await s.run(1)
+        return s
+
+    assert run_jumping(main()).recorder.replies
+
+
+def test_an_error_of_a_handler_stops_the_run():
+    async def main():
+        s = setup({"a": always()})
+
+        def full_disk(call, reply):
+            raise WriteError("the disk is full")
+
+        s.recorder.on_reply = full_disk
+        await s.run(3)
+
+    with pytest.raises(WriteError, match="the disk is full"):
+        run_jumping(main())
+
+
+def test_an_error_of_the_backend_stops_the_run_and_frees_the_slots():
+    async def main():
+        def bug(row, number):
+            raise ZeroDivisionError("a bug")
+
+        s = setup({"a": bug})
+        with pytest.raises(ZeroDivisionError):
+            await s.run(3)
+        return s.fleet.stats()
+
+    assert run_jumping(main()).in_flight == 0

@@ -1,0 +1,204 @@
+"""Time limits of rows, and the end of a run."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from bagent.backends.base import Timeouts
+from bagent.errors import WriteError
+from bagent.fleet.retry import RetryPolicy
+from fleet.support_fleet import (
+    BROKEN,
+    FULL,
+    GOOD,
+    LASTING,
+    REFUSED,
+    Answer,
+    always,
+    setup,
+    throttled,
+)
+from fleet.support_time import run_jumping
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(throttled(), 0.01),
+        Answer(throttled(3600.0), 0.01),
+        Answer(FULL, 0.01),
+        Answer(BROKEN, 0.01),
+    ],
+)
+def test_the_limit_of_a_row_ends_it_whatever_it_waits_for(answer):
+    async def main():
+        s = setup({"a": lambda row, number: answer}, retry=RetryPolicy(retries=10**6))
+        await s.run(20, row_seconds=10.0)
+        return s
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.failures) == list(range(20))
+    assert s.recorder.ended_at[0] <= 1010.3
+    assert max(s.recorder.ended_at.values()) <= 1030
+    assert any("time limit" in failure.message for failure, _ in s.recorder.failures.values())
+
+
+def test_the_limit_of_a_row_ends_it_while_no_endpoint_has_room():
+    async def main():
+        gate = asyncio.Event()
+        s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
+        s.fleet.submit(s.call(0))
+        s.fleet.submit(s.call(1, give_up_at=1005.0))
+        await asyncio.sleep(10)
+        gate.set()
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    failure, delivery = s.recorder.failures[1]
+    assert (failure.kind, delivery) == ("timeout", None)
+    assert "limits.row" in failure.message
+    assert 1005 <= s.recorder.ended_at[1] <= 1005.5
+    assert list(s.recorder.replies) == [0]
+
+
+def test_an_error_of_a_handler_that_is_told_of_a_late_row_stops_the_run():
+    class FullDisk:
+        def replied(self, call, reply, delivery):
+            return None
+
+        def failed(self, call, failure, delivery):
+            raise WriteError("the disk is full")
+
+    async def main():
+        gate = asyncio.Event()
+        s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
+        s.fleet.submit(s.call(0))
+        late = s.call(1, give_up_at=1005.0)
+        late.handler = FullDisk()
+        s.fleet.submit(late)
+        return await s.fleet.stopped
+
+    assert isinstance(run_jumping(main()), WriteError)
+
+
+def test_a_request_gets_no_more_time_than_its_row_has_left():
+    async def main():
+        s = setup({"a": always()}, timeouts=Timeouts(total=60.0), limit=1)
+        for give_up_at in (None, 1500.0, 1010.0, 1002.04):
+            s.fleet.submit(s.call(len(s.backend.sent), give_up_at=give_up_at))
+            await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert [timeouts.total for timeouts in s.backend.timeouts] == [60.0, 60.0, 8.0, 0.1]
+    assert msgspec.structs.replace(s.backend.timeouts[2], total=60.0) == Timeouts(total=60.0)
+
+
+# --- the end of a run -----------------------------------------------------------------------------
+
+
+def test_draining_waits_for_what_is_in_flight_and_forgets_the_rest():
+    async def main():
+        s = setup({"a": always(seconds=3.0)}, limit=4)
+        for row in range(10):
+            s.fleet.submit(s.call(row))
+        await asyncio.sleep(1)
+        late = await s.fleet.drain(10.0)
+        await s.fleet.idle()
+        return s, late
+
+    s, late = run_jumping(main())
+    assert late == 0
+    assert sorted(s.recorder.replies) == [0, 1, 2, 3]
+    assert s.recorder.failures == {}
+    assert len(s.backend.sent) == 4
+
+
+def test_draining_gives_up_what_is_late_and_says_how_many():
+    async def main():
+        s = setup({"a": lambda row, n: Answer(seconds=1.0 if row < 2 else 100.0)}, limit=6)
+        for row in range(10):
+            s.fleet.submit(s.call(row))
+        late = await s.fleet.drain(5.0)
+        return s, late, asyncio.get_running_loop().time(), s.fleet.stats()
+
+    s, late, at, stats = run_jumping(main())
+    assert (late, at) == (4, 1005.0)
+    assert sorted(s.recorder.replies) == [0, 1]
+    assert s.recorder.failures == {}
+    assert s.backend.cancelled == 4
+    assert stats.in_flight == 0
+
+
+def test_what_fails_while_draining_stays_unfinished():
+    async def main():
+        s = setup({"a": lambda row, n: Answer([BROKEN, LASTING, REFUSED, FULL][row])}, limit=4)
+        for row in range(4):
+            s.fleet.submit(s.call(row))
+        await s.fleet.drain(60.0)
+        await asyncio.sleep(600)
+        return s
+
+    s = run_jumping(main())
+    assert list(s.recorder.failures) == [1]
+    assert len(s.backend.sent) == 4
+
+
+def test_nothing_is_sent_after_draining_began():
+    async def main():
+        s = setup({"a": always()}, limit=4)
+        s.fleet.submit(s.call(0))
+
+        def ask_again(call, reply):
+            s.fleet.submit(s.call(1), urgent=True)
+
+        s.recorder.on_reply = ask_again
+        await s.fleet.drain(60.0)
+        s.fleet.submit(s.call(2))
+        await asyncio.sleep(60)
+        return s
+
+    s = run_jumping(main())
+    assert [row for _, _, row in s.backend.sent] == [0]
+    assert list(s.recorder.ended_at) == [0]
+
+
+def test_draining_does_not_wait_for_probes():
+    async def main():
+        probes = {"a": lambda number: REFUSED}
+        s = setup({"a": always(REFUSED, 0.1)}, probes=probes, outage=1e6)
+        s.fleet.submit(s.call(0))
+        await asyncio.sleep(100)
+        before = asyncio.get_running_loop().time()
+        late = await s.fleet.drain(60.0)
+        return late, asyncio.get_running_loop().time() - before, s
+
+    late, seconds, s = run_jumping(main())
+    assert (late, seconds) == (0, 0)
+    assert s.recorder.ended_at == {}
+
+
+def test_an_idle_fleet_drains_at_once():
+    async def main():
+        s = setup({"a": always()})
+        return await s.fleet.drain(60.0)
+
+    assert run_jumping(main()) == 0
+
+
+def test_forgetting_says_how_many_calls_stay_unfinished():
+    async def main():
+        scripts = {"a": lambda row, n: Answer(throttled(600.0) if row == 0 else GOOD, 1.0)}
+        s = setup(scripts, limit=2)
+        for row in range(7):
+            s.fleet.submit(s.call(row))
+        await asyncio.sleep(1.5)
+        return s.fleet.abandon_waiting(), s.fleet.stats()
+
+    count, stats = run_jumping(main())
+    assert count == 6
+    assert (stats.ready, stats.retrying) == (0, 0)

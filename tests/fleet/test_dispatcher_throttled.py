@@ -1,0 +1,121 @@
+"""The fleet over servers that are full."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bagent.fleet.retry import RetryPolicy
+from fleet.support_fleet import FULL, GOOD, Answer, always, setup, throttled
+from fleet.support_time import run_jumping
+
+
+def windows(allowed, told=None, seconds=0.05):
+    """Serves ``allowed`` requests in each second; refuses the rest with the wait ``told``."""
+    counts = {}
+
+    def script(row, number):
+        now = asyncio.get_running_loop().time()
+        counts[int(now)] = counts.get(int(now), 0) + 1
+        if counts[int(now)] <= allowed:
+            return Answer(GOOD, seconds)
+        return Answer(throttled(told), 0.005)
+
+    return script
+
+
+@pytest.mark.parametrize("told", [None, 1.0])
+def test_a_small_rate_limit_fails_no_row_and_costs_no_try(told):
+    async def main():
+        policy = RetryPolicy(retries=3)
+        s = setup({"a": windows(5, told)}, limit=50, concurrency=50, retry=policy)
+        await s.run(100)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 100
+    assert len(s.backend.sent) < 300
+    assert any("too many requests" in notice for notice in s.notices)
+    assert s.fleet.stats().throttle_answers > 0
+
+
+def test_a_refusal_pauses_all_endpoints_of_the_account():
+    async def main():
+        def once(row, number):
+            return Answer(throttled(60.0), 0.5) if number == 0 else Answer()
+
+        s = setup({"a": once, "b": always()}, limit=2)
+        await s.run(40)
+        return s
+
+    s = run_jumping(main())
+    refused = 1000.5
+    later = [at for at, _, _ in s.backend.sent if at > refused]
+    assert min(later) >= refused + 60
+    assert s.backend.shares["b"] > 0
+    assert s.notices == ["a says too many requests; all wait 60.0 s"]
+    assert len(s.recorder.replies) == 40
+
+
+def test_no_row_comes_back_earlier_than_told_and_not_all_at_once():
+    async def main():
+        s = setup({"a": lambda row, n: Answer(throttled(30.0) if n < 20 else GOOD, 0.1)}, limit=20)
+        await s.run(20)
+        return s
+
+    s = run_jumping(main())
+    again = [s.backend.times(row)[1] for row in range(20)]
+    assert min(again) >= 1030.1
+    assert len(set(again)) > 10
+
+
+def test_a_wait_beyond_the_cap_is_capped_and_said():
+    async def main():
+        s = setup({"a": lambda row, number: Answer(throttled(86400.0) if number == 0 else GOOD)})
+        await s.run(1)
+        return s
+
+    s = run_jumping(main())
+    first, second = s.backend.times(0)
+    assert 121 <= second - first <= 134
+    (notice,) = s.notices
+    assert "all wait 120.0 s" in notice
+    assert "86400 s" in notice
+
+
+def test_a_full_server_costs_no_try_and_its_limit_is_cut():
+    async def main():
+        s = setup({"a": lambda row, n: Answer(FULL if n < 30 else GOOD, 0.1)}, limit=16)
+        await s.run(16)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 16
+    assert s.states[0].limit.value < 16
+
+
+def test_a_row_that_is_refused_for_ever_ends_with_its_patience():
+    async def main():
+        s = setup({"a": always(throttled(), 0.01)}, retry=RetryPolicy(throttled=600.0))
+        await s.run(3)
+        return s
+
+    s = run_jumping(main())
+    failure, _ = s.recorder.failures[0]
+    assert failure.kind == "rate_limited"
+    assert failure.message == "HTTP 429 (refused for 600 s)"
+    assert 600 <= s.recorder.ended_at[0] - 1000 < 700
+
+
+def test_a_fixed_rate_holds_over_all_endpoints():
+    async def main():
+        scripts = {name: always(seconds=0.1) for name in "abc"}
+        s = setup(scripts, per_minute=120, lookahead=500)
+        await s.run(240)
+        return s
+
+    s = run_jumping(main())
+    times = [at for at, _, _ in s.backend.sent]
+    assert all(later - at >= 60 - 1e-6 for at, later in zip(times, times[120:], strict=False))
+    assert times[-1] - times[0] == pytest.approx(119.5, rel=0.01)

@@ -1,0 +1,60 @@
+"""What the fleet knows of one endpoint."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.backends.endpoint import Endpoint
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.limiter import InFlightLimit
+
+
+def a_state(limit=4):
+    return EndpointState(Endpoint("here", "http://h/v1"), InFlightLimit(limit, limit))
+
+
+def test_room_is_what_the_limit_leaves():
+    state = a_state()
+    assert (state.room, state.load) == (4, 0.0)
+    state.in_flight = 3
+    assert (state.room, state.load) == (1, 0.75)
+    state.in_flight = 5
+    assert state.room == 0
+
+
+def test_a_limit_that_was_cut_below_what_is_out_leaves_no_room():
+    state = a_state()
+    state.in_flight = 4
+    state.limit.overloaded(0.0, 1.0, "full")
+    assert (state.room, state.load) == (0, 2.0)
+
+
+def test_there_is_no_room_while_down_or_in_doubt():
+    state = a_state()
+    state.doubted = True
+    assert state.room == 0
+    state.answered(1.0)
+    assert state.room == 4
+    state.went_down(2.0)
+    assert (state.room, state.up, state.down_since) == (0, False, 2.0)
+    state.answered(3.0)
+    assert (state.room, state.up, state.down_since) == (4, True, None)
+
+
+def test_probes_of_a_dead_endpoint_become_rarer():
+    state = a_state()
+    waits = [state.went_down(float(step)) for step in range(8)]
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert state.down_since == 0.0
+    state.answered(9.0)
+    assert state.went_down(10.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answered", "sent", "doubt"), [(None, 5, True), (4, 5, True), (6, 5, False)]
+)
+def test_a_lost_connection_says_nothing_where_later_ones_were_answered(answered, sent, doubt):
+    state = a_state()
+    if answered is not None:
+        state.answered(answered)
+    assert state.suspect(sent) is doubt

@@ -1,0 +1,110 @@
+"""The in-flight limit of one endpoint."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.fleet.limiter import InFlightLimit
+
+
+def clean_round(limit, in_flight=None):
+    """As many successes as the limit is wide, with that many rows out."""
+    width = limit.value
+    for _ in range(width):
+        limit.succeeded(1, width if in_flight is None else in_flight)
+
+
+def test_slow_start_doubles_the_limit_after_each_round_that_used_it():
+    limit = InFlightLimit(4, 100)
+    widths = []
+    for _ in range(6):
+        widths.append(limit.value)
+        clean_round(limit)
+    assert widths == [4, 8, 16, 32, 64, 100]
+    assert limit.reason == "slow start"
+
+
+def test_a_limit_that_was_not_used_does_not_grow():
+    limit = InFlightLimit(10, 100)
+    for _ in range(5):
+        clean_round(limit, in_flight=7)
+    assert limit.value == 10
+    clean_round(limit, in_flight=8)
+    assert limit.value == 20
+
+
+def test_use_is_measured_anew_in_each_round():
+    limit = InFlightLimit(10, 100)
+    clean_round(limit)
+    for _ in range(5):
+        clean_round(limit, in_flight=1)
+    assert limit.value == 20
+
+
+def test_rows_of_a_group_count_one_by_one():
+    limit = InFlightLimit(8, 100)
+    limit.succeeded(7, 8)
+    assert limit.value == 8
+    limit.succeeded(1, 8)
+    assert limit.value == 16
+
+
+def test_an_overload_halves_the_limit_and_ends_slow_start():
+    limit = InFlightLimit(40, 100)
+    limit.overloaded(1.0, 2.0, "HTTP 503")
+    assert (limit.value, limit.reason) == (20, "HTTP 503")
+    clean_round(limit)
+    assert (limit.value, limit.reason) == (21, "clean round")
+
+
+def test_all_refusals_of_one_episode_are_one_cut():
+    limit = InFlightLimit(64, 100)
+    for sent in (0.0, 0.5, 1.0, 2.0):
+        limit.overloaded(sent, 2.0 + sent, "full")
+    assert limit.value == 32
+    limit.overloaded(2.1, 3.0, "full")
+    assert limit.value == 16
+
+
+def test_the_limit_never_falls_below_one_and_recovers_from_there():
+    limit = InFlightLimit(8, 100)
+    for episode in range(10):
+        limit.overloaded(episode + 0.5, episode + 1.0, "full")
+    assert limit.value == 1
+    widths = []
+    for _ in range(5):
+        clean_round(limit)
+        widths.append(limit.value)
+    assert widths == [2, 3, 4, 5, 6]
+
+
+def test_growth_after_a_cut_is_five_percent_a_round():
+    limit = InFlightLimit(400, 1000)
+    limit.overloaded(0.0, 1.0, "full")
+    clean_round(limit)
+    assert limit.value == 210
+
+
+def test_the_ceiling_holds():
+    limit = InFlightLimit(500, 64)
+    assert limit.value == 64
+    clean_round(limit)
+    assert limit.value == 64
+
+
+def test_a_number_of_the_users_own_is_never_passed():
+    limit = InFlightLimit(10, 1000, growing=False)
+    for _ in range(20):
+        clean_round(limit)
+    assert limit.value == 10
+    limit.overloaded(0.0, 1.0, "full")
+    assert limit.value == 5
+    for _ in range(50):
+        clean_round(limit)
+    assert limit.value == 10
+
+
+@pytest.mark.parametrize(("start", "ceiling"), [(0, 10), (-5, 10), (1, 0), (5, -1)])
+def test_there_is_always_room_for_one(start, ceiling):
+    for growing in (True, False):
+        assert InFlightLimit(start, ceiling, growing=growing).value == 1

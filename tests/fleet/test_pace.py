@@ -1,0 +1,256 @@
+"""The rate at which an account's requests may start, on clocks that only the tests move."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from random import Random
+
+import pytest
+
+from bagent.fleet.call import Call
+from bagent.fleet.limiter import Pace
+from bagent.fleet.retry import RetryPolicy, decide
+from bagent.types import Failure
+
+
+def starts(pace, count, at=0.0, late=0.0):
+    """When ``count`` requests start that are all ready, each ``late`` seconds after its time."""
+    times = []
+    for _ in range(count):
+        wait = pace.wait(at)
+        if wait > 0:
+            at += wait + late
+        assert pace.wait(at) <= 1e-9
+        pace.started(at)
+        times.append(at)
+    return times
+
+
+def test_nothing_waits_before_the_first_refusal():
+    assert starts(Pace(None, 120), 1000) == [0.0] * 1000
+
+
+def test_a_pause_lasts_as_long_as_told():
+    pace = Pace(None, 120)
+    assert pace.refused(0.0, 10.0, 3.5) == 3.5
+    assert pace.wait(10.0) == pace.paused(10.0) == 3.5
+    assert pace.wait(13.4) == pytest.approx(0.1)
+    assert pace.wait(13.5) == 0.0
+
+
+def test_the_longest_of_several_waits_counts():
+    pace = Pace(None, 120)
+    pace.refused(0.0, 10.0, 5.0)
+    pace.refused(0.0, 10.1, 2.0)
+    assert pace.paused(10.1) == pytest.approx(4.9)
+    pace.refused(0.0, 10.2, 60.0)
+    assert pace.paused(10.2) == pytest.approx(60.0)
+
+
+def test_a_wait_longer_than_the_cap_is_capped():
+    assert Pace(None, 120).refused(0.0, 1.0, 86400.0) == 120.0
+    assert Pace(None, 0.5).refused(0.0, 1.0, None) == 0.5
+
+
+def test_pauses_double_where_the_server_names_none():
+    pace = Pace(None, 1000)
+    now, pauses = 0.0, []
+    for _ in range(8):
+        pauses.append(pace.refused(now, now + 0.01, None))
+        now += 0.02 + pauses[-1]
+    assert pauses == pytest.approx([1, 2, 4, 8, 16, 30, 30, 30])
+
+
+def test_refusals_of_what_was_sent_before_a_pause_are_answered_by_it():
+    pace = Pace(None, 120)
+    pace.refused(0.0, 1.0, None)
+    for sent in (0.0, 0.5, 0.9):
+        assert pace.refused(sent, 1.5, None) == pytest.approx(0.5)
+    assert pace.refused(2.1, 2.2, None) == pytest.approx(2.0)
+
+
+def test_patience_starts_anew_once_something_sent_after_the_pause_is_served():
+    pace = Pace(None, 120)
+    pace.refused(0.0, 1.0, None)
+    pace.refused(2.0, 3.0, None)
+    pace.served(3.5, 0.5)
+    assert pace.refused(5.5, 6.0, None) == pytest.approx(4.0)
+    pace.served(11.0, 10.5)
+    assert pace.refused(11.5, 12.0, None) == pytest.approx(1.0)
+
+
+def test_requests_start_a_little_slower_than_they_were_served():
+    pace = Pace(None, 120)
+    for second in range(10):
+        for _ in range(20):
+            pace.served(second + 0.5, second)
+    pace.refused(9.0, 10.0, None)
+    assert pace.rate == pytest.approx(0.7 * 20, rel=0.15)
+
+
+def test_the_rate_creeps_up_by_three_percent_a_second():
+    pace = Pace(None, 120)
+    for second in range(10):
+        for _ in range(100):
+            pace.served(second + 0.5, second)
+    pace.refused(9.0, 10.0, None)
+    rate = pace.rate
+    for _ in range(round(rate)):
+        pace.served(11.5, 11.0)
+    assert pace.rate == pytest.approx(1.03 * rate, rel=0.01)
+
+
+def test_the_rate_is_searched_from_below_where_nothing_was_served():
+    pace = Pace(None, 120)
+    pace.refused(0.0, 1.0, None)
+    assert pace.rate == 1.0
+    now, rates = 3.0, []
+    for _ in range(6):
+        end = now + 1.0
+        while now < end:
+            pace.started(now)
+            pace.served(now + 0.01, now)
+            now += 1 / pace.rate
+        rates.append(pace.rate)
+    assert all(1.2 * low < high < 2.5 * low for low, high in itertools.pairwise(rates))
+    assert rates[-1] > 8
+
+
+def test_refusals_without_any_success_slow_down_to_a_crawl_but_never_stop():
+    pace = Pace(None, 1000)
+    now = 0.0
+    for _ in range(40):
+        pace.refused(now, now + 0.1, None)
+        now += 100
+    assert 0 < pace.rate <= 0.05
+    assert pace.wait(now) < 100
+
+
+@pytest.mark.parametrize("per_minute", [1, 60, 90, 600, 1200])
+def test_a_fixed_rate_is_never_passed_in_any_minute(per_minute):
+    times = starts(Pace(per_minute, 120), 5 * per_minute + 3)
+    for first, later in zip(times, times[per_minute:], strict=False):
+        assert later - first >= 60 - 1e-6
+
+
+def test_a_fixed_rate_is_reached_though_timers_are_late():
+    times = starts(Pace(60_000, 120), 5000, late=0.002)
+    assert times[-1] == pytest.approx(5.0, rel=0.02)
+
+
+def test_time_in_which_nothing_was_ready_is_not_made_up_for():
+    pace = Pace(600, 120)
+    starts(pace, 10)
+    assert len([t for t in starts(pace, 50, at=500.0) if t < 501.0]) <= 11
+
+
+def test_a_learned_rate_never_passes_the_fixed_one():
+    pace = Pace(600, 120)
+    pace.refused(0.0, 1.0, None)
+    for step in range(5000):
+        pace.served(3 + step / 10, 2.5 + step / 10)
+    assert pace.rate == 10.0
+
+
+# --- against servers that count -----------------------------------------------------------------
+
+
+class Server:
+    """Allows ``allowed`` requests in each window of ``window`` seconds; tells when if asked."""
+
+    def __init__(self, allowed, window, *, tells=False, latency=0.05):
+        self.allowed, self.window, self.tells, self.latency = allowed, window, tells, latency
+        self.counts = {}
+        self.requests = 0
+
+    def ask(self, now):
+        """Whether the request is served, when the answer comes, and what it is told."""
+        self.requests += 1
+        place = int(now // self.window)
+        self.counts[place] = self.counts.get(place, 0) + 1
+        if self.counts[place] <= self.allowed:
+            return True, now + self.latency, None
+        return False, now + 0.005, self.window - now % self.window if self.tells else None
+
+
+def simulate(server, rows, concurrency, pace=None, policy=None):
+    """Rows through the pace and the retry rules; returns when each was served."""
+    pace, policy = pace or Pace(None, 120.0), policy or RetryPolicy(throttled=1e9)
+    random, serial = Random(7), itertools.count()
+    ready = [Call(None, None, "k", row, "s", 0) for row in range(rows)]
+    events, served, now, in_flight = [], [], 0.0, 0
+    earliest = {}
+    while len(served) < rows:
+        while ready and in_flight < concurrency and pace.wait(now) <= 0:
+            call = ready.pop(0)
+            assert now >= earliest.get(call.row, 0.0)
+            in_flight += 1
+            pace.started(now)
+            good, at, told = server.ask(now)
+            heapq.heappush(events, (at, next(serial), call, good, now, told))
+        due = events[0][0] if events else float("inf")
+        if ready and in_flight < concurrency:
+            due = min(due, now + max(pace.wait(now), 1e-6))
+        now = max(now, due)
+        while events and events[0][0] <= now:
+            at, _, call, good, sent, told = heapq.heappop(events)
+            if good is None:
+                ready.insert(0, call)
+                continue
+            in_flight -= 1
+            if good:
+                served.append(at)
+                pace.served(at, sent)
+                continue
+            pace.refused(sent, at, told)
+            failure = Failure("rate_limited", "slow down", True, 429, told, busy=True)
+            decision = decide(policy, call, failure, at, random)
+            assert decision.delay is not None
+            if told is not None:
+                earliest[call.row] = at + told
+            wake = (at + decision.delay, next(serial), call, None, 0.0, None)
+            heapq.heappush(events, wake)
+    return served
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_five_requests_a_second_are_found_by_fifty_at_once(tells):
+    server = Server(5, 1.0, tells=tells)
+    served = simulate(server, 100, 50)
+    assert len(served) == 100
+    assert server.requests < 300
+    assert served[-1] < 40
+
+
+@pytest.mark.parametrize(
+    ("server", "rows", "concurrency"),
+    [
+        (Server(3, 60.0), 30, 50),
+        (Server(3, 60.0, tells=True), 30, 50),
+        (Server(500, 60.0), 2000, 200),
+        (Server(500, 60.0, tells=True), 2000, 200),
+        (Server(50, 1.0), 3000, 200),
+        (Server(500, 1.0), 10_000, 400),
+        (Server(50, 1.0, latency=5.0), 1000, 300),
+        (Server(1, 10.0), 50, 50),
+    ],
+)
+def test_any_fixed_window_is_used_well_and_with_few_refusals(server, rows, concurrency):
+    served = simulate(server, rows, concurrency)
+    ideal = rows / server.allowed * server.window + server.latency
+    assert served[-1] < 1.6 * ideal + 10
+    assert server.requests < 2.5 * rows + concurrency
+
+
+def test_a_minute_is_waited_out_as_told():
+    server = Server(10, 60.0, tells=True)
+    served = simulate(server, 30, 30)
+    assert server.requests <= 30 + 20 + 10
+    assert sum(1 for at in served if at < 59) == 10
+
+
+def test_a_rate_below_the_servers_meets_no_refusal():
+    server = Server(10, 1.0)
+    simulate(server, 200, 50, Pace(540, 120.0))
+    assert server.requests == 200

@@ -1,0 +1,117 @@
+"""Whether and when a failed call is sent again."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from bagent.fleet.call import Call
+from bagent.fleet.retry import RetryPolicy, decide
+from bagent.types import Failure
+
+POLICY = RetryPolicy()
+PASSING = Failure("overloaded", "HTTP 500", True, 500)
+BUSY = Failure("rate_limited", "HTTP 429", True, 429, busy=True)
+
+
+def a_call(**fields):
+    return Call(None, None, "key", 0, "map", 0, **fields)
+
+
+def told(seconds, busy=True):
+    return Failure("rate_limited", "HTTP 429", True, 429, seconds, busy=busy)
+
+
+def decide_once(failure, policy=POLICY, call=None, now=100.0, seed=1):
+    return decide(policy, call or a_call(), failure, now, Random(seed))
+
+
+def test_a_lasting_failure_is_final_and_costs_nothing():
+    call = a_call()
+    decision = decide_once(Failure("rejected", "HTTP 400"), call=call)
+    assert (decision.delay, decision.reason, call.counted) == (None, "", 0)
+
+
+def test_a_row_gets_as_many_tries_after_the_first_as_configured():
+    call = a_call()
+    policy = RetryPolicy(retries=3)
+    decisions = [decide(policy, call, PASSING, 0.0, Random(1)) for _ in range(4)]
+    assert [decision.delay is not None for decision in decisions] == [True, True, True, False]
+    assert decisions[-1].reason == "4 tries"
+
+
+def test_no_retries_at_all_is_possible():
+    decision = decide_once(PASSING, RetryPolicy(retries=0))
+    assert (decision.delay, decision.reason) == (None, "")
+
+
+def test_waits_double_up_to_the_longest_with_a_spread_that_only_adds():
+    policy = RetryPolicy(retries=100, base=0.5, longest=30.0)
+    least = [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    for seed in range(50):
+        call, random = a_call(), Random(seed)
+        delays = [decide(policy, call, PASSING, 0.0, random).delay for _ in least]
+        assert all(low <= delay <= 1.5 * low for low, delay in zip(least, delays, strict=True))
+
+
+def test_thousands_of_tries_do_not_overflow():
+    call = a_call()
+    policy = RetryPolicy(retries=10_000, throttled=1e12)
+    for failure in (PASSING, BUSY):
+        for _ in range(5000):
+            delay = decide(policy, call, failure, 0.0, Random(1)).delay
+            assert delay is not None
+            assert delay <= 45.0
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.5, 3.0, 60.0])
+@pytest.mark.parametrize("busy", [True, False])
+def test_nobody_comes_back_earlier_than_told_and_not_all_at_once(seconds, busy):
+    delays = [decide_once(told(seconds, busy), seed=seed).delay for seed in range(50)]
+    assert min(delays) >= seconds
+    assert max(delays) <= seconds + max(0.2, 0.1 * seconds)
+    assert len(set(delays)) > 40
+    assert max(delays) - min(delays) > 0.1
+
+
+def test_a_told_wait_is_capped():
+    policy = RetryPolicy(told_longest=120.0)
+    assert 120.0 <= decide_once(told(86400.0), policy).delay <= 132.0
+
+
+def test_waiting_on_a_full_server_costs_no_try():
+    call = a_call()
+    for step in range(100):
+        assert decide(POLICY, call, BUSY, float(step), Random(1)).delay is not None
+    assert call.counted == 0
+
+
+def test_a_full_server_is_waited_on_for_a_bounded_time_in_all():
+    call = a_call()
+    policy = RetryPolicy(throttled=1800.0)
+    assert decide(policy, call, BUSY, 100.0, Random(1)).delay is not None
+    assert decide(policy, call, BUSY, 1900.0, Random(1)).delay is not None
+    decision = decide(policy, call, BUSY, 1900.1, Random(1))
+    assert (decision.delay, decision.reason) == (None, "refused for 1800 s")
+
+
+def test_counted_and_uncounted_failures_back_off_apart():
+    call = a_call()
+    for _ in range(5):
+        decide(POLICY, call, BUSY, 0.0, Random(1))
+    assert decide(POLICY, call, PASSING, 0.0, Random(1)).delay < 1.0
+
+
+def test_a_row_whose_time_is_over_is_not_sent_again():
+    for failure in (PASSING, BUSY, told(1.0)):
+        decision = decide_once(failure, call=a_call(give_up_at=100.0), now=100.0)
+        assert (decision.delay, decision.reason) == (None, "the row's time limit is over")
+
+
+def test_a_row_does_not_sleep_beyond_its_time():
+    for failure in (PASSING, BUSY, told(1.0)):
+        decision = decide_once(failure, call=a_call(give_up_at=100.4), now=100.0)
+        assert decision.delay is None
+        assert "time limit" in decision.reason
+        assert decide_once(failure, call=a_call(give_up_at=110.0), now=100.0).delay is not None

@@ -1,0 +1,165 @@
+"""The JSON Schema of job files says what the loader says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from bagent.errors import JobError
+from bagent.job.jsonschema import DIALECT, job_schema, job_schema_text
+from bagent.job.scalars import plain
+from bagent.job.yamlfile import read_yaml
+
+FILE = Path(__file__).parents[2] / "schemas" / "job.schema.json"
+
+
+@pytest.fixture(scope="module")
+def validator():
+    schema = job_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_the_file_in_schemas_is_up_to_date():
+    assert FILE.read_text(encoding="utf-8") == job_schema_text(), (
+        f"make it new: bagent schema -o {FILE}"
+    )
+
+
+def test_the_schema_names_its_dialect():
+    assert job_schema()["$schema"] == DIALECT
+
+
+def sections(value, found):
+    if isinstance(value, dict):
+        if value.get("additionalProperties") is False:
+            found.append(value)
+        for item in value.values():
+            sections(item, found)
+    elif isinstance(value, list):
+        for item in value:
+            sections(item, found)
+    return found
+
+
+def test_every_section_and_every_key_is_described():
+    found = sections(job_schema(), [])
+    assert len(found) > 20
+    for section in found:
+        assert section["properties"]
+        for key, item in section["properties"].items():
+            assert item.get("description") or "$ref" in json.dumps(item), key
+
+
+SAME = [
+    "prompt: x",
+    "prompt: {system: {file: s.md}, user: x}",
+    "prompt: {raw: x}",
+    "prompt: {messages: [{role: user, content: x}]}",
+    "prompt: {messages: [{role: user, content: [{text: a}, {image: b}]}]}",
+    "prompt: {messages: [{role: nobody, content: x}]}",
+    "prompt: {usr: x}",
+    "prompt: [x]",
+    "backend: vllm",
+    "backend: vllm://host:8000",
+    "backend: vllm+https://host",
+    "backend: vlm",
+    "backend: {url: openai, headers: {A: b}, proxy: none}",
+    "backend: {url: openai, key: x}",
+    "backend: 5",
+    "hostfile: h.txt",
+    "model: 08",
+    "model: true",
+    "input: a.jsonl",
+    "input: [a, '-']",
+    "input: []",
+    "input: {files: x}",
+    "input: {sql: select 1}",
+    "answers: 1e2",
+    "answers: 0",
+    "answers: 1001",
+    "answers: 1.5",
+    'answers: "3"',
+    "answers:",
+    "output: {schema: s.json}",
+    "output: {schema: {type: object}}",
+    "output: {schema: 5}",
+    "output: {enforce: native, describe: never, retries: 0, grow: 2.5}",
+    "output: {enforce: always}",
+    "output: {grow: 0.5}",
+    "sampling: {temperature: 1e-1, top_p: 0.5, stop: [a], seed: -3, logprobs: true}",
+    "sampling: {temperature: 3}",
+    "sampling: {top_p: 0}",
+    "sampling: {stop: [[a]]}",
+    "sampling: {logprobs: yes}",
+    "sampling: {n: 1}",
+    "sampling: {extra: {a: [1]}}",
+    "sampling: {extra: [1]}",
+    "sampling: {reasoning_effort: high}",
+    "sampling: {reasoning_effort: huge}",
+    "batching: {mode: chat, size: auto}",
+    "batching: {size: 0}",
+    "dedupe: auto",
+    "dedupe: on",
+    "stream: true",
+    "agent: {max_turns: 3, tools: [{builtin: sql}], compact: {at: 0.5, model: }}",
+    "agent: {tools: [{builtin: nothing}]}",
+    "agent: {tools: [{mcp: npx x}]}",
+    "agent: {tools: {builtin: sql}}",
+    "agent: {command: claude}",
+    "agent: {tools: [{builtin: sql, rate_limit: 5/s, cache: 60s, timeout: none}]}",
+    "agent: {tools: [{builtin: sql, rate_limit: often}]}",
+    "topology: judge",
+    "topology: jugde",
+    "topology: {name: reduce, fanin: 4}",
+    "topology: {name: reduce, fanin: 1}",
+    "stages: [{kind: map, name: a, prompt: x, from: input}]",
+    "stages: [{kind: unknown}]",
+    "stages: [{prompt: x}]",
+    "stages: {kind: map}",
+    "limits: {concurrency: 5, per_endpoint: auto, hedge: off, row: 1h30m, rpm: none}",
+    "limits: {timeout: 2s}",
+    "limits: {timeout: none}",
+    "limits: {timeout: 0}",
+    "limits: {timeout: {total: 1:30}}",
+    "limits: {timeout: {totl: 1}}",
+    "limits: {row: soon}",
+    "limits: {retry_after_max: none}",
+    "limits: {budget_usd: -1}",
+    "results: {dir: out, allow_failures: 5%}",
+    "results: {allow_failures: few}",
+    "results: {parquet: no}",
+    "cluster: {walltime: 01:30:00, ports: 8000-8003, modules: a}",
+    "cluster: {ports: many}",
+    "modle: x",
+    "x-anchors: {a: 1}",
+]
+
+
+@pytest.mark.parametrize("line", SAME)
+def test_the_schema_accepts_what_the_loader_accepts(load, validator, tmp_path, line):
+    (tmp_path / "s.md").write_text("x")
+    (tmp_path / "s.json").write_text("{}")
+    given = {"input": "input: x", "prompt": "prompt: y"}
+    given.pop(line.partition(":")[0], None)
+    text = "\n".join([*given.values(), line]) + "\n"
+    try:
+        load(text)
+        loads = True
+    except JobError:
+        loads = False
+    assert validator.is_valid(plain(read_yaml(text, "job.yaml").data)) is loads
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["limits: {concurrency: '${N}'}", "stream: '${S}'", "backend: '${B}'", "limits: {row: '${D}'}"],
+)
+def test_the_schema_accepts_variables(load, validator, line):
+    env = {"N": "3", "S": "true", "B": "sim", "D": "5s"}
+    text = f"input: x\nprompt: y\n{line}\n"
+    load(text, env=env)
+    assert validator.is_valid(plain(read_yaml(text, "job.yaml").data))

@@ -1,0 +1,107 @@
+import pytest
+
+from bagent.errors import InputError
+
+
+def shown(rows):
+    return [(row.line, row.data) for row in rows]
+
+
+def test_cells_are_text_and_lines_physical(rows_of):
+    text = 'id,text\n1,"two\nlines"\n\n   \n2,"a ""quote"", and comma"\n'
+    assert shown(rows_of(text, "in.csv")) == [
+        (2, {"id": "1", "text": "two\nlines"}),
+        (6, {"id": "2", "text": 'a "quote", and comma'}),
+    ]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_any_line_end_will_do(rows_of, end):
+    text = end.join(["id,b", "1,x", "2,y"])
+    rows = rows_of(b"\xef\xbb\xbf" + text.encode(), "in.csv")
+    assert shown(rows) == [(2, {"id": "1", "b": "x"}), (3, {"id": "2", "b": "y"})]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_the_separator_is_found_in_the_header(rows_of, separator):
+    text = f"id{separator}b\n1{separator}x\n"
+    assert shown(rows_of(text, "in.csv")) == [(2, {"id": "1", "b": "x"})]
+
+
+def test_a_separator_inside_a_quoted_name_does_not_count(rows_of):
+    assert shown(rows_of('id,"b;c;d"\n1,x', "in.csv")) == [(2, {"id": "1", "b;c;d": "x"})]
+
+
+def test_the_line_by_which_excel_tells_the_separator_is_obeyed(rows_of):
+    assert shown(rows_of("sep=|\r\nid|b\r\n1|x\r\n", "in.csv")) == [(3, {"id": "1", "b": "x"})]
+
+
+def test_tsv_has_tabs_only(rows_of):
+    assert shown(rows_of("id\tb,c;d\n1\tx,y", "in.tsv")) == [(2, {"id": "1", "b,c;d": "x,y"})]
+
+
+def test_rows_of_another_width_are_bad_rows(rows_of):
+    rows = rows_of("a,b\n1\n1,2\n1,2,3\n", "in.csv")
+    assert [row.error for row in rows] == [
+        "1 cells where the header has 2",
+        None,
+        "3 cells where the header has 2",
+    ]
+    assert rows[2].raw == b"1,2,3"
+
+
+def test_invalid_utf8_spoils_only_its_row(rows_of):
+    rows = rows_of(b"a,b\n1,\xe9\n2,\xc3\xa9\n", "in.csv")
+    assert [row.error for row in rows] == ["not UTF-8", None]
+    assert rows[0].raw == b"1,\xe9"
+    assert rows[1].data == {"a": "2", "b": "é"}
+
+
+def test_misplaced_quotes_are_bad_rows(rows_of):
+    rows = rows_of('a,b\n"x"y,1\n5" pipe,2\n3,"open\nto the end', "in.csv")
+    assert [row.error is None for row in rows] == [False, True, False]
+    assert rows[1].data == {"a": '5" pipe', "b": "2"}
+    assert rows[2].raw == b'3,"open\nto the end'
+    assert rows[2].line == 4
+
+
+def test_huge_cells_are_read(rows_of):
+    text = "x" * 1_000_000
+    (row,) = rows_of(f"a,b\n1,{text}\n", "in.csv")
+    assert row.data["b"] == text
+
+
+def test_a_header_may_span_lines_but_not_name_a_column_twice(rows_of):
+    assert shown(rows_of('id,"two\nlines"\n1,2', "in.csv")) == [(3, {"id": "1", "two\nlines": "2"})]
+    with pytest.raises(InputError, match=r"in.csv:2: the header names a column twice: 'a'"):
+        rows_of("\na,b,a\n1,2,3", "in.csv")
+
+
+def test_a_header_that_is_not_utf8_is_refused_with_the_way_out(rows_of):
+    with pytest.raises(InputError, match="iconv -f LATIN1"):
+        rows_of("id,größe\n1,2".encode("latin-1"), "in.csv")
+
+
+def test_utf16_as_excel_writes_it_is_refused(rows_of):
+    with pytest.raises(InputError, match="UTF-16, not UTF-8"):
+        rows_of("id\tb\n1\t2\n".encode("utf-16"), "in.csv")
+
+
+def test_files_without_records_have_no_rows(rows_of):
+    for text in ("", "\n", "id,b\n", "id,b"):
+        assert rows_of(text, "in.csv") == []
+
+
+def test_one_column_may_hold_empty_quoted_cells(rows_of):
+    assert shown(rows_of('a\n""\n\n"x"\n', "in.csv")) == [(2, {"a": ""}), (4, {"a": "x"})]
+
+
+def test_many_records_come_in_bounded_batches(source_of):
+    source = source_of("id,b\n" + "".join(f"{n},x\n" for n in range(1500)), "in.csv")
+    batches = list(source.batches())
+    assert max(map(len, batches)) <= 512
+    assert [row.id for batch in batches for row in batch] == [str(n) for n in range(1500)]
+
+
+def test_zero_characters_are_text(rows_of):
+    assert shown(rows_of(b"a,b\n1,x\x00y\n", "in.csv")) == [(2, {"a": "1", "b": "x\x00y"})]

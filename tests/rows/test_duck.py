@@ -1,0 +1,169 @@
+import base64
+import json
+
+import duckdb
+import pytest
+
+from bagent.errors import InputError
+from bagent.rows import RowsConfig, open_rows
+
+COLUMNS = {
+    "id": ("1::INTEGER", 1),
+    "big": ("9223372036854775807::BIGINT", 2**63 - 1),
+    "unsigned": ("18446744073709551615::UBIGINT", 2**64 - 1),
+    "t": ("'ünï \"q\"'", 'ünï "q"'),
+    "null": ("NULL::VARCHAR", None),
+    "yes": ("true", True),
+    "f": ("1.5::FLOAT", 1.5),
+    "nan": ("'nan'::DOUBLE", "NaN"),
+    "inf": ("'-inf'::DOUBLE", "-Infinity"),
+    "cents": ("1.50::DECIMAL(5,2)", 1.5),
+    "whole": ("5::DECIMAL(9,0)", 5),
+    "exact": ("12345678901234567890123.45::DECIMAL(38,2)", "12345678901234567890123.45"),
+    "day": ("DATE '2024-01-02'", "2024-01-02"),
+    "never": ("DATE 'infinity'", "infinity"),
+    "at": ("TIMESTAMP '2024-01-02 03:04:05.5'", "2024-01-02T03:04:05.5"),
+    "ns": ("TIMESTAMP_NS '2024-01-01 00:00:00.123456789'", "2024-01-01T00:00:00.123456789"),
+    "zoned": ("TIMESTAMPTZ '2024-01-02 03:04:05+02'", "2024-01-02T01:04:05+00"),
+    "clock": ("TIME '01:02:03'", "01:02:03"),
+    "text_blob": ("'abc'::BLOB", "abc"),
+    "blob": (r"'\xFF\x00'::BLOB", base64.b64encode(b"\xff\x00").decode()),
+    "list": ("[1, 2]", [1, 2]),
+    "struct": (
+        "{'a': DATE '2024-01-01', 'b': {'c': 'nan'::DOUBLE}}",
+        {"a": "2024-01-01", "b": {"c": "NaN"}},
+    ),
+    "map": ("map{1: 'x'}", {"1": "x"}),
+    "uuid": (
+        "'fb41ac72-28ad-4880-86b4-f04fb9d44cc2'::UUID",
+        "fb41ac72-28ad-4880-86b4-f04fb9d44cc2",
+    ),
+    'we"ird, name': ("1::TINYINT", 1),
+}
+
+
+def query_of(columns: dict) -> str:
+    quoted = {name.replace('"', '""'): sql for name, (sql, _) in columns.items()}
+    return "SELECT " + ", ".join(f'{sql} AS "{name}"' for name, sql in quoted.items())
+
+
+def write(path, query: str):
+    duckdb.sql(query).write_parquet(str(path))
+    return path
+
+
+def rows_at(tmp_path, source, **settings):
+    source = open_rows(RowsConfig((source,), tmp_path, **settings))
+    return [row for batch in source.batches() for row in batch]
+
+
+def test_parquet_values_become_json(tmp_path):
+    path = write(tmp_path / "in.parquet", query_of(COLUMNS))
+    (row,) = rows_at(tmp_path, str(path))
+    assert row.data == {name: value for name, (_, value) in COLUMNS.items()}
+    json.dumps(row.data, allow_nan=False)
+    assert (row.id, row.line, row.source) == (1, 1, "in.parquet")
+
+
+def test_sql_values_become_json(tmp_path):
+    (row,) = rows_at(tmp_path, {"sql": query_of(COLUMNS)})
+    assert row.data == {name: value for name, (_, value) in COLUMNS.items()}
+    assert (row.id, row.line, row.source) == (1, 1, "sql")
+
+
+def test_parquet_keeps_order_and_counts_rows_as_lines(tmp_path):
+    path = write(tmp_path / "in.parquet", "SELECT 5000 - i AS id FROM range(5000) r(i)")
+    source = open_rows(RowsConfig((str(path),), tmp_path))
+    batches = list(source.batches())
+    rows = [row for batch in batches for row in batch]
+    assert [row.id for row in rows] == list(range(5000, 0, -1))
+    assert [row.line for row in rows] == list(range(1, 5001))
+    assert max(map(len, batches)) <= 512
+    size = path.stat().st_size
+    assert source.progress() == (size, size)
+
+
+def test_parquet_progress_grows_while_it_is_read(tmp_path):
+    path = write(tmp_path / "in.parquet", "SELECT i AS id FROM range(5000) r(i)")
+    source = open_rows(RowsConfig((str(path),), tmp_path))
+    batches = source.batches()
+    next(batches)
+    done, total = source.progress()
+    assert 0 < done < total
+
+
+def test_parquet_names_that_differ_in_case_only_are_kept(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table([[1], [2], [{"x": 1, "y": 2}], [3]], names=["id", "ID", "s", "last"])
+    pyarrow.parquet.write_table(table, tmp_path / "in.parquet")
+    (row,) = rows_at(tmp_path, str(tmp_path / "in.parquet"))
+    assert row.data == {"id": 1, "ID": 2, "s": {"x": 1, "y": 2}, "last": 3}
+
+
+def test_parquet_files_with_pattern_signs_in_their_names_are_read(tmp_path):
+    write(tmp_path / "a.parquet", "SELECT 1 AS id")
+    path = (tmp_path / "a.parquet").rename(tmp_path / "it's [1]*.parquet")
+    write(tmp_path / "it's 1x.parquet", "SELECT 2 AS id")
+    assert [row.id for row in rows_at(tmp_path, str(path))] == [1]
+
+
+def test_folders_named_like_partitions_add_no_column(tmp_path):
+    (tmp_path / "run=3").mkdir()
+    path = write(tmp_path / "run=3" / "in.parquet", "SELECT 1 AS id")
+    (row,) = rows_at(tmp_path, str(path))
+    assert row.data == {"id": 1}
+
+
+def test_what_is_no_parquet_is_refused(tmp_path):
+    path = tmp_path / "in.parquet"
+    for content in (b"", b"PAR1", b'{"id":1}', b"PAR1" + b"x" * 100 + b"PAR1"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"in\.parquet") as caught:
+            rows_at(tmp_path, str(path))
+        assert caught.value.exit_code == 2
+
+
+def test_sql_finds_files_from_the_base_folder(tmp_path):
+    (tmp_path / "in.csv").write_text("id,b\n7,x\n8,y\n")
+    rows = rows_at(tmp_path, {"sql": "select * from read_csv('in.csv') order by id desc;"})
+    assert [row.data for row in rows] == [{"id": 8, "b": "y"}, {"id": 7, "b": "x"}]
+
+
+def test_sql_may_prepare_and_end_in_a_comment(tmp_path):
+    query = "create table t as select 5 as y; -- made\nselect * from t -- done"
+    assert [row.data for row in rows_at(tmp_path, {"sql": query})] == [{"y": 5}]
+
+
+def test_sql_columns_of_type_json_are_values(tmp_path):
+    query = """select '{"a":[1]}'::JSON as j, null::JSON as n"""
+    assert [row.data for row in rows_at(tmp_path, {"sql": query})] == [{"j": {"a": [1]}, "n": None}]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("selec 1", "syntax error"),
+        ("select * from nope", "nope does not exist"),
+        ("select * from 'nope.csv'", "nope.csv"),
+        ("create table t (a int)", "must end in a SELECT"),
+        ("", "must end in a SELECT"),
+    ],
+)
+def test_wrong_sql_is_refused_before_any_row(tmp_path, query, words):
+    with pytest.raises(InputError, match=words):
+        open_rows(RowsConfig(({"sql": query},), tmp_path))
+
+
+def test_sql_that_fails_on_the_way_is_an_input_error(tmp_path):
+    query = "select (case when i = 2000 then 'x' else '1' end)::int as id from range(3000) r(i)"
+    source = open_rows(RowsConfig(({"sql": query},), tmp_path))
+    with pytest.raises(InputError, match="the sql of the input: Conversion Error"):
+        list(source.batches())
+
+
+def test_two_queries_have_two_names(tmp_path):
+    source = open_rows(RowsConfig(({"sql": "select 1 id"}, {"sql": "select 1 id"}), tmp_path))
+    assert [row.source for batch in source.batches() for row in batch] == ["sql", "sql 2"]
+    assert "1 at sql 2:1, before at sql:1" in source.warnings[0]

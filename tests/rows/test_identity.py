@@ -1,0 +1,182 @@
+import json
+import random
+
+from bagent.rows.identity import Namer
+from bagent.rows.notices import Notices
+from bagent.rows.values import Chunk, decode_lines
+
+
+def text_of(rows: list[dict]) -> str:
+    return "\n".join(json.dumps(row) for row in rows)
+
+
+def test_rows_are_numbered_from_zero_with_their_lines(rows_of):
+    rows = rows_of('{"id":1}\n\n   \n{"id":2}\n\n{"id":3}')
+    assert [(row.index, row.id, row.line) for row in rows] == [(0, 1, 1), (1, 2, 4), (2, 3, 6)]
+    assert {row.source for row in rows} == {"in.jsonl"}
+
+
+def test_one_and_text_one_are_two_ids(source_of):
+    source = source_of('{"id":1}\n{"id":"1"}\n{"id":1.0}\n{"id":true}', fields=())
+    rows = [row for batch in source.batches() for row in batch]
+    assert [row.id for row in rows] == [1, "1", 1.0, True]
+    assert [type(row.id) for row in rows] == [int, str, float, bool]
+    assert len({row.key for row in rows}) == 4
+    assert source.warnings == []
+
+
+def test_lines_that_move_keep_their_keys(rows_of):
+    rows = [{"id": f"r{n % 40}", "a": n % 7, "b": n} for n in range(100)]
+    rows += [{"a": n % 5, "b": n} for n in range(50)]
+    keys = {(row.id, row.key) for row in rows_of(text_of(rows), fields=("a",))}
+    assert len(keys) == len(rows)
+    source = random.Random(5)
+    for _ in range(5):
+        source.shuffle(rows)
+        assert {(row.id, row.key) for row in rows_of(text_of(rows), fields=("a",))} == keys
+
+
+def test_other_columns_may_change(rows_of):
+    before = rows_of('{"id":1,"a":"x","note":1}', fields=("a",))
+    after = rows_of('{"new":[1],"a":"x","note":2,"id":1}', fields=("a",))
+    changed = rows_of('{"id":1,"a":"y","note":1}', fields=("a",))
+    assert before[0].key == after[0].key != changed[0].key
+
+
+def test_order_of_names_inside_values_does_not_matter(rows_of):
+    one = rows_of('{"id":1,"a":{"x":1,"y":{"p":1,"q":2}}}')
+    two = rows_of('{"a":{"y":{"q":2,"p":1},"x":1},"id":1}')
+    assert one[0].key == two[0].key
+
+
+def test_null_and_missing_fields_differ(rows_of):
+    null = rows_of('{"id":1,"a":null}', fields=("a",))
+    missing = rows_of('{"id":1}', fields=("a",))
+    assert null[0].key != missing[0].key
+
+
+def test_rows_without_id_are_named_by_content(rows_of):
+    rows = rows_of('{"a":1,"z":1}\n{"a":2}\n{"a":1,"z":2}\n{"a":1}', fields=("a",))
+    assert rows[0].id == f"{rows[0].key:016x}"
+    assert [row.id for row in rows] == [
+        rows[0].id, rows[1].id, f"{rows[0].id}-2", f"{rows[0].id}-3"
+    ]  # fmt: skip
+    assert len({row.key for row in rows}) == 4
+
+
+def test_ids_that_are_lists_or_objects_become_their_text(rows_of):
+    rows = rows_of('{"id":[1, "a"]}\n{"id":{"b": 1, "a": null}}')
+    assert [row.id for row in rows] == ['[1,"a"]', '{"a":null,"b":1}']
+
+
+def test_null_ids_fall_back(rows_of):
+    rows = rows_of('{"id":null,"custom_id":"c"}\n{"id":null,"a":1}\n{"id":0}\n{"id":""}')
+    assert rows[0].id == "c"
+    assert len(rows[1].id) == 16
+    assert [row.id for row in rows][2:] == [0, ""]
+
+
+def test_rows_without_the_id_field_are_counted_in_one_warning(source_of):
+    source = source_of('{"gene":"a"}\n{"id":1}\n{"gene":null}\nbroken', id_field="gene")
+    rows = [row for batch in source.batches() for row in batch]
+    assert rows[0].id == "a"
+    assert all(len(row.id) == 16 for row in rows[1:])
+    assert source.warnings == [
+        "rows without a value for the id, known by their content instead: 2; the field is 'gene'"
+    ]
+
+
+def test_rows_without_an_id_by_default_are_no_reason_to_warn(source_of):
+    source = source_of('{"a":1}\n{"a":1}\n{"a":2}')
+    assert sum(map(len, source.batches())) == 3
+    assert source.warnings == []
+
+
+def test_two_rows_of_one_id_stay_two_and_both_lines_are_named(source_of):
+    source = source_of(
+        '{"id":"a","x":1}\n\n{"id":"b","x":1}\n{"id":"a","x":2}\n{"id":"b","x":1}', fields=("x",)
+    )
+    rows = [row for batch in source.batches() for row in batch]
+    assert [row.id for row in rows] == ["a", "b", "a", "b"]
+    assert len({row.key for row in rows}) == 4
+    assert source.warnings == [
+        "rows with an id that came before: 2, each stays a row of its own; "
+        'first: "a" at in.jsonl:4, before at in.jsonl:1'
+    ]
+
+
+def test_same_id_with_other_content_keeps_its_key_wherever_it_stands(rows_of):
+    one = rows_of('{"id":1,"x":1}\n{"id":1,"x":2}', fields=("x",))
+    two = rows_of('{"id":1,"x":2}\n{"id":1,"x":1}', fields=("x",))
+    assert [row.key for row in one] == [row.key for row in two][::-1]
+
+
+def test_a_repeat_far_from_its_first_is_found_after_ids_that_ascend(source_of):
+    lines = [json.dumps({"id": n}) for n in range(3000)] + ['{"id":7}']
+    source = source_of("\n".join(lines))
+    rows = [row for batch in source.batches() for row in batch]
+    assert len({row.key for row in rows}) == 3001
+    assert "7 at in.jsonl:3001, before at in.jsonl:8" in source.warnings[0]
+
+
+def test_repeats_over_several_sources_name_the_source():
+    notices = Notices()
+    namer = Namer(None, None, notices)
+    for source in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        items = decode_lines([b'{"id":"%s"}' % source.encode(), b'{"id":"same"}'])
+        namer.rows(Chunk(source, range(1, 3), items))
+    assert '"same" at b.jsonl:2, before at a.jsonl:2' in notices.lines[0]
+    assert "before: 2," in notices.lines[0]
+
+
+def test_places_beyond_four_bytes_are_named_without_a_line():
+    notices = Notices()
+    namer = Namer(None, None, notices)
+    far = 2**32
+    for line in (far, far + 1):
+        namer.rows(Chunk("a.jsonl", [line], [{"id": 1}]))
+    assert "before at an earlier row" in notices.lines[0]
+
+
+def test_many_repeats_of_one_row_stay_quick_and_distinct(rows_of):
+    rows = rows_of('{"a":1}\n' * 20_000)
+    assert len({row.key for row in rows}) == 20_000
+    assert rows[-1].id == f"{rows[0].id}-20000"
+
+
+def test_unreadable_lines_have_keys_of_their_bytes(rows_of):
+    rows = rows_of("oops\n{}\noops\n[1]")
+    assert [row.error is None for row in rows] == [False, True, False, False]
+    assert (rows[0].raw, rows[0].data) == (b"oops", {})
+    assert rows[2].id == f"{rows[0].id}-2"
+    assert len({row.key for row in rows}) == 4
+
+
+def test_ids_hold_no_lone_surrogate(rows_of):
+    (row,) = rows_of(rb'{"id":"a\udc00"}')
+    assert row.id == "a\\udc00"
+    assert row.id.encode()
+
+
+def test_names_that_differ_in_case_only_are_kept(rows_of):
+    (row,) = rows_of('{"id":1,"ID":2,"error":"mine","status":"x","output":{"a":1}}')
+    assert row.data == {"id": 1, "ID": 2, "error": "mine", "status": "x", "output": {"a": 1}}
+    assert (row.id, row.error) == (1, None)
+
+
+def test_openai_batch_lines_are_rows(rows_of):
+    (row,) = rows_of(
+        '{"custom_id":"q1","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}'
+    )
+    assert row.id == "q1"
+    assert row.data["body"] == {"model": "m"}
+
+
+def test_nesting_that_can_be_read_but_not_written_is_a_bad_row():
+    deep: dict = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    namer = Namer(None, None, Notices())
+    bad, good = namer.rows(Chunk("x", [1, 2], [deep, {"id": 1}], [b"raw", b""]))
+    assert (bad.error, bad.raw) == ("the JSON is nested too deep", b"raw")
+    assert good.id == 1

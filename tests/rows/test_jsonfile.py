@@ -1,0 +1,101 @@
+import json
+import tracemalloc
+
+import pytest
+
+from bagent.errors import InputError
+from bagent.rows.jsonfile import CUT_OFF, Elements
+
+TRICKY = [
+    {"id": 1, "t": 'quote " brace } bracket ] comma , backslash \\'},
+    {"id": 2, "nested": {"a": [1, {"b": "\\\\"}], "c": []}},
+    {"id": 3, "t": "ünïcode \u2028 \U0001f600"},
+]
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2])
+def test_an_array_is_read_element_by_element(rows_of, indent):
+    rows = rows_of(json.dumps(TRICKY, indent=indent, ensure_ascii=False), "in.json")
+    assert [row.data for row in rows] == TRICKY
+    assert [row.index for row in rows] == [0, 1, 2]
+
+
+def test_elements_have_the_lines_where_they_begin(rows_of):
+    rows = rows_of('\n[\n  {"id":1},\n\n  {"id":\n2}, {"id":3}\n]\n', "in.json")
+    assert [(row.id, row.line) for row in rows] == [(1, 3), (2, 5), (3, 6)]
+
+
+def test_pieces_of_any_size_make_the_same_elements():
+    text = json.dumps(TRICKY, indent=1, ensure_ascii=False).encode()
+    for size in (1, 2, 3, 7, 50):
+        elements = Elements("x", array=True)
+        found = []
+        for start in range(0, len(text), size):
+            found += elements.feed(text[start : start + size])
+        assert [json.loads(raw) for _, raw in found + elements.finish()] == TRICKY
+        assert not elements.cut_off
+
+
+def test_one_object_over_many_lines_is_one_row(rows_of):
+    (row,) = rows_of(json.dumps(TRICKY[1], indent=2), "in.json")
+    assert row.data == TRICKY[1]
+    assert row.line == 1
+
+
+def test_objects_one_after_the_other_are_rows(rows_of):
+    text = "\n".join(json.dumps(one, indent=2) for one in TRICKY)
+    assert [row.data for row in rows_of(text, "in.json")] == TRICKY
+
+
+def test_json_lines_in_a_json_file_are_recognised(rows_of):
+    text = '\n{"id":1}\nbroken\n\n{"id":2}\n'
+    rows = rows_of(text, "in.json")
+    assert [(row.line, row.error is None) for row in rows] == [(2, True), (3, False), (5, True)]
+
+
+def test_arrays_one_after_the_other_are_read(rows_of):
+    assert [row.id for row in rows_of('[{"id":1}]\n[{"id":2},{"id":3}]', "in.json")] == [1, 2, 3]
+
+
+def test_a_broken_element_leaves_the_others(rows_of):
+    rows = rows_of('[{"id":1}, {"id":2,}, {"id":[3}, 4, {"id":5},, {"id":6}]', "in.json")
+    assert [row.error is None for row in rows] == [True, False, False, False, True, False, True]
+    assert rows[3].error == "not a JSON object but a number"
+    assert rows[1].raw == b'{"id":2,}'
+
+
+def test_an_array_that_is_cut_off_is_not_taken_for_whole(rows_of):
+    for text in ('[{"id":1}, {"id":2}', '[{"id":1}, {"id":', '[{"id":1},\n', "["):
+        rows = rows_of(text, "in.json")
+        assert rows[-1].error == CUT_OFF
+        assert [row.id for row in rows[:-1]] == ([1] if len(text) > 1 else [])
+
+
+def test_text_behind_the_array_is_a_bad_row(rows_of):
+    rows = rows_of('[{"id":1}] tail', "in.json")
+    assert [row.error is None for row in rows] == [True, False]
+
+
+def test_empty_arrays_and_files_have_no_rows(rows_of):
+    for text in ("", "  \n", "[]", "[ ]\n", "[{},]"):
+        assert [row.data for row in rows_of(text, "in.json")] == [{}] * text.count("{")
+
+
+def test_memory_follows_the_element_not_the_file(source_of):
+    element = json.dumps({"t": "x" * 1000})
+    source = source_of("[" + ",".join([element] * 5000) + "]", "in.json")
+    tracemalloc.start()
+    try:
+        assert sum(map(len, source.batches())) == 5000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3_000_000
+
+
+def test_an_element_without_end_is_refused_before_it_fills_the_memory():
+    elements = Elements("x.json", array=True, longest=100)
+    elements.feed(b"[{},\n\n")
+    with pytest.raises(InputError, match=r"x.json:1: one row is longer"):
+        for _ in range(20):
+            elements.feed(b'{"a":[')

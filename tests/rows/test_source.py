@@ -1,0 +1,123 @@
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import bagent.rows
+from bagent.errors import InputError
+from bagent.rows import RowsConfig, open_rows
+
+
+def test_public_names():
+    assert bagent.rows.__all__ == [
+        "Input",
+        "KeySet",
+        "RowSource",
+        "RowsConfig",
+        "is_batch_row",
+        "open_rows",
+        "read_again",
+    ]
+
+
+def test_peek_gives_the_first_rows_without_losing_them(source_of):
+    source = source_of("\n".join(f'{{"id":{n}}}' for n in range(1500)))
+    assert source.peek(0) == []
+    assert [row.id for row in source.peek(3)] == [0, 1, 2]
+    assert [row.id for row in source.peek(600)] == list(range(600))
+    assert [row.id for batch in source.batches() for row in batch] == list(range(1500))
+    assert source.peek(5) == []
+
+
+def test_peek_of_few_rows_gives_those(source_of):
+    assert len(source_of('{"id":1}\n\n{"id":2}').peek(100)) == 2
+    assert source_of("").peek(100) == []
+
+
+def test_peek_goes_over_several_files(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": name}))
+    source = open_rows(RowsConfig(("*.jsonl",), tmp_path))
+    assert [row.id for row in source.peek(100)] == ["a", "b", "c"]
+
+
+def test_close_ends_the_batches(source_of):
+    source = source_of("\n".join(f'{{"id":{n}}}' for n in range(5000)))
+    batches = source.batches()
+    assert len(next(batches)) == 512
+    source.close()
+    assert list(batches) == []
+
+
+def test_close_ends_a_query_that_runs(tmp_path):
+    endless = "range(10000000) a(i), range(10000000) b(j)"
+    query = f"select 1 as id union all select sum(i * j) from {endless}"
+    source = open_rows(RowsConfig(({"sql": query},), tmp_path))
+    ended = threading.Event()
+
+    def read():
+        assert all(len(batch) == 1 for batch in source.batches())
+        ended.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while not ended.wait(0.05):  # until the query has begun, closing has nothing to interrupt
+        source.close()
+    reader.join(20)
+    assert not reader.is_alive()
+
+
+def test_progress_has_no_total_where_a_source_has_no_size(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}")
+    source = open_rows(RowsConfig(("a.jsonl", {"sql": "select 1"}), tmp_path))
+    assert list(map(len, source.batches())) == [1, 1]
+    assert source.progress() == (2, None)
+
+
+def test_progress_adds_up_over_files(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_text('{"id":1}\n' * 100)
+    source = open_rows(RowsConfig(("*.jsonl",), tmp_path))
+    seen = [source.progress()[0] for _ in source.batches()]
+    assert seen == sorted(seen)
+    assert source.progress() == (2700, 2700)
+
+
+def test_every_check_comes_before_the_first_row(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "b.csv").write_text("x,x\n1,2\n")
+    with pytest.raises(InputError, match=r"b\.csv"):
+        open_rows(RowsConfig(("a.jsonl", "b.csv"), tmp_path))
+
+
+def test_rows_of_all_formats_have_the_same_keys(tmp_path):
+    import duckdb
+
+    rows = [{"id": "a", "t": "x"}, {"id": "b", "t": "ü"}]
+    (tmp_path / "1.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "2.json").write_text(json.dumps(rows, indent=2, ensure_ascii=False))
+    (tmp_path / "3.csv").write_text("id,t\na,x\nb,ü\n")
+    (tmp_path / "4.tsv").write_text("t\tid\nx\ta\nü\tb\n")
+    duckdb.sql("from (values ('a','x'),('b','ü')) t(id,t)").write_parquet(
+        str(tmp_path / "5.parquet")
+    )
+    keys = set()
+    for path in sorted(tmp_path.iterdir()):
+        source = open_rows(RowsConfig((path.name,), tmp_path))
+        keys.add(tuple(row.key for batch in source.batches() for row in batch))
+    assert len(keys) == 1
+
+
+def test_plain_input_imports_no_heavy_package(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id":1}\n')
+    code = (
+        "import sys; from pathlib import Path; from bagent.rows import RowsConfig, open_rows\n"
+        f"source = open_rows(RowsConfig(('a.jsonl',), Path({str(tmp_path)!r})))\n"
+        "assert sum(map(len, source.batches())) == 1\n"
+        "heavy = {'duckdb', 'numpy', 'pandas', 'pyarrow', 'openai', 'boto3', 'rich', 'zstandard'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

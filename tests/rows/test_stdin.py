@@ -1,0 +1,282 @@
+import io
+import json
+import os
+import random
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bagent.errors import InputError, WriteError
+from bagent.rows import RowsConfig, open_rows, read_again
+from bagent.rows.stdin import Spool
+
+
+class Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def config(tmp_path):
+    return RowsConfig(("-",), tmp_path, stdin_spool=tmp_path / "input.jsonl")
+
+
+@pytest.fixture
+def pipe():
+    """The reading end as a stream, and the descriptor to write to."""
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as stream:
+        yield stream, write
+
+
+def piped(config, text):
+    data = text if isinstance(text, bytes) else text.encode()
+    stdin = None if text is None else io.BytesIO(data)
+    return [row for batch in open_rows(config, stdin=stdin).batches() for row in batch]
+
+
+def replayed(config):
+    return [row for batch in open_rows(config, stdin=None).batches() for row in batch]
+
+
+def test_a_row_is_delivered_before_the_next_comes(config, pipe):
+    stream, write = pipe
+    source = open_rows(config, stdin=stream)
+    batches = source.batches()
+    for number in (1, 2, 3):
+        os.write(write, b'{"id":%d}\n' % number)
+        assert [row.id for row in next(batches)] == [number]
+        # It is kept before it is delivered.
+        assert config.stdin_spool.read_text().splitlines()[-1] == f'{{"id":{number}}}'
+    os.write(write, b'{"id":4}\n{"id":5}\n{"id"')
+    assert [row.id for row in next(batches)] == [4, 5]
+    os.write(write, b":6}")
+    os.close(write)
+    assert [row.id for row in next(batches)] == [6]
+    assert list(batches) == []
+    assert config.stdin_spool.read_text() == "".join(f'{{"id":{n}}}\n' for n in range(1, 7))
+
+
+def test_peek_waits_for_the_first_line_only_and_loses_nothing(config, pipe):
+    stream, write = pipe
+    source = open_rows(config, stdin=stream)
+    os.write(write, b'{"id":1}\n')
+    assert [row.id for row in source.peek(100)] == [1]
+    assert [row.id for row in source.peek(100)] == [1]
+    os.write(write, b'{"id":2}\n')
+    os.close(write)
+    assert [row.id for batch in source.batches() for row in batch] == [1, 2]
+
+
+def test_peek_of_a_resumed_pipe_does_not_wait_at_all(config, pipe):
+    piped(config, '{"id":1}\n{"id":2}\n')
+    stream, write = pipe
+    source = open_rows(config, stdin=stream)
+    assert [row.id for row in source.peek(100)] == [1, 2]
+    os.close(write)
+
+
+def test_close_ends_a_reader_that_waits(config, pipe):
+    stream, write = pipe
+    source = open_rows(config, stdin=stream)
+    got = []
+    first = threading.Event()
+
+    def read():
+        for batch in source.batches():
+            got.extend(row.id for row in batch)
+            first.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    os.write(write, b'{"id":1}\n{"half":')
+    assert first.wait(20)
+    source.close()
+    reader.join(20)
+    assert not reader.is_alive()
+    assert got == [1]
+    assert config.stdin_spool.read_text() == '{"id":1}\n'  # half a line is no row
+    os.close(write)
+
+
+def test_a_resume_needs_no_stdin(config):
+    first = piped(config, '{"id":1}\n\n{"id":2}\nbroken\n{"id":1}')
+    for again in (replayed(config), piped(config, ""), [r for b in read_again(config) for r in b]):
+        assert again == first
+    assert [row.line for row in first] == [1, 3, 4, 5]
+    assert {row.source for row in first} == {"stdin"}
+
+
+def test_the_same_rows_piped_in_again_are_not_new(config):
+    text = '{"id":1}\n{"id":2}\n\n{"a":1}\n{"a":1}\n[3]\n'
+    first = piped(config, text)
+    kept = config.stdin_spool.read_bytes()
+    assert piped(config, text) == first
+    assert config.stdin_spool.read_bytes() == kept
+
+
+def test_more_rows_piped_in_later_are_taken_too(config):
+    piped(config, '{"id":1}\n{"id":2}\n')
+    rows = piped(config, '{"id":3}\n\n{"id":2}\n{"id":4}')
+    assert [(row.id, row.index, row.line) for row in rows] == [
+        (1, 0, 1), (2, 1, 2), (3, 2, 3), (4, 3, 4)
+    ]  # fmt: skip
+    assert replayed(config) == rows
+
+
+def test_the_union_of_what_was_kept_and_what_comes_has_the_larger_counts(config):
+    source = random.Random(4)
+    for _ in range(20):
+        config.stdin_spool.unlink(missing_ok=True)
+        one, two, three = (
+            [source.choice('ABCDEx"') for _ in range(source.randrange(30))] for _ in range(3)
+        )
+        union = Counter(one) | Counter(two) | Counter(three)
+        for letters in (one, two, three):
+            lines = "".join(
+                (letter if letter == "x" else json.dumps({"a": letter})) + "\n"
+                for letter in letters
+            )
+            rows = piped(config, lines or "\n")
+        got = Counter("x" if row.error else row.data["a"] for row in rows)
+        assert got == union
+        assert len({row.key for row in rows}) == len(rows)
+        assert replayed(config) == rows
+
+
+def test_rows_of_files_beside_do_not_hide_rows_of_the_pipe(config, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a":1}\n')
+    both = RowsConfig(("a.jsonl", "-"), tmp_path, stdin_spool=config.stdin_spool)
+    first = piped(both, '{"a":1}\n{"a":1}\n')
+    assert len({row.key for row in first}) == 3
+    assert piped(both, '{"a":1}\n{"a":1}\n') == first
+
+
+def test_a_line_that_was_not_kept_to_its_end_is_dropped(config):
+    config.stdin_spool.write_bytes(b'{"id":1}\n{"id":2')
+    assert [row.id for row in replayed(config)] == [1]
+    assert [row.id for row in piped(config, '{"id":3}\n')] == [1, 3]
+    assert config.stdin_spool.read_bytes() == b'{"id":1}\n{"id":3}\n'
+
+
+def test_a_terminal_is_refused_with_the_way_out(config):
+    with pytest.raises(InputError, match=r"stdin is a terminal \(pipe rows in, e.g. cat"):
+        open_rows(config, stdin=Terminal())
+    with pytest.raises(InputError, match="nothing is piped in"):
+        open_rows(config, stdin=None)
+    config.stdin_spool.touch()
+    with pytest.raises(InputError, match="stdin is a terminal"):
+        open_rows(config, stdin=Terminal())
+
+
+def test_a_terminal_is_not_read_where_rows_were_kept(config):
+    piped(config, '{"id":1}\n')
+    source = open_rows(config, stdin=Terminal(b'{"id":2}\n'))
+    assert [row.id for batch in source.batches() for row in batch] == [1]
+
+
+def test_an_empty_pipe_has_no_rows(config):
+    assert piped(config, "") == []
+    assert not config.stdin_spool.exists()
+
+
+def test_marks_and_line_ends_of_windows_leave_no_trace(config, pipe):
+    stream, write = pipe
+    source = open_rows(config, stdin=stream)
+    batches = source.batches()
+
+    def feed():
+        for byte in b'\xef\xbb\xbf{"id":"a"}\r\n{"id":"b"}\r\n':
+            os.write(write, bytes([byte]))
+        os.close(write)
+
+    writer = threading.Thread(target=feed)
+    writer.start()
+    rows = [row for batch in batches for row in batch]
+    writer.join(20)
+    assert [row.id for row in rows] == ["a", "b"]
+    assert replayed(config) == rows
+
+
+def test_utf16_on_stdin_is_refused(config):
+    with pytest.raises(InputError, match="stdin: the text is UTF-16"):
+        piped(config, '{"id":1}\n'.encode("utf-16"))
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_piped_in_is_read_element_by_element(config, indent):
+    data = [{"id": 1, "t": "a\nb"}, {"id": 2, "n": [{"x": 1}]}]
+    first = piped(config, json.dumps(data, indent=indent))
+    assert [row.data for row in first] == data
+    assert replayed(config) == first
+    assert config.stdin_spool.read_text().count("\n") == 2
+
+
+def test_elements_of_an_array_come_before_its_end(config, pipe):
+    stream, write = pipe
+    batches = open_rows(config, stdin=stream).batches()
+    os.write(write, b'\n[\n{"id":1},')
+    assert [row.id for row in next(batches)] == [1]
+    os.write(write, b'{"id":2}')
+    os.close(write)
+    (bad,) = next(batches)  # the array has no end, so neither has the row
+    assert bad.error is not None
+    assert [row.error for row in replayed(config)] == [None, bad.error]
+
+
+def test_a_first_line_that_is_an_array_of_other_things_is_a_bad_row(config):
+    rows = piped(config, '[1, 2]\n{"id":1}\n')
+    assert [row.error for row in rows] == ["not a JSON object but an array", None]
+
+
+def test_a_bracket_alone_is_a_bad_row(config):
+    (row,) = piped(config, "[\n")
+    assert row.error == "malformed JSON: Expecting value (column 2)"
+
+
+def test_without_a_spool_rows_are_delivered_and_forgotten(tmp_path):
+    config = RowsConfig(("-",), tmp_path)
+    assert [row.id for row in piped(config, '{"id":1}\n')] == [1]
+    assert list(tmp_path.iterdir()) == []
+    assert list(read_again(config)) == []
+
+
+def test_a_spool_that_cannot_be_written_is_no_loss_in_silence(tmp_path):
+    config = RowsConfig(("-",), tmp_path, stdin_spool=tmp_path / "gone" / "input.jsonl")
+    with pytest.raises(WriteError, match="cannot keep the rows from stdin") as caught:
+        piped(config, '{"id":1}\n')
+    assert caught.value.exit_code == 74
+
+
+def test_a_full_disk_is_a_write_error():
+    spool = Spool(Path("/dev/full"))
+    with pytest.raises(WriteError, match="no space left"):
+        spool.append([b"{}"])
+    with pytest.raises(WriteError, match="cannot keep the rows"):
+        spool.close()
+
+
+def test_a_sample_of_a_pipe_is_drawn_from_all_of_it(tmp_path):
+    lines = "".join(f'{{"id":{n}}}\n' for n in range(3000))
+    (tmp_path / "a.jsonl").write_text(lines)
+    file = open_rows(RowsConfig(("a.jsonl",), tmp_path, sample=20, seed=1))
+    drawn = [row.id for batch in file.batches() for row in batch]
+    assert len(drawn) == 20
+    unkept = RowsConfig(("-",), tmp_path, sample=20, seed=1)
+    kept = RowsConfig(("-",), tmp_path, sample=20, seed=1, stdin_spool=tmp_path / "input.jsonl")
+    for config in (unkept, kept, kept):
+        assert [row.id for row in piped(config, lines)] == drawn
+    assert [row.id for batch in read_again(kept) for row in batch] == drawn
+
+
+def test_limit_stops_reading_the_pipe(config, pipe):
+    stream, write = pipe
+    limited = RowsConfig(("-",), config.base, limit=2, stdin_spool=config.stdin_spool)
+    os.write(write, b'{"id":1}\n{"id":2}\n{"id":3}\n')
+    # The pipe stays open: reading on would wait for ever.
+    source = open_rows(limited, stdin=stream)
+    assert [row.id for batch in source.batches() for row in batch] == [1, 2]
+    os.close(write)
+    assert [row.id for row in replayed(config)] == [1, 2, 3]

@@ -1,0 +1,128 @@
+import gzip
+import json
+import random
+
+import pytest
+import zstandard
+
+from bagent.errors import InputError
+from bagent.rows.inputs import FileSource
+from bagent.rows.readers import Halt, Meter, source_chunks
+
+NOISE = random.Random(3)
+LINES = "".join(json.dumps({"id": n, "x": NOISE.getrandbits(64)}) + "\n" for n in range(20_000))
+PACK = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_archives_give_the_same_rows_as_the_file(rows_of, kind):
+    plain = rows_of(LINES)
+    packed = rows_of(PACK[kind](LINES.encode()), f"in.jsonl.{kind}")
+    assert [(row.key, row.line) for row in packed] == [(row.key, row.line) for row in plain]
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_members_or_frames_one_after_the_other_are_one_text(rows_of, kind):
+    pack = PACK[kind]
+    parts = [b'{"id":1}\n{"id"', b":2}\n", b"", b'{"id":3}']
+    rows = rows_of(b"".join(map(pack, parts)), f"in.JSONL.{kind}")
+    assert [row.id for row in rows] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.tsv", "in.json", "in.ndjson"])
+@pytest.mark.parametrize("kind", PACK)
+def test_every_text_format_may_be_packed(rows_of, kind, name):
+    text = {"in.csv": "id,b\n1,2", "in.tsv": "id\tb\n1\t2"}.get(name, '{"id":"1","b":"2"}')
+    (row,) = rows_of(PACK[kind](b"\xef\xbb\xbf" + text.encode()), f"{name}.{kind}")
+    assert row.data == {"id": "1", "b": "2"}
+
+
+@pytest.mark.parametrize("kind", PACK)
+@pytest.mark.parametrize("keep", [0.0, 0.0001, 0.5, 0.999, 1.0])
+def test_an_archive_that_is_cut_off_is_refused_at_once(source_of, kind, keep):
+    whole = PACK[kind](LINES.encode())
+    cut = whole[: int(keep * (len(whole) - 1))]
+    with pytest.raises(InputError, match="archive is cut off or damaged") as caught:
+        source_of(cut, f"in.jsonl.{kind}")
+    assert caught.value.exit_code == 2
+    assert f"in.jsonl.{kind}" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_a_second_member_that_is_cut_off_is_refused(source_of, kind):
+    whole = PACK[kind](LINES.encode())
+    with pytest.raises(InputError, match="cut off or damaged"):
+        source_of(whole + whole[:-5], f"in.jsonl.{kind}")
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_a_damaged_archive_is_refused(source_of, kind):
+    pack = PACK[kind] if kind == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress
+    broken = bytearray(pack(LINES.encode()))
+    broken[len(broken) // 2] ^= 0xFF
+    for wrong in (bytes(broken), b"no archive at all", pack(b"{}") + b"tail of another kind"):
+        with pytest.raises(InputError, match="cut off or damaged"):
+            source_of(wrong, f"in.jsonl.{kind}")
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_a_cut_off_archive_found_on_the_way_is_an_error_not_an_end(tmp_path, kind):
+    path = tmp_path / f"in.jsonl.{kind}"
+    path.write_bytes(PACK[kind](LINES.encode())[:-9])
+    source = FileSource(path, "in", "jsonl", kind, path.stat().st_size)
+    read = 0
+    with pytest.raises(InputError, match="cut off or damaged"):
+        for chunk in source_chunks(source, tmp_path, Meter(None), Halt()):
+            read += len(chunk.items)
+    assert 0 < read < 20_000
+
+
+def test_frames_that_hold_no_data_are_skipped(rows_of):
+    skip = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
+    rows = rows_of(skip + PACK["zst"](b'{"id":1}\n') + skip, "in.jsonl.zst")
+    assert [row.id for row in rows] == [1]
+
+
+def test_utf16_is_refused_with_the_way_out(source_of):
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+        for name in ("in.jsonl", "in.json", "in.csv"):
+            with pytest.raises(InputError, match=r"UTF-16, not UTF-8.*iconv"):
+                source_of('{"id":"a"}\n'.encode(encoding), name)
+
+
+def test_utf16_inside_an_archive_is_refused(source_of):
+    with pytest.raises(InputError, match="UTF-16"):
+        source_of(gzip.compress('{"id":1}'.encode("utf-16")), "in.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (gzip.compress(b"{}"), r"a gzip file \(name it .gz\)"),
+        (PACK["zst"](b"{}"), "a zstd file"),
+        (b"PAR1....PAR1", "a Parquet file"),
+        (b"PK\x03\x04....", "a zip file or a spreadsheet"),
+    ],
+)
+def test_files_of_another_kind_than_their_name_says_are_refused(source_of, content, words):
+    for name in ("in.jsonl", "in.csv"):
+        with pytest.raises(InputError, match=words):
+            source_of(content, name)
+
+
+def test_zero_bytes_at_the_start_are_no_utf16(rows_of):
+    rows = rows_of(b'\x00\x00\x00\x00\n{"id":1}\n')
+    assert [row.error is None for row in rows] == [False, True]
+
+
+def test_progress_counts_bytes_as_they_lie_on_the_disk(source_of):
+    packed = gzip.compress(LINES.encode())
+    source = source_of(packed, "in.jsonl.gz")
+    assert source.progress() == (0, len(packed))
+    batches = source.batches()
+    next(batches)
+    done, total = source.progress()
+    assert 0 < done <= total == len(packed)
+    for _ in batches:
+        pass
+    assert source.progress() == (len(packed), len(packed))

@@ -1,0 +1,101 @@
+import json
+
+import pytest
+
+from bagent.rows import is_batch_row
+from bagent.rows.values import Unreadable, decode_line, decode_lines, visible
+
+
+def test_blank_lines_are_none():
+    for blank in (b"", b"   ", b"\t\r", b"\r", "\u00a0\u2003".encode(), b"\xef\xbb\xbf"):
+        assert decode_line(blank) is None
+
+
+def test_one_broken_line_leaves_the_others():
+    good, bad, last = decode_lines([b'{"a":1}', b'{"a":', b'{"a":3}'])
+    assert (good, last) == ({"a": 1}, {"a": 3})
+    assert isinstance(bad, Unreadable)
+    assert bad.raw == b'{"a":'
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"[1]", "not a JSON object but an array"),
+        (b'"x"', "not a JSON object but a string"),
+        (b"12", "not a JSON object but a number"),
+        (b"1.5", "not a JSON object but a number"),
+        (b"true", "not a JSON object but a boolean"),
+        (b"null", "not a JSON object but null"),
+        (b"NaN", "not a JSON object but a number"),
+        (b'{"a":1 "b":2}', "malformed JSON: Expecting ',' delimiter (column 8)"),
+        (b'{"a":1} {"b":2}', "malformed JSON: Extra data (column 9)"),
+        (b'{"a":1}\r{"a":2}', "malformed JSON: lines end in CR alone (write them with LF)"),
+        (b'{"a":"\xff"}', "not UTF-8: byte 0xff (column 7)"),
+        (b"\x00\x00\x00", "malformed JSON: Expecting value (column 1)"),
+        (b'{"a":"x\x00y"}', "malformed JSON: Invalid control character at (column 8)"),
+    ],
+)
+def test_a_bad_line_says_what_is_wrong(raw, words):
+    item = decode_line(raw)
+    assert isinstance(item, Unreadable)
+    assert item.error == words
+    assert item.raw == raw
+
+
+def test_nesting_too_deep_is_a_bad_line():
+    item = decode_line(b'{"a":' * 100_000)
+    assert isinstance(item, Unreadable)
+    assert "nested too deep" in item.error
+
+
+def test_an_integer_of_too_many_digits_is_a_bad_line():
+    item = decode_line(b'{"a":' + b"9" * 5000 + b"}")
+    assert isinstance(item, Unreadable)
+    assert "digits" in item.error
+
+
+def test_large_integers_stay_exact():
+    for number in (2**63, 2**64 + 1, 10**400, -(10**30)):
+        assert decode_line(f'{{"a":{number}}}'.encode()) == {"a": number}
+
+
+def test_nan_and_infinities_become_text():
+    raw = b'{"a":NaN,"b":[Infinity,-Infinity],"c":1e400,"d":-1e400,"e":1.5}'
+    assert decode_line(raw) == {
+        "a": "NaN",
+        "b": ["Infinity", "-Infinity"],
+        "c": "Infinity",
+        "d": "-Infinity",
+        "e": 1.5,
+    }
+
+
+def test_lone_surrogates_become_visible_in_texts_and_names():
+    raw = rb'{"a":"x\ud800y","\udc00":["\uDFFF",{"b":"\ud83d\ude00"}]}'
+    data = decode_line(raw)
+    assert data == {"a": "x\\ud800y", "\\udc00": ["\\udfff", {"b": "\U0001f600"}]}
+    assert json.dumps(data, ensure_ascii=False).encode()  # it is valid UTF-8
+    assert len(visible("\ud800")) == 6
+
+
+def test_a_mark_of_byte_order_inside_a_concatenated_file_is_removed():
+    assert decode_line(b'\xef\xbb\xbf{"a":1}\r') == {"a": 1}
+
+
+def test_the_last_of_a_repeated_name_wins_in_both_readers():
+    assert decode_line(b'{"a":1,"a":2}') == {"a": 2}
+    assert decode_line(b'{"a":1,"a":NaN}') == {"a": "NaN"}
+
+
+def test_escaped_zero_characters_are_kept():
+    assert decode_line(rb'{"a":"\u0000"}') == {"a": "\x00"}
+
+
+def test_batch_rows_are_recognised():
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}
+    assert is_batch_row(row)
+    for name in row:
+        assert not is_batch_row({key: value for key, value in row.items() if key != name})
+    assert not is_batch_row({**row, "body": "text"})
+    assert not is_batch_row({**row, "custom_id": 1})

@@ -1,0 +1,170 @@
+import json
+
+import pytest
+
+from bagent.errors import InputError
+from bagent.rows import RowsConfig, open_rows, read_again
+
+ROWS = [
+    {"id": 1, "n": 5, "t": "abc", "tags": ["a", "b"], "meta": {"year": 2001}},
+    {"id": 2, "n": 2.5, "t": "", "yes": True},
+    {"id": 3, "n": None, "t": None, "meta": {"year": 1999}, "yes": False},
+    {"id": 4, "n": 10**25, "t": "x\u0000y ünï"},
+    {"id": 5, "n": -1, "t": "it's", "meta": None, "late": 1},
+]
+TEXT = "\n".join(map(json.dumps, ROWS))
+
+
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        ("n > 2", [1, 2, 4]),
+        ("n IS NULL", [3]),
+        ("length(t) > 2", [1, 4, 5]),
+        ("t = 'it''s' OR id = 1 -- a remark", [1, 5]),
+        ("meta.year > 2000", [1]),
+        ("CAST(meta->>'year' AS INTEGER) < 2000", [3]),
+        ("json_array_length(tags) = 2", [1]),
+        ("yes", [2]),
+        ("late = 1", [5]),
+        ("late IS NULL", [1, 2, 3, 4]),
+        ("N > 2 and ID < 2", [1]),
+        ("id in (select i from range(2, 4) r(i))", [2, 3]),
+        ("random() >= 0", [1, 2, 3, 4, 5]),
+        ("true", [1, 2, 3, 4, 5]),
+        ("false", []),
+        ("len(list_filter([1, 2, 3], lambda x: x > id)) > 1", [1]),
+    ],
+)
+def test_rows_that_fulfil_the_condition_are_kept(rows_of, where, ids):
+    rows = rows_of(TEXT, where=where)
+    assert [row.id for row in rows] == ids
+    assert [row.index for row in rows] == [id_ - 1 for id_ in ids]
+
+
+def test_a_row_is_judged_alone_whatever_stands_around_it(rows_of):
+    lines = [json.dumps({"id": n, "v": [n, str(n), n / 2, None][n % 4]}) for n in range(40)]
+    together = {row.id for row in rows_of("\n".join(lines), where="v >= 10")}
+    alone = {
+        row.id for line in [*lines[::4], *lines[2::4]] for row in rows_of(line, where="v >= 10")
+    }
+    assert (
+        together
+        == alone
+        == {n for n in range(40) if n % 4 in (0, 2) and [n, 0, n / 2][n % 4] >= 10}
+    )
+
+
+def test_bad_rows_pass(rows_of):
+    rows = rows_of('{"id":1}\nbroken\n{"id":2}', where="id = 2")
+    assert [(row.line, row.error is None) for row in rows] == [(2, False), (3, True)]
+
+
+def test_rows_on_which_it_fails_are_left_out_with_one_warning(source_of):
+    text = "".join(json.dumps({"id": n, "v": "x" if n % 3 else str(n)}) + "\n" for n in range(1500))
+    source = source_of(text, where="CAST(v AS INTEGER) >= 9")
+    rows = [row for batch in source.batches() for row in batch]
+    assert [row.id for row in rows] == list(range(9, 1500, 3))
+    (warning,) = source.warnings
+    assert "left out: 1,000; first in.jsonl:2: Conversion Error" in warning
+
+
+def test_types_that_do_not_fit_some_rows_leave_those_out(source_of):
+    source = source_of('{"id":1,"v":5}\n{"id":2,"v":"text"}\n{"id":3,"v":7}', where="v > 6")
+    assert [row.id for batch in source.batches() for row in batch] == [3]
+    assert "left out: 1; first in.jsonl:2: Binder Error" in source.warnings[0]
+
+
+def test_a_failing_condition_that_cannot_be_guarded_fails_row_by_row(source_of):
+    where = "CAST(v AS INTEGER) IN (SELECT i FROM range(5) r(i))"
+    source = source_of('{"id":1,"v":"4"}\n{"id":2,"v":"x"}\n{"id":3,"v":"9"}', where=where)
+    assert [row.id for batch in source.batches() for row in batch] == [1]
+    assert "left out: 1; first in.jsonl:2" in source.warnings[0]
+
+
+def test_an_unknown_name_is_refused_at_once_with_the_nearest(source_of):
+    with pytest.raises(
+        InputError, match=r"no field 'tagz' in the first rows \(did you mean tags\?\)"
+    ):
+        source_of(TEXT, where="json_array_length(tagz) > 0")
+    with pytest.raises(InputError, match="there are id, n, t"):
+        source_of(TEXT, where="zzzzzz = 1")
+
+
+def test_a_name_later_than_the_first_rows_is_refused(source_of):
+    text = '{"id":1}\n' * 150 + '{"id":2,"late":1}\n'
+    with pytest.raises(InputError, match="no field 'late'"):
+        source_of(text, where="late = 1")
+
+
+@pytest.mark.parametrize("where", ["n >", "n > 1)", "n > 1 ORDER BY n", "n = 'open"])
+def test_what_is_no_condition_is_refused(source_of, where):
+    with pytest.raises(InputError, match=r"where: (syntax error|unterminated)"):
+        source_of(TEXT, where=where)
+
+
+@pytest.mark.parametrize("where", ["n > 1) UNION SELECT (1", "n > 1); SELECT (1"])
+def test_brackets_that_close_too_early_are_refused(source_of, where):
+    with pytest.raises(InputError, match="where"):
+        source_of(TEXT, where=where)
+
+
+def test_an_unknown_function_is_refused(source_of):
+    with pytest.raises(InputError, match=r"where: Catalog Error.*lenght"):
+        source_of(TEXT, where="lenght(t) > 0")
+
+
+def test_types_that_fit_no_row_are_refused_and_csv_is_explained(source_of):
+    with pytest.raises(InputError, match=r"where: Binder Error.*CAST\(name AS DOUBLE\)"):
+        source_of("id,n\n1,2\n", "in.csv", where="n > 1")
+
+
+def test_cells_of_a_csv_can_be_cast(rows_of):
+    rows = rows_of("id,n\n1,2\n2,30\n", "in.csv", where="CAST(n AS DOUBLE) > 10")
+    assert [row.id for row in rows] == ["2"]
+
+
+def test_names_that_differ_in_case_only_are_refused_together(source_of):
+    with pytest.raises(InputError, match="differ in case only: ID, id"):
+        source_of('{"id":1,"ID":2}', where="id = 1 and ID = 2")
+
+
+def test_the_spelling_as_it_stands_is_preferred(rows_of):
+    assert len(rows_of('{"id":1,"ID":2}', where="ID = 2")) == 1
+    assert len(rows_of('{"ID":2,"id":1}', where="id = 1")) == 1
+
+
+def test_quoted_names_may_hold_anything(rows_of):
+    text = json.dumps({"id": 1, 'a "b" $2': 5})
+    assert len(rows_of(text, where='"a ""b"" $2" = 5')) == 1
+
+
+def test_files_in_a_subquery_are_found_from_the_base(rows_of, tmp_path):
+    (tmp_path / "keep.csv").write_text("id\n2\n5\n")
+    assert [row.id for row in rows_of(TEXT, where="id IN (SELECT id FROM 'keep.csv')")] == [2, 5]
+
+
+def test_a_pipe_is_judged_by_its_first_row(tmp_path):
+    import io
+
+    def read(text, where):
+        config = RowsConfig(("-",), tmp_path, where=where)
+        source = open_rows(config, stdin=io.BytesIO(text.encode()))
+        return [row.id for batch in source.batches() for row in batch]
+
+    assert read(TEXT, "n > 2") == [1, 2, 4]
+    with pytest.raises(InputError, match="no field 'zz'"):
+        read(TEXT, "zz > 2")
+    assert read('{"id":1,"n":"text"}\n', "n > 2") == []
+
+
+def test_an_empty_input_has_nothing_to_judge(rows_of):
+    assert rows_of("", where="n > 2") == []
+
+
+def test_a_name_may_be_first_seen_in_a_later_file(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id":1}\n')
+    (tmp_path / "b.jsonl").write_text('{"id":2,"x":1}\n{"id":3,"X":1}\n')
+    config = RowsConfig(("*.jsonl",), tmp_path, where="x = 1")
+    for batches in (open_rows(config).batches(), read_again(config)):
+        assert [row.id for batch in batches for row in batch] == [2, 3]
