@@ -17,6 +17,7 @@ from bagent.store.codec import (
     decode_outcome,
     decode_outcome_line,
     status_of,
+    unit_of,
 )
 from bagent.store.columns import RESULTS
 from bagent.store.current import CurrentLines, Place, Selection
@@ -57,12 +58,8 @@ class Wanted:
 
 
 def iter_places(lines: CurrentLines, wanted: Wanted) -> Iterator[Place]:
-    """The places of the wanted results."""
-    places = (lines.ordered if wanted.ordered else lines.written)(wanted.selection())
-    if wanted.done is None:
-        return places
-    has = wanted.done.has
-    return (place for place in places if has(lines.unit(place)))
+    """The places of the wanted results; whether they are in ``wanted.done`` is not looked at."""
+    return (lines.ordered if wanted.ordered else lines.written)(wanted.selection())
 
 
 def iter_results(
@@ -84,8 +81,9 @@ def iter_results(
         read_input: reads the input rows; with it, results have ``input`` as raw JSON text. Best
             used with ``ordered``, else the input is copied to a temporary file.
     """
+    wanted = wanted or Wanted()
     with CurrentLines(run_dir, report) as lines, _Inputs(read_input, report) as inputs:
-        for place in iter_places(lines, wanted or Wanted()):
+        for place in iter_places(lines, wanted):
             line = lines.read(place)
             try:
                 outcome = decode_outcome_line(line)
@@ -93,11 +91,18 @@ def iter_results(
                 path = lines.indexes[place.segment].segment.path
                 report(f"{path}: broken line at byte {place.offset}, left out")
                 continue
+            if wanted.done is not None and not wanted.done.has(unit_of_outcome(outcome)):
+                continue
             result = result_of(outcome)
             if inputs.rows is not None:
                 text = inputs.rows.find(place.row, outcome.key, line).text
                 result["input"] = msgspec.Raw(text) if text is not None else None
             yield result
+
+
+def unit_of_outcome(outcome: Outcome | OutcomeLine) -> int:
+    """The 64-bit name of what ``outcome`` is the end of."""
+    return unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
 
 
 def result_of(outcome: Outcome | OutcomeLine) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""Outcomes as lines of an OpenAI batch's output and error files.
+
+Source: OpenAI's Batch API reference. A failed request that was answered has its error inside
+``response.body``; one that never was has ``response: null`` and a top-level ``error``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from bagent.types import Outcome
+
+_STATUS = re.compile(r"HTTP (\d{3})")
+_LINE_ID = "batch_req_"
+
+
+def batch_line(outcome: Outcome) -> bytes:
+    """One output line with its newline: ``{"id", "custom_id", "response", "error"}``."""
+    name = outcome.id if isinstance(outcome.id, str) else msgspec.json.encode(outcome.id).decode()
+    line: dict[str, Any] = {
+        "id": f"{_LINE_ID}{outcome.key}-{outcome.answer}",
+        "custom_id": name,
+        "response": None,
+        "error": None,
+    }
+    code = _STATUS.search(outcome.error or "")
+    if outcome.finish_reason is not None and outcome.text is not None:
+        line["response"] = _response(200, outcome, _completion(outcome))
+    elif code is not None:
+        error = {"message": outcome.error, "type": outcome.error_kind, "code": outcome.error_kind}
+        line["response"] = _response(int(code[1]), outcome, {"error": error})
+    else:
+        line["error"] = {"code": outcome.error_kind or outcome.status, "message": outcome.error}
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _response(status: int, outcome: Outcome, body: dict[str, Any]) -> dict[str, Any]:
+    return {"status_code": status, "request_id": outcome.group or outcome.key, "body": body}
+
+
+def _completion(outcome: Outcome) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": outcome.text}
+    if outcome.reasoning is not None:
+        message["reasoning"] = outcome.reasoning
+    if outcome.status == "refused":
+        message["refusal"] = outcome.error
+    prompt, completion = outcome.prompt_tokens, outcome.completion_tokens
+    usage = None
+    if prompt is not None or completion is not None:
+        known = prompt is not None and completion is not None
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": (prompt or 0) + (completion or 0) if known else None,
+        }
+    choice = {"index": 0, "message": message, "finish_reason": outcome.finish_reason}
+    return {
+        "id": f"chatcmpl-{outcome.key}",
+        "object": "chat.completion",
+        "created": int(outcome.finished_at or 0),
+        "model": outcome.model,
+        "choices": [choice],
+        "usage": usage,
+    }
