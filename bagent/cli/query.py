@@ -13,9 +13,7 @@ from bagent.errors import UsageError
 def query(
     run: Annotated[str, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")],
     sql: Annotated[str | None, typer.Argument(metavar="SQL", help="What to ask.")] = None,
-    form: Annotated[
-        str | None, typer.Option("--format", help="table, csv or jsonl.")
-    ] = None,
+    form: Annotated[str | None, typer.Option("--format", help="table, csv or jsonl.")] = None,
 ) -> None:
     """Ask a run by SQL (DuckDB), while it goes on or after it.
 

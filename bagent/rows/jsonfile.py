@@ -19,6 +19,7 @@ from bagent.rows.values import Chunk, Unreadable, decode_line
 _BETWEEN = re.compile(rb'(?:[^"\[\]{},]++|"[^"\\]*+")*+')
 _INSIDE = re.compile(rb'(?:[^"\[\]{}]++|"[^"\\]*+")*+')
 _IN_TEXT = re.compile(rb'["\\]')
+_BRACKET_ALONE = re.compile(rb"^\{\r?$", re.MULTILINE)
 _QUOTE, _COMMA = ord('"'), ord(",")
 _OPENER = {ord("}"): ord("{"), ord("]"): ord("[")}
 _OPEN = frozenset(_OPENER.values())
@@ -167,8 +168,11 @@ def _chunk(source: str, elements: list[Element]) -> Chunk:
 
 
 def _is_lines(text: bytes) -> bool:
-    """Whether the first line is a row by itself."""
+    """Whether these are rows of one line each, as far as the first block tells."""
     line, feed, _ = text.partition(b"\n")
     if not feed:
         return False
-    return not text.startswith(b"{") or not isinstance(decode_line(line), Unreadable)
+    if text.startswith(b"{") and isinstance(decode_line(line), Unreadable):
+        return False
+    # An object laid out over several lines begins with a bracket on a line of its own.
+    return not _BRACKET_ALONE.search(text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import compress, repeat
 
 _FIRST_BITS = 8
 """The table starts with 256 buckets, so the low 8 bits of a key are known from its bucket and
@@ -22,6 +22,11 @@ _FILL = 24
 """Mean number of keys in a bucket. More makes ``find`` slower, fewer makes the cost of the
 bucket itself (33 bytes of header, 8 of list slot) show; with 24 both are small and a bucket with
 7-byte notes stays below 512 bytes, where Python's own allocator wastes least."""
+
+_SET = [bytes([byte >> bit & 1 for byte in range(256)]) for bit in range(8)]
+"""For each bit of a byte, a table for ``bytes.translate``: 1 where the bit is set."""
+
+_CLEAR = [table.translate(b"\1" + bytes(255)) for table in _SET]
 
 
 class KeySet:
@@ -105,11 +110,12 @@ class KeySet:
         """Split the next bucket by one more bit of its keys."""
         buckets, stride = self._buckets, self._stride
         bit = self._low.bit_length() - _FIRST_BITS
-        byte, mask = _STORED - 1 - (bit >> 3), 1 << (bit & 7)
         old = buckets[self._split]
-        entries = [old[start : start + stride] for start in range(0, len(old), stride)]
-        buckets[self._split] = b"".join([e for e in entries if not e[byte] & mask])
-        buckets.append(b"".join([e for e in entries if e[byte] & mask]))
+        entries = struct.unpack(f"{stride}s" * (len(old) // stride), old)
+        column = old[_STORED - 1 - (bit >> 3) :: stride]  # the byte that the bit is in
+        clear, set_ = _CLEAR[bit & 7], _SET[bit & 7]
+        buckets[self._split] = b"".join(compress(entries, column.translate(clear)))
+        buckets.append(b"".join(compress(entries, column.translate(set_))))
         self._split += 1
         if self._split > self._low:
             self._split, self._low, self._wide = 0, self._wide, 2 * self._wide + 1

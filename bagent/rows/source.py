@@ -37,12 +37,13 @@ def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowSource
     """
     notices = Notices()
     sources = find_sources(config, notices)
+    pipe = None
     for source in sources:
         if isinstance(source, StdinSource):
-            stdin = _check_stdin(config, stdin)
+            pipe = _check_stdin(config, stdin)
         else:
             check_source(source, config.base)
-    rows = RowSource(config, sources, notices, stdin)
+    rows = RowSource(config, sources, notices, pipe)
     rows.check_where()
     return rows
 

@@ -14,10 +14,12 @@ import msgspec
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.proxy import proxy_for
-from bagent.errors import UsageError
+from bagent.errors import HostfileError, Position, UsageError
+from bagent.fleet.hostfile import read_hostfile
 
 if TYPE_CHECKING:
     from bagent.job.backend import BackendRef
+    from bagent.job.spec import Job
 
 OWN_KINDS = frozenset({"vllm", "sglang", "dynamo", "local", "sim"})
 """Engines of the user's own: no environment proxy, and the schema is described in the prompt."""
@@ -42,19 +44,27 @@ class Servers(msgspec.Struct, frozen=True):
 
 
 async def open_servers(
-    ref: BackendRef,
+    job: Job,
     env: Mapping[str, str],
     stack: AsyncExitStack,
     *,
     log_file: Path,
     notice: Callable[[str], None],
 ) -> Servers:
-    """The servers that ``ref`` names; embedded ones are started, and stop with ``stack``.
+    """The servers that ``job`` names; embedded ones are started, and stop with ``stack``.
 
     Raises:
         UsageError: a key is missing, or the backend is not one that can be spoken to.
         MissingPackage: the embedded server's package is not installed.
+        HostfileError: a line of the hostfile is wrong.
     """
+    ref = job.backend
+    if job.hostfile is not None:
+        return hostfile_servers(job.hostfile.path, ref, env)
+    if ref is None:
+        raise UsageError(
+            "the job names no backend", hint="write backend: vllm://HOST:PORT, or local"
+        )
     if ref.kind == "local":
         return await _start_local(ref, stack, log_file, notice)
     if ref.kind == "sim" and ref.base is None:
@@ -65,6 +75,38 @@ async def open_servers(
             hint="use an OpenAI-compatible address, such as a gateway's https://HOST/v1",
         )
     return Servers([endpoint_of(ref, env)], ref.kind, simulated=ref.kind == "sim")
+
+
+def hostfile_servers(path: Path, ref: BackendRef | None, env: Mapping[str, str]) -> Servers:
+    """The endpoints of a hostfile: engines of the user's own, reached without any proxy.
+
+    Headers and key of ``ref`` hold for all; a line's ``api_key_env`` goes before it.
+    """
+    key = api_key(ref, env) if ref is not None else env.get("VLLM_API_KEY")
+    endpoints = []
+    for host in read_hostfile(path):
+        headers = {"Content-Type": "application/json", **(ref.all_headers if ref else {})}
+        named = host.tags.get("api_key_env")
+        if named is not None and not env.get(named):
+            raise HostfileError(
+                f"the environment variable {named} is not set", at=Position(path, host.line)
+            )
+        used = env[named] if named is not None else key
+        if used:
+            headers.setdefault("Authorization", f"Bearer {used}")
+        endpoints.append(
+            Endpoint(
+                host.name,
+                host.url,
+                headers=headers,
+                query=dict(ref.all_query) if ref else {},
+                ca_file=str(ref.ca_file.path) if ref and ref.ca_file else None,
+                account=host.name,
+                own=True,
+                tags=host.tags,
+            )
+        )
+    return Servers(endpoints, ref.kind if ref and ref.kind in OWN_KINDS else "vllm")
 
 
 def endpoint_of(ref: BackendRef, env: Mapping[str, str]) -> Endpoint:

@@ -85,7 +85,7 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
     first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
     sample = [row.data for row in first if row.error is None]
     if sample and prepared.prompt is not None:
-        prepared.prompt.check(sample)
+        prepared.warnings.extend(prepared.prompt.check(sample))
     elif first and not sample:
         found = first[0]
         prepared.warnings.append(
@@ -104,7 +104,7 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
     if options.inputs:
         overrides["input"] = list(options.inputs)
     request = JobRequest(
-        path=path, sets=options.sets, options=overrides, env=options.env, cwd=options.cwd
+        path=options.job, sets=options.sets, options=overrides, env=options.env, cwd=options.cwd
     )
     if path.suffix in (".jsonl", ".ndjson") and path.is_file():
         if not is_batch_file(path):

@@ -14,7 +14,7 @@ from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.transport import Transport
-from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly, UsageError
+from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly
 from bagent.fleet.deadline import read_deadline
 from bagent.fleet.dispatcher import Fleet
 from bagent.observe import Progress, Snapshot, Tally
@@ -90,12 +90,8 @@ class Session:
     async def _with_servers(self, stack: AsyncExitStack) -> Ended:
         prepared = self._prepared
         job, options = prepared.job, prepared.options
-        if job.backend is None:
-            raise UsageError(
-                "the job names no backend", hint="write backend: vllm://HOST:PORT, or local"
-            )
         servers = await open_servers(
-            job.backend,
+            job,
             options.env,
             stack,
             log_file=self._store.path / "local-server.log",

@@ -45,6 +45,7 @@ def test_one_object_over_many_lines_is_one_row(rows_of):
 def test_objects_one_after_the_other_are_rows(rows_of):
     text = "\n".join(json.dumps(one, indent=2) for one in TRICKY)
     assert [row.data for row in rows_of(text, "in.json")] == TRICKY
+    assert [row.data for row in rows_of("{}\n" + text, "in.json")] == [{}, *TRICKY]
 
 
 def test_json_lines_in_a_json_file_are_recognised(rows_of):
