@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from support.cli import clean_env
 from support.fake_process import FakeProcess
-from support.jobs import journal_lines, write_job
+from support.jobs import write_job
 from support.replies import canned, slow
 
 ROWS = 60
@@ -32,10 +32,16 @@ def set_up(folder: Path, url: str) -> None:
     )
 
 
+def row_lines(folder: Path) -> list[dict]:
+    """The lines of finished rows in the journal."""
+    files = sorted((folder / "runs/job/journal").glob("rows-*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
 def answers(folder: Path) -> dict[str, str]:
     """Text by id, of a journal in which each id must stand exactly once as ok."""
     found: dict[str, str] = {}
-    for line in journal_lines(folder / "runs/job"):
+    for line in row_lines(folder):
         assert line["status"] == "ok", line
         assert line["id"] not in found, f"{line['id']} is there twice"
         found[line["id"]] = line["text"]
@@ -120,7 +126,7 @@ def test_sigterm_keeps_what_ends_within_the_grace_time(tmp_path):
         time.sleep(0.5)
         child.send_signal(signal.SIGTERM)
         assert child.wait(timeout=20) == 75
-        finished = len(journal_lines(tmp_path / "runs/job"))
+        finished = len(row_lines(tmp_path))
         requests = server.requests()
     assert finished >= IN_FLIGHT
     assert len(requests) == finished, "a request that ended within the grace time was lost"
