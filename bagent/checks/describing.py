@@ -7,14 +7,14 @@ from pathlib import Path
 
 from bagent.agents.plan import STREAM_EVERY, StagePlan
 from bagent.checks.estimate import Sizes
-from bagent.checks.report import EndpointReport, PromptReport, SchemaReport
-from bagent.checks.sample import Sampled
+from bagent.checks.report import EndpointReport, PromptReport, RowReport, SchemaReport
+from bagent.checks.sample import Sampled, parameters
 from bagent.checks.servers import Probed
 from bagent.checks.tokens import BYTES_PER_TOKEN, SimTokenizer, Tokenizer
 from bagent.errors import JobError
 from bagent.job.spec import Job
 from bagent.runs.prepare import Prepared
-from bagent.types import Row
+from bagent.types import Json, Row
 
 MOST_WARNED = 10
 """Endpoints that are warned of by name, at most."""
@@ -83,6 +83,24 @@ def prompt_report(one: Sampled, sizes: Sizes, place: int) -> PromptReport:
         prompt=one.prompt,
         error=one.error,
     )
+
+
+def failing(sample: Sequence[Sampled]) -> list[RowReport]:
+    """The rows that cannot be read or rendered."""
+    return [
+        RowReport(one.row.id, one.row.source, one.row.line, one.error)
+        for one in sample
+        if one.error is not None
+    ]
+
+
+def first_parameters(sample: Sequence[Sampled], plan: StagePlan, enforce: str) -> dict[str, Json]:
+    """The request of the first row that can be sent, less its prompt."""
+    for one in sample:
+        if one.request is not None:
+            native = enforce != "prompt"
+            return parameters(one.request, plan.settings.model, native_schema=native)
+    return {}
 
 
 def stream_words(plan: StagePlan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -24,13 +25,14 @@ from bagent.checks.estimate import (
     too_long,
 )
 from bagent.checks.reorder import suggest, yaml_of
-from bagent.checks.report import CheckReport, ReorderReport, RowReport, ShareReport
-from bagent.checks.sample import Sampled, open_rows_as_requests, parameters
+from bagent.checks.report import CheckReport, ReorderReport, ShareReport
+from bagent.checks.sample import Sampled, open_rows_as_requests
 from bagent.checks.servers import Probed, Target, find_target, known_of, probe_all
-from bagent.checks.sharing import BLOCK, PACKED, Shares, shares
+from bagent.checks.sharing import BLOCK, PACKED, shares
 from bagent.checks.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_some
 from bagent.checks.volume import Volume, measure
 from bagent.job.prompt import Prompt
+from bagent.rows import RowSource
 from bagent.runs.options import RunOptions
 from bagent.runs.plan import deduped, make_plan, resolve_model
 from bagent.runs.prepare import Prepared, open_input, prepare
@@ -69,12 +71,17 @@ def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport
     prepared.rows_config = replace(prepared.rows_config, stdin_spool=None)
     source = open_input(prepared, stdin=stdin)
     try:
-        target = find_target(prepared.job, options.run.env)
-        found = measure(source, options.rows, limit=options.run.limit, piped=prepared.piped)
-        warnings = [*prepared.warnings, *source.warnings]
-        return asyncio.run(_Look(options, prepared, target, found, warnings).report())
+        return asyncio.run(_report(options, prepared, source))
     finally:
         source.close()
+
+
+async def _report(options: CheckOptions, prepared: Prepared, source: RowSource) -> CheckReport:
+    async with AsyncExitStack() as stack:
+        target = await find_target(prepared.job, options.run.env, stack)
+        found = measure(source, options.rows, limit=options.run.limit, piped=prepared.piped)
+        prepared.warnings += source.warnings
+        return await _Look(options, prepared, target, found).report()
 
 
 class _Look:
@@ -86,13 +93,11 @@ class _Look:
         prepared: Prepared,
         target: Target,
         found: tuple[list[Row], Volume],
-        warnings: Sequence[str],
     ) -> None:
         self._options = options
         self._prepared = prepared
         self._target = target
         self._rows, self._volume = found
-        self._warnings = warnings
 
     async def report(self) -> CheckReport:
         """Everything that is to be told."""
@@ -144,16 +149,9 @@ class _Look:
         tokens = token_report(sample, sizes, requests, how)
         automatic = job.sampling.max_tokens is None and not prepared.own_bodies
         long_rows = too_long(sample, sizes, context)
-        failing = [
-            RowReport(one.row.id, one.row.source, one.row.line, one.error)
-            for one in sample
-            if one.error is not None
-        ]
-        first = next((one.request for one in sample if one.request is not None), None)
-        native = job.output.enforce != "prompt"
-        shared = self._shares(sample, sizes)
+        failing = describing.failing(sample)
         warnings = [
-            *self._warnings,
+            *prepared.warnings,
             *describing.brace_warnings(prepared, self._rows),
             *describing.doubts(prepared, plan, probed),
         ]
@@ -176,16 +174,14 @@ class _Look:
             dedupe=deduped(job),
             stream=describing.stream_words(plan),
             results=describing.short_path(prepared.run_dir, options.run.cwd),
-            parameters=parameters(first, plan.settings.model, native_schema=native)
-            if first
-            else {},
+            parameters=describing.first_parameters(sample, plan, job.output.enforce),
             prompts=tuple(
                 describing.prompt_report(one, sizes, place)
                 for place, one in enumerate(sample[: options.prompts])
             ),
             tokens=tokens,
             cost=cost_report(options.price, tokens),
-            sharing=self._share_report(shared, probed, sample, sizes),
+            sharing=self._share_report(probed, sample, sizes),
             reorder=self._reorder(plan, sample, sizes),
             failing=tuple(failing[:MOST_NAMED]),
             failing_count=len(failing),
@@ -198,21 +194,16 @@ class _Look:
 
     # --- what is shared -------------------------------------------------------------------------
 
-    def _shares(self, sample: Sequence[Sampled], sizes: Sizes) -> tuple[Shares, bool] | None:
-        prompts, ratio = prompts_as_bytes(sample, sizes)
-        found = shares(prompts, ratio)
-        return (found, ratio == PACKED and bool(sizes.counted)) if found else None
-
     def _share_report(
         self,
-        shared: tuple[Shares, bool] | None,
         probed: Sequence[Probed],
         sample: Sequence[Sampled],
         sizes: Sizes,
     ) -> ShareReport | None:
-        if shared is None:
+        prompts, ratio = prompts_as_bytes(sample, sizes)
+        found = shares(prompts, ratio)
+        if found is None:
             return None
-        found, exact = shared
         caches = [one.kv_tokens for one in probed if one.kv_tokens]
         cache = min(caches, default=None)
         longest = max((one.max_tokens or 0 for one in sample), default=0)
@@ -221,7 +212,7 @@ class _Look:
         return ShareReport(
             block=BLOCK,
             rows=found.rows,
-            exact=exact,
+            exact=ratio == PACKED and bool(sizes.counted),
             prompt=round(found.prompt, 1),
             by_all=round(found.by_all, 1),
             by_most=round(found.by_most, 1),

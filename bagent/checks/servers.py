@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,9 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.json_text import decode_json
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.transport import NETWORK_ERRORS, Transport
-from bagent.errors import MissingPackage, UsageError
-from bagent.fleet.hostfile import Host, read_hostfile
 from bagent.job.backend import BackendRef
 from bagent.job.spec import Job
-from bagent.runs.endpoints import OWN_KINDS, Servers, api_key, endpoint_of
+from bagent.runs.endpoints import Servers, open_servers
 from bagent.types import Failure, Json
 
 PROBES_AT_ONCE = 256
@@ -60,60 +59,21 @@ class Probed(msgspec.Struct, frozen=True):
         return self.failure is None or self.failure.status is not None
 
 
-def find_target(job: Job, env: Mapping[str, str]) -> Target:
-    """The endpoints that ``job`` names; embedded servers are not started.
+async def find_target(job: Job, env: Mapping[str, str], stack: AsyncExitStack) -> Target:
+    """The endpoints that ``job`` names; servers that a run would start are not started.
 
     Raises:
         UsageError: it names none, a key is missing, the hostfile or the address is wrong.
         MissingPackage: the embedded server's package is not installed.
     """
-    ref = job.backend or BackendRef()
-    if job.hostfile is not None:
-        hosts = read_hostfile(job.hostfile.path)
-        kind = ref.kind if job.backend is not None else "vllm"
-        return Target(Servers(_from_hosts(hosts, ref, env, kind), kind))
-    if job.backend is None:
-        raise UsageError(
-            "the job names no backend", hint="write backend: vllm://HOST:PORT, or local"
-        )
-    if ref.kind == "local":
-        return _local(ref)
-    if ref.kind == "sim" and ref.base is None:
-        return _simulated(ref)
-    if ref.kind in ("anthropic", "bedrock"):
-        raise UsageError(
-            f"backend {ref.kind} is not part of this version",
-            hint="use an OpenAI-compatible address, such as a gateway's https://HOST/v1",
-        )
-    return Target(Servers([endpoint_of(ref, env)], ref.kind, simulated=ref.kind == "sim"))
-
-
-def _from_hosts(
-    hosts: Sequence[Host], ref: BackendRef, env: Mapping[str, str], kind: str
-) -> list[Endpoint]:
-    common = None if all("api_key_env" in host.tags for host in hosts) else api_key(ref, env)
-    ca_file = str(ref.ca_file.path) if ref.ca_file else None
-    found: list[Endpoint] = []
-    for host in hosts:
-        headers = {"Content-Type": "application/json", **ref.all_headers}
-        key = common
-        if "api_key_env" in host.tags:
-            key = env.get(host.tags["api_key_env"])
-        if key and not any(name.lower() == "authorization" for name in headers):
-            headers["Authorization"] = f"Bearer {key}"
-        found.append(
-            Endpoint(
-                name=host.name,
-                url=host.url,
-                headers=headers,
-                query=dict(ref.all_query),
-                ca_file=ca_file,
-                account=host.name,
-                own=kind in OWN_KINDS,
-                tags=host.tags,
-            )
-        )
-    return found
+    ref = job.backend
+    if job.hostfile is None and ref is not None and ref.base is None:
+        if ref.kind == "local":
+            return _local(ref)
+        if ref.kind == "sim":
+            return _simulated(ref)
+    nowhere = Path(os.devnull)
+    return Target(await open_servers(job, env, stack, log_file=nowhere, notice=lambda _: None))
 
 
 def _simulated(ref: BackendRef) -> Target:
@@ -122,20 +82,19 @@ def _simulated(ref: BackendRef) -> Target:
     config = parse_sim_url(ref.url.given if ref.url else "sim")
     engines = "1 engine" if config.replicas == 1 else f"{config.replicas} engines"
     servers = Servers([], "sim", simulated=True, context=config.engine.max_model_len)
-    return Target(servers, f"a run starts {engines} in its own process", config.model)
+    return Target(servers, f"a run simulates {engines} in its own process", config.model)
 
 
 def _local(ref: BackendRef) -> Target:
-    if find_spec("xllamacpp") is None:
-        raise MissingPackage(
-            "backend local needs the package xllamacpp", hint="pip install 'bagent[local]'"
-        )
-    place = ref.url.file if ref.url else None
-    if place is not None and not Path(place.path).is_file():
-        raise UsageError(f"there is no model file {place}", hint="local://PATH_TO_MODEL.gguf")
-    model = Path(place.path).name if place is not None else None
-    words = f"a run starts a local server with {model or 'the small model that is installed'}"
-    return Target(Servers([], "local"), words, model)
+    from bagent.backends.local import local_config, start_local
+
+    file = ref.url.file.path if ref.url and ref.url.file else None
+    options = dict(ref.url.options) if ref.url else {}
+    # Not entered, so not started: it only reads the model's head.
+    local = start_local(local_config(file, options, Path(os.devnull)))
+    servers = Servers([], "local", context=local.context, slots=local.parallel)
+    words = f"a run starts {local.model} on this machine, {local.parallel} rows at once"
+    return Target(servers, words, local.model)
 
 
 async def probe_all(backend: OpenAIBackend, transport: Transport, servers: Servers) -> list[Probed]:

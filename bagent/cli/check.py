@@ -7,11 +7,14 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bagent.errors import NeedsPerson, StoppedEarly
+
+if TYPE_CHECKING:
+    from bagent.runs.options import RunOptions
 
 Text = str | None
 
@@ -98,11 +101,8 @@ def _print(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _run_command(options: object) -> str:
+def _run_command(options: RunOptions) -> str:
     """The command that runs what was looked at."""
-    from bagent.runs.options import RunOptions
-
-    assert isinstance(options, RunOptions)
     words = ["bagent", "run", str(options.job)]
     for path in options.inputs:
         words += ["-i", path]

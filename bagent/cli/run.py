@@ -98,7 +98,7 @@ def run(
         "backend": backend,
         "model": model,
         "limits.budget_usd": budget,
-        "results.allow_failures": allow_failures,
+        "results.allow_failures": _count(allow_failures),
     }
     return run_job(
         RunOptions(
@@ -126,6 +126,11 @@ def run(
             cwd=Path.cwd(),
         )
     )
+
+
+def _count(text: str | None) -> int | str | None:
+    """``10`` as a number, ``5%`` as it is."""
+    return int(text) if text is not None and text.isdigit() else text
 
 
 def _seconds(option: str, text: str) -> float:

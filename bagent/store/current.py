@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -41,11 +41,13 @@ class Place(NamedTuple):
 class Selection:
     """Which current outcomes are wanted.
 
-    ``stages`` are stage names, None means all; ``codes`` are codes, None means all.
+    ``stages`` are stage names, ``codes`` are codes, ``has`` tells whether a unit is wanted; None
+    means all.
     """
 
     stages: frozenset[str] | None = None
     codes: frozenset[int] | None = None
+    has: Callable[[int], bool] | None = None
 
 
 class CurrentLines:
@@ -127,6 +129,10 @@ class CurrentLines:
             for ordinal, code in enumerate(index.column("codes")):
                 if code not in selection.codes:
                     wanted[ordinal] = 0
+        if selection.has is not None:
+            for ordinal, unit in enumerate(index.column("units")):
+                if not selection.has(unit):
+                    wanted[ordinal] = 0
         if selection.stages is not None:
             numbers = {n for n, s in enumerate(index.stage_names) if s in selection.stages}
             for ordinal, stage in enumerate(index.column("stages")):
@@ -144,7 +150,7 @@ class CurrentLines:
             return
         low, high = min(r.low for r in runs), max(r.high for r in runs) + 1
         width = max(1, (high - low) * _WINDOW_LINES // sum(r.count for r in runs))
-        narrow = Selection(frozenset({stage}), selection.codes)
+        narrow = Selection(frozenset({stage}), selection.codes, selection.has)
         while low < high:
             upto = min(low + width, high)
             near = [run for run in runs if run.low < upto and run.high >= low]

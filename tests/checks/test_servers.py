@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,12 @@ from support.fake_server import FakeServer
 def target_of(folder: Path, head: str, env: Mapping[str, str] | None = None) -> Target:
     text = f'{head}\ninput: rows.jsonl\nprompt: "{{{{ x }}}}"\n'
     request = JobRequest(path=folder / "job.yaml", text=text, cwd=folder, env=env or {})
-    return find_target(load_job(request), env or {})
+
+    async def find() -> Target:
+        async with AsyncExitStack() as stack:
+            return await find_target(load_job(request), env or {}, stack)
+
+    return asyncio.run(find())
 
 
 def probe(target: Target) -> list[Probed]:
@@ -92,7 +98,7 @@ def test_the_keys_of_a_hostfile_are_those_of_its_tags_and_of_the_backend(tmp_pat
 def test_simulated_engines_are_not_started(tmp_path: Path, head: str) -> None:
     target = target_of(tmp_path, head)
 
-    assert target.planned is not None and target.planned.startswith("a run starts")
+    assert target.planned is not None and target.planned.startswith("a run simulates")
     assert target.servers.endpoints == []
     assert target.servers.context == (512 if "512" in head else 8192)
     assert ("3 engines" in target.planned) == ("replicas=3" in head)

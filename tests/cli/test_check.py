@@ -308,7 +308,7 @@ def test_options_of_run_change_what_is_looked_at(check: Check, job_dir: Path) ->
     done = check([*args, "--set", "sampling.max_tokens=9", "--model", "auto"])
 
     assert done.code == 0, done.err
-    assert "not started: a run starts 1 engine" in done.out
+    assert "not started: a run simulates 1 engine" in done.out
     assert "rows        7 rows" in done.out
     assert "max_tokens  9" in done.out
     assert "the simulated engine's tokenizer" in done.out

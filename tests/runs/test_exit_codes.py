@@ -1,0 +1,249 @@
+"""Each way a run can end, reached by the real command."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.cli import Running, clean_env
+from support.jobs import results_by_id, run_json, write_job
+from support.replies import close, echo, error_body, gated, hang, ok, status
+
+RUN = ["run", "job.yaml", "--progress", "plain"]
+
+
+def test_all_rows_ok_is_0_and_says_what_comes_next(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 5)
+    done = bagent(RUN)
+    assert done.code == 0, done.err
+    assert done.out == ""
+    assert done.err.splitlines()[-1].startswith("next")
+    assert run_json(job_dir / "runs/job")["starts"][-1]["exit_code"] == 0
+
+
+def test_no_rows_is_0_with_a_warning(fs, job_dir, bagent):
+    write_job(job_dir, fs.url, 0)
+    done = bagent(RUN)
+    assert done.code == 0
+    assert "no rows" in done.err
+    assert fs.requests == []
+
+
+def test_some_rows_failed_is_1_and_they_are_tried_again(fs, job_dir, bagent):
+    fs.set_script({"r2": [status(400, error_body(400, "no")), ok("now")], "*": [echo()]})
+    write_job(job_dir, fs.url, 4)
+    assert bagent(RUN).code == 1
+    assert bagent(RUN).code == 0
+    assert fs.count("r2") == 2
+    assert len(fs.requests) == 5
+    assert results_by_id(job_dir)["r2"]["text"] == "now"
+
+
+@pytest.mark.parametrize("allowed", ["1", "25%"])
+def test_allowed_failures_are_0(fs, job_dir, bagent, allowed):
+    fs.set_script({"r2": [status(400, error_body(400, "no"))], "*": [echo()]})
+    write_job(job_dir, fs.url, 4)
+    assert bagent([*RUN, "--allow-failures", allowed]).code == 0
+
+
+def test_every_row_refused_for_the_key_is_not_0(fs, job_dir, bagent):
+    fs.set_script({"*": [status(401, error_body(401, "bad key"))]})
+    write_job(job_dir, fs.url, 5)
+    done = bagent(RUN)
+    assert done.code == 1
+    assert {row["error_kind"] for row in results_by_id(job_dir).values()} == {"auth"}
+
+
+def test_a_wrong_job_is_2_and_nothing_is_sent(fs, job_dir, bagent):
+    write_job(job_dir, fs.url, 3, modle="x")
+    done = bagent(RUN)
+    assert done.code == 2
+    assert "job.yaml:" in done.err
+    assert "did you mean model" in done.err
+    assert done.err.count("\n") == 1
+    assert fs.requests == []
+    assert fs.probes == []
+
+
+def test_a_live_owner_is_2_naming_it(fs, job_dir, bagent):
+    fs.set_script({"*": [gated(echo())]})
+    write_job(job_dir, fs.url, 3)
+    with Running(RUN, job_dir) as first:
+        fs.wait_for(3)
+        second = bagent(RUN)
+        assert second.code == 2
+        assert str(first.process.pid) in second.err
+        fs.release()
+        assert first.finish().code == 0
+
+
+def test_a_full_disk_is_74_and_the_same_command_goes_on(fs, job_dir, bagent, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("cannot mount a small file system here")
+    try:
+        fs.set_script({"*": [ok("x" * 3000)]})
+        write_job(job_dir, fs.url, 60, results={"duckdb": False, "parquet": False})
+        command = [*RUN, "-o", str(disk / "run")]
+        done = bagent(command)
+        assert done.code == 74, done.err
+        assert "Traceback" not in done.err
+        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+        again = bagent(command)
+        assert again.code == 0, again.err
+        lines = (disk / "run/journal/rows-all-000001.jsonl").read_bytes().splitlines()
+        ids = [msgspec.json.decode(line)["id"] for line in lines]
+        assert len(ids) == len(set(ids)) == 60
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_no_endpoint_at_all_is_75(job_dir, bagent, free_port):
+    write_job(job_dir, f"http://127.0.0.1:{free_port}/v1", 3)
+    done = bagent([*RUN, "--wait-hosts", "1s"])
+    assert done.code == 75
+    assert "cannot connect" in done.err
+
+
+def test_a_deadline_is_75_and_a_later_run_goes_on(fs, job_dir, bagent):
+    fs.set_script({"r1": [echo()], "*": [gated(echo())]})
+    write_job(job_dir, fs.url, 3, limits={"concurrency": 1})
+    done = bagent([*RUN, "--deadline", "10s", "--deadline-margin", "9s"])
+    assert done.code == 75, done.err
+    fs.set_script({"*": [echo()]})
+    assert bagent(RUN).code == 0
+    assert fs.count("r1") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+def test_a_signal_is_75_and_what_is_in_flight_is_kept(fs, job_dir, bagent, number):
+    fs.set_script({"*": [gated(echo())]})
+    write_job(job_dir, fs.url, 20, limits={"concurrency": 4})
+    with Running(RUN, job_dir) as running:
+        fs.wait_for(4)
+        running.send(number)
+        running.wait_for_err("waiting up to")
+        fs.release()
+        assert running.finish().code == 75
+    assert len(fs.requests) == 4
+    assert len(results_by_id(job_dir)) == 4
+
+
+def test_the_stop_file_is_75(fs, job_dir, bagent):
+    fs.set_script({"*": [gated(echo())]})
+    write_job(job_dir, fs.url, 20, limits={"concurrency": 2})
+    with Running(RUN, job_dir) as running:
+        fs.wait_for(2)
+        (job_dir / "runs/job/stop").touch()
+        running.wait_for_err("waiting up to")
+        fs.release()
+        assert running.finish().code == 75
+    fs.set_script({"*": [echo()]})
+    assert bagent(RUN).code == 0
+
+
+def test_a_closed_stdout_is_75_and_the_rows_are_kept(fs, job_dir):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 400, limits={"concurrency": 2})
+    command = [sys.executable, "-m", "bagent", *RUN, "-o", "-"]
+    shell = " ".join(command) + " | head -3; echo ${PIPESTATUS[0]} > code"
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=job_dir, env=clean_env(job_dir), capture_output=True, text=True
+    )
+    assert len(done.stdout.splitlines()) == 3
+    assert "Traceback" not in done.stderr
+    assert (job_dir / "code").read_text().strip() == "75"
+    finished = len(results_by_id(job_dir))
+    assert 3 <= finished <= 400
+    assert len(fs.requests) == finished
+
+
+def test_a_spent_quota_is_76(fs, job_dir, bagent):
+    body = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
+    fs.set_script({"*": [status(429, body)]})
+    write_job(job_dir, fs.url, 40, limits={"concurrency": 2})
+    done = bagent(RUN)
+    assert done.code == 76, done.err
+    assert len(fs.requests) <= 4
+
+
+def test_too_many_failures_are_76(fs, job_dir, bagent):
+    fs.set_script({"*": [status(400, error_body(400, "no"))], "r1": [echo()]})
+    write_job(job_dir, fs.url, 60, limits={"concurrency": 1, "stop_after_failures": 3})
+    done = bagent(RUN)
+    assert done.code == 76, done.err
+    assert len(fs.requests) <= 6
+
+
+def test_first_rows_that_all_fail_alike_are_76_unless_told_otherwise(fs, job_dir, bagent):
+    fs.set_script({"*": [status(404, error_body(404, "no such model"))]})
+    write_job(job_dir, fs.url, 80, limits={"concurrency": 4})
+    assert bagent(RUN).code == 76
+    assert len(fs.requests) < 70
+    assert bagent([*RUN, "--no-canary", "--retry", "all"]).code == 1
+
+
+def test_a_second_interrupt_is_130(fs, job_dir):
+    fs.set_script({"*": [hang(60)]})
+    write_job(job_dir, fs.url, 4)
+    with Running(RUN, job_dir) as running:
+        fs.wait_for(4)
+        running.send(signal.SIGINT)
+        running.wait_for_err("waiting up to")
+        running.send(signal.SIGINT)
+        assert running.finish().code == 130
+
+
+def test_connections_that_close_fail_their_rows_and_no_others(fs, job_dir, bagent):
+    fs.set_script({"r4": [close()], "r5": [close()], "*": [echo()]})
+    write_job(job_dir, fs.url, 10, limits={"retries": 1})
+    assert bagent(RUN).code == 1
+    before = len(fs.requests)
+    fs.set_script({"*": [echo()]})
+    assert bagent(RUN).code == 0
+    assert len(fs.requests) - before == 2
+    assert len(results_by_id(job_dir)) == 10
+
+
+def test_rows_from_a_pipe_need_no_pipe_to_go_on(fs, job_dir, bagent):
+    fs.set_script({"r2": [status(400, error_body(400, "no"))], "*": [echo()]})
+    write_job(job_dir, fs.url, None, input=None)
+    rows = b"".join(
+        msgspec.json.encode({"id": f"r{n}", "text": f"text {n}"}) + b"\n" for n in range(1, 4)
+    )
+    first = bagent([*RUN, "-i", "-", "-o", "-"], stdin=rows)
+    assert first.code == 1, first.err
+    assert {line["id"] for line in first.lines()} == {"r1", "r2", "r3"}
+    fs.set_script({"*": [echo()]})
+    again = bagent([*RUN, "-i", "-", "-o", "-"], stdin=b"")
+    assert again.code == 0, again.err
+    assert sorted(line["id"] for line in again.lines()) == ["r1", "r2", "r3"]
+    assert {line["status"] for line in again.lines()} == {"ok"}
+
+
+@pytest.fixture
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_results_of_a_folder_elsewhere_are_found_by_path(fs, job_dir, bagent, tmp_path: Path):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 2)
+    assert bagent([*RUN, "-o", str(tmp_path / "out")]).code == 0
+    done = bagent(["results", str(tmp_path / "out")])
+    assert len(done.lines()) == 2
