@@ -100,38 +100,85 @@ class OpenAIBackend:
             request, key="prompt" if request.prompt is not None else None, stream=stream
         )
         exchange = Exchange(results=[], sent=self._clock())
+        send = self._send_streamed if stream else self._send_whole
+        result = await send(endpoint, request, body, timeouts, exchange)
+        exchange.done = self._clock()
+        if isinstance(result, Failure) and exchange.status is not None:
+            exchange.learned = self._learn(endpoint, request, result, form)
+            if endpoint.proxy and exchange.first_token is None:
+                words = result.message + through(endpoint)
+                result = msgspec.structs.replace(result, message=words)
+        exchange.results.append(result)
+        return exchange
+
+    async def _send_whole(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        body: bytes,
+        timeouts: Timeouts,
+        exchange: Exchange,
+    ) -> Reply | Failure:
+        sending = Sending()
+        try:
+            async with await self._transport.post(
+                endpoint, request.path, body, timeouts, sending
+            ) as response:
+                exchange.status = response.status
+                exchange.request_id = response.headers.get("X-Request-Id")
+                raw = await response.read()
+        except NETWORK_ERRORS as error:
+            return self._broken(error, endpoint, timeouts, sending, exchange)
+        exchange.first_byte = self._clock()
+        if not 200 <= response.status < 300:
+            return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
+        content_type = response.headers.get("Content-Type", "")
+        if content_type.startswith("text/event-stream") or (raw[:1] != b"{" and _EVENTS.match(raw)):
+            reader = StreamReader(exchange.sent, self._clock)
+            reader.feed(raw)
+            return reader.result()
+        return read_reply(raw, content_type, response.headers)
+
+    async def _send_streamed(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        body: bytes,
+        timeouts: Timeouts,
+        exchange: Exchange,
+    ) -> Reply | Failure:
         sending = Sending()
         reader = StreamReader(exchange.sent, self._clock)
-        limits = (timeouts.first_token, timeouts.idle) if stream else (None, None)
-        result: Reply | Failure
         try:
             async with (
-                Patience(*limits) as patience,
+                Patience(timeouts.first_token, timeouts.idle) as patience,
                 await self._transport.post(
                     endpoint, request.path, body, timeouts, sending
                 ) as response,
             ):
                 exchange.status = response.status
                 exchange.request_id = response.headers.get("X-Request-Id")
-                result = await self._read(response, reader, patience, exchange)
+                return await self._read(response, reader, patience, exchange)
         except NETWORK_ERRORS as error:
             if reader.whole:  # a cut after the finish reason has taken nothing from the answer
-                result = reader.result()
-            else:
-                result = network_failure(error, endpoint, timeouts)
-                if reader.text:
-                    result = msgspec.structs.replace(result, text=reader.text)
-                quick = self._clock() - exchange.sent < STALE_SECONDS
-                exchange.again = sending.reused and quick and is_stale(error)
-        exchange.first_token = reader.first_token
-        exchange.done = self._clock()
-        if isinstance(result, Failure) and exchange.status is not None:
-            exchange.learned = self._learn(endpoint, request, result, form)
-            if endpoint.proxy and not reader.pieces:
-                words = result.message + through(endpoint)
-                result = msgspec.structs.replace(result, message=words)
-        exchange.results.append(result)
-        return exchange
+                return reader.result()
+            result = self._broken(error, endpoint, timeouts, sending, exchange)
+            return msgspec.structs.replace(result, text=reader.text) if reader.text else result
+        finally:
+            exchange.first_token = reader.first_token
+
+    def _broken(
+        self,
+        error: BaseException,
+        endpoint: Endpoint,
+        timeouts: Timeouts,
+        sending: Sending,
+        exchange: Exchange,
+    ) -> Failure:
+        """The failure of a request that the network ended, and whether to send it again free."""
+        quick = self._clock() - exchange.sent < STALE_SECONDS
+        exchange.again = sending.reused and quick and is_stale(error)
+        return network_failure(error, endpoint, timeouts)
 
     def _writer(self, endpoint: Endpoint, request: Request, form: _Form) -> BodyWriter:
         model = (

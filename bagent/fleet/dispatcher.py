@@ -15,10 +15,10 @@ from random import Random
 import msgspec
 
 from bagent.backends.base import Backend, Exchange, Timeouts
-from bagent.errors import StoppedEarly
 from bagent.fleet.call import Call, Delivery, attempt_record, timeouts_for
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import Pace
+from bagent.fleet.outage import Outage
 from bagent.fleet.retry import FREE_TRIES, RetryPolicy, decide
 from bagent.fleet.waiting import Waiting
 from bagent.types import Attempt, Failure, FleetStats, Reply
@@ -83,8 +83,9 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._probes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._overdue_timer: asyncio.TimerHandle | None = None
-        self._all_down_at: float | None = None
+        self._outage = Outage(config.outage)
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
         self._stopped: asyncio.Future[BaseException] = self._loop.create_future()
@@ -219,11 +220,13 @@ class Fleet:
             if wait > 0:
                 due = min(now + wait, due) if due is not None else now + wait
         if self._timer is not None:
-            if due is not None and abs(self._timer.when() - due) < 0.001:
+            # The loop's own handles do not all tell when they are due.
+            if due is not None and abs(self._timer_due - due) < 0.001:
                 return
             self._timer.cancel()
             self._timer = None
         if due is not None:
+            self._timer_due = due
             self._timer = self._loop.call_at(due, self._wake)
 
     def _wake(self) -> None:
@@ -249,14 +252,20 @@ class Fleet:
         return min(self._config.concurrency, sum(state.limit.value for state in self._states))
 
     def _note_state(self) -> None:
+        """Tell whoever waits whether there is room for rows, and whether nothing is left."""
         ready, asleep = self._waiting.ready, self._waiting.asleep
-        limit = self._limit()
-        if ready < max(1, min(limit, self._config.lookahead)) and (
-            self._in_flight + ready + asleep < limit + self._config.lookahead
-        ):
-            self._room.set()
+        room = self._room
+        if ready >= self._config.lookahead:
+            room.clear()
         else:
-            self._room.clear()
+            limit = self._limit()
+            if ready < max(1, limit) and (
+                self._in_flight + ready + asleep < limit + self._config.lookahead
+            ):
+                if not room.is_set():
+                    room.set()
+            else:
+                room.clear()
         if ready or asleep or self._in_flight:
             self._idle.clear()
         else:
@@ -373,27 +382,18 @@ class Fleet:
             # A dead endpoint costs its rows no try.
             for call, _, _ in held:
                 self._sleep(call, now)
-            self._note_outage(now, found)
+            reason = self._outage.went_down(self._states, now, found)
+            if reason is not None:
+                self._stop(reason)
             self._probe_soon(state, wait)
         else:
             if not state.up:
                 self._notice(f"{state.endpoint.name} answers again")
             state.answered(now)
-            self._all_down_at = None
+            self._outage.over()
             for call, failure, delivery in held:
                 self._retry(call, failure, delivery)
         self._pump()
-
-    def _note_outage(self, now: float, found: Failure) -> None:
-        if any(state.up for state in self._states):
-            self._all_down_at = None
-            return
-        if self._all_down_at is None:
-            self._all_down_at = now
-        if now - self._all_down_at >= self._config.outage:
-            count, seconds = len(self._states), now - self._all_down_at
-            which = "the endpoint does" if count == 1 else f"all {count} endpoints do"
-            self._stop(StoppedEarly(f"{which} not answer since {seconds:.0f} s: {found.message}"))
 
     def _stop(self, reason: BaseException) -> None:
         if not self._stopped.done():

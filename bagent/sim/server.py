@@ -222,23 +222,24 @@ class Replica:
         await response.prepare(request)
         maker = ChunkMaker(order.head, order.samples, order.prompts, continuous=order.continuous)
         samples = {sample.sequence: sample for sample in order.samples}
-        breaks = fault.cut or fault.malformed
-        half = sum(tokens.count(sample.answer.packed) for sample in order.samples) // 2
-        made = 0
+        malformed = fault.malformed
         await response.write(b"".join(maker.opening()))
         while flight.left:
             chunks: list[bytes] = []
+            half_way = False
             for sequence in await flight.news():
+                sample = samples[sequence]
                 upto = self.engine.generated(sequence)
-                chunks.append(maker.tokens_until(samples[sequence], upto))
-                made += bool(chunks[-1])
-            if breaks and (made >= half or not flight.left):
-                breaks = False
-                if fault.cut:
-                    self.faults.shown("cut")
-                    await response.write(b"".join(chunks)[:-20])
-                    _hang_up(request)
-                    return response
+                half = tokens.count(sample.answer.packed) // 2
+                half_way = half_way or upto >= half
+                chunks.append(maker.tokens_until(sample, min(upto, half) if fault.cut else upto))
+            if half_way and fault.cut:
+                self.faults.shown("cut")
+                await response.write(b"".join(chunks) + _BROKEN_EVENT[:12])
+                _hang_up(request)
+                return response
+            if half_way and malformed:
+                malformed = False
                 self.faults.shown("malformed")
                 chunks.append(_BROKEN_EVENT)
             await response.write(b"".join(chunks))

@@ -232,7 +232,11 @@ def load_index(
         report: told about broken lines, as ``FILE:LINE: ...``.
         save: write missing index files beside sealed segments.
     """
-    indexes = open_indexes(run_dir, report, part=part, save=save)
+    return done_index(open_indexes(run_dir, report, part=part, save=save), policy)
+
+
+def done_index(indexes: list[SegmentIndex], policy: Policy) -> DoneIndex:
+    """Which units are finished, of indexes in the order in which their lines were written."""
     done = HashSet(sum(map(len, indexes)))
     failures = _Failures()
     for index in indexes:

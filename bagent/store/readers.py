@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -17,12 +18,11 @@ from bagent.store.codec import (
     decode_outcome,
     decode_outcome_line,
     status_of,
-    unit_of,
 )
 from bagent.store.columns import RESULTS
 from bagent.store.current import CurrentLines, Place, Selection
-from bagent.store.feed import ReadInput
-from bagent.store.index import DoneIndex, HashMap, Policy, load_index
+from bagent.store.feed import InputRows, ReadInput
+from bagent.store.index import DoneIndex, HashMap, Policy, done_index
 from bagent.store.segments import Report, Stream, list_segments, locate, whole_lines
 from bagent.types import Json, Outcome, Turn
 
@@ -54,11 +54,11 @@ class Wanted:
         if self.statuses is not None:
             all_codes = range(len(STATUSES) << 5)
             codes = frozenset(c for c in all_codes if status_of(c) in self.statuses)
-        return Selection(self.stages, codes)
+        return Selection(self.stages, codes, None if self.done is None else self.done.has)
 
 
 def iter_places(lines: CurrentLines, wanted: Wanted) -> Iterator[Place]:
-    """The places of the wanted results; whether they are in ``wanted.done`` is not looked at."""
+    """The places of the wanted results."""
     return (lines.ordered if wanted.ordered else lines.written)(wanted.selection())
 
 
@@ -81,9 +81,8 @@ def iter_results(
         read_input: reads the input rows; with it, results have ``input`` as raw JSON text. Best
             used with ``ordered``, else the input is copied to a temporary file.
     """
-    wanted = wanted or Wanted()
     with CurrentLines(run_dir, report) as lines, _Inputs(read_input, report) as inputs:
-        for place in iter_places(lines, wanted):
+        for place in iter_places(lines, wanted or Wanted()):
             line = lines.read(place)
             try:
                 outcome = decode_outcome_line(line)
@@ -91,18 +90,11 @@ def iter_results(
                 path = lines.indexes[place.segment].segment.path
                 report(f"{path}: broken line at byte {place.offset}, left out")
                 continue
-            if wanted.done is not None and not wanted.done.has(unit_of_outcome(outcome)):
-                continue
             result = result_of(outcome)
             if inputs.rows is not None:
                 text = inputs.rows.find(place.row, outcome.key, line).text
                 result["input"] = msgspec.Raw(text) if text is not None else None
             yield result
-
-
-def unit_of_outcome(outcome: Outcome | OutcomeLine) -> int:
-    """The 64-bit name of what ``outcome`` is the end of."""
-    return unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
 
 
 def result_of(outcome: Outcome | OutcomeLine) -> dict[str, Any]:
@@ -118,15 +110,11 @@ class _Inputs:
     """The input rows with a temporary directory for the copy, where the input is wanted."""
 
     def __init__(self, read: ReadInput | None, report: Report) -> None:
-        import tempfile
-
-        from bagent.store.feed import InputRows
-
         self.rows: InputRows | None = None
         self._report = report
-        self._directory = None
+        self._directory: TemporaryDirectory[str] | None = None
         if read is not None:
-            self._directory = tempfile.TemporaryDirectory(prefix="bagent-")
+            self._directory = TemporaryDirectory(prefix="bagent-")
             self.rows = InputRows(read, Path(self._directory.name) / "input")
 
     def __enter__(self) -> _Inputs:
@@ -235,7 +223,7 @@ def load_turns(
 class RunSummary:
     """The counts of a run.
 
-    ``statuses`` and ``kinds`` count current outcomes, ``stages`` those of each stage by status.
+    ``statuses`` and ``kinds`` count current outcomes.
     Tokens and cost are sums over all lines, also of outcomes that later ones replaced; they are
     None where no line has any. ``without_tokens`` lines have no token counts.
     ``rows_per_second`` is the speed over the last lines, None where it cannot be told.
@@ -261,8 +249,8 @@ class RunSummary:
 
 def summary(run_dir: Path, report: Report) -> RunSummary:
     """Count a run from its journal, in bounded memory."""
-    done = load_index(run_dir, None, Policy(), report=report, save=False)
     with CurrentLines(run_dir, report) as lines:
+        done = done_index(lines.indexes, Policy())
         totals = [index.totals for index in lines.indexes]
         count = lines.lines
         unknown = sum(t.unknown for t in totals)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +11,11 @@ import msgspec
 import pytest
 
 from bagent.cli.main import main
-from support.cli import Completed, Running, clean_env, run_bagent
+from support.cli import Completed
 from support.fake_server import FakeServer
 from support.jobs import rows, write_job, write_rows
-from support.replies import ok
 
 Json = Any
-Bagent = Callable[..., Completed]
 
 SCHEMA = {
     "type": "object",
@@ -75,33 +69,6 @@ def test_nothing_is_generated_and_nothing_is_written(check: Check, job_dir: Path
         assert not [path for _, path in asked if path.endswith(GENERATING)]
         assert {path for method, path in asked if method == "POST"} == {"/tokenize"}
         assert [one for one in sorted(job_dir.iterdir()) if one.name != ".home"] == before
-
-
-def test_the_prompts_shown_are_those_that_a_run_sends(bagent: Bagent, job_dir: Path) -> None:
-    with FakeServer({"*": [ok('{"verdict":"good"}')]}, flavour="vllm") as fs:
-        write_job(
-            job_dir,
-            vllm(fs),
-            2,
-            prompt={"system": "Judge.", "user": "id={{ id }} {{ text }}\n"},
-            output={"schema": SCHEMA},
-            sampling={"temperature": 0, "top_p": 0.9, "extra": {"priority": 5}},
-        )
-        report = looked(bagent(["check", "job.yaml", "--json"]))
-        ran = bagent(["run", "job.yaml"])
-        assert ran.code == 0, ran.err
-        sent = {seen.row_id: dict(seen.body) for seen in fs.requests}
-
-    assert [one["id"] for one in report["prompts"]] == ["r1", "r2"]
-    for one in report["prompts"]:
-        body = sent[one["id"]]
-        assert one["messages"] == body.pop("messages")
-        assert one["max_tokens"] == body["max_tokens"]
-        body.pop("stream", None)
-        body.pop("stream_options", None)
-        if one["id"] == "r1":
-            assert report["parameters"] == body
-    assert "JSON Schema" in report["prompts"][0]["messages"][0]["content"]
 
 
 def test_the_report_tells_what_the_job_resolves_to(check: Check, job_dir: Path) -> None:
@@ -317,17 +284,6 @@ def test_options_of_run_change_what_is_looked_at(check: Check, job_dir: Path) ->
     assert " ".join(command).endswith("--set sampling.max_tokens=9 --limit 7")
 
 
-def test_rows_from_stdin_are_looked_at(bagent: Bagent, job_dir: Path, fs: FakeServer) -> None:
-    write_job(job_dir, fs.url, input="-")
-    lines = "".join(f'{{"id":"r{n}","text":"t"}}\n' for n in range(50))
-    done = bagent(["check", "job.yaml", "--rows", "10"], stdin=lines)
-
-    assert done.code == 0, done.err
-    assert "rows        at least " in done.out
-    assert "the first 10 looked at" in done.out
-    assert not (job_dir / "runs").exists()
-
-
 def test_a_batch_file_is_looked_at_as_it_is(check: Check, job_dir: Path) -> None:
     messages = [{"role": "user", "content": "id=r1 hello"}]
     body = {"model": "m", "messages": messages, "max_tokens": 5, "temperature": 0.5}
@@ -350,33 +306,6 @@ def test_piped_output_has_no_control_codes(check: Check, job_dir: Path, fs: Fake
     assert done.code == 0
     assert "\\x1b[31mred" in done.out
     assert all(letter.isprintable() or letter == "\n" for letter in done.out + done.err)
-
-
-def test_any_locale_can_print_any_prompt(bagent: Bagent, job_dir: Path, fs: FakeServer) -> None:
-    write_job(job_dir, fs.url)
-    (job_dir / "rows.jsonl").write_text('{"id":"ü","text":"日本 \\ud800"}\n', encoding="utf-8")
-    env = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = bagent(["check", "job.yaml"], env=env)
-
-    assert done.code == 0, done.err
-    assert "日本 \\ud800" in done.out
-
-
-def test_a_closed_pipe_ends_quietly(job_dir: Path, fs: FakeServer) -> None:
-    write_job(job_dir, fs.url, [{"id": 1, "text": "x" * 19_000}] * 20)
-    command = f"{sys.executable} -m bagent check job.yaml --prompts 20 | head -1"
-    done = subprocess.run(
-        ["/bin/sh", "-c", command],
-        cwd=job_dir,
-        env=clean_env(job_dir / ".home"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert done.stdout.startswith("job ")
-    assert "Traceback" not in done.stderr and "rror" not in done.stderr
 
 
 def test_a_key_is_never_shown(check: Check, job_dir: Path) -> None:
@@ -402,25 +331,3 @@ def test_a_file_of_many_rows_is_not_read_to_its_end(check: Check, job_dir: Path)
     assert report["rows_how"] == "about"
     assert report["rows"] == pytest.approx(60_000, rel=0.03)
     assert report["looked_at"] == 200
-
-
-def test_ctrl_c_while_an_endpoint_is_silent_ends_quietly(job_dir: Path) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        write_job(job_dir, f"http://127.0.0.1:{silent.getsockname()[1]}/v1", 2)
-        with Running(["check", "job.yaml"], job_dir) as running:
-            connection, _ = silent.accept()
-            running.send(signal.SIGINT)
-            done = running.finish(20)
-            connection.close()
-
-    assert done.code == 130
-    assert "Traceback" not in done.err
-
-
-def test_the_help_has_an_example(tmp_path: Path) -> None:
-    done = run_bagent(["check", "-h"], tmp_path)
-
-    assert done.code == 0
-    assert "Example: bagent check job.yaml" in done.out

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, run_json, write_job
 from support.replies import close, echo, error_body, gated, hang, ok, status

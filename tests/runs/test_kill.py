@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+
 from support.cli import clean_env
 from support.fake_process import FakeProcess
 from support.jobs import write_job
