@@ -19,10 +19,10 @@ from bagent.backends.request import Request
 from bagent.backends.transport import (
     NETWORK_ERRORS,
     Patience,
-    Sending,
     Transport,
     is_stale,
     network_failure,
+    reused,
     through,
 )
 from bagent.types import Failure, Json, Reply
@@ -119,16 +119,15 @@ class OpenAIBackend:
         timeouts: Timeouts,
         exchange: Exchange,
     ) -> Reply | Failure:
-        sending = Sending()
         try:
             async with await self._transport.post(
-                endpoint, request.path, body, timeouts, sending
+                endpoint, request.path, body, timeouts
             ) as response:
                 exchange.status = response.status
                 exchange.request_id = response.headers.get("X-Request-Id")
                 raw = await response.read()
         except NETWORK_ERRORS as error:
-            return self._broken(error, endpoint, timeouts, sending, exchange)
+            return self._broken(error, endpoint, timeouts, exchange)
         exchange.first_byte = self._clock()
         if not 200 <= response.status < 300:
             return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
@@ -147,14 +146,11 @@ class OpenAIBackend:
         timeouts: Timeouts,
         exchange: Exchange,
     ) -> Reply | Failure:
-        sending = Sending()
         reader = StreamReader(exchange.sent, self._clock)
         try:
             async with (
                 Patience(timeouts.first_token, timeouts.idle) as patience,
-                await self._transport.post(
-                    endpoint, request.path, body, timeouts, sending
-                ) as response,
+                await self._transport.post(endpoint, request.path, body, timeouts) as response,
             ):
                 exchange.status = response.status
                 exchange.request_id = response.headers.get("X-Request-Id")
@@ -162,7 +158,7 @@ class OpenAIBackend:
         except NETWORK_ERRORS as error:
             if reader.whole:  # a cut after the finish reason has taken nothing from the answer
                 return reader.result()
-            result = self._broken(error, endpoint, timeouts, sending, exchange)
+            result = self._broken(error, endpoint, timeouts, exchange)
             return msgspec.structs.replace(result, text=reader.text) if reader.text else result
         finally:
             exchange.first_token = reader.first_token
@@ -172,12 +168,11 @@ class OpenAIBackend:
         error: BaseException,
         endpoint: Endpoint,
         timeouts: Timeouts,
-        sending: Sending,
         exchange: Exchange,
     ) -> Failure:
         """The failure of a request that the network ended, and whether to send it again free."""
         quick = self._clock() - exchange.sent < STALE_SECONDS
-        exchange.again = sending.reused and quick and is_stale(error)
+        exchange.again = reused() and quick and is_stale(error)
         return network_failure(error, endpoint, timeouts)
 
     def _writer(self, endpoint: Endpoint, request: Request, form: _Form) -> BodyWriter:

@@ -11,10 +11,11 @@ import errno
 import io
 import ssl
 from collections.abc import Mapping
-from types import SimpleNamespace, TracebackType
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any
 
 import aiohttp
-import msgspec
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
@@ -30,10 +31,24 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.E
 _CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
 
 
-class Sending(msgspec.Struct):
-    """What became known of a request on its way: whether its connection was a kept-open one."""
+_OPENED: ContextVar[bool] = ContextVar("bagent_opened", default=False)
 
-    reused: bool = False
+
+class _Connector(aiohttp.TCPConnector):
+    """Notes in the task that asks for a connection whether one had to be opened.
+
+    A request that failed on a kept-open connection may be sent again without cost; aiohttp tells
+    which kind it was only to trace hooks, and those cost a tenth of a request.
+    """
+
+    async def _create_connection(self, req: Any, traces: Any, limits: aiohttp.ClientTimeout) -> Any:
+        _OPENED.set(True)
+        return await super()._create_connection(req, traces, limits)
+
+
+def reused() -> bool:
+    """Whether the last request of this task went over a kept-open connection."""
+    return not _OPENED.get()
 
 
 class Transport:
@@ -46,11 +61,7 @@ class Transport:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=300
-            )
-            traces = aiohttp.TraceConfig()
-            traces.on_connection_reuseconn.append(_note_reuse)
+            connector = _Connector(limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=300)
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 trust_env=False,
@@ -58,7 +69,6 @@ class Transport:
                 read_bufsize=READ_BUFFER,
                 auto_decompress=True,
                 headers={"User-Agent": "bagent"},
-                trace_configs=[traces],
             )
         return self._session
 
@@ -88,12 +98,12 @@ class Transport:
         path: str,
         body: bytes,
         timeouts: Timeouts,
-        sending: Sending | None = None,
     ) -> aiohttp.ClientResponse:
         """POST ``body`` (JSON) to ``path`` below the endpoint's base address.
 
         Use the answer as a context manager, so that its connection is given back.
         """
+        _OPENED.set(False)
         data: aiohttp.Payload
         if len(body) <= LARGE_BODY:
             data = aiohttp.BytesPayload(body, content_type="application/json")
@@ -108,7 +118,6 @@ class Transport:
             ssl=self._context(endpoint.ca_file),
             timeout=self._limits(timeouts),
             allow_redirects=False,
-            trace_request_ctx=sending,
         )
 
     async def get(
@@ -134,16 +143,6 @@ class Transport:
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-
-async def _note_reuse(
-    _: aiohttp.ClientSession,
-    context: SimpleNamespace,
-    __: aiohttp.TraceConnectionReuseconnParams,
-) -> None:
-    sending = context.trace_request_ctx
-    if isinstance(sending, Sending):
-        sending.reused = True
 
 
 class BadCertificateFile(OSError):

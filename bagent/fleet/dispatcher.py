@@ -208,9 +208,10 @@ class Fleet:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._probes.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            self._note_state()
+        elif (error := task.exception()) is not None:
             self._stop(error)
-        self._note_state()
 
     def _arm(self, now: float) -> None:
         """Set the one timer to the next moment at which something may start."""

@@ -331,3 +331,15 @@ def test_a_file_of_many_rows_is_not_read_to_its_end(check: Check, job_dir: Path)
     assert report["rows_how"] == "about"
     assert report["rows"] == pytest.approx(60_000, rel=0.03)
     assert report["looked_at"] == 200
+
+
+def test_a_schema_that_nobody_tells_the_model_is_a_warning(
+    check: Check, job_dir: Path, fs: FakeServer
+) -> None:
+    output = {"schema": SCHEMA, "enforce": "prompt", "describe": "never"}
+    write_job(job_dir, fs.url, 3, output=output)
+    done = check(["job.yaml"])
+
+    assert done.code == 0
+    assert "warning: the schema is neither enforced nor described" in done.err
+    assert "response_format" not in done.out.partition("request ")[2]

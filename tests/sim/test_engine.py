@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from bagent.sim.config import BLOCK, EngineConfig
@@ -297,3 +299,40 @@ def test_blocks_are_evicted_longest_unused_first() -> None:
     run_until_idle(engine)
     assert kept.cached_tokens == 5 * BLOCK
     assert gone.cached_tokens < 5 * BLOCK
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_mix_of_arrivals_and_cancels_ends_with_nothing_held(seed: int) -> None:
+    rng = random.Random(seed)
+    length = rng.choice([64, 128, 512])
+    config = EngineConfig(
+        max_model_len=length,
+        kv_tokens=length * rng.choice([1, 2, 5]),
+        max_num_seqs=rng.choice([1, 3, 8, 40]),
+        max_num_batched_tokens=rng.choice([40, 64, 512]),
+        prefix_cache=rng.random() < 0.7,
+        priority=rng.random() < 0.3,
+    )
+    engine = Engine(config)
+    seqs: list[Sequence] = []
+    now = 0.0
+    for _ in range(150):
+        now += rng.random() * rng.choice([0.001, 0.02, 0.3])
+        engine.advance(now)
+        if rng.random() < 0.7:
+            prompt = rng.randint(1, length - 1)
+            text = ("abcd" * rng.randint(0, prompt) + f"x{rng.randint(0, 5)}")[: 4 * prompt]
+            packed = pack(text.ljust(4 * prompt, "y"))
+            output = rng.randint(0, length - prompt)
+            blocks = block_hashes(packed + pack("word" * output), BLOCK, None)
+            request = Request(prompt, output, blocks, rng.randint(-2, 2), rng.random() < 0.2)
+            seqs.append(engine.submit(request, now))
+        elif seqs:
+            engine.cancel(rng.choice(seqs), now)
+        assert 0 <= engine.kv.available <= engine.kv.capacity
+        assert engine.running <= config.max_num_seqs
+    run_until_idle(engine)
+    assert (engine.running, engine.waiting, engine.kv.usage) == (0, 0, 0.0)
+    for seq in seqs:
+        assert (seq.finished_at is None) == seq.cancelled
+        assert seq.cancelled or engine.generated(seq) == seq.request.output_tokens
