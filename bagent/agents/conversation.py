@@ -7,6 +7,7 @@ and no clock of its own, and costs nothing while it waits.
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Protocol
 
 import msgspec
@@ -148,7 +149,7 @@ class Conversation:
             messages=messages,
             prompt=prompt,
             path=path,
-            max_tokens=limit if limit is not None else plan.budget.for_payload(len(payload)),
+            max_tokens=limit if limit is not None else plan.budget.for_payload(text_bytes(payload)),
             seed=seed + self.answer if self.answer and isinstance(seed, int) else None,
             stream=plan.streamed(),
         )
@@ -168,7 +169,7 @@ class Conversation:
         verdict = judge(reply, self.plan.schema)
         self._last, self._verdict = reply, verdict
         self._note(delivery)
-        self._add_usage(reply.usage, len(call.request.payload))
+        self._add_usage(reply.usage, text_bytes(call.request.payload))
         if self.plan.schema is not None and self._first_valid is None:
             self._first_valid = verdict.status == "ok"
         if verdict.status == "failed" and verdict.passing:
@@ -303,6 +304,19 @@ class Conversation:
             outcome.error = verdict.error
         if verdict.text is not None:
             outcome.output_sha256 = hashlib.sha256(verdict.text.encode()).hexdigest()
+
+
+_IMAGE = re.compile(rb'"data:image/[^"]*"')
+IMAGE_BYTES = 3000
+"""An image counts as so many bytes of text: about a thousand tokens, whatever its file size."""
+
+
+def text_bytes(payload: bytes) -> int:
+    """The size of a prompt for estimating its tokens: inline images count by the piece."""
+    if b'"data:image/' not in payload:
+        return len(payload)
+    bare, images = _IMAGE.subn(b"", payload)
+    return len(bare) + images * IMAGE_BYTES
 
 
 def _sum(old: int | None, new: int | None) -> int | None:

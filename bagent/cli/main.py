@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -127,7 +128,8 @@ def _invoke(args: list[str]) -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    print(f"bagent: error: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+    line = re.sub(r"(://)[^/@\s]*@", r"\1***@", " ".join(text.split()))
+    print(f"bagent: error: {line}", file=sys.stderr)  # noqa: T201
     return code
 
 
@@ -147,5 +149,11 @@ def _silence_stdout() -> None:
 
 
 def run_and_exit() -> None:
-    """The console script."""
+    """The console script: a fault in bagent itself is one line too, a traceback with --debug."""
+    if "--debug" not in sys.argv:
+        sys.excepthook = _one_line
     sys.exit(main())
+
+
+def _one_line(kind: type[BaseException], error: BaseException, _: Any) -> None:
+    _complain(f"a fault in bagent: {kind.__name__}: {error} (--debug shows where)", EXIT_USAGE)

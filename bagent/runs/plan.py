@@ -89,7 +89,7 @@ def make_plan(
         schema=schema,
         budget=TokenBudget(context),
         describe=schema is not None
-        and (describe == "always" or (describe == "auto" and servers.own)),
+        and (describe == "always" or (describe == "auto" and (servers.own or output is None))),
         reasks=job.output.retries,
         grow=job.output.grow,
         stream=None if job.stream == "auto" else bool(job.stream),
