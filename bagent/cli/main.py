@@ -13,7 +13,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bagent import __version__
-from bagent.errors import EXIT_CANNOT_WRITE, EXIT_INTERRUPTED, EXIT_USAGE, BagentError
+from bagent.errors import (
+    EXIT_CANNOT_WRITE,
+    EXIT_INTERRUPTED,
+    EXIT_NEEDS_PERSON,
+    EXIT_USAGE,
+    BagentError,
+)
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("bagent.cli.run", "Run a job: rows in, validated rows out; the same again goes on."),
@@ -109,7 +115,7 @@ def _invoke(args: list[str]) -> int:
         context = error.ctx
         hint = f" (try: {context.command_path} --help)" if context else ""
         return _complain(f"{error.format_message()}{hint}", EXIT_USAGE)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer answers a closed pipe by exit code 1
         _silence_stdout()
         return 0
     except BagentError as error:
@@ -150,10 +156,36 @@ def _silence_stdout() -> None:
 
 def run_and_exit() -> None:
     """The console script: a fault in bagent itself is one line too, a traceback with --debug."""
+    _open_standard_files()
     if "--debug" not in sys.argv:
         sys.excepthook = _one_line
     sys.exit(main())
 
 
+def _open_standard_files() -> None:
+    """Stand in for stdin, stdout and stderr that were closed by who started us.
+
+    Else the next files to be opened would get their numbers, and be read and written as such.
+    A closed stdout becomes a pipe without a reader, which is what it is.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        if name == "stdout":
+            reader, opened = os.pipe()
+        else:
+            reader, opened = -1, os.open(os.devnull, os.O_RDWR)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+        if reader not in (-1, number):
+            os.close(reader)
+        setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+
+
 def _one_line(kind: type[BaseException], error: BaseException, _: Any) -> None:
-    _complain(f"a fault in bagent: {kind.__name__}: {error} (--debug shows where)", EXIT_USAGE)
+    words = f"a fault in bagent: {kind.__name__}: {error} (--debug shows where)"
+    # The interpreter's own exit code would be 1, which says that only rows failed.
+    code = _complain(words, EXIT_NEEDS_PERSON)
+    sys.stderr.flush()
+    os._exit(code)

@@ -95,9 +95,7 @@ class Fleet:
     # --- from above -------------------------------------------------------------------------
 
     def submit(self, call: Call, *, urgent: bool = False) -> None:
-        """Take a call; ``urgent`` ones (later turns) go before new rows.
-
-        After :meth:`abandon_waiting` it is forgotten: it stays unfinished."""
+        """Take a call, before new rows if ``urgent``; after :meth:`abandon_waiting` forget it."""
         if self._closed:
             return
         call.ready_at = self._clock()

@@ -22,7 +22,6 @@ from bagent.job.names import ROW, Chain, Names, Use, forbidden, names_of
 from bagent.job.origin import Origin
 from bagent.job.words import near
 
-_LITERAL = "write a literal {{ as {% raw %}{{{% endraw %}"
 _TAG = re.compile(r"\{\{|\{%|\{#")
 _SINGLE = re.compile(r"(?<![{$\\])\{([A-Za-z_]\w*)\}(?!\})")
 # What templates raise on odd data: each is that row's failure, not the run's.
@@ -121,7 +120,8 @@ class Template:
             prepare(tree)
             code = ENVIRONMENT.compile(tree, self.where)
         except TemplateSyntaxError as error:
-            raise self._error(error.message or "not a template", error.lineno, _LITERAL) from None
+            words = error.message or "not a template"
+            raise self._error(words, error.lineno, _literal(words)) from None
         except RecursionError:
             raise self._error("the template nests too deeply", 1, "") from None
         compiled = JinjaTemplate.from_code(ENVIRONMENT, code, {})
@@ -203,6 +203,15 @@ class Template:
         )
         hint = f"did you mean {meant}? or {guard}" if meant else guard
         return self._error(message, use.line, hint, use.chain[0])
+
+
+def _literal(words: str) -> str:
+    """How to write the tag that Jinja complains of as plain text."""
+    if "comment" in words:
+        tag = "{#"
+    else:
+        tag = "{%" if "tag" in words or "statement block" in words else "{{"
+    return f"write a literal {tag} as {{% raw %}}{tag}{{% endraw %}}"
 
 
 def _only_text(tree: nodes.Template) -> bool:

@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -163,7 +164,8 @@ def open_run(prepared: Prepared) -> OpenRun:
         notes.append(f"the old run is now {directory.move_aside()}")
     RunDir.create(prepared.run_dir)
     owner = Owner.acquire(directory.path, prepared.part)
-    try:
+    with ExitStack() as undo:
+        undo.callback(owner.release)
         changed = directory.check_fingerprint(
             _with_model(directory, fingerprints), "refuse" if on_change == "fresh" else on_change
         )
@@ -188,9 +190,7 @@ def open_run(prepared: Prepared) -> OpenRun:
         directory.save(info, prepared.part)
         syncer = Syncer(journal)
         syncer.start()
-    except BaseException:
-        owner.release()
-        raise
+        undo.pop_all()
     return OpenRun(
         directory,
         prepared.part,

@@ -80,7 +80,13 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
     """
     if prepared.piped:
         stdin = stdin or sys.stdin.buffer
-    rows = open_rows(prepared.rows_config, stdin=stdin)
+    try:
+        rows = open_rows(prepared.rows_config, stdin=stdin)
+    except InputError as error:
+        if error.at is None:
+            key = "where" if error.message.startswith("where:") else "input"
+            error.at = prepared.job.source.position((key,))
+        raise
     prepared.rows = rows
     first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
     sample = [row.data for row in first if row.error is None]

@@ -34,7 +34,8 @@ class Completed:
 
     def lines(self) -> list[Json]:
         """Return stdout as JSON lines."""
-        return [msgspec.json.decode(line) for line in self.out.splitlines()]
+        # Not splitlines: U+2028 and U+0085 may stand in JSON as they are.
+        return [msgspec.json.decode(line) for line in self.out.split("\n") if line]
 
 
 def clean_env(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:

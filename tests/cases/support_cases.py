@@ -1,0 +1,47 @@
+"""What the tests of this folder share: one way to run a job and to look at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support.cli import Completed, run_bagent
+
+Json = Any
+
+RUN = ["run", "job.yaml", "--progress", "plain"]
+NO_TABLES = {"duckdb": False, "parquet": False}
+"""``results:`` of runs whose tables nobody reads: it saves the child process that makes them."""
+
+
+def run_rows(folder: Path, *options: str, **how: Any) -> tuple[Completed, dict[Json, Json]]:
+    """Run ``job.yaml`` with its rows on stdout; the end, and the result rows by id.
+
+    Fails where an id comes twice, where stdout holds anything but rows, or on a traceback.
+
+    Args:
+        options: further options of ``bagent run``.
+        how: further arguments of ``run_bagent``: env, stdin, timeout.
+    """
+    done = run_bagent([*RUN, "-o", "-", *options], folder, **how)
+    assert "Traceback" not in done.err, done.err
+    found: dict[Json, Json] = {}
+    for row in done.lines():
+        assert row["id"] not in found, f"row {row['id']} is there twice"
+        found[row["id"]] = row
+    return done, found
+
+
+def error_of(done: Completed) -> str:
+    """The one line of an error that was found before anything was sent; fails on anything else."""
+    assert done.code == 2, (done.code, done.err)
+    assert done.out == ""
+    lines = done.err.splitlines()
+    assert len(lines) == 1, done.err
+    assert lines[0].startswith("bagent: error: ")
+    return lines[0].removeprefix("bagent: error: ")
+
+
+def statuses(found: dict[Json, Json]) -> dict[Json, str]:
+    """Status by row id."""
+    return {name: row["status"] for name, row in found.items()}

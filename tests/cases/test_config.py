@@ -1,0 +1,189 @@
+"""Job files as people write them: each mistake is one line with its place, and nothing is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, statuses
+from support.cli import run_bagent
+from support.jobs import write_job, write_rows
+from support.replies import echo
+
+HEAD = "model: fake-model\ninput: rows.jsonl\n"
+PROMPT = "prompt: {user: 'id={{ id }} {{ text }}'}\n"
+
+
+@pytest.fixture
+def job_text(fs, job_dir):
+    """Writes a job file from its text behind the backend's line, with two rows beside it."""
+    fs.set_script({"*": [echo()]})
+    write_rows(job_dir / "rows.jsonl", 2)
+
+    def write(text: str) -> None:
+        lines = f"backend: {fs.url}\nname: job\n{text}"
+        (job_dir / "job.yaml").write_text(lines, encoding="utf-8")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        (
+            'Reply like {"score": 1}. Text: {{ text }}',
+            'Reply like {"score": 1}. Text: text number 1',
+        ),
+        ('{"a": {"b": [1, 2]}} {{ text }}', '{"a": {"b": [1, 2]}} text number 1'),
+        (r"$\frac{a}{b}$ and \{x\} {{ text }}", r"$\frac{a}{b}$ and \{x\} text number 1"),
+        (
+            "100% {%raw%}{{ text }} {% x %}{%endraw%} {{ text }}",
+            "100% {{ text }} {% x %} text number 1",
+        ),
+        ("${HOME} costs $5, {id} {{ text }}", "${HOME} costs $5, {id} text number 1"),
+        (
+            "```js\nconst f = () => {}\n``` {{ text }}",
+            "```js\nconst f = () => {}\n``` text number 1",
+        ),
+        ("{{ '{{' }} text {{ '}}' }} {{ text }}", "{{ text }} text number 1"),
+    ],
+)
+def test_braces_that_are_no_tags_reach_the_model_as_they_are(fs, job_dir, template, prompt):
+    write_job(job_dir, fs.url, 1, prompt={"user": template}, results=NO_TABLES)
+    done = run_bagent(RUN, job_dir, env={"HOME": "/nowhere"})
+    assert done.code == 0, done.err
+    assert fs.requests[0].prompts == (prompt,)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("prompt:\n  user: |\n    Hello.\n    Text: {{ txet }}\n", "8:14", "did you mean text?"),
+        ("prompt: {user: '{{ text | uper }}'}\n", "5:27", "did you mean upper?"),
+        ("prompt:\n  user: |\n    {% if text %}\n    x\n", "7:", "endif"),
+        ("prompt:\n  user: |\n    a {# b\n", "7:", "{% raw %}{#{% endraw %}"),
+        ("prompt:\n  user: |\n    like {%d}\n", "7:", "{% raw %}{%{% endraw %}"),
+        ("prompt:\n  user: |\n    {{#each}}\n", "7:", "{% raw %}{{{% endraw %}"),
+        ("prompt:\n  user: {{ text }}\n", "6:9", 'write "{{ NAME }}"'),
+        ("prompt:\n  user: {file: nope.md}\n", "6:16", "no such file: nope.md"),
+        (PROMPT + "modle: x\n", "6:1", "did you mean model?"),
+        (PROMPT + "model: again\n", "6:1", "given twice"),
+        (PROMPT + "limits: {concurency: 3}\n", "6:10", "did you mean concurrency?"),
+        (PROMPT + "sampling: {max_token: 5}\n", "6:12", "did you mean max_tokens?"),
+        (PROMPT + "sampling:\n  seed: 1\n  seed: 2\n", "8:3", "given twice"),
+        (PROMPT + "sampling: {temperature: warm}\n", "6:25", "expected a number"),
+        (PROMPT + "sampling: {temperature: 7}\n", "6:25", "at most 2"),
+        (PROMPT + "limits: {concurrency: 0}\n", "6:23", "at least 1"),
+        (PROMPT + "limits: {concurrency: 1.5}\n", "6:23", "whole number"),
+        (PROMPT + "limits: {timeout: 1:30}\n", "6:19", "1m30s"),
+        (PROMPT + "answers: many\n", "6:10", "answers"),
+        (PROMPT + "where: 'txet = 1'\n", "6:8", "did you mean text?"),
+        (PROMPT + "where: 'text ='\n", "6:8", "where"),
+        (PROMPT + "id: ${NO_SUCH_NAME}\n", "6:5", "NO_SUCH_NAME is not set"),
+        ("prompt:\n\tuser: hi\n", "6:1", "tab"),
+        ("prompt:\n  user: Reply: yes\n", "6:14", "quote"),
+    ],
+)
+def test_a_mistake_names_its_place_and_the_way_out(fs, job_dir, job_text, text, place, words):
+    job_text(HEAD + text)
+    error = error_of(run_bagent(RUN, job_dir))
+    assert error.startswith(f"job.yaml:{place}"), error
+    assert words in error
+    assert fs.requests == []
+    assert not (job_dir / "runs").exists()
+
+
+def test_a_prompt_in_a_file_of_its_own_names_that_file(fs, job_dir, job_text):
+    (job_dir / "ask.md").write_text("One.\nTwo {{ txet }}\n")
+    job_text(HEAD + "prompt: {user: {file: ask.md}}\n")
+    error = error_of(run_bagent(RUN, job_dir))
+    assert error.startswith("ask.md:2:8: "), error
+    assert fs.requests == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--set", "limits.concurency=3"],
+        ["--set", "nonsense"],
+        ["--limit", "-1"],
+        ["--shard", "3/2"],
+        ["--retry", "timeouts"],
+        ["--deadline", "tomorrow"],
+        ["--allow-failures", "some"],
+        ["--on-change", "maybe"],
+        ["--wait-hosts", "soon"],
+        ["--progress", "fancy"],
+        ["--backend", "vlm"],
+        ["--hostfile", "nope.txt"],
+        ["--reuse", "nope"],
+        ["--name", "../x"],
+        ["--nope"],
+        ["-i", "nope.jsonl"],
+        ["-o", "rows.jsonl"],
+    ],
+    ids=lambda option: " ".join(option),
+)
+def test_a_wrong_option_is_one_line_that_names_it(fs, job_dir, job_text, option):
+    job_text(HEAD + PROMPT)
+    error = error_of(run_bagent([*RUN, *option], job_dir))
+    assert option[-1].removeprefix("../").split("=")[0].split(".")[-1] in error
+    assert fs.requests == []
+
+
+def test_numbers_are_numbers_and_words_are_words(fs, job_dir, job_text):
+    rows = [{"id": "08", "text": "a"}, {"id": "no", "text": "b"}, {"id": "1e3", "text": "c"}]
+    job_text(
+        "model: no\ninput: rows.jsonl\n"
+        + PROMPT
+        + "sampling: {temperature: 1e-1, top_p: '0.5', max_tokens: 1e2, stop: [no, 1:30]}\n"
+        + "limits: {concurrency: 1e2, timeout: 1e1}\n"
+    )
+    write_rows(job_dir / "rows.jsonl", rows)
+    done, found = run_rows(job_dir)
+    assert done.code == 0, done.err
+    assert set(found) == {"08", "no", "1e3"}
+    body = fs.requests[0].body
+    assert body["model"] == "no"
+    assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.1, 0.5, 100)
+    assert isinstance(body["max_tokens"], int)
+    assert body["stop"] == ["no", "1:30"]
+
+
+def test_what_is_not_set_is_not_sent(fs, job_dir, job_text):
+    job_text(HEAD + PROMPT + "sampling: {}\n")
+    assert run_bagent(RUN, job_dir).code == 0
+    known = {"model", "messages", "max_tokens", "stream", "stream_options"}
+    assert set(fs.requests[0].body) <= known
+
+
+def test_values_may_come_from_the_environment_but_prompts_do_not(fs, job_dir, job_text):
+    job_text("model: ${MODEL:-fallback}\ninput: ${ROWS}\nprompt: 'id={{ id }} ${ROWS}'\n")
+    done = run_bagent(RUN, job_dir, env={"ROWS": "rows.jsonl"})
+    assert done.code == 0, done.err
+    assert fs.requests[0].body["model"] == "fallback"
+    assert fs.requests[0].prompts[0].endswith(" ${ROWS}")
+
+
+def test_a_field_that_only_a_later_row_lacks_is_that_rows_failure(fs, job_dir, job_text):
+    job_text(HEAD + PROMPT)
+    rows = [{"id": "r1", "text": "a"}, {"id": "r2"}, {"id": "r3", "text": None}]
+    write_rows(job_dir / "rows.jsonl", rows)
+    done, found = run_rows(job_dir)
+    assert done.code == 1
+    assert statuses(found) == {"r1": "ok", "r2": "failed", "r3": "ok"}
+    assert found["r2"]["error_kind"] == "template"
+    assert "text" in found["r2"]["error"]
+    assert len(fs.requests) == 2
+
+
+def test_a_key_in_the_job_file_never_shows_up_in_what_is_written(fs, job_dir):
+    fs.set_script({"*": [echo()]})
+    backend = {"url": fs.url, "headers": {"Authorization": "Bearer sk-verysecret"}}
+    write_job(job_dir, fs.url, 2, backend=backend, results=NO_TABLES)
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 0, done.err
+    assert fs.requests[0].headers["authorization"] == "Bearer sk-verysecret"
+    for path in (job_dir / "runs").rglob("*"):
+        if path.is_file():
+            assert b"verysecret" not in path.read_bytes(), path
+    assert "verysecret" not in done.err
