@@ -120,9 +120,7 @@ class OpenAIBackend:
         exchange: Exchange,
     ) -> Reply | Failure:
         try:
-            async with await self._transport.post(
-                endpoint, request.path, body, timeouts
-            ) as response:
+            async with self._transport.post(endpoint, request.path, body, timeouts) as response:
                 exchange.status = response.status
                 exchange.request_id = response.headers.get("X-Request-Id")
                 raw = await response.read()
@@ -150,7 +148,7 @@ class OpenAIBackend:
         try:
             async with (
                 Patience(timeouts.first_token, timeouts.idle) as patience,
-                await self._transport.post(endpoint, request.path, body, timeouts) as response,
+                self._transport.post(endpoint, request.path, body, timeouts) as response,
             ):
                 exchange.status = response.status
                 exchange.request_id = response.headers.get("X-Request-Id")

@@ -11,6 +11,7 @@ import errno
 import io
 import ssl
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
@@ -92,16 +93,16 @@ class Transport:
             self._timeouts[timeouts] = found
         return found
 
-    async def post(
+    def post(
         self,
         endpoint: Endpoint,
         path: str,
         body: bytes,
         timeouts: Timeouts,
-    ) -> aiohttp.ClientResponse:
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """POST ``body`` (JSON) to ``path`` below the endpoint's base address.
 
-        Use the answer as a context manager, so that its connection is given back.
+        To be entered with ``async with``: then it is sent, and its connection is given back.
         """
         _OPENED.set(False)
         data: aiohttp.Payload
@@ -109,7 +110,7 @@ class Transport:
             data = aiohttp.BytesPayload(body, content_type="application/json")
         else:
             data = aiohttp.BytesIOPayload(io.BytesIO(body), content_type="application/json")
-        return await self._open().post(
+        return self._open().post(
             endpoint.url + path,
             data=data,
             headers=endpoint.headers,

@@ -117,7 +117,7 @@ class ServerTokenizer:
 
     async def _post(self, path: str, question: Json) -> Json:
         try:
-            async with await self._transport.post(
+            async with self._transport.post(
                 self._endpoint, path, encode_payload(question), _TIMEOUTS
             ) as response:
                 if response.status != 200:
