@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
 
 _NO_TAGS: Mapping[str, str] = MappingProxyType({})
+_SECRET_HEADER = re.compile(r"authorization|key|token|secret|cookie", re.IGNORECASE)
+_SHORTEST_SECRET = 6
 
 
 class Endpoint(msgspec.Struct, frozen=True, eq=False):
@@ -33,6 +36,14 @@ class Endpoint(msgspec.Struct, frozen=True, eq=False):
     def root(self) -> str:
         """The address without the ``/v1`` at its end: where /health, /version, /tokenize are."""
         return self.url.removesuffix("/v1")
+
+    def without_secrets(self, words: str) -> str:
+        """A server's words with the keys that it was sent as ``***``: some servers repeat them."""
+        for name, value in self.headers.items():
+            secret = value.rpartition(" ")[2]
+            if len(secret) >= _SHORTEST_SECRET and _SECRET_HEADER.search(name):
+                words = words.replace(secret, "***")
+        return words
 
 
 class Capabilities(msgspec.Struct, frozen=True):

@@ -105,9 +105,10 @@ class OpenAIBackend:
         exchange.done = self._clock()
         if isinstance(result, Failure) and exchange.status is not None:
             exchange.learned = self._learn(endpoint, request, result, form)
+            words = endpoint.without_secrets(result.message)
             if endpoint.proxy and exchange.first_token is None:
-                words = result.message + through(endpoint)
-                result = msgspec.structs.replace(result, message=words)
+                words += through(endpoint)
+            result = msgspec.structs.replace(result, message=words)
         exchange.results.append(result)
         return exchange
 

@@ -116,7 +116,7 @@ def _invoke(args: list[str]) -> int:
         hint = f" (try: {context.command_path} --help)" if context else ""
         return _complain(f"{error.format_message()}{hint}", EXIT_USAGE)
     except (BrokenPipeError, SystemExit):  # typer answers a closed pipe by exit code 1
-        _silence_stdout()
+        _silence(1)
         return 0
     except BagentError as error:
         if "--debug" in args:
@@ -140,17 +140,18 @@ def _complain(text: str, code: int) -> int:
 
 
 def _flush(code: int) -> int:
-    try:
-        sys.stdout.flush()
-    except (BrokenPipeError, ValueError):
-        _silence_stdout()
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _silence(number)
     return code
 
 
-def _silence_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush stays quiet."""
+def _silence(number: int) -> None:
+    """Point stdout or stderr at nothing, so that the interpreter's last flush stays quiet."""
     nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
+    os.dup2(nothing, number)
     os.close(nothing)
 
 

@@ -22,7 +22,7 @@ def query(
     Example: bagent query review "select status, count(*), avg(ttft_ms) from results group by 1"
     """
     from bagent.cli.printing import write_rows
-    from bagent.store.asking import one_statement, open_tables
+    from bagent.store.asking import one_statement, open_tables, plain_rows
     from bagent.store.rundir import find_run
 
     wanted, text = (None, run) if sql is None else (run, sql)
@@ -34,8 +34,9 @@ def query(
         try:
             cursor = connection.execute(statement)
             names = [column[0] for column in cursor.description or []]
-            rows = iter(cursor.fetchone, None)
-            write_rows(names, rows, form or "table")
+            form = form or "table"
+            rows = plain_rows(cursor) if form == "jsonl" else iter(cursor.fetchone, None)
+            write_rows(names, rows, form)
         except duckdb.Error as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise UsageError(f"SQL: {lines[0]}", hint=" ".join(lines[1:3])) from None

@@ -38,6 +38,7 @@ def results(
 
     Example: bagent results review --status ok --columns id,output | head
     """
+    from bagent.store.readers import RESULT_NAMES
     from bagent.store.rundir import find_run
 
     if form not in FORMATS:
@@ -47,7 +48,13 @@ def results(
     found = find_run(run, Path("runs"))
     chosen = frozenset(_statuses(statuses))
     names = [name.strip() for name in columns.split(",") if name.strip()] if columns else None
+    if form == "table" and output is not None:
+        raise UsageError("--format table goes to the terminal", hint="--format csv -o FILE")
     if form in ("csv", "parquet", "table") or where:
+        if form == "openai-batch":
+            raise UsageError("--where does not go with openai-batch", hint="--status does")
+        if form == "jsonl" and names is None:
+            names = [*RESULT_NAMES, *(["input"] if with_input else [])]
         _by_tables(found, form, _condition(chosen, where), names, output)
         return
     lines = (
@@ -55,6 +62,11 @@ def results(
         if form == "openai-batch"
         else _json_lines(found, chosen, names, ordered=ordered, with_input=with_input)
     )
+    _write_to(lines, output)
+
+
+def _write_to(lines: Iterator[bytes], output: Path | None) -> None:
+    """Write to a file, or to stdout, whose reader may go: that error is the caller's."""
     if output is None:
         _write(lines, sys.stdout.buffer)
         return
@@ -127,48 +139,63 @@ def _by_tables(
     import duckdb
 
     from bagent.cli.printing import write_rows
-    from bagent.store.asking import open_tables
+    from bagent.store.asking import open_tables, plain_rows
+    from bagent.store.columns import quoted
 
     with open_tables(run) as connection:
-        shown = ", ".join('"' + name.replace('"', '""') + '"' for name in names) if names else ""
-        source = "results"
+        source, shown = "results", ", ".join(map(quoted, names)) if names else "*"
         if form == "table" and not names:
             shown, source = _table_columns(connection)
-        sql = f"select {shown or '*'} from {source}{condition}"
+        sql = f"select {shown} from {source}{condition}"
         try:
-            if output is not None:
+            if output is not None and form in ("csv", "parquet"):
                 kind = "csv, header" if form == "csv" else "parquet, compression zstd"
-                if form not in ("csv", "parquet"):
-                    raise UsageError(f"--format {form} goes to stdout", hint="csv or parquet to -o")
                 target = str(output).replace("'", "''")
                 connection.execute(f"copy ({sql}) to '{target}' (format {kind})")
                 return
             cursor = connection.execute(sql)
             head = [column[0] for column in cursor.description or []]
-            rows = iter(cursor.fetchone, None)
             if form == "table":
                 _print_table(head, cursor.fetchmany(TABLE_ROWS + 1))
+            elif form == "csv":
+                write_rows(head, iter(cursor.fetchone, None), "csv")
             else:
-                write_rows(head, rows, "csv" if form == "csv" else "jsonl")
+                rows = plain_rows(cursor)
+                _write_to((encode(dict(zip(head, row, strict=True))) for row in rows), output)
         except duckdb.IOException as error:
             raise WriteError(str(error).splitlines()[0]) from None
         except duckdb.Error as error:
             raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
 
 
+def encode(row: dict[str, Any]) -> bytes:
+    """One row as a JSON line; what JSON has no form for becomes text."""
+    import msgspec
+
+    return msgspec.json.encode(row, enc_hook=str) + b"\n"
+
+
 def _table_columns(connection: Any) -> tuple[str, str]:
-    """For people: id, status, then the typed columns of the answers, else the text."""
+    """For people: id, status, then the typed columns of the answers, else the text.
+
+    ``answers`` holds the ok rows of ``results`` in the same order, so they are joined by place:
+    an id may be there twice, or not at all.
+    """
+    from bagent.store.columns import quoted
+
     columns = [row[0] for row in connection.execute("describe answers").fetchall()]
     typed = [name for name in columns if name not in ("id", "stage", "answer")]
     if not typed:
         return "id, status, text, error", "results"
-    picked = ", ".join('a."' + name.replace('"', '""') + '"' for name in typed)
+    values = ", ".join(f"{quoted(name)} as value{n}" for n, name in enumerate(typed))
+    shown = ", ".join(f"value{n} as {quoted(name)}" for n, name in enumerate(typed))
     source = (
-        "(select r.*, " + picked + " from results r left join answers a"
-        " on r.id = a.id and r.stage = a.stage and r.answer = a.answer order by r.row, r.answer)"
+        "(select * from (select * from results where status = 'ok') positional join"
+        f" (select {values} from answers)"
+        " union all by name select * from results where status <> 'ok'"
+        " order by row, stage, answer)"
     )
-    quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in typed)
-    return f"id, status, {quoted}, error", source
+    return f"id, status, {shown}, error", source
 
 
 def _print_table(head: list[str], rows: list[Any]) -> None:

@@ -1,7 +1,7 @@
 """The fleet: ready calls, endpoints with room, and what happens between them.
 
-Endpoints pull: whenever an endpoint has room it takes the next ready call, in turn, so equal
-endpoints get equal shares and a slow one takes less. Calls that wait for their next try hold no
+Endpoints pull: whenever an endpoint has room it takes the next ready call, so equal endpoints get
+equal shares and a slow one takes less. Calls that wait for their next try hold no
 slot. Everything happens on one event loop; nothing polls.
 """
 
@@ -17,6 +17,7 @@ import msgspec
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.fleet.call import Call, Delivery, attempt_record, timeouts_for
 from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.endpoints import Endpoints
 from bagent.fleet.limiter import Pace
 from bagent.fleet.outage import Outage
 from bagent.fleet.retry import FREE_TRIES, RetryPolicy, decide
@@ -24,7 +25,6 @@ from bagent.fleet.waiting import Waiting
 from bagent.types import Attempt, Failure, FleetStats, Reply
 
 OVERDUE_SECONDS = 0.25
-CHOICES = 8
 
 
 class FleetConfig(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class Fleet:
         notice: Callable[[str], None],
         random: Random,
     ) -> None:
-        self._states = list(states)
+        self._endpoints = Endpoints(states)
         self._backend = backend
         self._config = config
         self._pace = pace
@@ -76,7 +76,6 @@ class Fleet:
         self._clock = self._loop.time
         self._waiting = Waiting()
         self._serial = itertools.count(1)
-        self._turn = 0
         self._in_flight = 0
         self._requests = 0
         self._throttle_answers = 0
@@ -147,8 +146,8 @@ class Fleet:
             ready=self._waiting.ready,
             retrying=self._waiting.asleep,
             throttled_s=self._pace.paused(now),
-            endpoints_up=sum(1 for s in self._states if s.up),
-            endpoints=len(self._states),
+            endpoints_up=self._endpoints.up,
+            endpoints=len(self._endpoints.states),
             throttle_answers=self._throttle_answers,
             requests=self._requests,
         )
@@ -163,30 +162,12 @@ class Fleet:
         while waiting.ready and self._in_flight < self._config.concurrency:
             if self._pace.wait(now) > 0:
                 break
-            state = self._next_endpoint()
+            state = self._endpoints.next()
             if state is None:
                 break
             self._start(state, [waiting.next()], now)
         self._arm(now)
         self._note_state()
-
-    def _next_endpoint(self) -> EndpointState | None:
-        """The least busy of the next few endpoints with room, in turn.
-
-        By turns alone a slow endpoint would come to hold all of the run's concurrency.
-        """
-        count, turn, seen = len(self._states), self._turn, 0
-        best: EndpointState | None = None
-        least = 2.0
-        for step in range(turn, turn + count):
-            state = self._states[step % count]
-            if state.room > 0:
-                seen += 1
-                if (load := state.load) < least:
-                    best, least, self._turn = state, load, (step + 1) % count
-                if load == 0 or seen == CHOICES:
-                    break
-        return best
 
     def _start(self, state: EndpointState, group: list[Call], now: float) -> None:
         state.in_flight += len(group)
@@ -248,7 +229,7 @@ class Fleet:
             call.handler.failed(call, Failure("timeout", words, passing=True), None)
 
     def _limit(self) -> int:
-        return min(self._config.concurrency, sum(state.limit.value for state in self._states))
+        return min(self._config.concurrency, self._endpoints.limit)
 
     def _note_state(self) -> None:
         """Tell whoever waits whether there is room for rows, and whether nothing is left."""
@@ -292,6 +273,7 @@ class Fleet:
                 state.limit.succeeded(1, state.in_flight + len(group))
         if exchange.status is not None:
             state.answered(now)
+        self._endpoints.changed(state)
         self._pump()
 
     def _settle(
@@ -345,13 +327,13 @@ class Fleet:
 
     def _retry(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
         now = self._clock()
-        decision = decide(self._config.retry, call, failure, now, self._random)
+        served = now if self._in_flight else self._pace.last_served
+        decision = decide(self._config.retry, call, failure, now, self._random, served)
         if decision.delay is not None:
             self._sleep(call, now + decision.delay)
             return
-        if decision.reason:
-            words = f"{failure.message} ({decision.reason})"
-            failure = msgspec.structs.replace(failure, message=words)
+        words = f"{failure.message} ({decision.reason})" if decision.reason else failure.message
+        failure = msgspec.structs.replace(failure, message=words)
         call.handler.failed(call, failure, delivery)
 
     def _sleep(self, call: Call, due: float) -> None:
@@ -370,18 +352,19 @@ class Fleet:
     async def _probe(self, state: EndpointState, delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
-        found = await self._backend.probe(state.endpoint, self._config.probe_seconds)
+        began, found = self._clock(), None
+        if not (delay and state.up):  # else requests were answered meanwhile
+            found = await self._backend.probe(state.endpoint, self._config.probe_seconds)
         state.probing = state.doubted = False
         now = self._clock()
         held = self._waiting.release(state.endpoint.name)
-        if isinstance(found, Failure) and found.status is None:
+        if isinstance(found, Failure) and found.status is None and state.last_good < began:
             if state.up:
                 self._notice(f"{state.endpoint.name} does not answer: {found.message}")
             wait = state.went_down(now)
-            # A dead endpoint costs its rows no try.
-            for call, _, _ in held:
+            for call, _, _ in held:  # a dead endpoint costs its rows no try
                 self._sleep(call, now)
-            reason = self._outage.went_down(self._states, now, found)
+            reason = self._outage.went_down(self._endpoints.states, now, found)
             if reason is not None:
                 self._stop(reason)
             self._probe_soon(state, wait)
@@ -392,6 +375,7 @@ class Fleet:
             self._outage.over()
             for call, failure, delivery in held:
                 self._retry(call, failure, delivery)
+            self._endpoints.changed(state)
         self._pump()
 
     def _stop(self, reason: BaseException) -> None:

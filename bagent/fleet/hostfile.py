@@ -47,7 +47,8 @@ def read_hostfile(path: Path) -> list[Host]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise HostfileError(f"{path}: {error.strerror or error}") from None
+        words = (error.strerror or str(error)).lower()
+        raise HostfileError(f"the hostfile cannot be read: {words}", at=Position(path)) from None
     except UnicodeDecodeError:
         raise HostfileError("not UTF-8 text", at=Position(path)) from None
     hosts = parse_hostfile(text, path)

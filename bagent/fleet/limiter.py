@@ -54,7 +54,7 @@ class InFlightLimit:
         """``rows`` came back well while ``in_flight`` rows (they included) were out."""
         self._peak = max(self._peak, in_flight)
         self._round += rows
-        if self._round < self._limit:
+        if self._round < int(self._limit):
             return
         self._clean = True
         if self._peak >= USED_SHARE * self._limit and self._limit < self._ceiling:
@@ -146,6 +146,11 @@ class Pace:
         """Seconds that the pause after a refusal still lasts, 0 if there is none."""
         return max(0.0, self._resume - now)
 
+    @property
+    def last_served(self) -> float:
+        """When a request was last answered well; minus infinity if none was."""
+        return self._served[-1] if self._served else float("-inf")
+
     def started(self, now: float) -> None:
         """A request was started."""
         if self._rate:
@@ -159,7 +164,7 @@ class Pace:
         if sent > self._paused_at:
             self._strikes = 0
         if self._rate is not None:
-            step = min(0.25 * self._rate, self.SEARCH) if self._searching else self.CREEP
+            step = min(self._rate, self.SEARCH) if self._searching else self.CREEP
             self._rate = self._capped(self._rate + step)
 
     def refused(self, sent: float, now: float, told: float | None) -> float:

@@ -13,6 +13,10 @@ FREE_TRIES = 3
 """How often a call is sent again without cost since its kept-open connection was closed."""
 
 
+LEAST_QUIET = 15.0
+"""Seconds for which a full server is waited for, however few tries are wanted."""
+
+
 class RetryPolicy(msgspec.Struct, frozen=True):
     """How patient a run is.
 
@@ -27,6 +31,15 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     told_longest: float = 120.0
     throttled: float = 1800.0
 
+    @property
+    def quiet(self) -> float:
+        """Seconds without any answer after which a full server is no longer waited for.
+
+        Twenty times the waits of all counted tries, so that who wants few tries waits less.
+        """
+        waits = self.base * (2.0 ** min(self.retries, 16) - 1)
+        return min(self.throttled, max(LEAST_QUIET, 20 * waits))
+
 
 class Decision(msgspec.Struct, frozen=True):
     """Send again after ``delay`` seconds (None: give up, for the ``reason`` added to the words)."""
@@ -36,10 +49,17 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def decide(
-    policy: RetryPolicy, call: Call, failure: Failure, now: float, random: Random
+    policy: RetryPolicy,
+    call: Call,
+    failure: Failure,
+    now: float,
+    random: Random,
+    served_at: float | None = None,
 ) -> Decision:
     """What becomes of ``call`` after ``failure``; counts the try on the call.
 
+    ``served_at`` is when calls were last seen to get through, on the clock of ``now``; None where
+    nobody looked. As long as others get through, a full server costs a call no try.
     The spread is only ever added, so nobody comes back earlier than told, and not all at once.
     """
     if not failure.passing:
@@ -48,11 +68,9 @@ def decide(
         return Decision(None, "the row's time limit is over")
     told = None if failure.retry_after is None else min(failure.retry_after, policy.told_longest)
     if failure.busy:
-        if call.throttled_at is None:
-            call.throttled_at = now
-        call.throttles += 1
-        if now - call.throttled_at > policy.throttled:
-            return Decision(None, f"refused for {policy.throttled:g} s")
+        reason = _full_too_long(policy, call, now, served_at, told)
+        if reason:
+            return Decision(None, reason)
         exponent = min(call.throttles - 1, 16)
     else:
         call.counted += 1
@@ -67,3 +85,22 @@ def decide(
     if call.give_up_at is not None and now + delay >= call.give_up_at:
         return Decision(None, "the row's time limit comes before the next try")
     return Decision(delay)
+
+
+def _full_too_long(
+    policy: RetryPolicy, call: Call, now: float, served_at: float | None, told: float | None
+) -> str:
+    """Why a call is no longer worth keeping for a full server, empty if it is; counts the refusal.
+
+    A server that named a time is given several of it.
+    """
+    if call.throttled_at is None:
+        call.throttled_at = now
+    call.throttles += 1
+    if now - call.throttled_at > policy.throttled:
+        return f"refused for {policy.throttled:g} s"
+    if served_at is not None and call.throttles > policy.retries:
+        quiet = now - max(served_at, call.throttled_at)
+        if quiet > max(policy.quiet, 4 * (told or 0.0)):
+            return f"refused {call.throttles} times, and nothing else got through"
+    return ""

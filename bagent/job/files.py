@@ -51,7 +51,7 @@ def read_files(job: Job, data: Json, root: Spot, context: LoadContext) -> dict[P
         try:
             texts[item.place.path] = read_text(item.place, context.cwd)
         except JobError as error:
-            at = error.at if error.at and error.at.line else find(data, item.path, root)[0].value_at
+            at = error.at or find(data, item.path, root)[0].value_at
             context.problems.add(at, error.message, error.hint)
     for item in [found for found in named_files(job) if found.kind == "schema"]:
         if item.place.path in texts:

@@ -32,7 +32,7 @@ LOW_SHARE = 0.8
 """Under this share of valid first answers the endpoint seems not to enforce the schema."""
 
 LOW_SHARE_FROM = 10
-"""Fewer answers than this say nothing about it."""
+"""Of fewer answers, at least three, more than half must be wrong to say so."""
 
 MAX_GROUPS_SHOWN = 10
 
@@ -180,7 +180,8 @@ def _schema(s: Snapshot) -> Iterator[tuple[str, str]]:
         return
     fit = f"{s.first_try_valid:,} of {counted(s.first_try_total, 'first answer')}"
     yield "schema", f"{fit} valid ({percent(share)})"
-    if s.first_try_total >= LOW_SHARE_FROM and share < LOW_SHARE:
+    low = LOW_SHARE if s.first_try_total >= LOW_SHARE_FROM else 0.5
+    if s.first_try_total >= 3 and share < low:
         text = f"only {percent(share)} of the first answers fit the schema"
         yield "warning", f"{text}: the endpoint may not enforce the schema"
 

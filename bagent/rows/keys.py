@@ -12,7 +12,8 @@ Journals hold keys, so this recipe must not change:
      field at all.
    - A row that cannot be read: its raw bytes.
 
-   The JSON is compact, in UTF-8, and the names of every object in it are sorted.
+   The JSON is compact, in UTF-8, and the names of every object in it are sorted. Lone surrogates
+   are the visible text ``\\udXXX``.
 2. Base key: BLAKE2b with a digest of 8 bytes over the body (RFC 7693), read big-endian.
 3. Where k rows of the same base key came before, k >= 1, the key is BLAKE2b with a digest of
    8 bytes over the base key and k, each as 8 bytes big-endian; for k = 0 it is the base key.
@@ -29,7 +30,7 @@ from typing import Any
 import msgspec
 
 from bagent.rows.keyset import KeySet
-from bagent.rows.values import TOO_DEEP, Chunk, Item, Unreadable
+from bagent.rows.values import TOO_DEEP, Chunk, Item, Unreadable, visible, visible_data
 from bagent.types import Json
 
 _SIMPLE = {str, int}
@@ -80,7 +81,8 @@ class Bodies:
                     return None
             content = self._content
             return ids, [_encode((content(row),)) for row in rows]
-        except (KeyError, RecursionError):  # some row lacks a field, or is nested too deep
+        except (KeyError, RecursionError, UnicodeEncodeError):
+            # Some row lacks a field, is nested too deep, or holds a lone surrogate.
             return None
 
     def _each(self, chunk: Chunk) -> tuple[list[Json], list[bytes]]:
@@ -103,7 +105,9 @@ class Bodies:
         if id_ is None:
             return None, b"[" + _values(item, self._fields or None) + b"]"
         if isinstance(id_, list | dict):
-            id_ = _encode(id_).decode()
+            id_ = _carefully(id_).decode()
+        elif isinstance(id_, str):
+            id_ = visible(id_)
         return id_, b"[" + _encode(id_) + b"," + _values(item, self._fields) + b"]"
 
 
@@ -171,5 +175,12 @@ def _getter(fields: tuple[str, ...] | None) -> Callable[[dict[str, Any]], Any]:
 def _values(row: dict[str, Any], fields: tuple[str, ...] | None) -> bytes:
     """What :func:`_getter` takes, encoded, and with nothing where a field is missing."""
     if fields is None:
-        return _encode(row)
-    return b"[" + b",".join([_encode(row[n]) if n in row else b"" for n in fields]) + b"]"
+        return _carefully(row)
+    return b"[" + b",".join([_carefully(row[n]) if n in row else b"" for n in fields]) + b"]"
+
+
+def _carefully(value: Json) -> bytes:
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _encode(visible_data(value))

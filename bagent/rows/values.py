@@ -1,9 +1,10 @@
 """From the bytes of one JSON text to the data of one row.
 
 msgspec reads nearly all; what it refuses gets a second try with the standard library, which
-knows lone surrogates, NaN and infinities. Text that leaves this module is always valid Unicode:
-a lone surrogate becomes the visible text ``\\udXXX`` (six characters), NaN, Infinity and
--Infinity (also a number too large for a double) become text of those names.
+knows lone surrogates, NaN and infinities. NaN, Infinity and -Infinity (also a number too large
+for a double) become text of those names. A lone surrogate in a name becomes the visible text
+``\\udXXX`` (six characters); in a value it stays, for who sends it replaces it by U+FFFD and who
+stores it makes it visible.
 
 A name that stands twice in one object keeps its last value, as in both readers.
 """
@@ -56,6 +57,17 @@ def visible(text: str) -> str:
     if text.isascii():
         return text
     return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def visible_data(value: Any) -> Any:
+    """The same JSON value with every text made visible."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, list | tuple):
+        return [visible_data(one) for one in value]
+    if isinstance(value, dict):
+        return {visible(name): visible_data(one) for name, one in value.items()}
+    return value
 
 
 def has_surrogate(text: str) -> bool:
@@ -135,9 +147,7 @@ _SECOND = json.JSONDecoder(parse_float=_finite, parse_constant=str)
 
 
 def _clean(value: Any) -> Any:
-    """The same value with every text, also names, made visible."""
-    if isinstance(value, str):
-        return visible(value)
+    """The same value with every name made visible."""
     if isinstance(value, list):
         return [_clean(one) for one in value]
     if isinstance(value, dict):

@@ -18,6 +18,7 @@ import msgspec
 from bagent.errors import InputError
 from bagent.rows.duck import connect
 from bagent.rows.notices import Notices
+from bagent.rows.values import visible, visible_data
 from bagent.types import Row
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ class Condition:
 
     def _cells(self, data: dict[str, Any]) -> Cells:
         """What a row has for each name of the condition: as it stands, else in other case."""
-        return tuple([data[name] if name in data else _other(data, name) for name in self._names])
+        found = [data[name] if name in data else _other(data, name) for name in self._names]
+        return tuple([visible(cell) if isinstance(cell, str) else cell for cell in found])
 
     def _query(self, types: tuple[str, ...], *, guarded: bool) -> str:
         columns = [f'unnest(range($1)) AS "{_NUMBER}"']
@@ -163,7 +165,7 @@ class Condition:
         for at, kind in enumerate(types):
             column = [cells[at] for cells in rows]
             if kind == "JSON":
-                column = [msgspec.json.encode(value).decode() for value in column]
+                column = [_json(value) for value in column]
             if kind != "NULL":
                 values.append(column)
         query = self._query(types, guarded=guarded)
@@ -216,6 +218,13 @@ def _other(data: dict[str, Any], name: str) -> Any:
     """The value of a name in other case, None where there is none."""
     lower = name.lower()
     return next((value for other, value in data.items() if other.lower() == lower), None)
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return msgspec.json.encode(visible_data(value)).decode()
 
 
 def _types(cells: Cells) -> tuple[str, ...]:

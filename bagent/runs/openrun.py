@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from bagent import __version__
+from bagent.answers.schema import OutputSchema
 from bagent.errors import (
     EXIT_OK,
     EXIT_ROWS_FAILED,
@@ -244,13 +245,18 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
         endpoints=before.endpoints if before else [],
         rows=rows,
         stages=[STAGE],
-        answer_columns=list(prepared.schema.columns) if prepared.schema else [],
+        answer_columns=_answer_columns(prepared.schema) if prepared.schema else [],
         keep_input=job.results.keep_input,
         parquet=job.results.parquet,
         duckdb=job.results.duckdb,
         created_at=before.created_at if before else process.at,
         starts=[*(before.starts if before else []), process],
     )
+
+
+def _answer_columns(schema: OutputSchema) -> list[tuple[str | None, str]]:
+    kinds = [kind for _, kind in schema.columns]
+    return list(zip(schema.column_properties, kinds, strict=True))
 
 
 def _earlier(prepared: Prepared) -> AnswerStore | None:

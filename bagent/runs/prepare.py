@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bagent.answers.schema import OutputSchema
 from bagent.errors import InputError, JobError, SchemaError, UsageError
+from bagent.fleet.deadline import read_deadline
+from bagent.fleet.hostfile import read_hostfile
 from bagent.job.batchfile import is_batch_file
 from bagent.job.load import JobRequest, job_for_batch_file, load_job
 from bagent.job.prompt import Prompt
 from bagent.rows import RowsConfig, RowSource, open_rows
 from bagent.runs.options import RunOptions
+from bagent.store.index import Policy
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
@@ -62,6 +66,10 @@ def prepare(options: RunOptions) -> Prepared:
         raise JobError(
             f"batching mode {job.batching.mode} is not part of this version", hint="use auto"
         )
+    read_deadline(options.deadline, options.env, time.time())
+    Policy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
+    if job.hostfile is not None:
+        read_hostfile(job.hostfile.path)
     schema = load_schema(job)
     prompt = None if batch else Prompt.from_job(job)
     run_dir = run_directory(job, options)
@@ -148,7 +156,13 @@ def load_schema(job: Job) -> OutputSchema | None:
 def run_directory(job: Job, options: RunOptions) -> Path:
     """Where the run lives: ``-o DIR`` itself, else the name under the results folder."""
     if options.output not in (None, "-"):
-        return options.cwd / str(options.output)
+        path = options.cwd / str(options.output)
+        if path.exists() and not path.is_dir():
+            raise UsageError(
+                f"--output {options.output}: this is a file",
+                hint="name the folder of the run; -o - prints the rows",
+            )
+        return path
     folder = job.results.dir.path if job.results.dir else options.cwd / "runs"
     return folder / job.name
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from bagent.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -59,6 +61,7 @@ def run_job(options: RunOptions) -> int:
 
         try:
             ended = _run(session())
+            progress.update(ended.snapshot)
         finally:
             progress.stop()
         for warning in prepared.rows.warnings if prepared.rows else ():
@@ -155,7 +158,7 @@ def _say(
     store: OpenRun,
     snapshot: Snapshot,
     code: int,
-    end: tuple[str, str],
+    why: tuple[str, str],
 ) -> None:
     options = prepared.options
     run = shown(store.path, options.cwd)
@@ -165,12 +168,16 @@ def _say(
         run=run,
         results=run,
         command=shlex.join(["bagent", *sys.argv[1:]]),
-        reason=end[0],
-        action=end[1],
+        reason=why[0],
+        action=why[1],
         color=color,
     )
+    lines = summary_lines(snapshot, info)
+    if options.progress == "json":
+        end = {"event": "summary", "exit_code": code, "run": run, "lines": lines}
+        lines = [msgspec.json.encode(end).decode()]
     try:
-        print("\n".join(summary_lines(snapshot, info)), file=sys.stderr)  # noqa: T201
+        print("\n".join(lines), file=sys.stderr)  # noqa: T201
     except (OSError, ValueError):
         return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,15 +10,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from bagent.errors import UsageError, WriteError
-from bagent.store.rundir import RunDir
+from bagent.store.columns import TABLES, literal
+from bagent.store.freshness import signatures, stale_tables
+from bagent.store.rundir import RunDir, RunInfo
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
-
-TABLES = ("results", "answers", "attempts", "tool_calls", "endpoints")
 
 
 @contextmanager
@@ -25,26 +28,49 @@ def open_tables(run: RunDir) -> Iterator[DuckDBPyConnection]:
     """A DuckDB connection in memory with a view for each table of ``run``, as it is now.
 
     Stale tables are made anew by a child process: in the run directory, or in a temporary one
-    where that cannot be written or keeps no Parquet files.
+    where that cannot be written, is full, or keeps no Parquet files.
 
     Raises:
         WriteError: the tables could not be made.
     """
     import duckdb
 
-    info = run.load()
-    keeps = info is None or info.parquet
     with tempfile.TemporaryDirectory(prefix="bagent-") as spare:
-        folder = run.path if keeps and os.access(run.path, os.W_OK) else Path(spare)
-        _renew(run.path, folder)
-        connection = duckdb.connect()
+        folder = _fresh_folder(run, Path(spare))
+        connection = duckdb.connect(
+            config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+        )
         try:
             for table in TABLES:
-                file = str(folder / f"{table}.parquet").replace("'", "''")
-                connection.execute(f"create view {table} as from read_parquet('{file}')")
+                file = literal(str(folder / f"{table}.parquet"))
+                connection.execute(f"create view {table} as from read_parquet({file})")
             yield connection
         finally:
             connection.close()
+
+
+def _fresh_folder(run: RunDir, spare: Path) -> Path:
+    """Where tables are that fit the journal: those in the run directory are used where they do."""
+    info = run.load() or RunInfo(run.path.name)
+    if info.parquet:
+        if not stale_tables(run.path, signatures(run.path, info), parquet=True):
+            return run.path
+        if os.access(run.path, os.W_OK):
+            with contextlib.suppress(WriteError):
+                _renew(run.path, run.path)
+                return run.path
+    _renew(run.path, spare)
+    return spare
+
+
+def plain_rows(cursor: DuckDBPyConnection) -> Iterator[list[Any]]:
+    """The rows of a query with JSON columns as raw JSON (``msgspec.Raw``), not as text."""
+    is_json = [str(column[1]) == "JSON" for column in cursor.description or []]
+    for row in iter(cursor.fetchone, None):
+        yield [
+            msgspec.Raw(value.encode()) if raw and isinstance(value, str) else value
+            for raw, value in zip(is_json, row, strict=True)
+        ]
 
 
 def _renew(run_dir: Path, folder: Path) -> None:

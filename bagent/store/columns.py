@@ -170,13 +170,15 @@ def answer_names(properties: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def answers_select(columns: Iterable[tuple[str, str]], source: str) -> str:
+def answers_select(columns: Iterable[tuple[str | None, str]], source: str) -> str:
     """SQL for ``answers``: id, stage, answer and a typed column per property, ok rows only.
 
-    The output is parsed once per row; a value of another type becomes null.
+    The output is parsed once per row; a value of another type becomes null. None in place of a
+    property is the whole output, in the column ``value``.
     """
     wanted = list(dict(columns).items())
-    names = answer_names(name for name, _ in wanted)
+    names: dict[str | None, str] = {None: "value"}
+    names.update(answer_names(name for name, _ in wanted if name is not None))
     if not wanted:
         return f"SELECT id, stage, answer FROM {source} WHERE status = 'ok'"
     paths = "[" + ", ".join(literal(_pointer(name)) for name, _ in wanted) + "]"
@@ -196,9 +198,9 @@ def answers_select(columns: Iterable[tuple[str, str]], source: str) -> str:
     )
 
 
-def _pointer(name: str) -> str:
-    """JSON pointer (RFC 6901) to a top-level property."""
-    return "/" + name.replace("~", "~0").replace("/", "~1")
+def _pointer(name: str | None) -> str:
+    """JSON pointer (RFC 6901) to a top-level property; None is the whole value."""
+    return "" if name is None else "/" + name.replace("~", "~0").replace("/", "~1")
 
 
 def _is_scalar(kind: str) -> bool:

@@ -220,6 +220,7 @@ class _Run:
         self._columns: list[array[int]] = []
 
     def load(self, index: SegmentIndex, wanted: bytearray | None) -> None:
+        """Read the columns and sort the wanted lines by row."""
         rows = index.column("rows")
         flags: bytearray | bytes = b"\1" * len(rows) if wanted is None else wanted
         keys = [
@@ -233,14 +234,17 @@ class _Run:
         self._columns = [index.column(name) for name in names]
 
     def drop(self) -> None:
+        """Forget the columns: no window reaches back."""
         self.keys = array("q")
         self._columns = []
 
     def count_in(self, low: int, high: int) -> int:
+        """How many wanted lines have a row from ``low`` to below ``high``."""
         keys = self.keys or array("q")
         return bisect_left(keys, high << _ORDINAL_BITS) - bisect_left(keys, low << _ORDINAL_BITS)
 
     def places(self, low: int, high: int) -> Iterator[Place]:
+        """The wanted lines with a row from ``low`` to below ``high``."""
         keys = self.keys or array("q")
         first = bisect_left(keys, low << _ORDINAL_BITS)
         last = bisect_left(keys, high << _ORDINAL_BITS, first)

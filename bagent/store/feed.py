@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from bagent.errors import BagentError
-from bagent.store.codec import OK_CODE, decode_brief, decode_outcome_line
+from bagent.store.codec import OK_CODE, clean, decode_brief, decode_outcome_line
 from bagent.store.current import CurrentLines
 from bagent.store.index import HashMap
 from bagent.types import Row
@@ -121,7 +121,10 @@ class InputRows:
 def _text_of(row: Row) -> InputText:
     if row.error is not None and row.raw is not None:
         return InputText(None, row.raw)
-    return InputText(_ENCODE(row.data))
+    try:
+        return InputText(_ENCODE(row.data))
+    except UnicodeEncodeError:
+        return InputText(_ENCODE(clean(row.data)))
 
 
 class Feed:

@@ -14,6 +14,7 @@ from bagent.store.codec import (
     OK_CODE,
     STATUSES,
     OutcomeLine,
+    clean,
     decode_brief,
     decode_outcome,
     decode_outcome_line,
@@ -298,4 +299,7 @@ def _speed(lines: CurrentLines) -> float | None:
 def encode_result(result: dict[str, Any]) -> bytes:
     """A result as one line of JSON, with its newline."""
     value: Json = result
-    return msgspec.json.encode(value) + b"\n"
+    try:
+        return msgspec.json.encode(value) + b"\n"
+    except UnicodeEncodeError:  # a lone surrogate in the input
+        return msgspec.json.encode(clean(value)) + b"\n"

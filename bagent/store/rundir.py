@@ -48,7 +48,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     ``job`` is the resolved job with secrets masked. ``fingerprints`` name what must not change
     between two starts (``prompt``, ``schema``, ``model`` ...), each as a hash. ``rows`` is the
     JSON of the rows configuration, to read the input again. ``answer_columns`` are the typed
-    columns of ``answers``: pairs of property name and DuckDB type.
+    columns of ``answers``: pairs of property name (None: the whole answer) and DuckDB type.
     """
 
     name: str
@@ -58,7 +58,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     endpoints: list[Json] = msgspec.field(default_factory=list)
     rows: Json = None
     stages: list[str] = msgspec.field(default_factory=list)
-    answer_columns: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    answer_columns: list[tuple[str | None, str]] = msgspec.field(default_factory=list)
     keep_input: bool = True
     parquet: bool = True
     duckdb: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -101,16 +102,31 @@ class Warehouse:
             f"CREATE TABLE store.{sql.quoted(table)} AS FROM read_parquet({sql.literal(str(path))})"
         )
 
-    def make_answers(self, columns: list[tuple[str, str]]) -> None:
+    def make_answers(self, columns: list[tuple[str | None, str]]) -> None:
         """Make ``answers`` from ``results``."""
         select = sql.answers_select(columns, "store.results")
         self._con.execute(f"CREATE TABLE store.answers AS {select}")
 
     def write_parquet(self, table: str, path: Path) -> None:
-        """Write a table as Parquet."""
+        """Write a table as Parquet; through a pipe where DuckDB cannot lock the file."""
+        try:
+            self._copy(table, str(path), "")
+        except duckdb.IOException as error:
+            if "lock" not in str(error).lower():
+                raise
+            reading, writing = os.pipe()
+            with ThreadPoolExecutor(1, "parquet") as pool:
+                copied = pool.submit(_drain, reading, path)
+                try:
+                    self._copy(table, f"/dev/fd/{writing}", ", USE_TMP_FILE false")
+                finally:
+                    os.close(writing)
+                copied.result()
+
+    def _copy(self, table: str, target: str, more: str) -> None:
         self._con.execute(
-            f"COPY store.{sql.quoted(table)} TO {sql.literal(str(path))}"
-            " (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 5000)"
+            f"COPY store.{sql.quoted(table)} TO {sql.literal(target)} (FORMAT parquet,"
+            f" COMPRESSION zstd, COMPRESSION_LEVEL 1, ROW_GROUP_SIZE 5000{more})"
         )
 
     def count(self, table: str) -> int:
@@ -158,6 +174,17 @@ def _write_chunk(lines: Iterator[bytes], path: Path) -> tuple[Path, bool]:
             if size >= _CHUNK_BYTES:
                 return path, True
     return path, False
+
+
+def _drain(descriptor: int, path: Path) -> None:
+    """Copy what comes through a pipe into a file; reads on to the end also if that fails."""
+    with os.fdopen(descriptor, "rb") as source:
+        try:
+            with path.open("wb") as target:
+                shutil.copyfileobj(source, target)
+        finally:
+            while source.read(1 << 20):
+                pass
 
 
 def connect(work: Path, memory: str) -> duckdb.DuckDBPyConnection:

@@ -129,6 +129,7 @@ class Recorder:
 
     replies: dict[int, Delivery] = field(default_factory=dict)
     failures: dict[int, tuple[Failure, Delivery | None]] = field(default_factory=dict)
+    started_at: dict[int, float] = field(default_factory=dict)
     ended_at: dict[int, float] = field(default_factory=dict)
     on_reply: Callable[[Call, Reply], Failure | None] = lambda call, reply: None
 
@@ -173,6 +174,7 @@ class Setup:
             await self.fleet.room()
             now = asyncio.get_running_loop().time()
             end = None if row_seconds is None else now + row_seconds
+            self.recorder.started_at[row] = now
             self.fleet.submit(self.call(row, give_up_at=end))
 
     async def run(self, count: int, row_seconds: float | None = None) -> None:

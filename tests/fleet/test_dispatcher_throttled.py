@@ -95,17 +95,41 @@ def test_a_full_server_costs_no_try_and_its_limit_is_cut():
     assert s.states[0].limit.value < 16
 
 
-def test_a_row_that_is_refused_for_ever_ends_with_its_patience():
+def test_a_row_that_is_refused_for_ever_while_others_get_through_ends_with_its_patience():
     async def main():
-        s = setup({"a": always(throttled(), 0.01)}, retry=RetryPolicy(throttled=600.0))
+        scripts = {"a": lambda row, number: Answer(FULL if row == 0 else GOOD, 1.0)}
+        policy = RetryPolicy(retries=2, throttled=600.0)
+        s = setup(scripts, limit=2, retry=policy)
+        await s.run(1500)
+        return s
+
+    s = run_jumping(main())
+    assert list(s.recorder.failures) == [0]
+    assert s.recorder.failures[0][0].message == "HTTP 503: busy (refused for 600 s)"
+    assert 600 <= s.recorder.ended_at[0] - 1000 < 700
+
+
+@pytest.mark.parametrize("refusal", [throttled(), FULL])
+def test_rows_that_are_refused_while_nothing_gets_through_end_sooner(refusal):
+    async def main():
+        s = setup({"a": always(refusal, 0.01)}, retry=RetryPolicy(retries=3))
         await s.run(3)
         return s
 
     s = run_jumping(main())
-    failure, _ = s.recorder.failures[0]
-    assert failure.kind == "rate_limited"
-    assert failure.message == "HTTP 429 (refused for 600 s)"
-    assert 600 <= s.recorder.ended_at[0] - 1000 < 700
+    assert sorted(s.recorder.failures) == [0, 1, 2]
+    assert "nothing else got through" in s.recorder.failures[0][0].message
+    assert max(s.recorder.ended_at.values()) - 1000 < 200
+
+
+def test_a_server_that_asks_for_a_long_wait_gets_it_however_few_tries_are_wanted():
+    async def main():
+        scripts = {"a": lambda row, number: Answer(throttled(60.0) if number < 2 else GOOD, 0.1)}
+        s = setup(scripts, retry=RetryPolicy(retries=0))
+        await s.run(1)
+        return s
+
+    assert run_jumping(main()).recorder.replies
 
 
 def test_a_fixed_rate_holds_over_all_endpoints():

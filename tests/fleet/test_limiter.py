@@ -78,6 +78,28 @@ def test_the_limit_never_falls_below_one_and_recovers_from_there():
     assert widths == [2, 4, 5, 6, 7], "up to half of what was too much it doubles"
 
 
+def test_a_cut_after_a_clean_round_says_anew_what_was_too_much():
+    limit = InFlightLimit(64, 1000)
+    limit.overloaded(0.5, 1.0, "full")
+    clean_round(limit)
+    limit.overloaded(1.5, 2.0, "full")
+    limit.overloaded(2.5, 3.0, "full")
+    widths = []
+    for _ in range(4):
+        widths.append(limit.value)
+        clean_round(limit)
+    assert widths == [8, 16, 17, 18]
+
+
+def test_a_rate_limit_trims_the_limit_once_an_episode_and_leaves_slow_start_on():
+    limit = InFlightLimit(100, 1000)
+    limit.throttled(0.0, 1.0, "HTTP 429")
+    limit.throttled(0.9, 1.5, "HTTP 429")
+    assert (limit.value, limit.reason) == (90, "HTTP 429")
+    clean_round(limit)
+    assert (limit.value, limit.reason) == (180, "slow start")
+
+
 def test_growth_after_a_cut_is_five_percent_a_round():
     limit = InFlightLimit(400, 1000)
     limit.overloaded(0.0, 1.0, "full")

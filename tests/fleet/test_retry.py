@@ -96,6 +96,36 @@ def test_a_full_server_is_waited_on_for_a_bounded_time_in_all():
     assert (decision.delay, decision.reason) == (None, "refused for 1800 s")
 
 
+def test_a_full_server_is_waited_on_while_it_serves_others():
+    call = a_call()
+    policy = RetryPolicy(retries=1)
+    for second in range(0, 1800, 10):
+        served = float(second - 12)
+        assert decide(policy, call, BUSY, float(second), Random(1), served).delay is not None
+
+
+@pytest.mark.parametrize(("retries", "seconds"), [(0, 15), (1, 15), (3, 70), (5, 310), (30, 1800)])
+def test_a_server_that_serves_nobody_is_given_up_sooner_the_fewer_tries_are_wanted(
+    retries, seconds
+):
+    call = a_call()
+    policy = RetryPolicy(retries=retries)
+    for refusal in range(retries + 1):
+        assert decide(policy, call, BUSY, refusal / 100, Random(1), 0.0).delay is not None
+    assert decide(policy, call, BUSY, float(seconds), Random(1), 0.0).delay is not None
+    decision = decide(policy, call, BUSY, seconds + 0.1, Random(1), 0.0)
+    assert decision.delay is None
+    assert "refused" in decision.reason
+
+
+def test_a_server_that_names_a_time_is_given_several_of_it():
+    call = a_call()
+    policy = RetryPolicy(retries=0)
+    assert decide(policy, call, told(60.0), 0.0, Random(1), 0.0).delay is not None
+    assert decide(policy, call, told(60.0), 230.0, Random(1), 0.0).delay is not None
+    assert decide(policy, call, told(60.0), 250.0, Random(1), 0.0).delay is None
+
+
 def test_counted_and_uncounted_failures_back_off_apart():
     call = a_call()
     for _ in range(5):
@@ -115,3 +145,30 @@ def test_a_row_does_not_sleep_beyond_its_time():
         assert decision.delay is None
         assert "time limit" in decision.reason
         assert decide_once(failure, call=a_call(give_up_at=110.0), now=100.0).delay is not None
+
+
+def test_a_full_server_is_waited_on_while_others_get_through():
+    policy, call = RetryPolicy(retries=2, throttled=1800.0), a_call()
+    for step in range(100):
+        now = 10.0 * step
+        assert decide(policy, call, BUSY, now, Random(1), now - 1.0).delay is not None
+
+
+@pytest.mark.parametrize(("retries", "least", "most"), [(0, 15, 30), (1, 15, 40), (5, 200, 500)])
+def test_a_server_that_serves_nobody_is_waited_on_the_longer_the_more_tries_are_wanted(
+    retries, least, most
+):
+    policy, call, now = RetryPolicy(retries=retries), a_call(), 0.0
+    while (decision := decide(policy, call, BUSY, now, Random(1), float("-inf"))).delay is not None:
+        now += decision.delay
+    assert least <= now <= most
+    assert "nothing else got through" in decision.reason
+
+
+def test_a_server_that_serves_nobody_is_waited_on_for_four_of_its_own_waits():
+    policy, call = RetryPolicy(retries=0), a_call()
+    delays = [
+        decide(policy, call, told(60.0), now, Random(1), float("-inf")).delay
+        for now in (0.0, 65.0, 130.0, 195.0, 260.0)
+    ]
+    assert [delay is None for delay in delays] == [False, False, False, False, True]

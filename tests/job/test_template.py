@@ -255,7 +255,10 @@ WRONG = [
     ("{{", f"unexpected 'end of template' {LITERAL_HINT}"),
     ("{{ a", f"unexpected end of template, expected 'end of print statement' {LITERAL_HINT}"),
     ("{% if x %}", "Unexpected end of template."),
-    ("{#1}", f"Missing end of comment tag {LITERAL_HINT}"),
+    (
+        "{#1}",
+        "Missing end of comment tag (write a literal {# as {% raw %}{#{% endraw %})",
+    ),
     (r"\x{{a}}{{#b}}", f"unexpected char '#' at 9 {LITERAL_HINT}"),
     ('{{"score": 1}}', f"expected token 'end of print statement', got ':' {LITERAL_HINT}"),
     ("{{ a | uper }}", "there is no filter uper (did you mean upper?)"),
@@ -267,7 +270,10 @@ WRONG = [
     ("{% import 'x' as y %}", "import needs other templates (use {file: PATH})"),
     ("{% from 'x' import y %}", "fromimport needs other templates (use {file: PATH})"),
     ("{% block x %}{% endblock %}", "block has no use here (leave the block tags out)"),
-    ("{% foo %}", f"Encountered unknown tag 'foo' {LITERAL_HINT}"),
+    (
+        "{% foo %}",
+        "Encountered unknown tag 'foo' (write a literal {% as {% raw %}{%{% endraw %})",
+    ),
     ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "the template nests too deeply"),
 ]
 

@@ -175,7 +175,15 @@ def test_zero_rows_end_with_a_warning(
 
 @pytest.mark.parametrize(
     ("valid", "total", "warned"),
-    [(7, 10, True), (8, 10, False), (0, 9, False), (0, 0, False), (79, 100, True)],
+    [
+        (7, 10, True),
+        (8, 10, False),
+        (79, 100, True),
+        (1, 3, True),
+        (5, 9, False),
+        (0, 2, False),
+        (0, 0, False),
+    ],
 )
 def test_few_valid_first_answers_are_warned_of(
     tally: Tally, make: Any, valid: int, total: int, warned: bool

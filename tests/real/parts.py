@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -60,10 +61,11 @@ class Part:
         self.process: subprocess.Popen[bytes] | None = None
 
     def launch(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
-        """Start ``command``."""
+        """Start ``command``; it ends when this process does, however that ends."""
+        bound = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [str(word) for word in command],
+                [*bound, *(str(word) for word in command)],
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

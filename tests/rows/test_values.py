@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bagent.rows import is_batch_row
-from bagent.rows.values import Unreadable, decode_line, decode_lines, visible
+from bagent.rows.values import Unreadable, decode_line, decode_lines, visible, visible_data
 
 
 def test_blank_lines_are_none():
@@ -71,11 +71,13 @@ def test_nan_and_infinities_become_text():
     }
 
 
-def test_lone_surrogates_become_visible_in_texts_and_names():
+def test_lone_surrogates_stay_in_values_and_become_visible_in_names():
     raw = rb'{"a":"x\ud800y","\udc00":["\uDFFF",{"b":"\ud83d\ude00"}]}'
     data = decode_line(raw)
-    assert data == {"a": "x\\ud800y", "\\udc00": ["\\udfff", {"b": "\U0001f600"}]}
-    assert json.dumps(data, ensure_ascii=False).encode()  # it is valid UTF-8
+    assert data == {"a": "x\ud800y", "\\udc00": ["\udfff", {"b": "\U0001f600"}]}
+    shown = visible_data(data)
+    assert shown == {"a": "x\\ud800y", "\\udc00": ["\\udfff", {"b": "\U0001f600"}]}
+    assert json.dumps(shown, ensure_ascii=False).encode()  # it is valid UTF-8
     assert len(visible("\ud800")) == 6
 
 

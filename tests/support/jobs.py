@@ -55,13 +55,13 @@ def write_job(
 
 
 def results(folder: Path, run: str = "runs/job") -> list[dict[str, Json]]:
-    """Return the rows that ``bagent results RUN --format jsonl`` prints.
+    """Return the rows that ``bagent results RUN`` prints, in input order.
 
     Args:
         folder: the current folder of the command.
         run: the run directory, from there.
     """
-    done = run_bagent(["results", run, "--format", "jsonl"], folder)
+    done = run_bagent(["results", run, "--format", "jsonl", "--ordered"], folder)
     assert done.code == 0, done.err
     return done.lines()
 

@@ -1,0 +1,240 @@
+"""How runs look to scripts, schedulers and the people who read their logs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cases.support_cases import NO_TABLES, RUN, run_rows
+from support.cli import clean_env, run_bagent
+from support.jobs import results_by_id, write_job
+from support.replies import at_barrier, close, echo, error_body, hang, ok, raw, slow, status
+
+BAGENT = f"{sys.executable} -m bagent"
+
+
+def shell(command, folder, timeout=60):
+    """Run a command line as a script would; stdin is empty."""
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=clean_env(folder),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+# --- exit codes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("failing", "count", "code"), [(1, 5, "1"), (0, 5, "0")])
+def test_the_exit_code_tells_a_script_whether_to_go_on(fs, job_dir, failing, count, code):
+    bad = {f"r{n}": [status(401)] for n in range(1, failing + 1)}
+    fs.set_script({**bad, "*": [echo()]})
+    write_job(job_dir, fs.url, count, results=NO_TABLES)
+    done = shell(f"{BAGENT} {' '.join(RUN)} && echo next || echo code $?", job_dir)
+    assert done.stdout.strip() == ("next" if code == "0" else f"code {code}")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_key_says_so_where_people_look(fs, job_dir):
+    fs.set_script({"*": [status(401, error_body(401, "Incorrect API key provided."))]})
+    write_job(job_dir, fs.url, 3, results=NO_TABLES)
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 1
+    assert "3 x auth, HTTP 401" in done.err
+    assert "Incorrect API key provided." in done.err
+    assert fs.count("r1") == 1
+
+
+def test_allowed_failures_count_over_all_starts(fs, job_dir):
+    fs.set_script({"r1": [status(400)], "r2": [status(400)], "*": [echo()]})
+    write_job(job_dir, fs.url, 10, results=NO_TABLES)
+    assert run_bagent([*RUN, "--allow-failures", "10%"], job_dir).code == 1
+    assert run_bagent([*RUN, "--allow-failures", "2", "--skip-failed"], job_dir).code == 0
+    assert run_bagent([*RUN, "--skip-failed"], job_dir).code == 1
+
+
+def test_results_that_cannot_be_written_are_told_before_anything_is_sent(fs, job_dir):
+    write_job(job_dir, fs.url, 3)
+    (job_dir / "runs").write_text("a file, not a folder")
+    done = run_bagent(RUN, job_dir)
+    assert done.code in (2, 74)
+    assert done.err.startswith("bagent: error: ")
+    assert done.err.count("\n") == 1
+    assert fs.requests == []
+
+
+# --- many at once ---------------------------------------------------------------------------------
+
+
+def test_as_many_requests_are_in_flight_as_were_asked_for(fs, job_dir):
+    fs.set_script({"*": [slow(1.5, at_barrier(250, echo()))]})
+    limits = {"concurrency": 300, "timeout": "20s"}
+    write_job(job_dir, fs.url, 300, limits=limits, results=NO_TABLES)
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 0, done.err
+    assert fs.peak_in_flight >= 250
+    assert len(fs.requests) == 300
+
+
+def test_waiting_for_a_slot_is_no_part_of_a_requests_time_limit(fs, job_dir):
+    fs.set_script({"*": [slow(0.5, echo())]})
+    limits = {"concurrency": 4, "timeout": "2.5s", "retries": 0}
+    write_job(job_dir, fs.url, 28, limits=limits, results=NO_TABLES)
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 0, done.err
+    assert fs.peak_in_flight <= 4
+
+
+def test_a_low_limit_of_open_files_costs_one_warning_and_no_row(fs, job_dir):
+    fs.set_script({"*": [slow(0.3, echo())]})
+    write_job(job_dir, fs.url, 300, limits={"concurrency": 300}, results=NO_TABLES)
+    done = shell(f"ulimit -n 256; {BAGENT} {' '.join(RUN)}; echo $?", job_dir)
+    assert done.stdout.strip() == "0", done.stderr
+    warnings = [line for line in done.stderr.splitlines() if "ulimit" in line]
+    assert len(warnings) == 1, done.stderr
+    assert len(fs.requests) == 300
+    assert 50 < fs.peak_in_flight < 256
+
+
+def test_a_soft_limit_of_open_files_is_raised_without_a_word(fs, job_dir):
+    fs.set_script({"*": [slow(0.5, at_barrier(150, echo()))]})
+    write_job(job_dir, fs.url, 200, limits={"concurrency": 200}, results=NO_TABLES)
+    done = shell(f"ulimit -Sn 128; {BAGENT} {' '.join(RUN)}; echo $?", job_dir)
+    assert done.stdout.strip() == "0", done.stderr
+    assert "ulimit" not in done.stderr
+    assert fs.peak_in_flight >= 150
+
+
+# --- causes ---------------------------------------------------------------------------------------
+
+
+def test_each_failed_row_and_the_summary_tell_the_real_cause(fs, job_dir):
+    script = {
+        "r1": [status(400, error_body(400, "first cause"))],
+        "r2": [status(400, error_body(400, "first cause"))],
+        "r3": [status(500, error_body(500, "second cause"))],
+        "r4": [hang()],
+        "r5": [close()],
+        "*": [echo()],
+    }
+    fs.set_script(script)
+    limits = {"retries": 1, "timeout": "0.6s"}
+    write_job(job_dir, fs.url, 8, limits=limits)
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 1
+    found = results_by_id(job_dir)
+    kinds = {name: found[name]["error_kind"] for name in ("r1", "r3", "r4", "r5")}
+    assert kinds == {"r1": "rejected", "r3": "overloaded", "r4": "timeout", "r5": "connect"}
+    assert "HTTP 400" in found["r1"]["error"]
+    assert "first cause" in found["r1"]["error"]
+    assert "HTTP 500" in found["r3"]["error"]
+    assert [found[name]["attempts"] for name in ("r1", "r3", "r4")] == [1, 2, 2]
+    assert found["r5"]["attempts"] >= 2
+    assert all(found[name]["endpoint"] == fs.address for name in kinds)
+    assert "2 x rejected, HTTP 400" in done.err
+    for group in ("1 x overloaded, HTTP 500", "1 x timeout", "1 x connect"):
+        assert group in done.err
+    assert done.err.count("first cause") == 1
+    assert "rows.jsonl:1" in done.err
+    query = "select count(*) from attempts where error_kind = 'timeout'"
+    assert run_bagent(["query", "--format", "csv", query], job_dir).out.split()[-1] == "2"
+
+
+def test_a_log_holds_plain_lines_that_tell_of_waiting_rows(fs, job_dir):
+    fs.set_script({"r1": [status(500, headers={"Retry-After": "3"}), echo()], "*": [echo()]})
+    write_job(job_dir, fs.url, 5, results=NO_TABLES)
+    done = run_bagent(["run", "job.yaml"], job_dir)
+    assert done.code == 0, done.err
+    assert done.out == ""
+    assert not set(done.err) & set(map(chr, [*range(10), *range(11, 32), 127]))
+    assert "retrying" in done.err
+    assert "1 retry" in done.err
+
+
+def test_progress_for_programs_is_one_json_object_a_line(fs, job_dir):
+    fs.set_script({"r2": [status(400)], "*": [echo()]})
+    write_job(job_dir, fs.url, 5, results=NO_TABLES)
+    done = run_bagent(["run", "job.yaml", "--progress", "json"], job_dir)
+    assert done.code == 1
+    events = [json.loads(line) for line in done.err.splitlines()]
+    end = next(event for event in events if event["event"] == "end")
+    assert (end["ok"], end["failed"]) == (4, 1)
+    assert (events[-1]["event"], events[-1]["exit_code"]) == ("summary", 1)
+
+
+def test_silence_can_be_asked_for(fs, job_dir):
+    fs.set_script({"r2": [status(400)], "*": [echo()]})
+    write_job(job_dir, fs.url, 5, results=NO_TABLES)
+    done = run_bagent(["run", "job.yaml", "--progress", "none"], job_dir)
+    assert (done.code, done.out, done.err) == (1, "", "")
+
+
+def test_a_servers_words_cannot_play_with_the_terminal(fs, job_dir):
+    nasty = "\x1b[2J\x1b]0;title\x07bad\r\nline two\u202eevil"
+    fs.set_script({"r1": [status(400, error_body(400, nasty))], "r2": [raw(f"<p>{nasty}")]})
+    write_job(job_dir, fs.url, 2, limits={"retries": 0}, results=NO_TABLES)
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 1
+    assert "\x1b" not in done.err
+    assert "\x07" not in done.err
+    assert "\u202e" not in done.err
+    assert "bad" in done.err
+
+
+def test_a_key_that_a_server_repeats_is_not_shown(fs, job_dir):
+    words = "Incorrect API key provided: sk-secret-1234567890."
+    fs.set_script({"*": [status(401, error_body(401, words))]})
+    backend = {"url": fs.url, "api_key_env": "MY_KEY"}
+    write_job(job_dir, fs.url, 2, backend=backend, results=NO_TABLES)
+    done = run_bagent(RUN, job_dir, env={"MY_KEY": "sk-secret-1234567890"})
+    assert done.code == 1
+    assert "sk-secret-1234567890" not in done.err
+    for path in (job_dir / "runs").rglob("*"):
+        assert not path.is_file() or b"sk-secret-1234567890" not in path.read_bytes(), path
+
+
+def test_a_missing_key_is_told_before_anything_is_sent(fs, job_dir):
+    backend = {"url": fs.url, "api_key_env": "MY_KEY"}
+    write_job(job_dir, fs.url, 2, backend=backend)
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 2
+    assert "MY_KEY is not set" in done.err
+    assert done.err.splitlines()[-1].startswith("bagent: error: ")
+    assert fs.requests == []
+
+
+def test_a_reader_of_stderr_that_goes_away_costs_no_row(fs, job_dir):
+    fs.set_script({"*": [slow(0.05, echo())]})
+    write_job(job_dir, fs.url, 40, limits={"concurrency": 2}, results=NO_TABLES)
+    done = shell(f"{BAGENT} {' '.join(RUN)} 2>&1 | head -1; echo ${{PIPESTATUS[0]}}", job_dir)
+    assert done.stdout.split()[-1] == "0"
+    assert len(results_by_id(job_dir)) == 40
+
+
+def test_a_plain_locale_is_enough(fs, job_dir):
+    fs.set_script({"*": [ok("grün \U0001f33f")]})
+    write_job(job_dir, fs.url, [{"id": "ü", "text": "x"}], results=NO_TABLES)
+    done, found = run_rows(job_dir, env={"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"})
+    assert done.code == 0, done.err
+    assert found["ü"]["text"] == "grün \U0001f33f"
+    shown = run_bagent(["results"], job_dir, env={"LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii"})
+    assert shown.lines()[0]["text"] == "grün \U0001f33f"
+
+
+def test_every_ending_names_the_command_that_comes_next(fs, job_dir):
+    fs.set_script({"r1": [status(400)], "*": [echo()]})
+    write_job(job_dir, fs.url, 3)
+    done = run_bagent(RUN, job_dir)
+    last = done.err.splitlines()[-1]
+    assert last.startswith("next")
+    command = last.removeprefix("next").strip().removeprefix("bagent")
+    shown = shell(f"{BAGENT} {command}", job_dir)
+    assert shown.returncode == 0, shown.stderr
+    assert "r1" in shown.stdout

@@ -1,0 +1,296 @@
+"""Runs that meet bad rows, are killed, and go on."""
+
+from __future__ import annotations
+
+import shutil
+
+from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, statuses
+from support.cli import Running, run_bagent
+from support.jobs import (
+    journal_files,
+    parquet,
+    results_by_id,
+    rows,
+    run_json,
+    write_job,
+    write_rows,
+)
+from support.replies import (
+    canned,
+    close,
+    context_overflow,
+    context_overflow_openai,
+    echo,
+    error_body,
+    gated,
+    ok,
+    status,
+)
+
+SAME = ("text", "output", "status", "prompt_sha256", "output_sha256", "prompt_tokens", "model")
+
+
+def finished_file(folder):
+    """The journal's file of finished rows."""
+    (path,) = [path for path in journal_files(folder / "runs/job") if path.name.startswith("rows")]
+    return path
+
+
+def test_one_row_too_long_for_the_model_fails_alone(fs, job_dir):
+    good = [row for row in rows(6) if row["id"] not in ("r3", "r5")]
+    write_job(job_dir, fs.url, good, results=NO_TABLES)
+    _, without = run_rows(job_dir)
+    fs.set_script({"r3": [context_overflow()], "r5": [context_overflow_openai()], "*": [canned()]})
+    write_job(job_dir, fs.url, 6, name="all", results=NO_TABLES)
+    done, found = run_rows(job_dir)
+    assert done.code == 1
+    assert len(found) == 6
+    for name in ("r3", "r5"):
+        assert (found[name]["status"], found[name]["error_kind"]) == ("failed", "context_overflow")
+        assert "maximum context length" in found[name]["error"]
+        assert fs.count(name) == 1
+    for name, row in without.items():
+        assert [found[name][key] for key in SAME] == [row[key] for key in SAME]
+    assert "context_overflow 2" in done.err
+
+
+def test_a_torn_last_line_is_cut_back_and_its_row_sent_again(fs, job_dir, tmp_path):
+    fs.set_script({"*": [ok("schön grün")]})
+    write_job(job_dir, fs.url, 10, results=NO_TABLES, limits={"concurrency": 1})
+    assert run_bagent(RUN, job_dir).code == 0
+    data = finished_file(job_dir).read_bytes()
+    last = data.rstrip(b"\n").rfind(b"\n") + 1
+    cuts = {
+        "half a line": ((last + len(data)) // 2, 1),
+        "inside a character": (data.index("ü".encode(), last) + 1, 1),
+        "before the newline": (len(data) - 1, 0),
+    }
+    for cut, (at, missing) in cuts.items():
+        folder = tmp_path / cut
+        shutil.copytree(job_dir, folder)
+        path = finished_file(folder)
+        path.write_bytes(data[:at])
+        before = len(fs.requests)
+        done, found = run_rows(folder)
+        assert done.code == 0, done.err
+        assert sorted(found) == sorted(row["id"] for row in rows(10)), cut
+        assert len(fs.requests) - before == missing, cut
+        lines = path.read_bytes().splitlines()
+        assert len(lines) == 10
+        assert all(line.startswith(b"{") and line.endswith(b"}") for line in lines), cut
+
+
+def test_a_broken_line_in_the_middle_is_reported_and_its_row_alone_sent_again(fs, job_dir):
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, 10, results=NO_TABLES, limits={"concurrency": 1})
+    assert run_bagent(RUN, job_dir).code == 0
+    path = finished_file(job_dir)
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = next(at for at, line in enumerate(lines) if b'"r4"' in line)
+    lines[place] = b'{"key": "gar\x00bage\n'
+    path.write_bytes(b"".join(lines))
+    before = len(fs.requests)
+    done, found = run_rows(job_dir)
+    assert done.code == 0, done.err
+    assert len(found) == 10
+    assert [seen.row_id for seen in fs.requests[before:]] == ["r4"]
+    assert f"{path.name}:{place + 1}" in done.err
+
+
+def without_index(run):
+    for path in (run / "journal").glob("*.idx"):
+        path.unlink()
+
+
+def with_zeros_at_the_end(run):
+    (path,) = (run / "journal").glob("rows-*.jsonl")
+    with path.open("ab") as file:
+        file.write(b"\0" * 4096)
+
+
+def with_an_empty_segment(run):
+    (run / "journal/rows-all-000002.jsonl").write_bytes(b"")
+
+
+def test_a_run_directory_that_a_crash_left_odd_goes_on(fs, job_dir, tmp_path):
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, 6, results=NO_TABLES)
+    assert run_bagent([*RUN, "--limit", "4"], job_dir).code == 0
+    for harm in (without_index, with_zeros_at_the_end, with_an_empty_segment):
+        folder = tmp_path / harm.__name__
+        shutil.copytree(job_dir, folder)
+        harm(folder / "runs/job")
+        before = len(fs.requests)
+        done, found = run_rows(folder)
+        assert done.code == 0, done.err
+        assert len(found) == 6
+        assert len(fs.requests) - before == 2, harm.__name__
+
+
+def test_a_damaged_run_json_is_named(fs, job_dir):
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, 2, results=NO_TABLES)
+    assert run_bagent(RUN, job_dir).code == 0
+    (job_dir / "runs/job/run.json").write_text('{"name": "jo')
+    assert "run.json" in error_of(run_bagent(RUN, job_dir))
+    assert run_bagent([*RUN, "--fresh"], job_dir).code == 0
+
+
+def test_rows_that_failed_in_an_outage_are_the_ones_sent_again(fs, job_dir):
+    down = {name: [close()] for name in ("r4", "r5", "r6")}
+    fs.set_script({**down, "*": [echo()]})
+    write_job(job_dir, fs.url, 10, limits={"retries": 0})
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 1
+    assert {row["error_kind"] for n, row in results_by_id(job_dir).items() if n in down} == {
+        "connect"
+    }
+    before = len(fs.requests)
+    fs.set_script({"*": [echo()]})
+    done, found = run_rows(job_dir)
+    assert done.code == 0, done.err
+    assert sorted(seen.row_id for seen in fs.requests[before:]) == ["r4", "r5", "r6"]
+    assert set(statuses(found).values()) == {"ok"}
+    assert len(found) == len(results_by_id(job_dir)) == 10
+    attempts = [row for row in parquet(job_dir / "runs/job", "attempts") if row["row"] == 3]
+    assert [row["error_kind"] for row in attempts] == ["connect", None]
+
+
+def test_before_its_end_a_run_takes_up_passing_failures_only(fs, job_dir):
+    script = {
+        "r1": [status(400, error_body(400, "never"))],
+        "r2": [status(503, error_body(503))],
+        "r3": [gated(echo())],
+        "*": [gated(echo())],
+    }
+    fs.set_script(script)
+    write_job(job_dir, fs.url, 4, limits={"retries": 0, "concurrency": 3}, results=NO_TABLES)
+    with Running(RUN, job_dir) as running:
+        fs.wait_for(4)
+        running.kill()
+    fs.release()
+    fs.set_script({"*": [echo()]})
+    before = len(fs.requests)
+    done, found = run_rows(job_dir)
+    assert done.code == 1, done.err
+    assert sorted(seen.row_id for seen in fs.requests[before:]) == ["r2", "r3", "r4"]
+    assert statuses(found)["r1"] == "failed"
+    done, found = run_rows(job_dir)
+    assert done.code == 0, done.err
+    assert fs.requests[-1].row_id == "r1"
+
+
+def test_which_failures_are_sent_again_can_be_chosen(fs, job_dir):
+    script = {
+        "r1": [status(400, error_body(400, "never"))],
+        "r2": [status(500)],
+        "r3": [ok("")],
+        "*": [echo()],
+    }
+    fs.set_script(script)
+    write_job(job_dir, fs.url, 5, limits={"retries": 0}, results=NO_TABLES)
+    assert run_bagent(RUN, job_dir).code == 1
+    sent = []
+    for option in (["--skip-failed"], ["--retry", "overloaded"], ["--retry", "empty,rejected"]):
+        before = len(fs.requests)
+        assert run_bagent([*RUN, *option], job_dir).code == 1
+        sent.append(sorted(seen.row_id for seen in fs.requests[before:]))
+    assert sent == [[], ["r2"], ["r1", "r3"]]
+
+
+# --- what may change between two starts ----------------------------------------------------------
+
+
+def test_only_new_and_changed_rows_are_sent_when_the_input_grows(fs, job_dir):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 5, results=NO_TABLES)
+    assert run_bagent(RUN, job_dir).code == 0
+    changed = [{**row, "other": 1} for row in reversed(rows(7))]
+    changed[-1]["text"] = "another text"
+    write_rows(job_dir / "rows.jsonl", changed)
+    before = len(fs.requests)
+    done = run_bagent(RUN, job_dir)
+    assert done.code == 0, done.err
+    assert sorted(seen.row_id for seen in fs.requests[before:]) == ["r1", "r6", "r7"]
+
+
+def test_a_changed_prompt_is_refused_with_the_ways_on(fs, job_dir):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 3, results=NO_TABLES)
+    assert run_bagent(RUN, job_dir).code == 0
+    write_job(job_dir, fs.url, 3, results=NO_TABLES, prompt={"user": "id={{ id }} new {{ text }}"})
+    error = error_of(run_bagent(RUN, job_dir))
+    assert "prompt" in error
+    assert all(option in error for option in ("--on-change", "--fresh", "--name"))
+    assert len(fs.requests) == 3
+    done, found = run_rows(job_dir, "--fresh")
+    assert done.code == 0, done.err
+    assert len(fs.requests) == 6
+    assert "new" in found["r1"]["text"]
+    kept = [path for path in (job_dir / "runs").iterdir() if path.name != "job"]
+    assert len(kept) == 1
+    assert len(results_by_id(job_dir, str(kept[0].relative_to(job_dir)))) == 3
+
+
+def test_limits_backend_and_batching_may_change_freely(fs, job_dir):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 3, results=NO_TABLES)
+    assert run_bagent([*RUN, "--limit", "2"], job_dir).code == 0
+    url = fs.url.replace("127.0.0.1", "localhost")
+    limits = {"concurrency": 1, "retries": 9, "timeout": "20s"}
+    write_job(job_dir, url, 3, results=NO_TABLES, limits=limits, batching={"mode": "single"})
+    done, found = run_rows(job_dir)
+    assert done.code == 0, done.err
+    assert len(found) == len(fs.requests) == 3
+
+
+def test_equal_rows_without_ids_are_rows_of_their_own(fs, job_dir):
+    prompt = {"user": "id=x {{ text }}"}
+    fs.set_script({"*": [echo()]})
+    values = [{"text": "same"}, {"text": "same"}, {"text": "other"}]
+    sampling = {"temperature": 1, "max_tokens": 9}
+    write_job(job_dir, fs.url, values, prompt=prompt, sampling=sampling, results=NO_TABLES)
+    done, found = run_rows(job_dir)
+    assert done.code == 0, done.err
+    assert len(found) == len(fs.requests) == 3
+    assert run_bagent(RUN, job_dir).code == 0
+    assert len(fs.requests) == 3
+
+
+def test_a_run_directory_may_move_and_be_renamed(fs, job_dir):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 3, results=NO_TABLES)
+    assert run_bagent([*RUN, "--limit", "2"], job_dir).code == 0
+    (job_dir / "runs/job").rename(job_dir / "moved run")
+    done = run_bagent([*RUN, "-o", "moved run"], job_dir)
+    assert done.code == 0, done.err
+    assert len(fs.requests) == 3
+    assert len(results_by_id(job_dir, "moved run")) == 3
+
+
+def test_a_limit_a_sample_and_the_whole_go_on_in_one_run(fs, job_dir):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 12, results=NO_TABLES)
+    for options, total in (("--limit", "2"), 2), (("--sample", "5"), None), ((), 12):
+        done = run_bagent([*RUN, *options], job_dir)
+        assert done.code == 0, done.err
+        assert total is None or len(fs.requests) == total
+    assert len(results_by_id(job_dir)) == 12
+    assert all(fs.count(row["id"]) == 1 for row in rows(12))
+    assert run_json(job_dir / "runs/job")["starts"][-1]["exit_code"] == 0
+
+
+def test_a_killed_run_over_a_pipe_goes_on_with_the_pipe_or_without(fs, job_dir):
+    fs.set_script({"r5": [gated(echo())], "*": [echo()]})
+    limits = {"concurrency": 1}
+    write_job(job_dir, fs.url, None, input="-", limits=limits, results=NO_TABLES)
+    data = "".join(f'{{"id":"{row["id"]}","text":"{row["text"]}"}}\n' for row in rows(8))
+    run_bagent(RUN, job_dir, stdin=data, kill_at=lambda: fs.wait_for(5))
+    fs.release()
+    done, found = run_rows(job_dir, "--limit", "6", stdin="")
+    assert done.code == 0, done.err
+    assert len(found) == 6
+    done, found = run_rows(job_dir, stdin=data)
+    assert done.code == 0, done.err
+    assert sorted(found) == [f"r{n}" for n in range(1, 9)]
+    assert all(fs.count(f"r{n}") == (2 if n == 5 else 1) for n in range(1, 9))

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from bagent.store.tables import Options, make_tables
+from support.stored import make_run, stored
+
+
+@pytest.fixture
+def run(job_dir: Path) -> Path:
+    outcomes = [stored(n) for n in range(3)]
+    outcomes.append(stored(3, status="failed", error_kind="timeout"))
+    return make_run(job_dir / "runs" / "review", outcomes).path
+
+
+def test_every_table_can_be_asked(bagent, run):
+    for table in ("results", "answers", "attempts", "tool_calls", "endpoints"):
+        done = bagent(["query", "review", f"select count(*) as n from {table}", "--format", "csv"])
+        assert done.code == 0, done.err
+        counts = {"results": 4, "answers": 3}
+        assert done.out.split() == ["n", str(counts.get(table, 0))]
+
+
+def test_without_a_run_the_latest_is_asked(bagent, run):
+    done = bagent(["query", "select max(row) as last from results", "--format", "jsonl"])
+    assert done.lines() == [{"last": 3}]
+
+
+def test_json_columns_come_as_json(bagent, run):
+    sql = "select id, output, 1.5::decimal(4,2) as d, date '2026-01-02' as day from results limit 1"
+    (row,) = bagent(["query", sql, "--format", "jsonl"]).lines()
+    assert row == {"id": "r0", "output": {"score": 0}, "d": "1.50", "day": "2026-01-02"}
+
+
+def test_the_table_is_aligned(bagent, run):
+    done = bagent(["query", "select status, count(*) as n from results group by 1 order by 1"])
+    assert done.out.splitlines() == ["status  n", "------  -", "failed  1", "ok      3"]
+
+
+def test_wrong_sql_is_told_in_one_line(bagent, run):
+    done = bagent(["query", "select nothing from results"])
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("bagent: error: SQL: ")
+    assert len(done.err.splitlines()) == 1
+    assert bagent(["query", "review", " ; "]).code == 2
+
+
+def test_new_rows_are_seen_while_a_run_goes_on(bagent, run):
+    count = ["query", "select count(*) as n from results", "--format", "jsonl"]
+    assert bagent(count).lines() == [{"n": 4}]
+    make_run(run, [stored(7)])
+    with (run / "journal" / "rows-all-000001.jsonl").open("ab") as file:
+        file.write(b'{"key":"half')
+    assert bagent(count).lines() == [{"n": 5}]
+
+
+def test_a_database_that_is_open_elsewhere_is_no_hindrance(bagent, run):
+    make_tables(run, Options(), print)
+    with duckdb.connect(str(run / "run.duckdb")):
+        make_run(run, [stored(7)])
+        done = bagent(["query", "select count(*) as n from results", "--format", "jsonl"])
+    assert done.lines() == [{"n": 5}]
+
+
+@pytest.mark.parametrize("kept", [{"parquet": False}, {"parquet": False, "duckdb": False}])
+def test_a_run_that_keeps_no_tables_can_be_asked(bagent, job_dir, kept):
+    run = make_run(job_dir / "runs" / "bare", [stored(0)], **kept)
+    done = bagent(["query", "bare", "select count(*) as n from results", "--format", "jsonl"])
+    assert done.lines() == [{"n": 1}]
+    assert not (run.path / "results.parquet").exists()
+
+
+@pytest.fixture
+def read_only(job_dir: Path):
+    folder = job_dir / "frozen"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    make_run(folder / "run", [stored(n) for n in range(5)])
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    yield folder / "run"
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_run_on_a_read_only_file_system_can_be_read(bagent, read_only):
+    count = ["select count(*) as n from results", "--format", "jsonl"]
+    assert bagent(["query", read_only, *count]).lines() == [{"n": 5}]
+    assert len(bagent(["results", read_only]).lines()) == 5
+    assert json.loads(bagent(["status", read_only, "--json"]).out)["ok"] == 5

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from bagent.store.readers import RESULT_NAMES
+from bagent.store.tables import Options, make_tables
+from support.stored import make_run, stored
+
+
+@pytest.fixture
+def run(job_dir: Path) -> Path:
+    failed = {"status": "failed", "error_kind": "timeout", "error": "no answer", "text": None}
+    outcomes = [
+        stored(2),
+        stored(0, **failed),
+        stored(1, text='comma, "quote"\nline'),
+        stored(3, **failed),
+        stored(0),
+    ]
+    input_file = job_dir / "rows.jsonl"
+    input_file.write_text("".join(f'{{"id":"r{n}","t":{n}}}\n' for n in range(4)))
+    columns = [("score", "BIGINT"), ("error", "VARCHAR")]
+    make_run(job_dir / "runs" / "review", outcomes, answer_columns=columns)
+    return job_dir / "runs" / "review"
+
+
+def test_lines_hold_every_current_row_with_all_columns(bagent, run):
+    done = bagent(["results"])
+    assert (done.code, done.err) == (0, "")
+    rows = done.lines()
+    assert [row["id"] for row in rows] == ["r2", "r1", "r3", "r0"]
+    assert all(tuple(row) == RESULT_NAMES for row in rows)
+    assert rows[0]["output"] == {"score": 2}
+    assert rows[2]["ttft_ms"] is None
+
+
+def test_a_run_is_named_by_directory_or_name(bagent, run):
+    by_name, by_path = bagent(["results", "review"]), bagent(["results", str(run)])
+    assert by_name.out == by_path.out != ""
+    missing = bagent(["results", "revew"])
+    assert missing.code == 2
+    assert "did you mean review?" in missing.err
+
+
+def test_order_status_and_columns(bagent, run):
+    done = bagent(["results", "--ordered", "--status", "ok", "--columns", "id,output"])
+    assert [tuple(row.values()) for row in done.lines()] == [
+        ("r0", {"score": 0}),
+        ("r1", {"score": 1}),
+        ("r2", {"score": 2}),
+    ]
+    assert bagent(["results", "--status", "failed,refused"]).lines()[0]["id"] == "r3"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--status", "done"], "no such status"),
+        (["--columns", "idd"], "no such column"),
+        (["--format", "xml"], "no such format"),
+        (["--format", "parquet"], "-o results.parquet"),
+        (["--where", "nonsense ="], "SQL"),
+    ],
+)
+def test_a_wrong_option_is_told_and_nothing_comes_out(bagent, run, options, words):
+    done = bagent(["results", *options])
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    assert done.err.startswith("bagent: error: ")
+
+
+def test_where_gives_the_same_lines_as_without(bagent, run):
+    plain = bagent(["results", "--ordered"]).lines()
+    asked = bagent(["results", "--where", "row >= 1 and status = 'ok'"]).lines()
+    assert asked == [row for row in plain if row["row"] >= 1 and row["status"] == "ok"]
+
+
+def test_csv_and_parquet_hold_the_table(bagent, run, job_dir):
+    rows = list(csv.DictReader(io.StringIO(bagent(["results", "--format", "csv"]).out)))
+    assert [row["id"] for row in rows] == ["r0", "r1", "r2", "r3"]
+    assert rows[1]["text"] == 'comma, "quote"\nline'
+    assert bagent(["results", "--format", "parquet", "-o", "out.parquet"]).code == 0
+    assert pq.read_table(job_dir / "out.parquet").num_rows == 4
+
+
+def test_the_table_for_people_shows_typed_answers_beside_failures(bagent, run):
+    done = bagent(["results", "--format", "table"])
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].split()[:3] == ["id", "status", "score"]
+    assert [line.split()[:2] for line in lines[2:]] == [
+        ["r0", "ok"],
+        ["r1", "ok"],
+        ["r2", "ok"],
+        ["r3", "failed"],
+    ]
+    assert lines[4].split()[2] == "2"
+    assert "no answer" in lines[5]
+
+
+def test_two_rows_with_one_id_are_two_lines_of_the_table(bagent, job_dir):
+    make_run(
+        job_dir / "runs" / "twice",
+        [stored(0, id="x"), stored(1, id="x"), stored(2, id=None)],
+        answer_columns=[("score", "BIGINT")],
+    )
+    lines = bagent(["results", "twice", "--format", "table"]).out.splitlines()[2:]
+    assert [line.split()[-1] for line in lines] == ["0", "1", "2"]
+
+
+def test_lines_go_to_a_file(bagent, run, job_dir):
+    assert bagent(["results", "-o", "out.jsonl"]).out == ""
+    assert len((job_dir / "out.jsonl").read_text().splitlines()) == 4
+    done = bagent(["results", "-o", "missing/out.jsonl"])
+    assert done.code == 74
+
+
+def test_batch_lines_tell_answers_from_failures(bagent, run):
+    lines = bagent(["results", "--format", "openai-batch"]).lines()
+    good, bad = lines[0], lines[3]
+    assert (good["custom_id"], good["error"]) == ("r0", None)
+    body = good["response"]["body"]
+    assert (good["response"]["status_code"], body["object"]) == (200, "chat.completion")
+    assert body["choices"][0]["message"]["content"] == "text 0"
+    assert body["usage"] == {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+    assert (bad["custom_id"], bad["response"]) == ("r3", None)
+    assert bad["error"]["code"] == "timeout"
+
+
+def test_the_input_is_joined_where_it_is_asked_for(bagent, job_dir):
+    from bagent.rows import RowsConfig, read_again
+
+    (job_dir / "rows.jsonl").write_text('{"id":"a","t":1}\n{"id":"b","t":2}\n')
+    config = RowsConfig(inputs=(str(job_dir / "rows.jsonl"),), base=job_dir)
+    rows = [row for batch in read_again(config) for row in batch]
+    outcomes = [stored(row.index, key=f"{row.key:016x}", id=row.id) for row in rows]
+    rows_json = json.loads(config.to_json())
+    make_run(job_dir / "runs" / "joined", list(reversed(outcomes)), rows=rows_json)
+    inputs = [row["input"] for row in bagent(["results", "--with-input"]).lines()]
+    assert inputs == [{"id": "b", "t": 2}, {"id": "a", "t": 1}]
+    assert "input" not in bagent(["results"]).lines()[0]
+
+
+def test_a_reader_that_goes_away_is_no_error(job_dir):
+    make_run(job_dir / "runs" / "long", [stored(n, text="x" * 500) for n in range(3000)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bagent", "results"],
+        cwd=job_dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["id"] == "r0"
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait()
+
+
+def test_a_line_being_written_is_left_out_and_nothing_is_said(bagent, run):
+    segment = run / "journal" / "rows-all-000001.jsonl"
+    with segment.open("ab") as file:
+        file.write(b'{"key":"00000000000000ff","row":9,"id":"half')
+    done = bagent(["results"])
+    assert (len(done.lines()), done.err) == (4, "")
+
+
+def test_lines_do_not_need_duckdb(job_dir, run):
+    code = (
+        "import sys; sys.modules['duckdb'] = None; sys.argv = ['bagent', 'results'];"
+        "from bagent.cli.main import run_and_exit; run_and_exit()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=job_dir, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 4
+
+
+def test_tables_that_fit_are_used_as_they_are(bagent, run):
+    make_tables(run, Options(), print)
+    before = (run / "results.parquet").stat().st_mtime_ns
+    assert bagent(["results", "--format", "csv"]).code == 0
+    assert (run / "results.parquet").stat().st_mtime_ns == before

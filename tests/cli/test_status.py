@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bagent.store.owner import Owner
+from bagent.store.rundir import Start
+from support.stored import make_run, stored
+
+
+def described(bagent, run: str) -> dict:
+    done = bagent(["status", run, "--json"])
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_counts_tokens_and_speed_come_from_the_journal(bagent, job_dir: Path):
+    bad = {"status": "failed", "error_kind": "timeout"}
+    late = stored(9, status="invalid", error_kind="schema")
+    outcomes = [stored(0, **bad), stored(1), stored(0), stored(2, **bad), late]
+    make_run(job_dir / "runs" / "review", outcomes)
+    shown = described(bagent, "review")
+    assert (shown["ok"], shown["not_ok"]) == (2, 2)
+    assert shown["by_status"] == {"ok": 2, "failed": 1, "invalid": 1}
+    assert shown["by_kind"] == {"timeout": 1, "schema": 1}
+    assert (shown["prompt_tokens"], shown["completion_tokens"]) == (50, 10)
+    assert shown["cost_usd"] is None
+    assert shown["rows_per_s"] == round(4 / 9, 1)
+
+
+def test_the_state_tells_running_from_ended_stopped_and_interrupted(bagent, job_dir: Path):
+    runs = job_dir / "runs"
+    ends = {"ended": 0, "stopped": 75, "interrupted": None, "running": None}
+    for number, (state, code) in enumerate(ends.items()):
+        make_run(runs / state, [stored(0)], starts=[Start(float(number), exit_code=code)])
+    owner = Owner.acquire(runs / "running", "all")
+    for state, code in ends.items():
+        shown = described(bagent, state)
+        assert (shown["run"], shown["state"], shown["exit_code"]) == (state, state, code)
+    assert str(owner._record.pid) in described(bagent, "running")["owners"][0]
+    owner.release()
+    assert described(bagent, "running")["state"] == "interrupted"
+
+
+def test_without_a_run_all_are_listed_latest_first(bagent, job_dir: Path):
+    for number, name in enumerate(("first", "second", "third")):
+        make_run(job_dir / "runs" / name, [stored(0)], starts=[Start(float(number), exit_code=0)])
+    lines = bagent(["status"]).out.splitlines()
+    assert lines[0].split()[:3] == ["run", "state", "exit_code"]
+    assert [line.split()[0] for line in lines[2:]] == ["third", "second", "first"]
+
+
+def test_no_runs_is_said_and_is_no_error(bagent):
+    done = bagent(["status"])
+    assert (done.code, done.out) == (0, "")
+    assert "no runs" in done.err

@@ -1,0 +1,220 @@
+"""The fleet while endpoints do not answer at all."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from bagent.backends.endpoint import Capabilities
+from bagent.errors import StoppedEarly
+from bagent.fleet.retry import RetryPolicy
+from bagent.types import Failure
+from fleet.support_fleet import BROKEN, GOOD, REFUSED, Answer, always, setup
+from fleet.support_time import run_jumping
+
+NO_RETRIES = RetryPolicy(retries=0)
+DOWN = {"a": lambda number: REFUSED}
+
+
+def until(end, before, after):
+    """``before`` up to ``end`` on the loop's clock, then ``after``."""
+    return lambda *_: before if asyncio.get_running_loop().time() < end else after
+
+
+def test_a_dead_endpoint_costs_its_rows_no_try_and_the_others_take_them():
+    async def main():
+        scripts = {"dead": always(REFUSED, 0.01), "well": always()}
+        s = setup(scripts, limit=8, retry=NO_RETRIES, probes={"dead": lambda number: REFUSED})
+        await s.run(200)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 200
+    assert s.backend.shares["dead"] == 8
+    assert s.notices == ["dead does not answer: connection refused"]
+    assert s.fleet.stats().endpoints_up == 1
+
+
+def test_an_endpoint_that_answers_a_probe_costs_tries():
+    async def main():
+        s = setup({"a": always(REFUSED, 0.01)}, retry=RetryPolicy(retries=2))
+        await s.run(3)
+        return s
+
+    s = run_jumping(main())
+    assert s.tries() == {0: 3, 1: 3, 2: 3}
+    assert s.recorder.failures[0][0].message == "connection refused (3 tries)"
+    assert s.notices == []
+
+
+@pytest.mark.parametrize("code", [401, 500, 503])
+def test_a_bad_answer_to_a_probe_shows_that_somebody_is_there(code):
+    found = Failure("overloaded", "HTTP", passing=True, status=code)
+
+    async def main():
+        probes = {"a": lambda number: found}
+        s = setup({"a": always(REFUSED, 0.01)}, retry=RetryPolicy(retries=1), probes=probes)
+        await s.run(1)
+        return s
+
+    assert run_jumping(main()).tries() == {0: 2}
+
+
+def test_an_endpoint_in_doubt_gets_nothing_more_until_a_probe_is_back():
+    async def main():
+        s = setup({"a": always(REFUSED, 0.01), "b": always(seconds=0.05)}, limit=2, probes=DOWN)
+        s.backend.probe_seconds = 5.0
+        await s.run(100)
+        return s
+
+    s = run_jumping(main())
+    assert s.backend.shares["a"] == 2
+    assert len(s.backend.probed) >= 1
+
+
+def test_one_lost_connection_of_a_busy_endpoint_starts_no_probe_and_counts():
+    async def main():
+        def script(row, number):
+            return Answer(REFUSED, 5.0) if row == 0 else Answer(GOOD, 0.1)
+
+        s = setup({"a": script}, limit=4, retry=NO_RETRIES)
+        await s.run(200)
+        return s
+
+    s = run_jumping(main())
+    assert s.backend.probed == []
+    assert list(s.recorder.failures) == [0]
+    assert len(s.recorder.replies) == 199
+
+
+def test_an_endpoint_that_comes_back_is_used_again():
+    async def main():
+        down = until(1060.0, Answer(REFUSED, 0.01), Answer(GOOD, 1.0))
+        probes = {"a": until(1060.0, REFUSED, Capabilities())}
+        s = setup({"a": down, "b": always()}, limit=2, retry=NO_RETRIES, probes=probes)
+        await s.run(400)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 400
+    assert s.backend.shares["a"] > 50
+    assert s.notices == ["a does not answer: connection refused", "a answers again"]
+    probed = [at for at, _ in s.backend.probed]
+    gaps = [round(later - at) for at, later in pairwise(probed)]
+    assert gaps == [1, 2, 4, 8, 16, 30]
+
+
+def test_a_single_endpoint_that_restarts_costs_no_try():
+    async def main():
+        down = until(1090.0, Answer(REFUSED, 0.01), Answer(GOOD, 1.0))
+        probes = {"a": until(1090.0, REFUSED, Capabilities())}
+        s = setup({"a": down}, limit=4, retry=NO_RETRIES, probes=probes, outage=120.0)
+        await s.run(20)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 20
+    assert max(s.tries().values()) == 2
+
+
+def test_a_run_stops_when_all_endpoints_are_gone_for_long():
+    async def main():
+        probes = {name: lambda number: REFUSED for name in "ab"}
+        scripts = {name: always(REFUSED, 0.01) for name in "ab"}
+        s = setup(scripts, retry=NO_RETRIES, probes=probes, outage=120.0)
+        feeding = asyncio.ensure_future(s.feed(10))
+        reason = await s.fleet.stopped
+        feeding.cancel()
+        return s, reason, asyncio.get_running_loop().time() - 1000
+
+    s, reason, seconds = run_jumping(main())
+    assert isinstance(reason, StoppedEarly)
+    assert str(reason).startswith("all 2 endpoints do not answer since 12")
+    assert "connection refused" in str(reason)
+    assert 120 <= seconds <= 160
+    assert s.recorder.ended_at == {}
+    assert s.fleet.abandon_waiting() == 10
+
+
+def test_the_words_fit_a_single_endpoint():
+    async def main():
+        s = setup({"a": always(REFUSED, 0.01)}, probes=DOWN, outage=10.0)
+        s.fleet.submit(s.call(0))
+        return await s.fleet.stopped
+
+    assert str(run_jumping(main())).startswith("the endpoint does not answer since 1")
+
+
+def test_an_outage_counts_from_when_the_last_endpoint_went():
+    async def main():
+        probes = {
+            "a": lambda number: REFUSED,
+            "b": until(1300.0, Capabilities(), REFUSED),
+        }
+        scripts = {
+            "a": always(REFUSED, 0.01),
+            "b": until(1300.0, Answer(GOOD, 1.0), Answer(REFUSED, 0.01)),
+        }
+        s = setup(scripts, limit=2, probes=probes, outage=120.0)
+        feeding = asyncio.ensure_future(s.feed(10_000))
+        await s.fleet.stopped
+        feeding.cancel()
+        return asyncio.get_running_loop().time() - 1000
+
+    assert 420 <= run_jumping(main()) <= 460
+
+
+def test_what_was_in_flight_when_an_endpoint_died_is_taken_by_others_at_once():
+    async def main():
+        def dying(row, number):
+            return Answer(REFUSED, 0.5 + number)
+
+        s = setup({"a": dying, "b": always()}, limit=4, retry=NO_RETRIES, probes=DOWN)
+        for row in range(8):
+            s.fleet.submit(s.call(row))
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 8
+    assert max(s.recorder.ended_at.values()) < 1010
+
+
+def test_an_answer_proves_an_endpoint_well_whatever_a_probe_said():
+    async def main():
+        def script(row, number):
+            return Answer(REFUSED, 0.1) if number == 1 else Answer(GOOD, 3.0)
+
+        s = setup({"a": script}, limit=2, retry=NO_RETRIES, probes=DOWN)
+        await s.run(20)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 20
+    assert len(s.backend.probed) <= 4
+
+
+def test_a_certificate_that_is_not_trusted_ends_its_row_and_starts_no_probe():
+    lasting = Failure("connect", "certificate not trusted")
+
+    async def main():
+        s = setup({"a": always(lasting, 0.01)})
+        await s.run(3)
+        return s
+
+    s = run_jumping(main())
+    assert s.backend.probed == []
+    assert s.tries() == {0: 1, 1: 1, 2: 1}
+
+
+def test_answers_that_are_errors_are_no_outage():
+    async def main():
+        s = setup({"a": always(BROKEN, 0.01)}, retry=RetryPolicy(retries=10), outage=1.0)
+        await s.run(3)
+        return s
+
+    s = run_jumping(main())
+    assert s.backend.probed == []
+    assert sorted(s.recorder.failures) == [0, 1, 2]

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bagent.store.journal import Journal
+from bagent.types import Outcome
+
+
+def make_outcome(row: int = 0, **changes: Any) -> Outcome:
+    values: dict[str, Any] = {
+        "key": f"{row * 0x9E3779B97F4A7C15 % 2**64:016x}",
+        "row": row,
+        "id": f"r{row}",
+        "source": "rows.jsonl",
+        "line": row + 1,
+        "stage": "main",
+        "status": "ok",
+        "output": msgspec.Raw(b'{"n":%d}' % row),
+        "text": f"text {row}",
+    }
+    if changes.get("status", "ok") != "ok":
+        values["output"] = None
+    return Outcome(**{**values, **changes})
+
+
+def failed(row: int, kind: str = "timeout", **changes: Any) -> Outcome:
+    return make_outcome(row, status="failed", error_kind=kind, error="no answer", **changes)
+
+
+@dataclass
+class Clock:
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Store:
+    """A run directory in a test: writes journals and remembers what was reported."""
+
+    path: Path
+    clock: Clock = field(default_factory=Clock)
+    reports: list[str] = field(default_factory=list)
+
+    def open(self, part: str = "all", **options: Any) -> Journal:
+        return Journal.open(
+            self.path, part, clock=self.clock, report=self.reports.append, **options
+        )
+
+    def write(self, *outcomes: Outcome, part: str = "all", **options: Any) -> list[int]:
+        journal = self.open(part, **options)
+        locations = [journal.write(outcome) for outcome in outcomes]
+        journal.close()
+        return locations
+
+    def segment(self, number: int = 1, part: str = "all", stream: str = "rows") -> Path:
+        return self.path / "journal" / f"{stream}-{part}-{number:06d}.jsonl"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "run")
+
+
+@pytest.fixture
+def outcome() -> Callable[..., Outcome]:
+    return make_outcome
+
+
+@pytest.fixture
+def failure() -> Callable[..., Outcome]:
+    return failed
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

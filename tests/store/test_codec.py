@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from bagent.store.codec import (
+    clean,
+    code_of,
+    decode_brief,
+    decode_outcome,
+    encode_outcome,
+    kind_of,
+    status_of,
+    unit_of,
+    visible_text,
+)
+from bagent.types import Turn
+
+
+def test_an_outcome_reads_back_as_it_was(outcome):
+    whole = outcome(3, answer=2, prompt_tokens=7, parents=["a"], logprobs=[{"t": -0.5}])
+    assert decode_outcome(encode_outcome(whole)) == whole
+
+
+def test_no_output_and_a_null_output_stay_apart(outcome):
+    assert decode_outcome(encode_outcome(outcome(output=None))).output is None
+    null = decode_outcome(encode_outcome(outcome(output=msgspec.Raw(b"null")))).output
+    assert null is not None
+    assert bytes(null) == b"null"
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (b'{"a":NaN,"b":-Infinity}', {"a": "NaN", "b": "-Infinity"}),
+        (b'{\n "a": 1,\r\n "b": [2]\n}', {"a": 1, "b": [2]}),
+        (b'{"a":"x\\ud800y"}', {"a": "x\\ud800y"}),
+        (b'{"\\udc00":1}', {"\\udc00": 1}),
+        (b'{"a":"\xff"}', {"a": "�"}),
+        (b"not json", "not json"),
+        (b"[" * 5000 + b"]" * 5000, "[" * 5000 + "]" * 5000),
+    ],
+)
+def test_whatever_the_output_is_the_line_is_one_line_of_json(outcome, raw, value):
+    line = encode_outcome(outcome(output=msgspec.Raw(raw)))
+    assert line.count(b"\n") == 1
+    assert json.loads(line.decode())["output"] == value
+    assert decode_brief(line).status == "ok"
+
+
+def test_lone_surrogates_become_visible_text_everywhere(outcome):
+    line = encode_outcome(
+        outcome(id="\udc00", text="a\ud800b", error="\udfff", logprobs=[{"token": "\ud83d"}])
+    )
+    read = decode_outcome(line)
+    assert (read.id, read.text, read.error) == ("\\udc00", "a\\ud800b", "\\udfff")
+    assert read.logprobs == [{"token": "\\ud83d"}]
+
+
+def test_two_halves_of_one_character_are_joined():
+    assert visible_text("\ud83d\ude00 \ud83d") == "\N{GRINNING FACE} \\ud83d"
+
+
+def test_nan_is_text_where_json_is_free_and_unknown_where_a_number_is_due(outcome):
+    line = encode_outcome(outcome(id=float("nan"), logprobs=[float("-inf")], cost_usd=float("nan")))
+    read = decode_outcome(line)
+    assert (read.id, read.logprobs, read.cost_usd) == ("NaN", ["-Infinity"], None)
+
+
+def test_ids_keep_their_type_and_size(outcome):
+    for name in (1, "1", 2**80, -(2**70), 1.5, True, None, {"a": [1]}):
+        read = decode_outcome(encode_outcome(outcome(id=name)))
+        assert read.id == name
+        assert type(read.id) is type(name)
+
+
+def test_clean_leaves_good_values_alone():
+    value = {"a": [1, 2.5, None, True, "é"], "b": {"c": "d"}}
+    assert clean(value) == value
+
+
+def test_a_turn_with_half_a_character_is_still_one_line():
+    from bagent.store.codec import encode_record
+
+    turn = Turn("k", 0, "main", 0, 1, [{"role": "assistant", "content": "\ud83d"}])
+    line = encode_record(turn)
+    assert json.loads(line)["messages"][0]["content"] == "\\ud83d"
+
+
+def test_codes_name_status_and_kind():
+    for status, kind in (("ok", None), ("failed", "timeout"), ("truncated", "truncated")):
+        code = code_of(status, kind)
+        assert (status_of(code), kind_of(code)) == (status, kind)
+    assert kind_of(code_of("failed", "kind of a later version")) == "other"
+    assert code_of("ok", None) == 0
+
+
+def test_units_tell_key_stage_and_answer_apart():
+    units = {unit_of(k, s, a) for k in range(50) for s in ("x", "y") for a in range(3)}
+    assert len(units) == 300
+    assert unit_of(5, "x", 1) == unit_of(5, "x", 1)
+    assert all(0 <= unit < 1 << 64 for unit in units)

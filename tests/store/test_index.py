@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bagent.errors import JobError
+from bagent.store.codec import ERROR_KINDS, unit_of
+from bagent.store.current import CurrentLines, Selection
+from bagent.store.index import HashMap, HashSet, Policy, load_index
+from bagent.store.segment_index import open_index
+from bagent.store.segments import Segment
+from bagent.types import PASSING_KINDS, Outcome
+
+
+def unit(outcome: Outcome) -> int:
+    return unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
+
+
+def load(store, policy: Policy | None = None, part: str | None = None):
+    return load_index(store.path, part, policy or Policy(), report=store.reports.append)
+
+
+def random_outcomes(outcome, seed: int, count: int) -> list[Outcome]:
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        row, good = rng.randrange(count // 3), rng.random() < 0.5
+        made.append(
+            outcome(
+                row,
+                status="ok" if good else "failed",
+                error_kind=None if good else rng.choice(ERROR_KINDS),
+                answer=rng.randrange(2),
+                stage=rng.choice(["draft", "judge"]),
+                text="x" * rng.randrange(80),
+                request_hash=f"{rng.getrandbits(64):016x}",
+            )
+        )
+    return made
+
+
+def current_by_reading(outcomes: list[Outcome]) -> dict[int, Outcome]:
+    best: dict[int, Outcome] = {}
+    for one in outcomes:
+        before = best.get(unit(one))
+        if before is None or before.status != "ok":
+            best[unit(one)] = one
+    return best
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "policy",
+    [Policy(), Policy(ended=True), Policy(skip_failed=True), Policy(retry=frozenset({"auth"}))],
+)
+def test_the_index_equals_a_plain_reading_of_the_journal(store, outcome, seed, policy):
+    outcomes = random_outcomes(outcome, seed, 400)
+    store.write(*outcomes, segment_bytes=4000)
+    current = current_by_reading(outcomes)
+    index = load(store, policy)
+    finished = {u for u, o in current.items() if policy.is_finished(o.status, o.error_kind)}
+    assert {u for u in current if index.has(u)} == finished
+    assert len(index) == len(finished)
+    assert not any(index.has(random.Random(seed).getrandbits(64)) for _ in range(100))
+    good = sum(o.status == "ok" for o in current.values())
+    assert index.statuses.get("ok", 0) == good
+    assert sum(index.kinds.values()) == len(current) - good
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_current_lines_equal_a_plain_reading(store, outcome, seed):
+    outcomes = random_outcomes(outcome, seed, 300)
+    places = dict(zip(store.write(*outcomes, segment_bytes=3000), outcomes, strict=True))
+    current = {id(o) for o in current_by_reading(outcomes).values()}
+    with CurrentLines(store.path, store.reports.append) as lines:
+        written = [places[lines.location(place)] for place in lines.written()]
+        ordered = [places[lines.location(place)] for place in lines.ordered()]
+        good = [places[lines.location(p)] for p in lines.ordered(Selection(codes=frozenset({0})))]
+    assert {id(o) for o in written} == current
+    assert written == [o for o in outcomes if id(o) in current]
+    stages = list(dict.fromkeys(o.stage for o in outcomes))
+    by_input = sorted(written, key=lambda o: (stages.index(o.stage), o.row, o.answer))
+    assert ordered == by_input
+    assert good == [o for o in by_input if o.status == "ok"]
+
+
+def test_order_does_not_depend_on_how_far_apart_rows_are(store, outcome):
+    rows = [5, 10**12, -3, 7, 10**15, 0, 6]
+    store.write(*(outcome(n, key=f"{k:016x}") for k, n in enumerate(rows)))
+    with CurrentLines(store.path, store.reports.append) as lines:
+        assert [place.row for place in lines.ordered()][:5] == [-3, 0, 5, 6, 7]
+
+
+@pytest.mark.parametrize("kind", ERROR_KINDS)
+def test_in_the_middle_of_a_run_only_passing_failures_are_sent_again(store, failure, kind):
+    one = failure(1, kind)
+    store.write(one)
+    assert load(store).has(unit(one)) == (kind not in PASSING_KINDS)
+    assert not load(store, Policy(ended=True)).has(unit(one))
+    assert load(store, Policy(ended=True, skip_failed=True)).has(unit(one))
+
+
+def test_retry_takes_up_the_kinds_it_names_and_no_others(store, failure, outcome):
+    rows = [failure(0, "timeout"), failure(1, "schema"), outcome(2)]
+    store.write(*rows)
+    index = load(store, Policy.parse("schema"))
+    assert [index.has(unit(row)) for row in rows] == [True, False, True]
+    index = load(store, Policy.parse("all"))
+    assert [index.has(unit(row)) for row in rows] == [False, False, True]
+
+
+def test_retry_with_an_unknown_word_says_what_was_meant():
+    with pytest.raises(JobError, match=r"timeuot.*did you mean timeout"):
+        Policy.parse("schema, timeuot")
+
+
+def test_a_later_ok_beats_a_failure_and_a_later_failure_does_not_beat_ok(store, failure, outcome):
+    store.write(failure(0), outcome(0), outcome(1), failure(1), failure(2, "auth"), failure(2))
+    index = load(store)
+    assert index.statuses == {"ok": 2, "failed": 1}
+    assert index.kinds == {"timeout": 1}
+    assert not index.has(unit(failure(2)))
+
+
+def test_all_parts_or_one(store, outcome):
+    store.write(outcome(0), part="1-of-2")
+    store.write(outcome(1), part="2-of-2")
+    assert len(load(store)) == 2
+    assert load(store, part="1-of-2").has(unit(outcome(0)))
+    assert not load(store, part="1-of-2").has(unit(outcome(1)))
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "garbage", "other segment"])
+def test_a_sidecar_that_does_not_fit_is_made_anew(store, outcome, damage):
+    store.write(*(outcome(n) for n in range(60)), segment_bytes=3000)
+    sidecar = store.segment(2).with_suffix(".idx")
+    good = sidecar.read_bytes()
+    if damage == "missing":
+        sidecar.unlink()
+    elif damage == "other segment":
+        sidecar.write_bytes(store.segment(1).with_suffix(".idx").read_bytes())
+    else:
+        sidecar.write_bytes(good[:-9] if damage == "cut" else b"\xff" * 300)
+    assert len(load(store)) == 60
+    assert sidecar.read_bytes() == good
+
+
+def test_lines_behind_a_sidecar_are_read_from_the_segment(store, outcome):
+    store.write(outcome(0))
+    with store.segment().open("ab") as file:
+        store2 = store.segment().read_bytes().replace(b"r0", b"r5").replace(b'"row":0', b'"row":5')
+        file.write(store2.replace(b"0000000000000000", b"00000000000000ff") + b'{"torn')
+    index = open_index(Segment("all", 1, store.segment()), store.reports.append)
+    assert list(index.column("rows")) == [0, 5]
+    assert len(load(store)) == 2
+
+
+def test_an_index_is_not_written_where_it_cannot_be(store, outcome):
+    store.write(outcome(0), outcome(1))
+    for path in (store.path / "journal").glob("*.idx"):
+        path.unlink()
+        path.mkdir()
+    assert len(load(store)) == 2
+
+
+def test_no_journal_is_an_empty_index(store):
+    index = load(store)
+    assert len(index) == 0
+    assert index.statuses == {}
+    assert not index.has(0)
+
+
+def test_hash_set_and_map_hold_what_was_put_in():
+    rng = random.Random(5)
+    numbers = [rng.getrandbits(64) for _ in range(3000)] + [0, 1, 2**64 - 1]
+    held = HashSet(len(numbers))
+    held.add_all(numbers)
+    places = HashMap(len(numbers))
+    for number in numbers:
+        places.add(number, number % 1000)
+        places.add(number, 5000)
+    assert all(held.has(number) and places.find(number) == number % 1000 for number in numbers[:-3])
+    assert not any(held.has(rng.getrandbits(64)) for _ in range(3000))
+    assert places.find(rng.getrandbits(64)) is None

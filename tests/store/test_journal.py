@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bagent.errors import WriteError
+from bagent.store.index import Policy, load_index
+from bagent.store.journal import FLUSH_SECONDS, Syncer
+from bagent.store.readers import load_turns
+from bagent.types import Attempt, EndpointSample, ToolRecord, Turn
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def attempt(row: int) -> Attempt:
+    return Attempt(
+        key="00", row=row, stage="main", answer=0, turn=1, try_=1, endpoint="e", group="g",
+        group_size=1, sent=1.0,
+    )  # fmt: skip
+
+
+def turn(row: int, number: int, text: str) -> Turn:
+    return Turn(f"{row:016x}", row, "main", 0, number, [{"role": "assistant", "content": text}])
+
+
+def test_a_line_is_on_file_when_write_returns(store, outcome):
+    journal = store.open()
+    journal.write(outcome(1))
+    assert lines_of(store.segment())[0]["id"] == "r1"
+    journal.close()
+
+
+def test_read_at_finds_each_line_also_in_sealed_segments(store, outcome):
+    journal = store.open(segment_bytes=500)
+    written = [outcome(n, text="é" * (n * 40)) for n in range(40)]
+    places = [journal.write(one) for one in written]
+    assert store.segment(5).exists()
+    shuffled = list(zip(places, written, strict=True))
+    random.Random(1).shuffle(shuffled)
+    assert all(journal.read_at(place) == one for place, one in shuffled)
+    journal.close()
+
+
+def test_the_journal_goes_on_in_the_last_segment_unless_told_otherwise(store, outcome):
+    store.write(outcome(0))
+    store.write(outcome(1))
+    assert len(lines_of(store.segment())) == 2
+    store.write(outcome(2), new_segment=True)
+    assert len(lines_of(store.segment())) == 2
+    assert len(lines_of(store.segment(2))) == 1
+
+
+def test_parts_write_files_of_their_own(store, outcome):
+    store.write(outcome(0), part="1-of-2")
+    store.write(outcome(1), part="2-of-2")
+    assert store.segment(part="1-of-2").exists()
+    assert store.segment(part="2-of-2").exists()
+    with pytest.raises(ValueError, match="not a part name"):
+        store.open("../x")
+
+
+def test_loose_records_wait_at_most_a_second_and_are_there_after_close(store):
+    journal = store.open()
+    journal.write_attempt(attempt(1))
+    journal.tick()
+    assert not store.segment(stream="attempts").exists()
+    store.clock.now += FLUSH_SECONDS
+    journal.tick()
+    assert lines_of(store.segment(stream="attempts"))[0]["try"] == 1
+    journal.write_sample(EndpointSample("e", 1.0, True, 1, 2))
+    journal.write_tool(ToolRecord("00", 0, "main", 0, 1, "add", "{}", 1.0))
+    journal.close()
+    assert lines_of(store.segment(stream="endpoints"))[0]["limit"] == 2
+    assert lines_of(store.segment(stream="tools"))[0]["name"] == "add"
+
+
+def test_turns_are_read_back_for_what_is_not_finished(store):
+    journal = store.open()
+    for one in (turn(1, 1, "a"), turn(2, 1, "b"), turn(1, 2, "c"), turn(3, 1, "d")):
+        journal.write_turn(one)
+    journal.write_turn(turn(2, 1, "again"))
+    assert len(lines_of(store.segment(stream="turns"))) == 5
+    journal.close()
+    found = load_turns(store.path, lambda key, *_: int(key, 16) == 3, report=store.reports.append)
+    texts = {k[0][-1]: [t.messages[0]["content"] for t in turns] for k, turns in found.items()}
+    assert texts == {"1": ["a", "c"], "2": ["again"]}
+
+
+def test_cut_at_any_byte_nothing_is_glued_and_nothing_whole_is_lost(tmp_path, store, outcome):
+    store.write(*(outcome(n, text=f"é{n}") for n in range(4)))
+    whole = store.segment().read_bytes()
+    starts = [0]
+    while (end := whole.find(b"\n", starts[-1])) >= 0:
+        starts.append(end + 1)
+    store.segment().with_suffix(".idx").unlink()
+    for cut in range(starts[2], len(whole) + 1):
+        path = store.segment()
+        path.write_bytes(whole[:cut])
+        path.with_suffix(".idx").unlink(missing_ok=True)
+        store.write(outcome(9))
+        ids = [line["id"] for line in lines_of(path)]
+        # A line is whole from its last brace on; the newline behind it is put back.
+        kept = sum(1 for start in starts[1:] if cut >= start - 1)
+        assert ids == [f"r{n}" for n in range(kept)] + ["r9"], cut
+        done = load_index(store.path, None, Policy(), report=store.reports.append)
+        assert len(done) == kept + 1
+
+
+def test_the_torn_bytes_are_kept_and_reported(store, outcome):
+    store.write(outcome(0))
+    with store.segment().open("ab") as file:
+        file.write(b'{"key":"0123')
+    store.write(outcome(1))
+    kept = list((store.path / "journal").glob("torn-*"))
+    assert [path.read_bytes() for path in kept] == [b'{"key":"0123']
+    assert any("cut off 12 bytes" in words and kept[0].name in words for words in store.reports)
+
+
+def test_zero_bytes_that_a_crash_left_at_the_end_are_cut(store, outcome):
+    store.write(outcome(0))
+    with store.segment().open("ab") as file:
+        file.write(b"\0" * 5000)
+    store.write(outcome(1))
+    assert [line["id"] for line in lines_of(store.segment())] == ["r0", "r1"]
+
+
+def test_a_broken_line_in_the_middle_is_named_and_stops_nothing(store, outcome):
+    store.write(*(outcome(n) for n in range(3)))
+    lines = store.segment().read_bytes().splitlines(keepends=True)
+    lines[1] = b'{"key":"brok\n'
+    store.segment().write_bytes(b"".join(lines))
+    store.write(outcome(3))
+    assert [words for words in store.reports if f"{store.segment()}:2: broken line" in words]
+    done = load_index(store.path, None, Policy(), report=store.reports.append)
+    assert len(done) == 3
+
+
+def test_a_line_changed_in_place_is_noticed(store, outcome):
+    store.write(*(outcome(n, text="x" * 900) for n in range(20)))
+    content = bytearray(store.segment().read_bytes())
+    content[5] = ord("}")
+    store.segment().write_bytes(bytes(content))
+    os.utime(store.segment(), ns=(1, 1))
+    done = load_index(store.path, None, Policy(), report=store.reports.append)
+    assert len(done) == 19
+    assert any(":1: broken line" in words for words in store.reports)
+
+
+def test_a_good_line_behind_zero_bytes_is_kept(store, outcome):
+    store.write(outcome(0))
+    line = store.segment().read_bytes()
+    store.segment().write_bytes(
+        line + b"\0" * 100 + line.replace(b"r0", b"r1").replace(b":0", b":1")
+    )
+    journal = store.open()
+    assert journal.read_at((1 << 32) | (len(line) + 100)).id == "r1"
+    journal.close()
+
+
+def _fill(journal, outcome) -> list[int]:
+    places = []
+    for n in range(100_000):
+        places.append(journal.write(outcome(n, text="x" * 300)))
+    raise AssertionError("the disk never filled up")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_on_a_full_disk_the_line_is_taken_back_and_the_reason_is_told(small_disk, outcome, store):
+    store.path = small_disk / "run"
+    journal = store.open()
+    with pytest.raises(WriteError, match="No space left on device") as caught:
+        _fill(journal, outcome)
+    assert caught.value.exit_code == 74
+    assert str(store.segment()) in str(caught.value)
+    content = store.segment().read_bytes()
+    assert content.endswith(b"}\n")
+    with pytest.raises(WriteError, match="No space"):
+        journal.write(outcome(1))
+    assert journal.read_at(1 << 32).id == "r0"
+    journal.close()
+    done = load_index(store.path, None, Policy(), report=store.reports.append)
+    assert len(done) == content.count(b"\n")
+
+
+_LIMITED = """
+import resource, sys
+from pathlib import Path
+from bagent.errors import WriteError
+from bagent.store.journal import Journal
+from bagent.types import Outcome
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+journal = Journal.open(Path(sys.argv[1]), "all", clock=lambda: 0.0, report=print)
+try:
+    for n in range(99):
+        journal.write(Outcome(f"{n:016x}", n, n, "s", n, "main", "ok", text="x" * 200))
+except WriteError as error:
+    print(error.exit_code, error)
+journal.close()
+"""
+
+
+def test_a_file_size_limit_is_told_like_a_full_disk(store):
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(store.path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("74 ")
+    assert os.strerror(errno.EFBIG) in done.stdout
+    content = store.segment().read_bytes()
+    assert content.endswith(b"}\n")
+    assert len(content) < 3000
+
+
+def test_a_directory_that_cannot_be_made_is_a_write_error(tmp_path, store):
+    store.path = tmp_path / "file"
+    store.path.write_text("")
+    with pytest.raises(WriteError):
+        store.open()
+
+
+def test_a_disk_that_refuses_to_sync_is_told_at_the_next_write(store, outcome):
+    journal = store.open()
+    journal.write(outcome(0))
+    os.close(journal._rows.descriptor)
+    with pytest.raises(WriteError, match="Bad file descriptor"):
+        journal.sync()
+    with pytest.raises(WriteError):
+        journal.write(outcome(1))
+    journal._rows.descriptor = -1
+    journal.close()
+
+
+def test_a_failed_sync_that_nobody_heard_of_is_told_by_close(store, outcome):
+    journal = store.open()
+    journal.write(outcome(0))
+    os.close(journal._rows.descriptor)
+    syncer = Syncer(journal, interval=0.001)
+    syncer.start()
+    syncer.stop()
+    journal._rows.descriptor = -1
+    with pytest.raises(WriteError):
+        journal.close()
+
+
+def test_the_syncer_syncs_once_more_when_stopped(store, outcome):
+    journal = store.open()
+    syncer = Syncer(journal, interval=3600.0)
+    syncer.start()
+    journal.write(outcome(0))
+    assert journal._rows.dirty
+    syncer.stop()
+    assert not journal._rows.dirty
+    journal.close()
+
+
+def test_writing_and_syncing_at_once_over_many_segments_loses_nothing(store, outcome):
+    journal = store.open(segment_bytes=2000)
+    stop = threading.Event()
+
+    def sync_all_the_time() -> None:
+        while not stop.is_set():
+            journal.sync()
+
+    thread = threading.Thread(target=sync_all_the_time)
+    thread.start()
+    for n in range(400):
+        journal.write(outcome(n))
+    stop.set()
+    thread.join()
+    journal.close()
+    done = load_index(store.path, None, Policy(), report=store.reports.append)
+    assert len(done) == 400
+    assert store.reports == []
+
+
+def test_no_descriptor_is_left_open(store, outcome):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    journal = store.open(segment_bytes=600)
+    places = [journal.write(outcome(n)) for n in range(50)]
+    for place in places:
+        journal.read_at(place)
+    journal.close()
+    journal.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import os
+
+from bagent.store.codec import unit_of
+from bagent.store.index import Policy, load_index
+from bagent.store.readers import (
+    AnswerStore,
+    RunSummary,
+    Wanted,
+    encode_result,
+    iter_outcomes,
+    iter_results,
+    summary,
+)
+from bagent.types import Row
+
+
+def ids(store, wanted: Wanted | None = None) -> list[str]:
+    return [r["id"] for r in iter_results(store.path, wanted, report=store.reports.append)]
+
+
+def test_results_come_as_they_were_finished_or_in_order_of_the_input(store, outcome, failure):
+    store.write(outcome(2), failure(0), outcome(1), outcome(0))
+    assert ids(store) == ["r2", "r1", "r0"]
+    assert ids(store, Wanted(ordered=True)) == ["r0", "r1", "r2"]
+
+
+def test_statuses_and_stages_can_be_chosen(store, outcome, failure):
+    store.write(outcome(0), failure(1), outcome(0, stage="judge", id="j0"))
+    assert ids(store, Wanted(statuses=frozenset({"failed"}))) == ["r1"]
+    assert ids(store, Wanted(stages=frozenset({"judge"}))) == ["j0"]
+    assert ids(store, Wanted(ordered=True)) == ["r0", "r1", "j0"]
+
+
+def test_a_run_that_goes_on_prints_only_what_it_will_not_send_again(store, outcome, failure):
+    store.write(outcome(0), failure(1, "timeout"), failure(2, "schema"))
+    done = load_index(store.path, None, Policy(), report=store.reports.append)
+    assert ids(store, Wanted(done=done)) == ["r0", "r2"]
+    assert ids(store, Wanted(done=done, ordered=True)) == ["r0", "r2"]
+
+
+def test_a_result_is_one_line_of_json_with_nested_output(store, outcome):
+    store.write(outcome(3), outcome(4, output=None))
+    results = iter_results(store.path, report=store.reports.append)
+    first, second = (json.loads(encode_result(result)) for result in results)
+    assert (first["output"], first["answer"], first["ttft_ms"]) == ({"n": 3}, 0, None)
+    assert second["output"] is None
+
+
+def test_the_input_is_found_also_out_of_order(store, outcome):
+    store.write(outcome(2), outcome(0), outcome(1))
+    rows = [
+        Row(n, int(outcome(n).key, 16), f"r{n}", {"t": n}, "rows.jsonl", n + 1) for n in range(3)
+    ]
+    results = iter_results(store.path, report=store.reports.append, read_input=lambda: iter([rows]))
+    assert [json.loads(encode_result(r))["input"] for r in results] == [
+        {"t": 2},
+        {"t": 0},
+        {"t": 1},
+    ]
+
+
+def test_a_line_that_broke_behind_the_index_is_left_out_with_a_word(store, outcome):
+    store.write(outcome(0), outcome(1))
+    path = store.segment()
+    seen = path.stat()
+    path.write_bytes(path.read_bytes().replace(b'"row":0', b'"row" 0'))
+    sidecar = path.with_suffix(".idx")
+    sidecar.write_bytes(sidecar.read_bytes())
+    os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert ids(store) == ["r1"]
+    assert any("broken line" in words for words in store.reports)
+
+
+def test_answers_are_found_by_unit_and_by_request(store, outcome, failure):
+    store.write(
+        failure(0, request_hash="00000000000000aa"),
+        outcome(1, request_hash="00000000000000bb", text="first"),
+        part="1-of-2",
+    )
+    store.write(outcome(2, request_hash="00000000000000bb", text="second"), part="2-of-2")
+    requests = AnswerStore(store.path, store.reports.append, by_request=True)
+    assert requests.find(0xAA) is None
+    assert requests.find(0xBB).text == "first"
+    requests.close()
+    units = AnswerStore(store.path, store.reports.append, by_request=False)
+    assert units.find(unit_of(int(outcome(2).key, 16), "main", 0)).text == "second"
+    assert len(units) == 2
+    units.close()
+
+
+def test_outcomes_of_a_stage_come_whole(store, outcome):
+    written = [outcome(1), outcome(0), outcome(0, stage="judge")]
+    store.write(*written)
+    wanted = Wanted(stages=frozenset({"main"}), ordered=True)
+    found = list(iter_outcomes(store.path, wanted, report=store.reports.append))
+    assert found == [written[1], written[0]]
+
+
+def test_unknown_counts_stay_unknown(store, outcome):
+    store.write(outcome(0), outcome(1))
+    told = summary(store.path, store.reports.append)
+    assert (told.prompt_tokens, told.cost_usd, told.without_tokens) == (None, None, 2)
+    assert summary(store.path / "nothing", store.reports.append) == RunSummary()
+
+
+def test_sums_count_every_line_and_say_how_many_had_none(store, outcome, failure):
+    store.write(
+        failure(0, prompt_tokens=5, completion_tokens=0),
+        outcome(0, prompt_tokens=5, completion_tokens=3, cached_tokens=4, cost_usd=0.25),
+        outcome(1, cost_usd=0.5),
+        segment_bytes=300,
+    )
+    told = summary(store.path, store.reports.append)
+    assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens) == (10, 3, 4)
+    assert (told.cost_usd, told.without_tokens, told.finished) == (0.75, 1, 2)

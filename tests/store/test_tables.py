@@ -1,0 +1,392 @@
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import duckdb
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from bagent.errors import InputError
+from bagent.store.columns import RESULTS, TABLES
+from bagent.store.rundir import RunDir, RunInfo
+from bagent.store.tables import Options, make_tables
+from bagent.types import Attempt, EndpointSample, Row, ToolRecord
+
+
+def reader(rows: list[Row]) -> Callable[[], Iterator[list[Row]]]:
+    return lambda: iter([rows[:2], rows[2:]])
+
+
+def row_of(outcome, data: dict, **changes) -> Row:
+    values = {"index": outcome.row, "key": int(outcome.key, 16), "id": outcome.id, "data": data}
+    return Row(**{**values, "source": "rows.jsonl", "line": outcome.row + 1, **changes})
+
+
+def build(store, *, rows: list[Row] | None = None, info: RunInfo | None = None, **options):
+    if info is not None:
+        RunDir.create(store.path).save(info)
+    read = None if rows is None else reader(rows)
+    return make_tables(store.path, Options(read_input=read, **options), store.reports.append)
+
+
+def table(store, name: str) -> list[dict]:
+    return pq.read_table(store.path / f"{name}.parquet").to_pylist()
+
+
+def ask(path: Path, sql: str) -> list[tuple]:
+    with duckdb.connect(str(path), read_only=True) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def test_columns_are_those_users_know_in_their_order(store, outcome):
+    store.write(outcome(0))
+    build(store)
+    assert pq.read_schema(store.path / "results.parquet").names == list(RESULTS)
+    names = [row[0] for row in ask(store.path / "run.duckdb", "describe results")]
+    assert names == list(RESULTS)
+    shown = {row[0] for row in ask(store.path / "run.duckdb", "show tables")}
+    assert shown == set(TABLES)
+
+
+def test_first_failures_and_new_keys_after_many_good_rows_are_all_there(store, outcome, failure):
+    late = outcome(4, output=msgspec.Raw(b'{"n":4,"extra":"x"}'))
+    store.write(outcome(0), outcome(1), outcome(2), failure(3), late)
+    build(store)
+    rows = table(store, "results")
+    assert [row["error"] for row in rows] == [None, None, None, "no answer", None]
+    assert json.loads(rows[4]["output"]) == {"n": 4, "extra": "x"}
+
+
+def test_rows_stand_in_input_order_with_their_current_outcome(store, outcome, failure):
+    store.write(
+        outcome(2), failure(0), outcome(1, answer=1), outcome(1), failure(3), outcome(0), failure(2)
+    )
+    build(store)
+    rows = [(row["row"], row["answer"], row["status"]) for row in table(store, "results")]
+    assert rows == [(0, 0, "ok"), (1, 0, "ok"), (1, 1, "ok"), (2, 0, "ok"), (3, 0, "failed")]
+
+
+def test_many_parts_and_segments_make_one_set_of_tables(store, outcome):
+    for part in range(3):
+        rows = [outcome(n) for n in range(part, 90, 3)]
+        store.write(*reversed(rows), part=f"{part + 1}-of-3", segment_bytes=2500)
+    build(store)
+    assert [row["id"] for row in table(store, "results")] == [f"r{n}" for n in range(90)]
+
+
+def test_ids_are_text_whatever_they_were(store, outcome):
+    ids = ["a", 1, "1", 2.5, True, None, {"a": [1]}, 2**70]
+    store.write(*(outcome(n, id=one) for n, one in enumerate(ids)))
+    build(store)
+    shown = [row["id"] for row in table(store, "results")]
+    assert shown == ["a", "1", "1", "2.5", "true", None, '{"a":[1]}', str(2**70)]
+
+
+def test_unknown_numbers_are_null_and_text_is_whole(store, outcome):
+    store.write(outcome(0, text="a\ud800b\0c", ttft_ms=None, prompt_tokens=0))
+    build(store)
+    (row,) = table(store, "results")
+    assert (row["ttft_ms"], row["prompt_tokens"]) == (None, 0)
+    assert row["text"] == "a\\ud800b\0c"
+
+
+def test_input_is_joined_by_key_also_when_lines_have_moved(store, outcome):
+    outcomes = [outcome(n) for n in range(6)]
+    store.write(*outcomes)
+    moved = [row_of(one, {"d": n}) for n, one in enumerate(outcomes)]
+    moved = [msgspec.structs.replace(r, index=i) for i, r in enumerate([*moved[3:], *moved[:3]])]
+    build(store, rows=moved)
+    shown = [json.loads(row["input"]) for row in table(store, "results")]
+    assert shown == [{"d": n} for n in range(6)]
+
+
+def test_rows_with_parents_have_no_input_and_do_not_cost_a_second_reading(store, outcome):
+    store.write(outcome(0), outcome(0, stage="sum", key="ff" * 8, parents=["a"]))
+    read: list[int] = []
+
+    def rows() -> Iterator[list[Row]]:
+        read.append(1)
+        yield [row_of(outcome(0), {"d": 0})]
+
+    make_tables(store.path, Options(read_input=rows), store.reports.append)
+    assert [row["input"] for row in table(store, "results")] == ['{"d":0}', None]
+    assert [row["parents"] for row in table(store, "results")] == [None, ["a"]]
+    assert len(read) <= 2
+
+
+def test_fields_named_like_columns_stay_what_they_were(store, outcome):
+    data = {"id": 1, "ID": 2, "error": "mine", "status": "x", "output": {"a": 1}}
+    store.write(outcome(0, id=1))
+    build(store, rows=[row_of(outcome(0), data)])
+    (shown,) = ask(store.path / "run.duckdb", "select input, status, error from results")
+    assert (json.loads(shown[0]), *shown[1:]) == (data, "ok", None)
+    two = ask(store.path / "run.duckdb", "select input->>'id', input->>'ID' from results")
+    assert two == [("1", "2")]
+
+
+def test_answers_have_typed_columns_and_only_ok_rows(store, outcome, failure):
+    raw = {"score": 3, "tags": ["a", "b"], "ID": "mine", "note": None, "Score": "x", "a/b": 1.5}
+    wrong = {"score": "many", "tags": "no list", "extra": 1}
+    store.write(
+        outcome(0, output=msgspec.Raw(json.dumps(raw).encode())),
+        failure(1),
+        outcome(2, output=msgspec.Raw(json.dumps(wrong).encode())),
+    )
+    columns = [("score", "BIGINT"), ("tags", "VARCHAR[]"), ("ID", "VARCHAR")]
+    columns += [("note", "VARCHAR"), ("Score", "VARCHAR"), ("a/b", "DOUBLE")]
+    build(store, info=RunInfo("r", answer_columns=columns))
+    first, second = table(store, "answers")
+    assert list(first) == [
+        "id", "stage", "answer", "score", "tags", "ID_2", "note", "Score_2", "a/b",
+    ]  # fmt: skip
+    assert list(first.values())[3:] == [3, ["a", "b"], "mine", None, "x", 1.5]
+    assert list(second.values())[3:] == [None] * 6
+
+
+def test_attempts_tool_calls_and_endpoints(store, outcome):
+    journal = store.open()
+    journal.write(outcome(0))
+    journal.write_attempt(
+        Attempt(
+            key="00", row=0, stage="main", answer=0, turn=1, try_=2, endpoint="e", group="g7",
+            group_size=4, sent=1.5, status_code=503,
+        )
+    )  # fmt: skip
+    journal.write_tool(ToolRecord("00", 0, "main", 0, 1, "add", '{"a":1}', 2.0, shared=True))
+    journal.write_sample(EndpointSample("e", 3.0, False, 1, 8, reason="slow"))
+    journal.close()
+    with store.segment(stream="attempts").open("ab") as file:
+        file.write(b'broken\n{"torn')
+    build(store)
+    (attempt,) = table(store, "attempts")
+    shown = (attempt["try"], attempt["group_id"], attempt["group_size"], attempt["status_code"])
+    assert shown == (2, "g7", 4, 503)
+    (tool,) = table(store, "tool_calls")
+    assert (tool["name"], tool["shared"], tool["cached"]) == ("add", True, False)
+    (sample,) = table(store, "endpoints")
+    assert (sample["healthy"], sample["limit"], sample["reason"]) == (False, 8, "slow")
+
+
+def test_torn_and_broken_lines_are_counted_and_stop_nothing(store, outcome):
+    store.write(outcome(0), outcome(1))
+    with store.segment().open("ab") as file:
+        file.write(b'{"key":"00"}\nrubbish\n' + b'{"key":"0000')
+    build(store)
+    assert len(table(store, "results")) == 2
+    assert any("2 broken lines" in words for words in store.reports)
+
+
+def test_what_failed_is_listed_once_per_row_and_unreadable_lines_apart(store, outcome, failure):
+    bad = outcome(3, status="bad_input", error_kind="bad_input")
+    again = [failure(1), failure(1, answer=1), failure(1, stage="two")]
+    store.write(outcome(0), outcome(0, stage="two"), *again, failure(2), outcome(2), bad)
+    rows = [row_of(outcome(n), {"id": f"r{n}", "t": "é"}) for n in range(3)]
+    rows.append(row_of(outcome(3), {}, error="not JSON", raw=b"{oh \xff no\r\n"))
+    build(store, rows=rows)
+    failed = (store.path / "failed.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in failed] == [{"id": "r1", "t": "é"}]
+    assert (store.path / "bad_lines.txt").read_bytes() == b"{oh \xff no\n"
+    store.write(outcome(1), outcome(1, answer=1), outcome(1, stage="two"))
+    build(store, rows=rows[:3])
+    assert not (store.path / "failed.jsonl").exists()
+
+
+def test_without_keep_input_there_is_no_input_but_still_the_list_of_failures(store, failure):
+    store.write(failure(0))
+    build(store, rows=[row_of(failure(0), {"id": "r0"})], info=RunInfo("r", keep_input=False))
+    assert table(store, "results")[0]["input"] is None
+    assert (store.path / "failed.jsonl").read_text() == '{"id":"r0"}\n'
+
+
+def test_an_input_that_is_gone_is_a_note(store, outcome):
+    store.write(outcome(0))
+
+    def gone() -> Iterator[list[Row]]:
+        raise InputError("rows.jsonl: no such file")
+        yield []
+
+    make_tables(store.path, Options(read_input=gone), store.reports.append)
+    assert table(store, "results")[0]["input"] is None
+    assert any("rows.jsonl: no such file" in words for words in store.reports)
+
+
+def test_only_stale_tables_are_made_anew(store, outcome):
+    store.write(outcome(0))
+    assert build(store) == list(TABLES)
+    assert build(store, only_stale=True) == []
+    store.write(outcome(1))
+    before = (store.path / "endpoints.parquet").stat().st_mtime_ns
+    assert build(store, only_stale=True) == ["results", "answers"]
+    assert (store.path / "endpoints.parquet").stat().st_mtime_ns == before
+    assert ask(store.path / "run.duckdb", "select count(*) from results") == [(2,)]
+    (store.path / "attempts.parquet").unlink()
+    assert build(store, only_stale=True) == ["attempts"]
+    (store.path / "run.duckdb").unlink()
+    assert build(store, only_stale=True) == list(TABLES)
+    assert (store.path / "run.duckdb").exists()
+
+
+@pytest.mark.parametrize(("parquet", "database"), list(itertools.product([True, False], repeat=2)))
+def test_only_the_kinds_of_tables_that_are_wanted_are_kept(store, outcome, parquet, database):
+    store.write(outcome(0))
+    build(store, info=RunInfo("r", parquet=parquet, duckdb=database))
+    assert (store.path / "results.parquet").exists() == parquet
+    assert (store.path / "run.duckdb").exists() == database
+    assert build(store, only_stale=True) == []
+    assert not list(store.path.glob(".tables-*"))
+
+
+def _hold(path: str, ready, done) -> None:
+    connection = duckdb.connect(path)
+    ready.set()
+    done.wait(60)
+    connection.close()
+
+
+@pytest.fixture
+def holder(store, outcome):
+    store.write(outcome(0))
+    build(store)
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(str(store.path / "run.duckdb"), ready, done))
+    process.start()
+    assert ready.wait(60)
+    yield
+    done.set()
+    process.join()
+
+
+def test_a_database_that_another_program_writes_is_left_to_it(store, outcome, holder):
+    store.write(outcome(1))
+    waits: list[float] = []
+    build(store, wait=waits.append)
+    assert len(waits) > 0
+    assert any("run.new.duckdb" in words for words in store.reports)
+    assert ask(store.path / "run.new.duckdb", "select count(*) from results") == [(2,)]
+    assert len(table(store, "results")) == 2
+
+
+def test_a_reader_of_the_old_database_stops_nothing(store, outcome):
+    store.write(outcome(0))
+    build(store)
+    with duckdb.connect(str(store.path / "run.duckdb"), read_only=True) as reading:
+        store.write(outcome(1))
+        build(store)
+        assert reading.execute("select count(*) from results").fetchall() == [(1,)]
+    assert ask(store.path / "run.duckdb", "select count(*) from results") == [(2,)]
+
+
+def test_an_empty_journal_makes_empty_tables(store):
+    store.path.mkdir()
+    build(store)
+    assert all(table(store, name) == [] for name in TABLES)
+
+
+def test_lines_longer_than_duckdb_usually_reads(store, outcome):
+    store.write(outcome(0, text="x" * 20_000_000), outcome(1))
+    build(store)
+    assert [len(row["text"]) for row in table(store, "results")] == [20_000_000, 6]
+
+
+def test_the_child_runs_with_a_home_that_cannot_be_written(store, outcome, tmp_path):
+    store.write(outcome(0))
+    command = [sys.executable, "-m", "bagent.store.tables", str(store.path)]
+    done = subprocess.run(
+        command, env={"HOME": "/nonexistent"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(table(store, "results")) == 1
+
+
+def test_a_place_that_cannot_be_written_is_exit_74(store, outcome, tmp_path):
+    store.write(outcome(0))
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", "bagent.store.tables", str(store.path)]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "file" / "x")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 74
+    assert done.stderr.startswith("bagent: error: cannot make the tables")
+
+
+_NO_LOCKS = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+static int call(const char *name, int fd, int command, void *arg) {
+  if (command == F_SETLK || command == F_SETLKW || command == F_GETLK ||
+      command == F_OFD_SETLK || command == F_OFD_SETLKW) { errno = ENOLCK; return -1; }
+  return ((int (*)(int, int, void *))dlsym(RTLD_NEXT, name))(fd, command, arg);
+}
+#define WRAP(name) int name(int fd, int command, ...) { va_list list; va_start(list, command); \
+  void *arg = va_arg(list, void *); va_end(list); return call(#name, fd, command, arg); }
+WRAP(fcntl)
+WRAP(fcntl64)
+int flock(int fd, int operation) { (void)fd; (void)operation; errno = ENOSYS; return -1; }
+"""
+
+
+def test_where_nothing_can_be_locked_there_are_still_parquet_files(store, outcome, tmp_path):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to take locks away with")
+    source, library = tmp_path / "locks.c", tmp_path / "locks.so"
+    source.write_text(_NO_LOCKS)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True
+    )
+    store.write(*(outcome(n) for n in range(100)))
+    done = subprocess.run(
+        [sys.executable, "-m", "bagent.store.tables", str(store.path)],
+        env={"LD_PRELOAD": str(library)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "cannot lock" in done.stderr
+    assert len(table(store, "results")) == 100
+    assert not (store.path / "run.duckdb").exists()
+
+
+def test_rows_of_the_input_are_read_by_the_rows_room(store, tmp_path):
+    from bagent.rows import RowsConfig, read_again
+    from bagent.types import Outcome
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id":"a","t":1}\n\n{"id":"b","t":2}\nbroken\n')
+    config = RowsConfig(inputs=(str(path),), base=tmp_path, limit=1)
+    every = RowsConfig(inputs=(str(path),), base=tmp_path)
+    rows = [row for batch in read_again(every) for row in batch]
+    store.write(
+        *(
+            Outcome(f"{r.key:016x}", r.index, r.id, r.source, r.line, "main", "ok")
+            if r.error is None
+            else Outcome(
+                f"{r.key:016x}", r.index, r.id, r.source, r.line, "main", "bad_input",
+                error_kind="bad_input",
+            )
+            for r in rows
+        )
+    )  # fmt: skip
+    build(store, info=RunInfo("r", rows=json.loads(config.to_json())))
+    assert [row["input"] for row in table(store, "results")] == [
+        '{"id":"a","t":1}', '{"id":"b","t":2}', None,
+    ]  # fmt: skip
+    assert (store.path / "bad_lines.txt").read_bytes() == b"broken\n"
+
+
+def test_an_answer_that_is_no_object_stands_in_the_column_value(store, outcome):
+    raws = (b'"yes"', b"7", b"[1,2]")
+    store.write(*(outcome(n, output=msgspec.Raw(raw)) for n, raw in enumerate(raws)))
+    build(store, info=RunInfo("r", answer_columns=[(None, "VARCHAR")]))
+    assert [row["value"] for row in table(store, "answers")] == ["yes", "7", "[1,2]"]

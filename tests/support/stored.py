@@ -1,0 +1,46 @@
+"""A run directory with results in it, made without a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bagent.store.journal import Journal
+from bagent.store.rundir import RunDir, RunInfo, Start
+from bagent.types import Outcome
+
+
+def stored(row: int, **changes: Any) -> Outcome:
+    """The outcome of one row; ok unless ``changes`` say otherwise."""
+    values: dict[str, Any] = {
+        "key": f"{row + 1:016x}",
+        "row": row,
+        "id": f"r{row}",
+        "source": "rows.jsonl",
+        "line": row + 1,
+        "stage": "main",
+        "status": "ok",
+        "output": msgspec.Raw(b'{"score":%d}' % row) if "status" not in changes else None,
+        "text": f"text {row}",
+        "finish_reason": "stop",
+        "prompt_tokens": 10,
+        "completion_tokens": 2,
+        "finished_at": 1000.0 + row,
+    }
+    return Outcome(**{**values, **changes})
+
+
+def make_run(path: Path, outcomes: Iterable[Outcome], **info: Any) -> RunDir:
+    """A run directory with these outcomes, ended with exit code 0 unless ``info`` has starts."""
+    run = RunDir.create(path)
+    journal = Journal.open(path, "all", clock=time.monotonic, report=print)
+    for outcome in outcomes:
+        journal.write(outcome)
+    journal.close()
+    info.setdefault("starts", [Start(at=1.0, exit_code=0)])
+    run.save(RunInfo(path.name, **info))
+    return run

@@ -1,0 +1,69 @@
+"""Files of the repository that no room of the package owns."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from bagent.fleet.hostfile import read_hostfile
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = (ROOT / "requirements.lock").read_text()
+PINNED = re.findall(r"(?m)^([a-z0-9.-]+)==\S+", LOCK)
+SCRIPTS = sorted(
+    [*(ROOT / "tests").rglob("*.sh"), *(ROOT / "deploy").rglob("*.sh"), ROOT / ".ci" / "run"]
+)
+SCHEMAS = sorted((ROOT / "schemas").glob("*.schema.json"))
+
+
+def test_the_lock_pins_every_requirement_with_a_hash() -> None:
+    blocks = re.split(r"(?m)^(?=[a-z0-9.-]+==)", LOCK)[1:]
+    assert len(blocks) == len(PINNED) > 50
+    assert all("--hash=sha256:" in block for block in blocks)
+
+
+def test_the_lock_names_no_place_and_no_platform() -> None:
+    lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
+    assert [line for line in lines if re.search(r"://|/|;|--(index|find|extra)", line)] == []
+
+
+def test_the_lock_holds_what_the_package_and_its_extras_ask_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = project["dependencies"] + [
+        line for name in ("local", "fast", "test", "bench") for line in extras[name]
+    ]
+    names = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in wanted}
+    assert sorted(names - set(PINNED)) == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_parse_and_stop_at_the_first_error(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True)
+    assert "set -euo pipefail" in path.read_text()
+    assert path.stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.name)
+def test_schemas_are_schemas(path: Path) -> None:
+    schema = json.loads(path.read_text())
+    jsonschema.validators.validator_for(schema).check_schema(schema)
+
+
+def test_the_hostfiles_can_be_read() -> None:
+    counts = {path.name: len(read_hostfile(path)) for path in (ROOT / "hostfiles").iterdir()}
+    assert counts == {"local.txt": 1, "examples.txt": 24, "cluster.txt": 66}
+
+
+def test_every_target_of_the_makefile_is_explained() -> None:
+    text = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"(?m)^\.PHONY: (.*)$", text)
+    shown = subprocess.run(["make", "-C", ROOT, "help"], check=True, capture_output=True, text=True)
+    for target in phony.split():
+        assert re.search(rf"(?m)^{target} +\S", shown.stdout), target
