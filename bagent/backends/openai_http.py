@@ -175,11 +175,9 @@ class OpenAIBackend:
         return network_failure(error, endpoint, timeouts)
 
     def _writer(self, endpoint: Endpoint, request: Request, form: _Form) -> BodyWriter:
-        model = (
-            request.settings.model
-            or endpoint.tags.get("model")
-            or self._served.get(endpoint.name, "")
-        )
+        model = request.settings.model or ""
+        if not model and not (request.body and request.body.get("model")):
+            model = endpoint.tags.get("model") or self._served.get(endpoint.name, "")
         native = form.native_schema and self._enforce != "prompt"
         key = (model, native, form.completion_limit)
         writer = self._writers.get(key)

@@ -214,7 +214,7 @@ def _numbers(text: str, at: Position) -> Iterator[str]:
 
 
 def _check_host(name: str, at: Position) -> str:
-    if name.startswith("["):
+    if name.startswith("[") and name.endswith("]") and _is_v6(name[1:-1]):
         return name
     if not _HOST.fullmatch(name):
         raise HostfileError(f"{name!r} is no host name", at=at)

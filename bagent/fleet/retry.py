@@ -9,7 +9,7 @@ import msgspec
 from bagent.fleet.call import Call
 from bagent.types import Failure
 
-FREE_TRIES = 3
+FREE_TRIES = 1
 """How often a call is sent again without cost since its kept-open connection was closed."""
 
 

@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 MOST_LINES = 10_000
 
@@ -26,6 +27,7 @@ class StdoutWriter:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._room = asyncio.Event()
         self._room.set()
+        self._finished = asyncio.Event()
         self.closed = False
         self._thread = threading.Thread(target=self._work, name="bagent-stdout", daemon=True)
         self._thread.start()
@@ -43,11 +45,23 @@ class StdoutWriter:
         await self._room.wait()
 
     async def finish(self) -> None:
-        """Write all lines and stop; a reader that has gone does not hold it."""
+        """Write all lines and stop; a reader that has gone does not hold it, a slow one does."""
         self._lines.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await self._finished.wait()
+
+    def abandon(self) -> None:
+        """Write no more: nobody reads; the lines are in the journal."""
+        self.closed = True
+        self._room.set()
 
     def _work(self) -> None:
+        try:
+            self._write_all()
+        finally:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._finished.set)
+
+    def _write_all(self) -> None:
         while (line := self._lines.get()) is not None:
             batch = [line]
             while len(batch) < 512:

@@ -18,15 +18,17 @@ from bagent.answers.schema import OutputSchema
 from bagent.errors import (
     EXIT_OK,
     EXIT_ROWS_FAILED,
+    OwnedError,
     UsageError,
 )
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.store.codec import unit_of
 from bagent.store.index import DoneIndex, Policy, load_index
 from bagent.store.journal import Journal, Syncer
-from bagent.store.owner import Owner
+from bagent.store.owner import Owner, Renewer, is_live, owners
 from bagent.store.readers import AnswerStore, Wanted, encode_result, iter_results
 from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
+from bagent.store.segments import part_order
 from bagent.store.tables import input_reader
 from bagent.types import Json, Outcome, Row
 
@@ -44,6 +46,7 @@ class OpenRun:
     owner: Owner
     journal: Journal
     syncer: Syncer
+    renewer: Renewer
     done: DoneIndex
     info: RunInfo
     keep_input: bool
@@ -103,7 +106,8 @@ class OpenRun:
             WriteError: the disk refuses.
         """
         self.journal.tick()
-        self.owner.tick()
+        if self.renewer.lost is not None:
+            raise self.renewer.lost
 
     def stop_requested(self) -> bool:
         """Whether somebody asked the run to stop by the file ``stop``."""
@@ -111,7 +115,8 @@ class OpenRun:
 
     def counts(self) -> tuple[int, int]:
         """Current outcomes, and how many of them are not ok, over all starts of this part."""
-        index = load_index(self.path, self.part, Policy(), report=lambda _: None)
+        part = None if self.part == "all" else self.part
+        index = load_index(self.path, part, Policy(), report=lambda _: None)
         statuses = index.statuses
         total = sum(statuses.values())
         return total, total - statuses.get("ok", 0)
@@ -141,6 +146,7 @@ class OpenRun:
         try:
             self.syncer.stop()
             self.journal.close()
+            self.renewer.stop()
             self.info.starts[-1].ended_at = time.time()
             self.info.starts[-1].exit_code = code
             self.directory.save(self.info, self.part)
@@ -164,6 +170,7 @@ def open_run(prepared: Prepared) -> OpenRun:
     if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
         notes.append(f"the old run is now {directory.move_aside()}")
     RunDir.create(prepared.run_dir)
+    _refuse_other_division(directory, prepared.part)
     owner = Owner.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
         undo.callback(owner.release)
@@ -173,9 +180,8 @@ def open_run(prepared: Prepared) -> OpenRun:
         if changed:
             notes.append(f"{', '.join(changed)} changed; finished rows are kept as they are")
         info = directory.load()
-        ended = info is not None and info.part_exit_code(prepared.part) in (
-            EXIT_OK,
-            EXIT_ROWS_FAILED,
+        ended = info is not None and any(
+            start.exit_code in (EXIT_OK, EXIT_ROWS_FAILED) for start in info.starts
         )
         policy = Policy.parse(options.retry, skip_failed=options.skip_failed, ended=ended)
         directory.clear_stop()
@@ -186,11 +192,14 @@ def open_run(prepared: Prepared) -> OpenRun:
             report=notes.append,
             new_segment=owner.took_over,
         )
-        done = load_index(directory.path, prepared.part, policy, report=notes.append)
+        # Rows that another division finished are finished too, whichever part now has them.
+        done = load_index(directory.path, None, policy, report=notes.append)
         info = _new_info(prepared, info, fingerprints)
         directory.save(info, prepared.part)
         syncer = Syncer(journal)
         syncer.start()
+        renewer = Renewer(owner)
+        renewer.start()
         undo.pop_all()
     return OpenRun(
         directory,
@@ -198,6 +207,7 @@ def open_run(prepared: Prepared) -> OpenRun:
         owner,
         journal,
         syncer,
+        renewer,
         done,
         info,
         job.results.keep_input,
@@ -205,6 +215,16 @@ def open_run(prepared: Prepared) -> OpenRun:
         earlier=_earlier(prepared),
         notes=notes,
     )
+
+
+def _refuse_other_division(directory: RunDir, part: str) -> None:
+    """Refuse while a live process works on the rows by another division (all, or another N)."""
+    for other, record in owners(directory.path).items():
+        if part_order(other)[0] != part_order(part)[0] and is_live(record, time.time()):
+            raise OwnedError(
+                f"process {record.pid} on {record.host} is working on this run as {other}",
+                hint="wait for it, stop it, or give another --name",
+            )
 
 
 def _begin_anew(directory: RunDir, prepared: Prepared, fingerprints: dict[str, str]) -> bool:

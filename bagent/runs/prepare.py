@@ -66,6 +66,7 @@ def prepare(options: RunOptions) -> Prepared:
         raise JobError(
             f"batching mode {job.batching.mode} is not part of this version", hint="use auto"
         )
+    _refuse_unused(job)
     read_deadline(options.deadline, options.env, time.time())
     Policy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
     if job.hostfile is not None:
@@ -77,6 +78,24 @@ def prepare(options: RunOptions) -> Prepared:
     part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
     warnings = list(schema.warnings) if schema is not None else []
     return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings)
+
+
+def _refuse_unused(job: Job) -> None:
+    """Refuse keys that have no effect yet: a budget that is not kept is worse than none."""
+    limits = job.limits
+    unused = {
+        ("limits", "budget_usd"): limits.budget_usd is not None,
+        ("limits", "tpm"): limits.tpm is not None,
+        ("limits", "hedge"): limits.hedge not in ("off", None),
+        ("batching", "size"): job.batching.size not in ("auto", 1),
+    }
+    for path, used in unused.items():
+        if used:
+            raise JobError(
+                f"{'.'.join(path)} is not part of this version",
+                hint=f"remove {path[-1]}",
+                at=job.source.position(path),
+            )
 
 
 def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSource:

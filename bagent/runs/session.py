@@ -181,14 +181,10 @@ class Session:
             emit=self._emit,
             gate=self._stdout.room if self._stdout is not None else None,
         )
-        if self._stdout is not None and self._lines is not None:
-            for line in self._lines.earlier():
-                self._stdout.put(line)
-                await self._stdout.room()
         self._feeder = Feeder(rows.batches(), self._pending)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
-        feeding = asyncio.create_task(engine.run(self._feeder))
+        feeding = asyncio.create_task(self._feed(engine, self._feeder))
         stop = await self._first_reason(feeding, engine, ticker)
         given_up = 0
         if stop is not None:
@@ -197,13 +193,43 @@ class Session:
         self._feeder.close()
         ticker.cancel()
         await asyncio.gather(feeding, ticker, return_exceptions=True)
-        if self._stdout is not None and self._lines is not None:
-            for line in self._lines.rest():
-                self._stdout.put(line)
-            await self._stdout.finish()
+        stop = await self._finish_stdout(stop)
         if stop is not None and self._switch.code is not None:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return Ended(stop, self._snapshot(), given_up)
+
+    async def _feed(self, engine: Engine, feeder: Feeder) -> None:
+        """Print what an earlier start finished, then send the rest."""
+        if self._stdout is not None and self._lines is not None:
+            for number, line in enumerate(self._lines.earlier()):
+                self._stdout.put(line)
+                await self._stdout.room()
+                if number % 64 == 0:
+                    await asyncio.sleep(0)
+        await engine.run(feeder)
+
+    async def _finish_stdout(self, stop: Stop | None) -> Stop | None:
+        """Write what is left for stdout; after a stop, or by a signal, no longer than allowed."""
+        if self._stdout is None or self._lines is None:
+            return stop
+        for line in self._lines.rest():
+            self._stdout.put(line)
+        writing = asyncio.create_task(self._stdout.finish())
+        hurried = asyncio.create_task(self._switch.hurried.wait())
+        reasons: set[asyncio.Future[Any]] = {writing, hurried}
+        if stop is None:
+            reasons.add(self._switch.asked)
+        await asyncio.wait(
+            reasons,
+            timeout=stop.grace if stop else None,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        hurried.cancel()
+        if writing.done():
+            return stop
+        self._stdout.abandon()
+        writing.cancel()
+        return stop or self._switch.asked.result()
 
     async def _first_reason(
         self,

@@ -26,6 +26,7 @@ from bagent.runs.openrun import OpenRun, open_run
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import Prepared, open_input, prepare
 from bagent.runs.session import Ended, Session
+from bagent.runs.stop import stoppable
 
 T = TypeVar("T")
 
@@ -50,7 +51,8 @@ def run_job(options: RunOptions) -> int:
 
     try:
         if prepared.piped:
-            open_input(prepared)
+            with stoppable():
+                open_input(prepared)
         for warning in (*prepared.warnings, *store.notes):
             notice(warning)
         lines = ResultLines(store, options.ordered) if options.output == "-" else None

@@ -6,11 +6,19 @@ import asyncio
 import resource
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from bagent.errors import EXIT_INTERRUPTED, EXIT_NEEDS_PERSON, EXIT_STOPPED, BagentError
+from bagent.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NEEDS_PERSON,
+    EXIT_STOPPED,
+    BagentError,
+    StoppedEarly,
+)
 from bagent.fleet.deadline import Deadline
 
 GRACE_SECONDS = 5.0
@@ -57,7 +65,10 @@ class StopSwitch:
         """Stop feeding in time for ``deadline``, with what is left of its margin to drain."""
         wait = deadline.stop_feeding_at - time.time()
         grace = max(1.0, deadline.margin - FLUSH_SECONDS)
-        words = f"the deadline is {deadline.margin:g} s away"
+        left = max(0.0, deadline.at - time.time())
+        words = f"the deadline is {min(left, deadline.margin):.0f} s away"
+        if left < deadline.margin:
+            words += f", less than the margin of {deadline.margin:g} s (--deadline-margin)"
         stop = Stop(EXIT_STOPPED, words, grace=grace)
         if wait <= 0:
             left = deadline.at - time.time() - FLUSH_SECONDS
@@ -81,6 +92,26 @@ class StopSwitch:
         self.hurried.set()
         if number == signal.SIGINT:
             self.code = EXIT_INTERRUPTED
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Signals end what blocks before the event loop runs, such as a pipe without a first row.
+
+    Raises:
+        StoppedEarly: a signal came.
+    """
+
+    def stop(number: int, _: object) -> None:
+        raise StoppedEarly(f"got {signal.Signals(number).name} before the first row")
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stop_for(error: BaseException) -> Stop:

@@ -22,6 +22,11 @@ class Flight:
         self._fresh: list[Sequence] = []
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def over(self) -> bool:
+        """Whether all sequences have ended and all that is new on them was handed out."""
+        return not self.left and not self._fresh
+
     def changed(self, seq: Sequence) -> None:
         """The engine has something new on ``seq``."""
         self._fresh.append(seq)

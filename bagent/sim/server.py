@@ -224,7 +224,7 @@ class Replica:
         samples = {sample.sequence: sample for sample in order.samples}
         malformed = fault.malformed
         await response.write(b"".join(maker.opening()))
-        while flight.left:
+        while not flight.over:
             chunks: list[bytes] = []
             half_way = False
             for sequence in await flight.news():

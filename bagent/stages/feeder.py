@@ -62,6 +62,7 @@ class Feeder:
         return item
 
     def _work(self) -> None:
+        told = False
         try:
             for batch in self._batches:
                 work = []
@@ -74,9 +75,13 @@ class Feeder:
                 self.read += len(batch)
                 if work and not self._put(work):
                     return
-            self._put(None)
+            told = self._put(None) or True
         except (BagentError, OSError, ValueError, RuntimeError) as error:
-            self._put(error)
+            told = self._put(error) or True
+        finally:
+            if not told and not self._closed.is_set():
+                # Whatever else ended this thread, nobody may wait for it for ever.
+                self._put(RuntimeError("the reader of the rows ended by a fault"))
 
     def _put(self, item: Work | BaseException | None) -> bool:
         self._ahead.acquire()

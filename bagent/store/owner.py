@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -197,6 +198,34 @@ class Owner:
             record = read_owner(self.path)
             if record is not None and record.token == self._record.token:
                 self.path.unlink()
+
+
+class Renewer(threading.Thread):
+    """Keeps an owner's time fresh, whatever the rest of the process waits for.
+
+    ``lost`` is the reason to stop once another process has taken the run over.
+    """
+
+    def __init__(self, owner: Owner, interval: float = 5.0) -> None:
+        super().__init__(name="owner-renew", daemon=True)
+        self.lost: StoppedEarly | None = None
+        self._owner = owner
+        self._interval = interval
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Renew in time until stopped or taken over."""
+        while not self._stopping.wait(self._interval):
+            try:
+                self._owner.tick()
+            except StoppedEarly as error:
+                self.lost = error
+                return
+
+    def stop(self) -> None:
+        """Renew no more."""
+        self._stopping.set()
+        self.join()
 
 
 def read_owner(path: Path) -> OwnerRecord | None:

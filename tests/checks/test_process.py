@@ -71,7 +71,7 @@ def test_any_locale_can_print_any_prompt(bagent: Bagent, job_dir: Path, fs: Fake
     done = bagent(["check", "job.yaml"], env=env)
 
     assert done.code == 0, done.err
-    assert "日本 \\ud800" in done.out
+    assert "日本 \ufffd" in done.out  # as it will be sent
 
 
 def test_a_closed_pipe_ends_quietly(job_dir: Path, fs: FakeServer) -> None:

@@ -244,9 +244,9 @@ def test_a_closed_connection_costs_no_try_but_not_for_ever():
         await s.run(1)
         return s
 
-    assert run_jumping(main(3)).recorder.replies
-    assert run_jumping(main(3)).attempts[-1].try_ == 4
-    assert run_jumping(main(4)).recorder.failures
+    assert run_jumping(main(1)).recorder.replies
+    assert run_jumping(main(1)).attempts[-1].try_ == 2
+    assert run_jumping(main(2)).recorder.failures
 
 
 def test_lessons_cost_no_try_however_many_endpoints_teach_them():
