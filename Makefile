@@ -42,7 +42,8 @@ real-parts: setup ## install vLLM for CPU and Dynamo under .cache/real
 	tests/real/install_dynamo.sh
 
 test-real: real-parts ## the tests against real servers, and the slow ones
-	$(BIN)/pytest -m "real or slow" $(ARGS)
+	$(BIN)/pytest -m "slow and not real" -n $(WORKERS) $(ARGS)
+	$(BIN)/pytest -m real $(ARGS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

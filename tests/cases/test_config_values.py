@@ -9,6 +9,8 @@ from support.cli import run_bagent
 from support.jobs import write_job, write_rows
 from support.replies import echo
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def job_text(fs, job_dir):

@@ -9,6 +9,8 @@ from support.cli import run_bagent
 from support.jobs import sql, write_job
 from support.replies import echo
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def piped(fs, job_dir):

@@ -15,6 +15,8 @@ from support.jobs import results_by_id, write_job
 from support.proxy import ForwardProxy
 from support.replies import delta, echo, error_body, hang, ok, status, stream, wire
 
+pytestmark = pytest.mark.slow
+
 
 def test_waits_in_every_form_are_kept(fs, job_dir):
     in_three = time.strftime("%a %b %e %H:%M:%S %Y", time.gmtime(time.time() + 5))

@@ -6,12 +6,15 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from cases.support_cases import NO_TABLES, RUN, run_rows
 from support.cli import clean_env, run_bagent
 from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import at_barrier, echo, error_body, raw, slow, status
 
+pytestmark = pytest.mark.slow
 BAGENT = f"{sys.executable} -m bagent {' '.join(RUN)}"
 
 

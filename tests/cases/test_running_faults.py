@@ -11,6 +11,8 @@ from support.cli import run_bagent
 from support.jobs import parquet, results_by_id, rows, sql, write_job
 from support.replies import echo, error_body, ok, raw, status
 
+pytestmark = pytest.mark.slow
+
 
 def test_each_kind_of_bad_row_fails_alone_and_is_counted(fs, job_dir):
     fs.set_script(

@@ -11,6 +11,8 @@ from support.cli import run_bagent
 from support.jobs import write_job
 from support.replies import ok, ok_json
 
+pytestmark = pytest.mark.slow
+
 
 def test_files_may_refer_to_each_other_in_a_circle(fs, job_dir):
     folder = job_dir / "parts"

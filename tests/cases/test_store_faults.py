@@ -9,6 +9,8 @@ from support.cli import run_bagent
 from support.jobs import database, parquet, results_by_id, sql, write_job
 from support.replies import echo, ok, ok_json, status
 
+pytestmark = pytest.mark.slow
+
 
 def test_properties_that_are_null_first_keep_their_type(fs, job_dir):
     schema = {

@@ -8,6 +8,8 @@ from cases.support_cases import NO_TABLES, run_rows
 from support.jobs import parquet, write_job
 from support.replies import delta, ok, ok_json, stream, usage_chunk, wire
 
+pytestmark = pytest.mark.slow
+
 GOOD = ok("good")
 LIMITS = {"retries": 2, "concurrency": 50}
 
