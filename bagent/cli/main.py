@@ -115,9 +115,11 @@ def _invoke(args: list[str]) -> int:
         context = error.ctx
         hint = f" (try: {context.command_path} --help)" if context else ""
         return _complain(f"{error.format_message()}{hint}", EXIT_USAGE)
-    except (BrokenPipeError, SystemExit):  # typer answers a closed pipe by exit code 1
-        _silence(1)
-        return 0
+    except BrokenPipeError:
+        return _closed_pipe()
+    except SystemExit as end:
+        # Typer answers a closed pipe by leaving with 1; it leaves in no other way here.
+        return _closed_pipe() if end.code == 1 else EXIT_NEEDS_PERSON
     except BagentError as error:
         if "--debug" in args:
             raise
@@ -131,6 +133,12 @@ def _invoke(args: list[str]) -> int:
             f"{place}{error.strerror or error}", EXIT_CANNOT_WRITE if full else EXIT_USAGE
         )
     return result if isinstance(result, int) else 0
+
+
+def _closed_pipe() -> int:
+    """Whoever read stdout has seen enough: that is a quiet end."""
+    _silence(1)
+    return 0
 
 
 def _complain(text: str, code: int) -> int:

@@ -39,6 +39,9 @@ class StdoutWriter:
         self._lines.put(line + b"\n")
         if self._lines.qsize() > MOST_LINES:
             self._room.clear()
+            # The thread may have caught up just before: then nobody else would say so.
+            if self._lines.qsize() < MOST_LINES // 2:
+                self._room.set()
 
     async def room(self) -> None:
         """Wait until the reader has caught up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -10,13 +11,16 @@ from bagent.runs.openrun import OpenRun
 from bagent.store.readers import encode_result, result_of
 from bagent.types import Json, Outcome, Row
 
+MOST_HELD = 10_000
+"""Lines that may be held back behind one that is still to come."""
+
 
 class ResultLines:
     """Makes the lines of ``-o -``.
 
-    In input order a line is held back until all lines before it have gone out; what is held back
-    is read from the journal again, so it takes no memory but its place. A run that goes on has
-    rows of earlier on either side: then all rows are printed in order at the end.
+    In input order a line is held back until all lines before it have gone out: its answer is read
+    from the journal again, its input is kept, and :meth:`room` bounds how many are held. A run
+    that goes on has rows of earlier on either side: then all rows are printed in order at the end.
 
     Args:
         store: the open run.
@@ -29,6 +33,12 @@ class ResultLines:
         self._late = ordered and store.recorded > 0
         self._expected: deque[tuple[int, int]] = deque()
         self._there: dict[tuple[int, int], tuple[int, Json]] = {}
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def room(self) -> None:
+        """Wait while too many lines are held back behind a row that is still on its way."""
+        await self._room.wait()
 
     @property
     def late(self) -> bool:
@@ -53,6 +63,8 @@ class ResultLines:
         if self._late:
             return []
         self._there[outcome.row, outcome.answer] = location, data
+        if len(self._there) > MOST_HELD:
+            self._room.clear()
         return self._drain(whole=False)
 
     def rest(self) -> list[bytes]:
@@ -65,6 +77,8 @@ class ResultLines:
             found = self._there.pop(self._expected.popleft(), None)
             if found is not None:
                 lines.append(_line(self._store.journal.read_at(found[0]), found[1]))
+        if len(self._there) <= MOST_HELD:
+            self._room.set()
         return lines
 
     def print_all(self) -> None:

@@ -180,10 +180,9 @@ def open_run(prepared: Prepared) -> OpenRun:
         if changed:
             notes.append(f"{', '.join(changed)} changed; finished rows are kept as they are")
         info = directory.load()
-        ended = info is not None and any(
-            start.exit_code in (EXIT_OK, EXIT_ROWS_FAILED) for start in info.starts
+        policy = Policy.parse(
+            options.retry, skip_failed=options.skip_failed, ended=_ended_once(info)
         )
-        policy = Policy.parse(options.retry, skip_failed=options.skip_failed, ended=ended)
         directory.clear_stop()
         journal = Journal.open(
             directory.path,
@@ -214,6 +213,13 @@ def open_run(prepared: Prepared) -> OpenRun:
         on_change,
         earlier=_earlier(prepared),
         notes=notes,
+    )
+
+
+def _ended_once(info: RunInfo | None) -> bool:
+    """Whether some start got to its end: from then on every row that is not ok is taken up."""
+    return info is not None and any(
+        start.exit_code in (EXIT_OK, EXIT_ROWS_FAILED) for start in info.starts
     )
 
 

@@ -45,7 +45,6 @@ class Ended(msgspec.Struct, frozen=True):
 
     stop: Stop | None
     snapshot: Snapshot
-    given_up: int = 0
 
 
 class Session:
@@ -163,7 +162,7 @@ class Session:
             job,
             servers,
             backend,
-            handles=raise_file_limit(4096),
+            handles=raise_file_limit(job.limits.concurrency),
             on_attempt=self._on_attempt,
             notice=self._notice,
         )
@@ -176,27 +175,25 @@ class Session:
             guards=Guards(
                 canary=prepared.options.canary,
                 stop_after=job.limits.stop_after_failures,
-                budget_usd=job.limits.budget_usd,
             ),
             emit=self._emit,
-            gate=self._stdout.room if self._stdout is not None else None,
+            gate=self._reader_ready,
         )
         self._feeder = Feeder(rows.batches(), self._pending)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
         feeding = asyncio.create_task(self._feed(engine, self._feeder))
         stop = await self._first_reason(feeding, engine, ticker)
-        given_up = 0
         if stop is not None:
             feeding.cancel()
-            given_up = await self._drain(self._fleet, stop)
+            await self._drain(self._fleet, stop)
         self._feeder.close()
         ticker.cancel()
         await asyncio.gather(feeding, ticker, return_exceptions=True)
         stop = await self._finish_stdout(stop)
         if stop is not None and self._switch.code is not None:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
-        return Ended(stop, self._snapshot(), given_up)
+        return Ended(stop, self._snapshot())
 
     async def _feed(self, engine: Engine, feeder: Feeder) -> None:
         """Print what an earlier start finished, then send the rest."""
@@ -207,6 +204,12 @@ class Session:
                 if number % 64 == 0:
                     await asyncio.sleep(0)
         await engine.run(feeder)
+
+    async def _reader_ready(self) -> None:
+        """Wait until whoever reads stdout has caught up."""
+        if self._stdout is not None and self._lines is not None:
+            await self._stdout.room()
+            await self._lines.room()
 
     async def _finish_stdout(self, stop: Stop | None) -> Stop | None:
         """Write what is left for stdout; after a stop, or by a signal, no longer than allowed."""
@@ -255,7 +258,7 @@ class Session:
             return self._switch.asked.result()
         return None
 
-    async def _drain(self, fleet: Fleet, stop: Stop) -> int:
+    async def _drain(self, fleet: Fleet, stop: Stop) -> None:
         """Let what is in flight end within the grace time, or until a second signal."""
         if stop.grace:
             self._progress.note(f"{stop.reason}: waiting up to {stop.grace:g} s for what is sent")
@@ -265,8 +268,7 @@ class Session:
         hurry.cancel()
         if not draining.done():
             draining.cancel()
-            return await fleet.drain(0.0)
-        return draining.result()
+            await fleet.drain(0.0)
 
     async def _tick_forever(self) -> None:
         while True:

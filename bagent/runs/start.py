@@ -26,7 +26,7 @@ from bagent.runs.openrun import OpenRun, open_run
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import Prepared, open_input, prepare
 from bagent.runs.session import Ended, Session
-from bagent.runs.stop import stoppable
+from bagent.runs.stop import stoppable, unbroken
 
 T = TypeVar("T")
 
@@ -38,9 +38,29 @@ def run_job(options: RunOptions) -> int:
         UsageError: something the user wrote is wrong; nothing was sent.
     """
     prepared = prepare(options)
-    if not prepared.piped:
-        open_input(prepared)
-    store = open_run(prepared)
+    with stoppable():
+        return _run_prepared(prepared)
+
+
+def _run_prepared(prepared: Prepared) -> int:
+    store: OpenRun | None = None
+    try:
+        if not prepared.piped:
+            open_input(prepared)
+        with unbroken():
+            store = open_run(prepared)
+        return _run_open(prepared, store)
+    except BagentError as error:
+        if store is not None:
+            store.close(error.exit_code)
+        raise
+    finally:
+        if prepared.rows is not None:
+            prepared.rows.close()
+
+
+def _run_open(prepared: Prepared, store: OpenRun) -> int:
+    options = prepared.options
     log = RunLog(store.path / "run.log")
     mode: Any = options.progress
     progress = make_progress(mode, sys.stderr, is_tty=sys.stderr.isatty(), env=options.env)
@@ -51,8 +71,7 @@ def run_job(options: RunOptions) -> int:
 
     try:
         if prepared.piped:
-            with stoppable():
-                open_input(prepared)
+            open_input(prepared)
         for warning in (*prepared.warnings, *store.notes):
             notice(warning)
         lines = ResultLines(store, options.ordered) if options.output == "-" else None
@@ -71,11 +90,8 @@ def run_job(options: RunOptions) -> int:
         return _finish(prepared, store, ended, lines, notice)
     except BagentError as error:
         log.error(str(error))
-        store.close(error.exit_code)
         raise
     finally:
-        if prepared.rows is not None:
-            prepared.rows.close()
         log.close()
 
 

@@ -21,8 +21,13 @@ from bagent.errors import (
 )
 from bagent.fleet.deadline import Deadline
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
 GRACE_SECONDS = 5.0
 """How long requests in flight may take to end after a signal: PBS kills 10 s after it."""
+
+AUTO_CONNECTIONS = 4096
+"""Connections for which room is made where the user names no number."""
 
 FLUSH_SECONDS = 8.0
 """What the end of a run may take once it has stopped feeding and draining."""
@@ -44,15 +49,13 @@ class StopSwitch:
     Use it inside the event loop, in the main thread; :meth:`close` gives the signals back.
     """
 
-    _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.asked: asyncio.Future[Stop] = self._loop.create_future()
         self.hurried = asyncio.Event()
         self.code: int | None = None
         self._timer: asyncio.TimerHandle | None = None
-        for number in self._SIGNALS:
+        for number in STOP_SIGNALS:
             self._loop.add_signal_handler(number, self._signalled, number)
 
     def ask(self, stop: Stop) -> None:
@@ -78,7 +81,7 @@ class StopSwitch:
 
     def close(self) -> None:
         """Stop listening."""
-        for number in self._SIGNALS:
+        for number in STOP_SIGNALS:
             self._loop.remove_signal_handler(number)
         if self._timer is not None:
             self._timer.cancel()
@@ -95,18 +98,29 @@ class StopSwitch:
 
 
 @contextmanager
+def unbroken() -> Iterator[None]:
+    """Signals wait until what is begun here is whole, such as owning and opening a run."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+@contextmanager
 def stoppable() -> Iterator[None]:
-    """Signals end what blocks before the event loop runs, such as a pipe without a first row.
+    """Signals are stops also where no event loop runs yet, such as at a pipe without a first row.
+
+    The loop's own handlers take over while it runs.
 
     Raises:
         StoppedEarly: a signal came.
     """
 
     def stop(number: int, _: object) -> None:
-        raise StoppedEarly(f"got {signal.Signals(number).name} before the first row")
+        raise StoppedEarly(f"got {signal.Signals(number).name} before anything was sent")
 
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         yield
     finally:
@@ -125,11 +139,13 @@ def stop_for(error: BaseException) -> Stop:
     return Stop(EXIT_NEEDS_PERSON, f"a fault in bagent: {error!r}", grace=2.0, error=error)
 
 
-def raise_file_limit(wanted: int) -> int:
+def raise_file_limit(concurrency: int | str) -> int:
     """Raise the soft limit of open files to the hard one; returns how many may be used.
 
-    ``wanted`` are the connections a run would like; some handles are kept for everything else.
+    ``concurrency`` is what the user asked for, or ``auto``; some handles are kept for everything
+    else.
     """
+    wanted = max(AUTO_CONNECTIONS, 0 if concurrency == "auto" else int(concurrency))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = 1 << 20

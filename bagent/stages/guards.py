@@ -23,14 +23,11 @@ class Guards:
     Args:
         canary: whether to stop when the first 50 finished rows fail with the same lasting kind.
         stop_after: stop after so many failed rows; None for never.
-        budget_usd: stop when the known cost passes it; None for no budget.
     """
 
-    def __init__(self, *, canary: bool, stop_after: int | None, budget_usd: float | None) -> None:
+    def __init__(self, *, canary: bool, stop_after: int | None) -> None:
         self._canary = canary
         self._stop_after = stop_after
-        self._budget = budget_usd
-        self._spent = 0.0
         self._done = 0
         self._failed = 0
         self._first_kind: str | None = None
@@ -45,12 +42,6 @@ class Guards:
             return StopAdvice(
                 f"the account can not pay: {outcome.error}", "raise the quota or change the key"
             )
-        if self._budget is not None and outcome.cost_usd:
-            self._spent += outcome.cost_usd
-            if self._spent >= self._budget:
-                return StopAdvice(
-                    f"the budget of ${self._budget:g} is spent", "raise --budget to go on"
-                )
         if self._stop_after is not None and self._failed >= self._stop_after:
             return StopAdvice(
                 f"{self._failed} rows failed (limits.stop_after_failures);"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
-from support.cli import Completed, run_bagent
+from support.cli import Completed, clean_env, run_bagent
 
 Json = Any
 
@@ -30,6 +31,19 @@ def run_rows(folder: Path, *options: str, **how: Any) -> tuple[Completed, dict[J
         assert row["id"] not in found, f"row {row['id']} is there twice"
         found[row["id"]] = row
     return done, found
+
+
+def shell(command: str, folder: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run a command line in ``folder`` as a batch script would; stdin is empty."""
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=clean_env(folder),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
 
 
 def error_of(done: Completed) -> str:

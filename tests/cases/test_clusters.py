@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, error_of, run_rows
-from support.cli import Running, clean_env, no_locks_env, run_bagent
+from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, shell
+from support.cli import Running, no_locks_env, run_bagent
 from support.jobs import results_by_id, rows, write_job
 from support.replies import echo, gated, hang, slow
 
 BAGENT = f"{sys.executable} -m bagent {' '.join(RUN)}"
-
-
-def shell(command, folder):
-    """Run a command line as a batch script would."""
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=clean_env(folder),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 def test_a_walltime_ends_a_run_in_good_order_and_the_requeued_job_goes_on(fs, job_dir):

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, run_rows
-from support.cli import clean_env, run_bagent
+from cases.support_cases import NO_TABLES, RUN, run_rows, shell
+from support.cli import run_bagent
 from support.jobs import results_by_id, write_job
 from support.replies import at_barrier, close, echo, error_body, hang, ok, raw, slow, status
 
 BAGENT = f"{sys.executable} -m bagent"
-
-
-def shell(command, folder, timeout=60):
-    """Run a command line as a script would; stdin is empty."""
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=clean_env(folder),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
 
 
 # --- exit codes -----------------------------------------------------------------------------------

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, run_rows
-from support.cli import clean_env, run_bagent
+from cases.support_cases import NO_TABLES, RUN, run_rows, shell
+from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import at_barrier, echo, error_body, raw, slow, status
 
 pytestmark = pytest.mark.slow
 BAGENT = f"{sys.executable} -m bagent {' '.join(RUN)}"
-
-
-def shell(command, folder):
-    """Run a command line as a script would; stdin is empty."""
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=clean_env(folder),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 def test_one_endpoint_of_a_fleet_may_have_more_than_a_hundred_connections(fs, job_dir):

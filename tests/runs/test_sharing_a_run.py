@@ -1,0 +1,200 @@
+"""Who may work on a run, what counts as finished, and how a run ends when others hold it up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bagent.runs.emit import StdoutWriter
+from bagent.runs.options import RunOptions
+from bagent.runs.prepare import prepare
+from bagent.store.owner import Owner, Renewer, owner_path, read_owner
+from support.cli import Running, clean_env
+from support.jobs import results_by_id, write_job
+from support.replies import echo, error_body, gated, ok, status
+
+RUN = ["run", "job.yaml", "--progress", "plain"]
+NO_TABLES = {"duckdb": False, "parquet": False}
+
+
+def test_rows_that_parts_finished_are_sent_by_no_other_division(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 20, results=NO_TABLES)
+    for part in ("1/2", "2/2"):
+        assert bagent([*RUN, "--shard", part]).code == 0
+    assert len(fs.requests) == 20
+    assert bagent(RUN).code == 0
+    assert bagent([*RUN, "--shard", "1/3"]).code == 0
+    assert len(fs.requests) == 20
+    assert len(results_by_id(job_dir)) == 20
+
+
+def test_a_part_is_refused_while_another_division_is_at_work(fs, job_dir, bagent):
+    fs.set_script({"*": [gated(echo())]})
+    write_job(job_dir, fs.url, 4, results=NO_TABLES)
+    with Running(RUN, job_dir) as whole:
+        fs.wait_for(4)
+        part = bagent([*RUN, "--shard", "1/2"])
+        assert part.code == 2
+        assert str(whole.process.pid) in part.err
+        fs.release()
+        assert whole.finish().code == 0
+    assert len(fs.requests) == 4
+
+
+def test_failures_of_an_ended_run_are_taken_up_also_after_a_start_that_stopped(fs, job_dir, bagent):
+    fs.set_script({"r2": [status(400, error_body(400, "no"))], "*": [echo()]})
+    write_job(job_dir, fs.url, 3, results=NO_TABLES)
+    assert bagent(RUN).code == 1
+    fs.stop()
+    assert bagent([*RUN, "--wait-hosts", "500ms"]).code == 75
+    fs.restart()
+    fs.set_script({"*": [ok("now")]})
+    assert bagent(RUN).code == 0
+    assert results_by_id(job_dir)["r2"]["text"] == "now"
+
+
+def test_a_batch_line_keeps_the_model_that_it_names(fs, job_dir, bagent):
+    def line(name: str, body: dict) -> bytes:
+        body = {**body, "messages": [{"role": "user", "content": f"id={name} hello"}]}
+        entry = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+        return msgspec.json.encode(entry)
+
+    fs.set_script({"*": [echo()]})
+    lines = [line("r1", {"model": "fine-tuned-7"}), line("r2", {})]
+    (job_dir / "batch.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    done = bagent(["run", "batch.jsonl", "--backend", fs.url, "--progress", "plain"])
+    assert done.code == 0, done.err
+    assert fs.of("r1")[0].body["model"] == "fine-tuned-7"
+    assert fs.of("r2")[0].body["model"] == "fake-model"
+
+
+@pytest.mark.parametrize("option", ["limits.budget_usd=1", "limits.tpm=100", "limits.hedge=5s"])
+def test_a_key_without_effect_is_refused_before_anything_is_sent(fs, job_dir, bagent, option):
+    write_job(job_dir, fs.url, 2)
+    done = bagent([*RUN, "--set", option])
+    assert done.code == 2
+    assert option.partition("=")[0] in done.err
+    assert fs.requests == []
+
+
+def test_a_hostfile_address_that_is_none_is_refused_with_its_line(job_dir, bagent):
+    write_job(job_dir, "vllm", 2, backend=None, hostfile="hosts.txt")
+    (job_dir / "hosts.txt").write_text("127.0.0.1:1\n[::1\n")
+    done = bagent(RUN)
+    assert done.code == 2
+    assert "hosts.txt:2" in done.err
+
+
+def test_a_signal_before_the_first_piped_row_is_a_stop_in_good_order(fs, job_dir):
+    write_job(job_dir, fs.url, None, input=None)
+    with Running([*RUN, "-i", "-"], job_dir) as running:
+        owner = job_dir / "runs/job/owner.json"
+        while not owner.exists():
+            assert running.process.poll() is None, running.err
+        running.send(signal.SIGTERM)
+        assert running.finish().code == 75
+    assert not owner.exists()
+
+
+def test_a_reader_that_stops_reading_cannot_hold_a_stopped_run(fs, job_dir):
+    fs.set_script({"*": [ok("x" * 20_000)]})
+    write_job(job_dir, fs.url, 60, results=NO_TABLES)
+    command = [sys.executable, "-m", "bagent", *RUN, "-o", "-"]
+    child = subprocess.Popen(
+        command,
+        cwd=job_dir,
+        env=clean_env(job_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        journal = job_dir / "runs/job/journal/rows-all-000001.jsonl"
+        _until(lambda: journal.exists() and journal.read_bytes().count(b"\n") == 60)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=30) == 75
+    finally:
+        child.kill()
+        child.communicate()
+    assert len(results_by_id(job_dir)) == 60
+
+
+def test_an_owner_is_renewed_by_a_thread_and_learns_that_it_lost_the_run(tmp_path: Path):
+    now = 1000.0
+    owner = Owner.acquire(tmp_path, "all", clock=lambda: now)
+    renewer = Renewer(owner, interval=0.005)
+    renewer.start()
+    now += 20
+    path = owner_path(tmp_path, "all")
+    _until(lambda: (record := read_owner(path)) is not None and record.time == 1020.0)
+    other = read_owner(path)
+    assert other is not None
+    other.token = "another"
+    path.write_bytes(msgspec.json.encode(other))
+    now += 20
+    _until(lambda: renewer.lost is not None)
+    renewer.stop()
+    assert "taken this run over" in str(renewer.lost)
+
+
+def _until(true) -> None:
+    """Wait for a thread, at most ten seconds."""
+    tick = threading.Event()
+    for _ in range(2000):
+        if true():
+            return
+        tick.wait(0.005)
+    raise AssertionError("it did not happen in ten seconds")
+
+
+def test_a_slow_reader_of_stdout_gets_every_line_in_order():
+    async def main() -> bytes:
+        reader, writer = os.pipe()
+        lines = StdoutWriter(writer, lambda: None)
+
+        def read() -> bytes:
+            pieces = []
+            while piece := os.read(reader, 512):
+                pieces.append(piece)
+            return b"".join(pieces)
+
+        reading = asyncio.create_task(asyncio.to_thread(read))
+        for number in range(30_000):
+            lines.put(b"%d" % number)
+            await lines.room()
+        await lines.finish()
+        os.close(writer)
+        found = await reading
+        os.close(reader)
+        return found
+
+    assert asyncio.run(main()).split() == [b"%d" % number for number in range(30_000)]
+
+
+def test_the_file_limit_follows_the_concurrency_that_was_asked_for(tmp_path):
+    script = (
+        "import resource; from bagent.runs.stop import raise_file_limit;"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard));"
+        "few = raise_file_limit(10_000);"
+        "print(few, resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    allowed, raised = done.stdout.split()
+    assert raised == "True", done.stderr
+    assert int(allowed) > 192
+
+
+def test_a_job_is_checked_before_its_run_directory_is_made(fs, job_dir):
+    write_job(job_dir, fs.url, 1)
+    prepared = prepare(RunOptions(job=Path("job.yaml"), cwd=job_dir))
+    assert prepared.part == "all"
+    assert not (job_dir / "runs").exists()
