@@ -52,6 +52,7 @@ class Driver:
         self.engine = engine
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None
 
     def start(self, flight: Flight, requests: Seq[Request]) -> None:
         """Submit the requests of one call; each has ``flight`` as its tag."""
@@ -79,11 +80,13 @@ class Driver:
             seq.request.tag.changed(seq)
         due = self.engine.next_event()
         if self._timer is not None:
-            if self._timer.when() == due:
+            # The handles of some loops do not tell when they are due.
+            if self._due == due:
                 return
             self._timer.cancel()
             self._timer = None
         if due is not None:
+            self._due = due
             self._timer = self._loop.call_at(due, self._tick)
 
     def _tick(self) -> None:
