@@ -14,6 +14,7 @@ from bagent.backends.chat_stream import StreamReader
 from bagent.backends.chat_wire import BodyWriter, read_reply
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.failures import from_status
+from bagent.backends.http_connection import PlainResponse
 from bagent.backends.json_text import decode_json
 from bagent.backends.request import Request
 from bagent.backends.transport import (
@@ -188,7 +189,7 @@ class OpenAIBackend:
 
     async def _read(
         self,
-        response: aiohttp.ClientResponse,
+        response: aiohttp.ClientResponse | PlainResponse,
         reader: StreamReader,
         patience: Patience,
         exchange: Exchange,
@@ -209,7 +210,7 @@ class OpenAIBackend:
 
     async def _read_stream(
         self,
-        response: aiohttp.ClientResponse,
+        response: aiohttp.ClientResponse | PlainResponse,
         reader: StreamReader,
         patience: Patience,
         exchange: Exchange,

@@ -12,7 +12,6 @@ import io
 import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +19,8 @@ import aiohttp
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.http_connection import PlainResponse
+from bagent.backends.plain_http import OPENED, NotConnected, PlainPool
 from bagent.backends.proxy import without_userinfo
 from bagent.types import Failure
 
@@ -32,9 +33,6 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.E
 _CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
 
 
-_OPENED: ContextVar[bool] = ContextVar("bagent_opened", default=False)
-
-
 class _Connector(aiohttp.TCPConnector):
     """Notes in the task that asks for a connection whether one had to be opened.
 
@@ -43,13 +41,13 @@ class _Connector(aiohttp.TCPConnector):
     """
 
     async def _create_connection(self, req: Any, traces: Any, limits: aiohttp.ClientTimeout) -> Any:
-        _OPENED.set(True)
+        OPENED.set(True)
         return await super()._create_connection(req, traces, limits)
 
 
 def reused() -> bool:
     """Whether the last request of this task went over a kept-open connection."""
-    return not _OPENED.get()
+    return not OPENED.get()
 
 
 class Transport:
@@ -57,6 +55,7 @@ class Transport:
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
+        self._plain = PlainPool(IDLE_SECONDS)
         self._contexts: dict[str, ssl.SSLContext] = {}
         self._timeouts: dict[Timeouts, aiohttp.ClientTimeout] = {}
 
@@ -99,12 +98,14 @@ class Transport:
         path: str,
         body: bytes,
         timeouts: Timeouts,
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse | PlainResponse]:
         """POST ``body`` (JSON) to ``path`` below the endpoint's base address.
 
         To be entered with ``async with``: then it is sent, and its connection is given back.
         """
-        _OPENED.set(False)
+        OPENED.set(False)
+        if PlainPool.serves(endpoint):
+            return self._plain.post(endpoint, path, body, timeouts)
         data: aiohttp.Payload
         if len(body) <= LARGE_BODY:
             data = aiohttp.BytesPayload(body, content_type="application/json")
@@ -141,6 +142,7 @@ class Transport:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._plain.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -259,7 +261,7 @@ def _system_failure(error: OSError, where: str) -> Failure | None:
     if isinstance(error, aiohttp.ClientConnectorSSLError):
         hint = "does it speak plain http?"
         return Failure("connect", f"no TLS with {where}: {_cause(error)} ({hint})", True)
-    if isinstance(error, aiohttp.ClientConnectorError):
+    if isinstance(error, aiohttp.ClientConnectorError | NotConnected):
         return Failure("connect", f"cannot connect to {where}: {_cause(error)}", True)
     if is_stale(error):
         return None

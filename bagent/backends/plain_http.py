@@ -1,0 +1,275 @@
+"""HTTP/1.1 to plain ``http://`` endpoints: the road of nearly all calls of a fleet.
+
+What aiohttp does for each request beyond sending and reading it (redirects, cookies, traces,
+sessions) costs more than all the rest of a row, and none of it is wanted here. It stays the client
+for TLS, proxies and addresses with a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+from aiohappyeyeballs import start_connection
+from multidict import CIMultiDict
+from yarl import URL
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.http_connection import Connection, PlainResponse, arrival
+
+NAME_SECONDS = 300.0
+"""So long the addresses of a host name are kept."""
+
+_EYEBALLS = 0.25
+_KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+"""A dead host is noticed within two minutes, however long an answer takes."""
+
+_BAD_IN_HEAD = ("\r", "\n", "\0")
+
+OPENED: ContextVar[bool] = ContextVar("bagent_opened", default=False)
+"""Whether the last request of this task had to open a connection."""
+
+
+class NotConnected(aiohttp.ClientOSError):
+    """No connection could be made; ``os_error`` says why."""
+
+    def __init__(self, os_error: OSError) -> None:
+        super().__init__(os_error.errno, os_error.strerror or str(os_error))
+        self.os_error = os_error
+
+
+class _Target:
+    """Where requests of one endpoint to one route go, and the part of their head that is fixed."""
+
+    __slots__ = ("head", "host", "place", "port")
+
+    def __init__(self, endpoint: Endpoint, path: str) -> None:
+        url = URL(endpoint.url + path)
+        if endpoint.query:
+            url = url.update_query(dict(endpoint.query))
+        if not url.raw_host:
+            raise aiohttp.InvalidURL(url)
+        self.host = url.raw_host
+        self.port = url.port or 80
+        self.place = (self.host, self.port)
+        fields: CIMultiDict[str] = CIMultiDict(
+            {
+                "Host": url.host_port_subcomponent or self.host,
+                "User-Agent": "bagent",
+                "Accept": "*/*",
+                "Content-Type": "application/json",
+            }
+        )
+        fields.update(endpoint.headers)
+        fields.popall("Content-Length", None)
+        lines = [f"POST {url.raw_path_qs} HTTP/1.1"]
+        for name, value in fields.items():
+            if any(bad in name or bad in value for bad in _BAD_IN_HEAD):
+                raise ValueError(f"a line break or zero byte in the header {name!r}")
+            lines.append(f"{name}: {value}")
+        self.head = "\r\n".join(lines).encode() + b"\r\nContent-Length: "
+
+
+class PlainPool:
+    """Connections to plain HTTP endpoints, kept open for ``idle_seconds``; for one event loop."""
+
+    def __init__(self, idle_seconds: float) -> None:
+        self._idle_seconds = idle_seconds
+        self._idle: dict[tuple[str, int], deque[Connection]] = {}
+        self._busy: set[Connection] = set()
+        self._targets: dict[tuple[Endpoint, str], _Target] = {}
+        self._names: dict[tuple[str, int], tuple[float, list[Any]]] = {}
+        self._reaper: asyncio.TimerHandle | None = None
+
+    @staticmethod
+    def serves(endpoint: Endpoint) -> bool:
+        """Whether the endpoint is reached this way: no TLS, no proxy, no password in its URL."""
+        return (
+            endpoint.proxy is None
+            and endpoint.url.startswith("http://")
+            and ("@" not in endpoint.url)
+        )
+
+    def post(self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts) -> Posting:
+        """POST ``body`` (JSON): to be entered with ``async with``.
+
+        Raises:
+            ValueError: the address or a header cannot be sent.
+        """
+        target = self._targets.get((endpoint, path))
+        if target is None:
+            if len(self._targets) >= 32768:
+                self._targets.clear()
+            target = self._targets[endpoint, path] = _Target(endpoint, path)
+        return Posting(self, target, body, timeouts)
+
+    def take(self, target: _Target, now: float) -> Connection | None:
+        """A kept-open connection that may still be good, if there is one."""
+        idle = self._idle.get(target.place)
+        while idle:
+            connection = idle.pop()
+            transport = connection.transport
+            if transport is None or transport.is_closing():
+                continue
+            if now - connection.idle_since >= self._idle_seconds:
+                transport.close()
+                continue
+            self._busy.add(connection)
+            return connection
+        return None
+
+    def give_back(self, target: _Target, connection: Connection, now: float) -> None:
+        """Keep a connection whose answer was read whole; close any other."""
+        self._busy.discard(connection)
+        if not connection.reusable:
+            if connection.transport is not None:
+                connection.transport.abort()
+            return
+        connection.idle_since = now
+        idle = self._idle.get(target.place)
+        if idle is None:
+            idle = self._idle[target.place] = deque()
+        idle.append(connection)
+        if self._reaper is None:
+            loop = asyncio.get_running_loop()
+            self._reaper = loop.call_later(self._idle_seconds, self._reap, loop)
+
+    def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what has been idle for too long, before the server does."""
+        oldest = loop.time() - self._idle_seconds
+        for place, idle in list(self._idle.items()):
+            while idle and (idle[0].idle_since <= oldest or idle[0].transport is None):
+                connection = idle.popleft()
+                if connection.transport is not None:
+                    connection.transport.close()
+            if not idle:
+                del self._idle[place]
+        self._reaper = loop.call_later(1.0, self._reap, loop) if self._idle else None
+
+    async def connect(self, target: _Target) -> Connection:
+        """A new connection.
+
+        Raises:
+            NotConnected: nobody listens, the name is unknown, or this machine is out of something.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            found = await start_connection(
+                await self._addresses(target, loop), happy_eyeballs_delay=_EYEBALLS, loop=loop
+            )
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                if hasattr(socket, option):
+                    found.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            try:
+                _, connection = await loop.create_connection(Connection, sock=found)
+            except BaseException:
+                found.close()
+                raise
+        except OSError as error:
+            self._names.pop(target.place, None)
+            raise NotConnected(error) from error
+        self._busy.add(connection)
+        return connection
+
+    async def _addresses(self, target: _Target, loop: asyncio.AbstractEventLoop) -> list[Any]:
+        kept = self._names.get(target.place)
+        if kept is not None and kept[0] > loop.time():
+            return kept[1]
+        found = await loop.getaddrinfo(
+            target.host, target.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )
+        self._names[target.place] = (loop.time() + NAME_SECONDS, found)
+        return found
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
+        for connection in (*self._busy, *(c for idle in self._idle.values() for c in idle)):
+            if connection.transport is not None:
+                connection.transport.abort()
+        self._idle.clear()
+        self._busy.clear()
+        await asyncio.sleep(0)
+
+
+class Posting:
+    """One request, from its sending to the return of its connection (``async with``).
+
+    Raises:
+        aiohttp.ClientError: the connection or the answer was bad.
+        TimeoutError: ``timeouts.total`` was over; aiohttp's ConnectionTimeoutError for ``connect``.
+    """
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_expiry",
+        "_late",
+        "_pool",
+        "_target",
+        "_timeouts",
+    )
+
+    def __init__(self, pool: PlainPool, target: _Target, body: bytes, timeouts: Timeouts) -> None:
+        self._pool = pool
+        self._target = target
+        self._body = body
+        self._timeouts = timeouts
+        self._connection: Connection | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> PlainResponse:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        connection = self._pool.take(self._target, began)
+        if connection is None:
+            OPENED.set(True)
+            connection = await self._connected()
+        self._connection = connection
+        try:
+            total = self._timeouts.total
+            if total is not None:
+                self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())
+            body = self._body
+            connection.send(b"%b%d\r\n\r\n" % (self._target.head, len(body)), body)
+            while not connection.headed:
+                await arrival(connection)
+        except BaseException:
+            self._end(loop.time())
+            raise
+        return PlainResponse(connection)
+
+    async def _connected(self) -> Connection:
+        limits = self._timeouts
+        known = [limit for limit in (limits.connect, limits.total) if limit is not None]
+        try:
+            async with asyncio.timeout(min(known) if known else None):
+                return await self._pool.connect(self._target)
+        except TimeoutError:
+            if limits.connect is not None and limits.connect == min(known):
+                raise aiohttp.ConnectionTimeoutError from None
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(asyncio.get_running_loop().time())
+
+    def _end(self, now: float) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._connection is not None:
+            self._pool.give_back(self._target, self._connection, now)
+            self._connection = None
