@@ -184,17 +184,15 @@ def answers_select(columns: Iterable[tuple[str | None, str]], source: str) -> st
     paths = "[" + ", ".join(literal(_pointer(name)) for name, _ in wanted) + "]"
     typed = []
     for place, (name, kind) in enumerate(wanted, 1):
-        values = "plain" if _is_scalar(kind) else "nested"
-        typed.append(f"TRY_CAST({values}[{place}] AS {kind}) AS {quoted(names[name])}")
-    kinds = [_is_scalar(kind) for _, kind in wanted]
-    parsed = []
-    if any(kinds):
-        parsed.append(f"json_extract_string(output, {paths}) AS plain")
-    if not all(kinds):
-        parsed.append(f"json_extract(output, {paths}) AS nested")
+        value = f"parts[{place}]"
+        if _is_scalar(kind):
+            value = f"{value}->>'$'"
+        if kind.upper() != ("VARCHAR" if _is_scalar(kind) else "JSON"):
+            value = f"TRY_CAST({value} AS {kind})"
+        typed.append(f"{value} AS {quoted(names[name])}")
     return (
         f"SELECT id, stage, answer, {', '.join(typed)} FROM (SELECT id, stage, answer,"
-        f" {', '.join(parsed)} FROM {source} WHERE status = 'ok')"
+        f" json_extract(output, {paths}) AS parts FROM {source} WHERE status = 'ok')"
     )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from bagent.store.segments import Report, locate, part_order, place_of, read_lin
 
 _PART_LINES = 65536
 _WINDOW_LINES = 32768
+_BLOCK_LINES = 256
+_BLOCK_BYTES = 8 * 1024 * 1024
 _ORDINAL_BITS = 24
 _ORDINALS = (1 << _ORDINAL_BITS) - 1
 _MOST_ROWS = 1 << 38
@@ -171,6 +174,37 @@ class CurrentLines:
         """The line at a place, without its newline; empty where it cannot be read."""
         data = os.pread(self._descriptor(place.segment), place.length - 1, place.offset)
         return data if len(data) == place.length - 1 else b""
+
+    def texts(self, places: Iterable[Place]) -> Iterator[tuple[Place, bytes]]:
+        """Each place with its line and newline, in the order given; empty where it cannot be read.
+
+        Lines that lie near each other are read in one piece of at most 8 MiB.
+        """
+        left = iter(places)
+        while some := list(islice(left, _BLOCK_LINES)):
+            blocks = self._blocks(some)
+            for place in some:
+                block = blocks.get(place.segment)
+                if block is None:
+                    line = self.read(place)
+                    yield place, line + b"\n" if line else line
+                else:
+                    start = place.offset - block[0]
+                    yield place, block[1][start : start + place.length]
+
+    def _blocks(self, places: list[Place]) -> dict[int, tuple[int, bytes]]:
+        """For segments whose lines lie near each other: an offset and the bytes from there."""
+        bounds: dict[int, tuple[int, int, int]] = {}
+        for _, _, segment, offset, length, _ in places:
+            low, high, wanted = bounds.get(segment, (offset, 0, 0))
+            bounds[segment] = (min(low, offset), max(high, offset + length), wanted + length)
+        blocks = {}
+        for segment, (low, high, wanted) in bounds.items():
+            if high - low <= min(2 * wanted, _BLOCK_BYTES):
+                data = os.pread(self._descriptor(segment), high - low, low)
+                if len(data) == high - low:
+                    blocks[segment] = (low, data)
+        return blocks
 
     def location(self, place: Place) -> int:
         """The location of a place, for :meth:`read_at` and to be kept in one integer."""

@@ -6,8 +6,8 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,13 @@ OBJECT_BYTES = 16 * 1024 * 1024
 """The longest line that DuckDB reads unless the journal holds a longer one."""
 
 _CHUNK_BYTES = 16 * 1024 * 1024
+_BUFFER_BYTES = 256 * 1024
+
+_STORE = "ROW_GROUP_SIZE 30720"
+"""A group of rows is in memory until it is packed: the usual 122,880 rows take 150 MB."""
+
+_NOT_TRIED = "fsst,dictionary"
+"""Packings of text that cost time to try and are part of another one, ``dict_fsst``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class Warehouse:
         self.limits = limits
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._con = connect(work, limits.memory)
+        self._con.execute(f"SET disabled_compression_methods = {sql.literal(_NOT_TRIED)}")
         self.database = self._attach()
 
     def _attach(self) -> Path | None:
@@ -58,12 +66,12 @@ class Warehouse:
         """
         path = self.work / "tables.duckdb"
         with contextlib.suppress(duckdb.IOException):
-            self._con.execute(f"ATTACH {sql.literal(str(path))} AS store")
+            self._con.execute(f"ATTACH {sql.literal(str(path))} AS store ({_STORE})")
             return path
         self._scratch = tempfile.TemporaryDirectory(prefix="bagent-")
         path = Path(self._scratch.name) / "tables.duckdb"
         with contextlib.suppress(duckdb.IOException):
-            self._con.execute(f"ATTACH {sql.literal(str(path))} AS store")
+            self._con.execute(f"ATTACH {sql.literal(str(path))} AS store ({_STORE})")
             return path
         self._con.execute("ATTACH ':memory:' AS store")
         return None
@@ -82,19 +90,53 @@ class Warehouse:
     ) -> int:
         """Make a table of JSON lines (with newlines); the number of its rows.
 
-        The next chunk is made by a thread while DuckDB reads the one before.
+        Three steps go on at once: a thread writes a chunk of lines, a second parses the one
+        before, and this one packs the one before that into the store.
         """
         target = f"store.{sql.quoted(table)}"
         self._con.execute(f"CREATE TABLE {target} ({sql.declared(columns)})")
         self._con.execute("BEGIN")
-        for path in _chunk_files(lines, self.work):
-            source = sql.read_json(str(path), columns, self.limits.object_bytes)
-            self._con.execute(
-                f"INSERT INTO {target} SELECT {sql.selected(columns, defaults)}"
-                f" FROM {source} WHERE {sql.quoted(sql.REQUIRED[table])} IS NOT NULL"
-            )
+        select = (
+            f"SELECT {sql.selected(columns, defaults)} FROM {{source}}"
+            f" WHERE {sql.quoted(sql.REQUIRED[table])} IS NOT NULL"
+        )
+        with contextlib.closing(self._parsed(lines, columns, select)) as parsed:
+            for chunk in parsed:
+                self._con.execute(f"INSERT INTO {target} FROM {chunk}.lines")
         self._con.execute("COMMIT")
         return self.count(table)
+
+    def _parsed(
+        self, lines: Iterator[bytes], columns: dict[str, str], select: str
+    ) -> Generator[str, None, None]:
+        """Databases in memory with a table ``lines`` each, dropped after use.
+
+        Each is a database of its own, because a transaction that has begun sees no later table
+        of a database that it knows.
+        """
+        cursor = self._con.cursor()
+
+        def parse(number: int, path: Path) -> str:
+            name = f"chunk{number}"
+            source = sql.read_json(str(path), columns, self.limits.object_bytes)
+            cursor.execute(f"ATTACH ':memory:' AS {name}")
+            cursor.execute(f"CREATE TABLE {name}.lines AS {select.format(source=source)}")
+            return name
+
+        with contextlib.closing(cursor), ThreadPoolExecutor(1, "parse") as pool:
+            ahead: Future[str] | None = None
+            for number, path in enumerate(_chunk_files(lines, self.work)):
+                coming = pool.submit(parse, number, path)
+                if ahead is not None:
+                    yield from self._used(ahead.result())
+                ahead = coming
+                wait([coming])
+            if ahead is not None:
+                yield from self._used(ahead.result())
+
+    def _used(self, name: str) -> Iterator[str]:
+        yield name
+        self._con.execute(f"DETACH {name}")
 
     def load_parquet(self, table: str, path: Path) -> None:
         """Make a table of a Parquet file."""
@@ -147,33 +189,41 @@ class Warehouse:
 
 
 def _chunk_files(lines: Iterator[bytes], work: Path) -> Iterator[Path]:
-    """Files of some 16 MB with these lines, each removed after use.
+    """Files of some 16 MB with these lines; each is written over after use.
 
-    A thread writes the next one while the caller reads the one before.
+    A thread writes the next one while the caller reads the one before. Each has a new name: what
+    a reader may have kept of an old one under the same name would be wrong.
     """
     with ThreadPoolExecutor(1, "chunks") as pool:
-        number = 0
-        ahead = pool.submit(_write_chunk, lines, work / "chunk-0.jsonl")
-        more = True
+        spare: Path | None = None
+        number, more = 0, True
+        ahead = pool.submit(_write_chunk, lines, work / "chunk-0.jsonl", spare)
         while more:
             path, more = ahead.result()
             if more:
                 number += 1
-                ahead = pool.submit(_write_chunk, lines, work / f"chunk-{number}.jsonl")
+                ahead = pool.submit(_write_chunk, lines, work / f"chunk-{number}.jsonl", spare)
             yield path
-            path.unlink()
+            spare = path
+        path.unlink()
 
 
-def _write_chunk(lines: Iterator[bytes], path: Path) -> tuple[Path, bool]:
-    """Write lines until the file is full; the file, and whether lines are left."""
+def _write_chunk(lines: Iterator[bytes], path: Path, spare: Path | None) -> tuple[Path, bool]:
+    """Write lines until the file is full; the file, and whether lines are left.
+
+    The pages of a spare file are used again: new ones cost as much as parsing what they hold.
+    """
+    if spare is not None:
+        spare.rename(path)
     size = 0
-    with path.open("wb") as handle:
+    with path.open("wb" if spare is None else "r+b", buffering=_BUFFER_BYTES) as handle:
         for line in lines:
             handle.write(line)
             size += len(line)
             if size >= _CHUNK_BYTES:
-                return path, True
-    return path, False
+                break
+        handle.truncate()
+    return path, size >= _CHUNK_BYTES
 
 
 def _drain(descriptor: int, path: Path) -> None:
