@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -166,6 +167,9 @@ def _silence(number: int) -> None:
 def run_and_exit() -> None:
     """The console script: a fault in bagent itself is one line too, a traceback with --debug."""
     _open_standard_files()
+    gc.set_threshold(200_000, 20, 100)  # imports make much to look through and no waste
+    # Else pydantic looks through all installed packages for plugins: nothing here wants one.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if "--debug" not in sys.argv:
         sys.excepthook = _one_line
     sys.exit(main())

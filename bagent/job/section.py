@@ -23,7 +23,7 @@ class Section(BaseModel):
     near name; ``misplaced`` gives better hints for keys that people often try.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     misplaced: ClassVar[Mapping[str, str]] = {}
     short_form: ClassVar[list[Json]] = []

@@ -22,6 +22,7 @@ from bagent.errors import (
     UsageError,
 )
 from bagent.runs.prepare import STAGE, Prepared
+from bagent.runs.tables_child import TablesChild
 from bagent.store.codec import unit_of
 from bagent.store.index import DoneIndex, Policy, load_index
 from bagent.store.journal import Journal, Syncer
@@ -38,7 +39,8 @@ class OpenRun:
     """What a running session needs of its run directory; made by :func:`open_run`.
 
     ``recorded`` counts outcomes that were there before, ``finished`` those that are left as
-    they are. ``notes`` are words for people about what was found.
+    they are. ``notes`` are words for people about what was found. ``tables`` makes the tables at
+    the end; None where the job wants none.
     """
 
     directory: RunDir
@@ -52,6 +54,7 @@ class OpenRun:
     keep_input: bool
     on_change: OnChange
     earlier: AnswerStore | None = None
+    tables: TablesChild | None = None
     notes: list[str] = field(default_factory=list)
     _closed: bool = False
 
@@ -109,6 +112,11 @@ class OpenRun:
         if self.renewer.lost is not None:
             raise self.renewer.lost
 
+    def input_ended(self) -> None:
+        """All rows are read: what is done at the end may be got ready while they are answered."""
+        if self.tables is not None:
+            self.tables.start()
+
     def stop_requested(self) -> bool:
         """Whether somebody asked the run to stop by the file ``stop``."""
         return self.directory.stop_requested()
@@ -143,6 +151,8 @@ class OpenRun:
         if self._closed:
             return
         self._closed = True
+        if self.tables is not None and code not in (EXIT_OK, EXIT_ROWS_FAILED):
+            self.tables.close()
         try:
             self.syncer.stop()
             self.journal.close()
@@ -154,8 +164,12 @@ class OpenRun:
             self.owner.release()
 
 
-def open_run(prepared: Prepared) -> OpenRun:
+def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
     """Own the run directory, check that the job is still the same, open the journal.
+
+    Args:
+        prepared: the checked job.
+        tables: makes the tables at the end; None: none are wanted.
 
     Raises:
         OwnedError: another live process works on this part.
@@ -193,6 +207,7 @@ def open_run(prepared: Prepared) -> OpenRun:
         )
         # Rows that another division finished are finished too, whichever part now has them.
         done = load_index(directory.path, None, policy, report=notes.append)
+        earlier = _earlier(prepared)
         info = _new_info(prepared, info, fingerprints)
         directory.save(info, prepared.part)
         syncer = Syncer(journal)
@@ -211,7 +226,8 @@ def open_run(prepared: Prepared) -> OpenRun:
         info,
         job.results.keep_input,
         on_change,
-        earlier=_earlier(prepared),
+        earlier=earlier,
+        tables=tables,
         notes=notes,
     )
 

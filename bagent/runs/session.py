@@ -274,6 +274,8 @@ class Session:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._store.tick()
+            if self._feeder is not None and self._feeder.ended:
+                self._store.input_ended()
             if self._store.stop_requested():
                 self._switch.ask(Stop(EXIT_STOPPED, f"{self._store.path / 'stop'} is there"))
             self._progress.update(self._snapshot())

@@ -1,6 +1,6 @@
 """Makes the tables of a run from its journal, in a process of its own.
 
-``python -m bagent.store.tables RUN_DIR [--only-stale] [--out DIR] [--memory MB]``
+``python -m bagent.store.tables RUN_DIR [--only-stale] [--out DIR] [--memory MB] [--wait]``
 
 Each table is made under a temporary name and put in place by renaming, so that who reads the old
 one, or holds a lock on it, neither stops this nor is stopped by it. The journal may still grow:
@@ -111,7 +111,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only-stale", action="store_true", help="leave fresh tables alone")
     parser.add_argument("--out", type=Path, help="put the tables there, not in the run directory")
     parser.add_argument("--memory", type=int, default=150, help="DuckDB's limit in MB")
+    parser.add_argument("--wait", action="store_true", help="begin at a line on stdin")
     asked = parser.parse_args(argv)
+    if asked.wait and not _told():
+        return 0
     options = Options(asked.out, asked.only_stale, asked.memory)
 
     def report(words: str) -> None:
@@ -123,6 +126,17 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"bagent: error: {error}\n")
         return error.exit_code
     return 0
+
+
+def _told() -> bool:
+    """Load what takes long, then wait for a line; False: whoever was to write it is gone."""
+    import duckdb
+
+    import bagent.rows
+    import bagent.store.maker  # noqa: F401
+
+    duckdb.connect().execute("SELECT 1").close()
+    return bool(sys.stdin.buffer.readline())
 
 
 if __name__ == "__main__":
