@@ -74,6 +74,14 @@ def test_rows_stand_in_input_order_with_their_current_outcome(store, outcome, fa
     assert rows == [(0, 0, "ok"), (1, 0, "ok"), (1, 1, "ok"), (2, 0, "ok"), (3, 0, "failed")]
 
 
+def test_order_and_text_hold_across_the_chunks_in_which_lines_are_loaded(store, outcome):
+    rows = [n ^ 37 for n in range(4096)]
+    store.write(*(outcome(n, text=f"{n} " * 1800) for n in rows), segment_bytes=9_000_000)
+    build(store)
+    shown = [(row["row"], row["text"]) for row in table(store, "results")]
+    assert shown == [(n, f"{n} " * 1800) for n in range(4096)]
+
+
 def test_many_parts_and_segments_make_one_set_of_tables(store, outcome):
     for part in range(3):
         rows = [outcome(n) for n in range(part, 90, 3)]
