@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ _RANGE = re.compile(r"\[([0-9,-]+)\]")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 _TAG = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)=(.*)")
 _COMMENT = re.compile(r"(^|\s)#.*$")
+_WHOLE = re.compile(r"[0-9]{1,9}")
+_PORT_WORD = re.compile(r"[0-9]+(-[0-9]*)?")
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -45,10 +48,17 @@ def read_hostfile(path: Path) -> list[Host]:
         HostfileError: it cannot be read, is empty, or a line is wrong; with file and line.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        content = path.read_bytes()
     except OSError as error:
         words = (error.strerror or str(error)).lower()
         raise HostfileError(f"the hostfile cannot be read: {words}", at=Position(path)) from None
+    return hosts_in(content, path)
+
+
+def hosts_in(content: bytes, path: Path | str) -> list[Host]:
+    """The endpoints of a hostfile's ``content``; as :func:`read_hostfile`, but for the reading."""
+    try:
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise HostfileError("not UTF-8 text", at=Position(path)) from None
     hosts = parse_hostfile(text, path)
@@ -82,14 +92,14 @@ def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[Host]:
 def _line(words: list[str], number: int, at: Position) -> Iterator[Host]:
     address, rest = words[0], words[1:]
     port = None
-    if rest and rest[0].replace("-", "").isdigit():
+    if rest and _PORT_WORD.fullmatch(rest[0]):
         port, rest = rest[0], rest[1:]
     elif rest and "=" not in rest[0]:
         raise HostfileError(
             f"{rest[0]!r} is neither a port nor a key=value tag", hint="host port key=value", at=at
         )
     tags = _tags(rest, at)
-    if address.startswith(("http://", "https://")):
+    if address.lower().startswith(("http://", "https://")):
         if port is not None:
             raise HostfileError("a URL names its port itself", hint="http://host:port", at=at)
         yield _from_url(address, tags, number, at)
@@ -120,7 +130,7 @@ def _tags(words: list[str], at: Position) -> dict[str, str]:
         kind = _NUMBER_TAGS.get(key)
         if kind is not None:
             try:
-                good = kind(value) > 0
+                good = 0 < kind(value) < math.inf
             except ValueError:
                 good = False
             if not good:
@@ -135,8 +145,16 @@ def _from_url(address: str, tags: dict[str, str], number: int, at: Position) -> 
         port = parts.port
     except ValueError as error:
         raise HostfileError(f"{address}: {error}", at=at) from None
-    if not parts.hostname:
-        raise HostfileError(f"{address} names no host", at=at)
+    if "@" in parts.netloc:
+        raise HostfileError(
+            f"a login in the address of {parts.hostname}",
+            hint="api_key_env=NAME names a key",
+            at=at,
+        )
+    if not parts.hostname or port == 0:
+        raise HostfileError(f"{address} names no {'host' if port is None else 'port'}", at=at)
+    if parts.query or parts.fragment:
+        raise HostfileError(f"the address of {parts.hostname} goes on after its path", at=at)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     base = parts.path.rstrip("/")
     place = f"{host}:{port}" if port else host
@@ -170,7 +188,7 @@ def _ports(text: str | None, at: Position) -> Iterator[int]:
         yield DEFAULT_PORT
         return
     first, dash, last = text.partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()):
+    if not _WHOLE.fullmatch(first) or (dash and not _WHOLE.fullmatch(last)):
         raise HostfileError(f"port {text or '(empty)'} is no number", at=at)
     low, high = int(first), int(last) if dash else int(first)
     for port in (low, high):
@@ -200,7 +218,7 @@ def _expand(host: str, at: Position) -> Iterator[str]:
 def _numbers(text: str, at: Position) -> Iterator[str]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not _WHOLE.fullmatch(first) or (dash and not _WHOLE.fullmatch(last)):
             raise HostfileError(f"[{text}] is no range", hint="node[001-004]", at=at)
         if not dash:
             yield first

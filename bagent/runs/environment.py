@@ -1,0 +1,104 @@
+"""What the environment says about every run, in one place: the ``BAGENT_*`` variables.
+
+The same settings are read under the names of Aurora-Swarm, ``AURORA_SWARM_*``, with a notice; the
+new name goes before the old one. A variable that is set to 0 is set; an empty one is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bagent.errors import UsageError
+
+PREFIX = "BAGENT_"
+OLD_PREFIX = "AURORA_SWARM_"
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """Presets from the environment; None where nothing is said. A job or an option goes before.
+
+    ``hostfile`` is the default path of the endpoints. ``max_tokens`` bounds an answer,
+    ``max_tokens_aggregation`` one of a ``reduce`` stage, ``model_max_context`` prompt and answer
+    together, in tokens. ``timeout_per_sequence`` is in seconds, for each row that a request
+    carries. ``proxy_url`` is the address that stands in front of the endpoints.
+    """
+
+    hostfile: str | None = None
+    max_tokens: int | None = None
+    max_tokens_aggregation: int | None = None
+    model_max_context: int | None = None
+    timeout_per_sequence: float | None = None
+    proxy_url: str | None = None
+
+
+def read_environment(
+    env: Mapping[str, str], notice: Callable[[str], None] = lambda _: None
+) -> Environment:
+    """What ``env`` says.
+
+    Args:
+        notice: called with a line for people for each old name that was read.
+
+    Raises:
+        UsageError: a value is not what its variable wants; the variable is named.
+    """
+
+    def text(name: str) -> tuple[str, str] | None:
+        for variable in (PREFIX + name, OLD_PREFIX + name):
+            value = env.get(variable, "").strip()
+            if not value:
+                continue
+            if variable.startswith(OLD_PREFIX):
+                notice(f"{variable} is read; its name is {PREFIX}{name} now")
+            return variable, value
+        return None
+
+    hostfile = text("HOSTFILE")
+    return Environment(
+        hostfile=hostfile[1] if hostfile else None,
+        max_tokens=_whole(text("MAX_TOKENS")),
+        max_tokens_aggregation=_whole(text("MAX_TOKENS_AGGREGATION")),
+        model_max_context=_whole(text("MODEL_MAX_CONTEXT")),
+        timeout_per_sequence=_seconds(text("TIMEOUT_PER_SEQUENCE")),
+        proxy_url=_address(text("PROXY_URL")),
+    )
+
+
+def _whole(given: tuple[str, str] | None) -> int | None:
+    if given is None:
+        return None
+    variable, value = given
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise UsageError(f"{variable}: expected a whole number, got {value!r}")
+    return int(value)
+
+
+def _seconds(given: tuple[str, str] | None) -> float | None:
+    if given is None:
+        return None
+    variable, value = given
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"{variable}: expected seconds, got {value!r}")
+    return seconds
+
+
+def _address(given: tuple[str, str] | None) -> str | None:
+    if given is None:
+        return None
+    variable, value = given
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:  # the value is not repeated: it may hold a login
+        raise UsageError(f"{variable}: not an address", hint="http://HOST:PORT")
+    return value.rstrip("/")

@@ -1,0 +1,110 @@
+"""A hostfile that changes: what counts, when, and what is kept."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from bagent.fleet.host_watch import HostChanges, HostfileWatch, read_content
+from bagent.fleet.hostfile import parse_hostfile
+
+OLD = b"a\nb role=x\n"
+
+
+class Watched:
+    """A watch with a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.notices: list[str] = []
+        hosts = parse_hostfile(OLD.decode())
+        self.watch = HostfileWatch(Path("h.txt"), hosts, lambda: self.now, self.notices.append)
+
+    def saw(self, content: bytes | OSError, after: float = 1.0) -> HostChanges | None:
+        self.now += after
+        return self.watch.saw(content)
+
+    @property
+    def names(self) -> list[str]:
+        return [host.name.split(":")[0] for host in self.watch.hosts]
+
+
+def names(hosts: object) -> list[str]:
+    assert isinstance(hosts, tuple)
+    return [host.name.split(":")[0] for host in hosts]
+
+
+def test_a_new_list_counts_once_it_was_seen_twice_a_second_apart() -> None:
+    w = Watched()
+    new = b"b role=y\nc\n"
+    assert w.saw(new) is None
+    assert w.saw(new, 0.5) is None
+    changes = w.saw(new, 0.5)
+    assert changes is not None
+    assert [names(changes.joined), names(changes.left), names(changes.changed)] == [
+        ["c"],
+        ["a"],
+        ["b"],
+    ]
+    assert changes.changed[0].tags == {"role": "y"}
+    assert w.names == ["b", "c"]
+    assert w.saw(new) is None
+    assert w.notices == []
+
+
+def test_a_file_that_still_grows_is_waited_for() -> None:
+    w = Watched()
+    for lines in range(1, 6):
+        assert w.saw(b"c\nd\ne\nf\ng\n"[: 2 * lines], 5.0) is None
+    assert w.names == ["a", "b"]
+    changes = w.saw(b"c\nd\ne\nf\ng\n")
+    assert changes is not None and names(changes.joined) == ["c", "d", "e", "f", "g"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no endpoint in it"),
+        (b"# all gone\n", "no endpoint in it"),
+        (b"a\nb:no", "h.txt:2: port no is no number"),
+        (b"a\x00\x00", "no host name"),
+        (OSError(errno.ENOENT, "No such file or directory"), "no such file or directory"),
+    ],
+)
+def test_what_is_no_hostfile_keeps_the_list_with_one_notice(
+    content: bytes | OSError, words: str
+) -> None:
+    w = Watched()
+    for _ in range(5):
+        assert w.saw(content) is None
+    assert w.names == ["a", "b"]
+    (notice,) = w.notices
+    assert words in notice
+    assert notice.endswith("the 2 endpoints stay as they were")
+
+
+def test_after_a_broken_moment_the_same_list_is_no_change_and_a_new_one_counts() -> None:
+    w = Watched()
+    w.saw(b"")
+    w.saw(OLD)
+    assert w.saw(OLD) is None
+    assert w.notices == []
+    w.saw(b"z\n")
+    changes = w.saw(b"z\n")
+    assert changes is not None and names(changes.left) == ["a", "b"]
+
+
+def test_comments_and_order_are_no_change() -> None:
+    w = Watched()
+    content = b"# sorted\nb role=x\na\n"
+    w.saw(content)
+    assert w.saw(content) is None
+    assert w.names == ["b", "a"]
+
+
+def test_a_reading_is_the_content_or_the_error(tmp_path: Path) -> None:
+    (tmp_path / "h").write_bytes(OLD)
+    assert read_content(tmp_path / "h") == OLD
+    assert isinstance(read_content(tmp_path / "none"), FileNotFoundError)

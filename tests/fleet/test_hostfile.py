@@ -1,0 +1,125 @@
+"""The grammar of hostfiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bagent.errors import HostfileError
+from bagent.fleet.hostfile import parse_hostfile, read_hostfile
+
+
+def urls(text: str) -> list[str]:
+    return [host.url for host in parse_hostfile(text)]
+
+
+@pytest.mark.parametrize(
+    ("line", "url"),
+    [
+        ("node1", "http://node1:8000/v1"),
+        ("node1:9000", "http://node1:9000/v1"),
+        ("node1 9000", "http://node1:9000/v1"),
+        ("node1\t9000\trole=critic", "http://node1:9000/v1"),
+        ("node1:9000  # the first", "http://node1:9000/v1"),
+        ("10.0.0.1", "http://10.0.0.1:8000/v1"),
+        ("[::1]:9000", "http://[::1]:9000/v1"),
+        ("::1", "http://[::1]:8000/v1"),
+        ("[::1] 9000", "http://[::1]:9000/v1"),
+        ("http://node1:9000", "http://node1:9000/v1"),
+        ("http://node1:9000/", "http://node1:9000/v1"),
+        ("HTTPS://node1/base/v2/", "https://node1/base/v2"),
+        ("http://[::1]:9000/v1", "http://[::1]:9000/v1"),
+    ],
+)
+def test_each_way_to_write_an_endpoint(line: str, url: str) -> None:
+    assert urls(line) == [url]
+
+
+def test_ranges_of_hosts_and_ports_expand_in_order() -> None:
+    found = [host.name for host in parse_hostfile("node[008-010,2]:8000-8001 role=critic")]
+    assert found == [
+        f"{node}:{port}" for node in ("node008", "node009", "node010", "node2")
+        for port in (8000, 8001)
+    ]  # fmt: skip
+
+
+def test_a_node_file_of_a_batch_system_counts_each_host_once() -> None:
+    text = "x1921c0s0b0n0.hsn\nx1921c0s0b0n0.hsn\nx1921c0s1b0n0.hsn slots=4\n"
+    assert urls(text) == ["http://x1921c0s0b0n0.hsn:8000/v1", "http://x1921c0s1b0n0.hsn:8000/v1"]
+
+
+def test_tags_are_kept_and_the_scheduler_s_own_passed_over() -> None:
+    (host,) = parse_hostfile("node1 role=critic rack=a=b weight=0.5 slots=8 cpus=4")
+    assert dict(host.tags) == {"role": "critic", "rack": "a=b", "weight": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("node1:0", "port 0 is not between"),
+        ("node1:65536", "port 65536"),
+        ("node1:", "port (empty)"),
+        ("node1:\u00b2", "is no number"),
+        ("node1:" + "9" * 5000, "is no number"),
+        ("node1:9-8", "runs backwards"),
+        ("node1 8000-", "is no number"),
+        ("node1:80 81", "two ports"),
+        ("node1 critic", "neither a port nor"),
+        ("node1 8000 critic", "no key=value tag"),
+        ("node1 role=a role=b", "stands twice"),
+        ("node1 weight=0", "not a number above 0"),
+        ("node1 weight=inf", "not a number above 0"),
+        ("node1 weight=nan", "not a number above 0"),
+        ("node1 gpus=1.5", "not a number above 0"),
+        ("node[3-1]", "runs backwards"),
+        ("node[1-" + "9" * 5000 + "]", "is no range"),
+        ("node[a]", "no host name"),
+        ("role=critic", "is no host"),
+        ("ftp://node1", "is no host"),
+        ("no de", "neither a port nor"),
+        ("http://node1:port/v1", "Port could not be cast"),
+        ("http://node1:0/v1", "names no port"),
+        ("http:///v1", "names no host"),
+        ("http://node1:80/v1?key=hidden", "goes on after its path"),
+        ("http://node1 8000", "names its port itself"),
+        ("node\x001", "no host name"),
+    ],
+)
+def test_a_wrong_line_is_named(line: str, words: str) -> None:
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile(f"# hosts\n\n{line}\n", "hosts.txt")
+    assert str(caught.value).startswith("hosts.txt:3: ")
+    assert words in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_login_in_an_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile("http://me:hidden@node1:8000/v1")
+    assert "login" in str(caught.value) and "hidden" not in str(caught.value)
+
+
+def test_an_endpoint_twice_with_other_tags_names_both_lines() -> None:
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile("node1:8000 role=a\nnode2\nhttp://node1:8000/v1 role=b\n", "h")
+    assert str(caught.value).startswith("h:3: node1:8000 stands in line 1 with other tags")
+
+
+def test_more_endpoints_than_any_fleet_has_are_an_error() -> None:
+    with pytest.raises(HostfileError, match="more than 100000"):
+        parse_hostfile("node[1-99999]:8000-8001")
+
+
+@pytest.mark.parametrize("content", [b"", b"# nothing\n\n", b"\xff\xfen\x00o\x00"])
+def test_a_file_without_endpoints_is_an_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_bytes(content)
+    with pytest.raises(HostfileError, match=r"no endpoint in it|not UTF-8"):
+        read_hostfile(path)
+
+
+def test_a_byte_order_mark_and_foreign_line_ends_are_no_trouble(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_bytes(b"\xef\xbb\xbfnode1\r\nnode2:9\r\n")
+    assert [host.name for host in read_hostfile(path)] == ["node1:8000", "node2:9"]

@@ -1,0 +1,71 @@
+"""Settings from the environment, under today's names and the old ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.errors import UsageError
+from bagent.runs.environment import Environment, read_environment
+
+ALL = {
+    "HOSTFILE": "hosts.txt",
+    "MAX_TOKENS": "512",
+    "MAX_TOKENS_AGGREGATION": "1024",
+    "MODEL_MAX_CONTEXT": "131072",
+    "TIMEOUT_PER_SEQUENCE": "60.5",
+    "PROXY_URL": "http://login:8080/",
+}
+READ = Environment("hosts.txt", 512, 1024, 131072, 60.5, "http://login:8080")
+
+
+def test_nothing_set_is_nothing_said() -> None:
+    assert read_environment({}) == Environment()
+    assert read_environment({"BAGENT_MAX_TOKENS": " "}) == Environment()
+
+
+def test_all_variables_are_read() -> None:
+    notices: list[str] = []
+    env = {f"BAGENT_{name}": value for name, value in ALL.items()}
+    assert read_environment(env, notices.append) == READ
+    assert notices == []
+
+
+def test_the_old_names_are_read_with_a_notice_each() -> None:
+    notices: list[str] = []
+    env = {f"AURORA_SWARM_{name}": value for name, value in ALL.items()}
+    assert read_environment(env, notices.append) == READ
+    assert len(notices) == len(ALL)
+    assert "AURORA_SWARM_HOSTFILE is read; its name is BAGENT_HOSTFILE now" in notices
+
+
+def test_the_new_name_goes_before_the_old_one() -> None:
+    notices: list[str] = []
+    env = {"BAGENT_MAX_TOKENS": "0", "AURORA_SWARM_MAX_TOKENS": "512"}
+    assert read_environment(env, notices.append).max_tokens == 0
+    assert notices == []
+
+
+def test_0_counts_as_set() -> None:
+    found = read_environment({"BAGENT_TIMEOUT_PER_SEQUENCE": "0", "AURORA_SWARM_MAX_TOKENS": "0"})
+    assert (found.timeout_per_sequence, found.max_tokens) == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BAGENT_MAX_TOKENS", "many"),
+        ("BAGENT_MAX_TOKENS", "-1"),
+        ("BAGENT_MAX_TOKENS", "1.5"),
+        ("AURORA_SWARM_MODEL_MAX_CONTEXT", "\u00b2"),
+        ("BAGENT_TIMEOUT_PER_SEQUENCE", "1m"),
+        ("BAGENT_TIMEOUT_PER_SEQUENCE", "inf"),
+        ("BAGENT_TIMEOUT_PER_SEQUENCE", "-1"),
+        ("BAGENT_PROXY_URL", "login:8080"),
+        ("BAGENT_PROXY_URL", "http://me:hidden@host:port"),
+    ],
+)
+def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_environment({name: value})
+    assert str(caught.value).startswith(f"{name}: ")
+    assert "hidden" not in str(caught.value)
