@@ -1,0 +1,188 @@
+"""What one account may ask of a provider: requests and tokens per minute, over all endpoints.
+
+Pure objects; times are seconds on any monotonic clock, given with each call.
+"""
+
+from __future__ import annotations
+
+from bagent.fleet.limiter import Pace
+
+FIRST_COMPLETION = 512
+"""Tokens expected of an answer before any has been seen and where the request sets no limit."""
+
+STEADY = 50
+"""Answers after which the running mean of their length forgets: each then weighs 1/50, so the
+mean follows the rows within some hundred answers and one long answer moves it little."""
+
+
+class TokenPace:
+    """Tokens per minute, spread over the minute.
+
+    A leaky bucket spreads the starts, since providers enforce a minute's tokens over shorter times
+    too. A log of the last minute, second by second, keeps the sum under the ceiling when what was
+    reserved turns out to be more or less than what was used: any 60 s hold at most ``tpm`` tokens,
+    and one request more where that is larger than the bucket; beyond that only by what answers in
+    flight are longer than was expected.
+
+    Args:
+        tpm: tokens per minute, above 0.
+    """
+
+    BURST = 0.02
+    """The bucket's share of a minute's tokens: 1.2 s of them. Less would let late timers waste
+    tokens, more would take from the rate, since burst and rate share the minute."""
+
+    def __init__(self, tpm: float) -> None:
+        self._most = tpm
+        self._size = tpm * self.BURST
+        self._rate = (tpm - self._size) / 60
+        self._level = self._size
+        self._at: float | None = None
+        self._log: dict[int, float] = {}
+        self._sum = 0.0
+
+    def wait(self, now: float, tokens: float) -> float:
+        """Seconds until a request of ``tokens`` may start; 0 for at once."""
+        tokens = min(tokens, self._size)
+        missing = tokens - self._filled(now)
+        # A wait that ends a rounding error early would be asked for again, and again.
+        wait = missing / self._rate if missing > 1e-6 * self._size else 0.0
+        return max(wait, self._window_wait(now, tokens))
+
+    def take(self, now: float, tokens: float) -> None:
+        """A request of ``tokens`` was started."""
+        self._forget(now)
+        self._level = self._filled(now) - tokens
+        self._at = now
+        self._log[int(now)] = self._log.get(int(now), 0.0) + tokens
+        self._sum += tokens
+
+    def settle(self, now: float, sent: float, reserved: float, used: float) -> None:
+        """The request that took ``reserved`` tokens at ``sent`` has used ``used``."""
+        self._forget(now)
+        self._level = min(self._size, self._filled(now) + reserved - used)
+        self._at = now
+        if int(sent) in self._log:  # else it is older than a minute
+            self._log[int(sent)] += used - reserved
+            self._sum += used - reserved
+
+    def _filled(self, now: float) -> float:
+        passed = 0.0 if self._at is None else max(0.0, now - self._at)
+        return min(self._size, self._level + passed * self._rate)
+
+    def _forget(self, now: float) -> None:
+        """Drop the seconds that are wholly more than a minute ago; the log is in their order."""
+        while self._log and (oldest := next(iter(self._log))) + 61 <= now:
+            self._sum -= self._log.pop(oldest)
+
+    def _window_wait(self, now: float, tokens: float) -> float:
+        self._forget(now)
+        over = self._sum + tokens - self._most
+        wait = 0.0
+        for second, spent in self._log.items():
+            if over <= 1e-6 * self._most:
+                break
+            over -= spent
+            wait = second + 61 - now
+        return wait
+
+
+class Account:
+    """The limits that all endpoints of one account share.
+
+    The tokens of a request are not known when it starts: an estimate is reserved, and the
+    difference is settled at its end. What is reserved for an answer is the running mean of the
+    answers before it.
+
+    Args:
+        rpm: requests per minute, None for no ceiling.
+        tpm: tokens per minute (prompt and completion), None for no ceiling.
+        longest: the longest wait after a refusal, in seconds, even when told to wait longer.
+    """
+
+    def __init__(self, rpm: float | None, tpm: float | None, longest: float) -> None:
+        self._pace = Pace(rpm, longest)
+        self._tokens = TokenPace(tpm) if tpm else None
+        self._mean = 0.0
+        self._answers = 0
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether estimates of tokens matter: False where there is no ceiling for tokens."""
+        return self._tokens is not None
+
+    @property
+    def last_served(self) -> float:
+        """When a request was last answered well; minus infinity if none was."""
+        return self._pace.last_served
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second that may start now; None for no limit."""
+        return self._pace.rate
+
+    def estimate(self, prompt: int, most: int | None = None) -> int:
+        """The tokens to reserve for a request.
+
+        Args:
+            prompt: an estimate of its prompt's tokens.
+            most: the tokens that it allows for its answer, None for no limit.
+        """
+        answer = self._mean if self._answers else FIRST_COMPLETION
+        return prompt + round(answer if most is None else min(answer, most))
+
+    def wait(self, now: float, tokens: int = 0) -> float:
+        """Seconds until a request of ``tokens`` may start; 0 for at once."""
+        wait = self._pace.wait(now)
+        return wait if self._tokens is None else max(wait, self._tokens.wait(now, tokens))
+
+    def paused(self, now: float) -> float:
+        """Seconds that the pause after a refusal still lasts, 0 if there is none."""
+        return self._pace.paused(now)
+
+    def started(self, now: float, tokens: int = 0) -> None:
+        """A request was started for which ``tokens`` are reserved."""
+        self._pace.started(now)
+        if self._tokens is not None:
+            self._tokens.take(now, tokens)
+
+    def served(
+        self,
+        now: float,
+        sent: float,
+        tokens_reserved: int = 0,
+        tokens_used: int | None = None,
+        completion: int | None = None,
+    ) -> None:
+        """A request sent at ``sent`` was answered well.
+
+        Args:
+            now: the time of its end.
+            sent: the time of its start.
+            tokens_reserved: what was given to :meth:`started`.
+            tokens_used: prompt and completion as the server counted them, None if it did not.
+            completion: the answer's own tokens (of one call), for later estimates.
+        """
+        self._pace.served(now, sent)
+        if completion is not None:
+            self._answers = min(self._answers + 1, STEADY)
+            self._mean += (completion - self._mean) / self._answers
+        self.ended(now, sent, tokens_reserved, tokens_used)
+
+    def ended(
+        self, now: float, sent: float, tokens_reserved: int, tokens_used: int | None = None
+    ) -> None:
+        """A request ended otherwise than by a good answer or a refusal: only its tokens count."""
+        if self._tokens is not None and tokens_used is not None:
+            self._tokens.settle(now, sent, tokens_reserved, tokens_used)
+
+    def refused(
+        self, sent: float, now: float, told: float | None, tokens_reserved: int = 0
+    ) -> float:
+        """A request sent at ``sent`` was refused by a rate limit; returns the seconds to wait.
+
+        What was reserved for it is given back: a provider counts no tokens for what it refused.
+        ``told`` is the server's Retry-After in seconds, or None.
+        """
+        self.ended(now, sent, tokens_reserved, 0)
+        return self._pace.refused(sent, now, told)

@@ -1,0 +1,185 @@
+"""What one account may ask per minute, on clocks that only the tests move."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from bagent.fleet.account import FIRST_COMPLETION, STEADY, Account, TokenPace
+
+MINUTE = 60.0
+
+
+def busiest_minute(charges):
+    """The most tokens in any 60 s of ``charges``: (time, tokens) in order of time."""
+    most = held = 0.0
+    first = 0
+    for at, tokens in charges:
+        held += tokens
+        while charges[first][0] <= at - MINUTE:
+            held -= charges[first][1]
+            first += 1
+        most = max(most, held)
+    return most
+
+
+def saturate(account, draw, seconds, *, latency=4.0, late=0.0):
+    """Starts requests as fast as the account lets them for ``seconds``.
+
+    ``draw()`` gives (prompt, completion) of the next one. Returns the tokens that each one used,
+    charged at its end, and those that were charged at starts and corrected at ends.
+    """
+    now, used, running = 0.0, [], []
+    upcoming = draw()
+    while now < seconds:
+        reserve = account.estimate(upcoming[0])
+        wait = account.wait(now, reserve)
+        if running and running[0][0] <= now + wait:
+            now, sent, reserved, prompt, completion = heapq.heappop(running)
+            account.served(now, sent, reserved, prompt + completion, completion)
+        elif wait:
+            now += wait + late
+        else:
+            account.started(now, reserve)
+            used.append((now, sum(upcoming)))
+            heapq.heappush(running, (now + latency, now, reserve, *upcoming))
+            upcoming = draw()
+    return used
+
+
+@pytest.mark.parametrize("size", [60, 700, 5000], ids=["small", "above-a-burst", "huge"])
+def test_no_minute_holds_more_tokens_than_the_ceiling_and_one_request(size):
+    tpm = 30_000
+    account = Account(None, tpm, 120)
+    used = saturate(account, lambda: (size, 0), 1200)
+    over = size if size > tpm * TokenPace.BURST else 0
+    assert busiest_minute(used) <= tpm + over + 1
+    assert sum(tokens for _, tokens in used) >= 0.95 * tpm * 20
+
+
+def test_answers_of_unknown_length_use_the_minute_and_pass_it_by_little():
+    # What is in flight can be more than was expected of it: here 4 s of 60.
+    tpm, random = 200_000, Random(5)
+    account = Account(None, tpm, 120)
+
+    def draw():
+        return 400, min(4000, int(random.expovariate(1 / 500)))
+
+    used = saturate(account, draw, 1800)
+    assert busiest_minute(used) <= 1.03 * tpm + 4400
+    assert sum(tokens for _, tokens in used) >= 0.95 * tpm * 30
+
+
+def test_estimates_that_are_far_too_high_waste_nothing_once_the_first_answers_are_there():
+    account = Account(None, 300_000, 120)
+    used = saturate(account, lambda: (100, 3), 1200)
+    assert busiest_minute(used) <= 300_000 + 103
+    assert sum(tokens for _, tokens in used) >= 0.95 * 300_000 * 20
+
+
+def test_the_minute_is_used_even_if_every_timer_is_late():
+    account = Account(None, 600_000, 120)
+    used = saturate(account, lambda: (1000, 0), 600, late=0.05)
+    assert sum(tokens for _, tokens in used) >= 0.95 * 600_000 * 10
+
+
+def test_starts_are_spread_over_the_minute():
+    pace = TokenPace(60_000)
+    now, times = 0.0, []
+    for _ in range(100):
+        now += pace.wait(now, 600)
+        pace.take(now, 600)
+        times.append(now)
+    gaps = [after - before for before, after in pairwise(times)]
+    assert max(gaps) < 0.7
+    assert times[-1] == pytest.approx(59, abs=2)
+
+
+def test_a_request_larger_than_the_burst_waits_for_a_full_bucket_and_starts():
+    pace = TokenPace(6_000)
+    assert pace.wait(0.0, 50_000) == 0.0
+    pace.take(0.0, 50_000)
+    wait = pace.wait(0.0, 50_000)
+    assert wait == pytest.approx(50_000 / (6_000 * (1 - TokenPace.BURST)) * 60)
+    assert pace.wait(wait, 50_000) == 0.0
+
+
+def test_the_wait_that_was_told_is_long_enough():
+    pace, random, now = TokenPace(77_777), Random(1), 0.0
+    for _ in range(2000):
+        tokens = random.randrange(1, 4000)
+        now += pace.wait(now, tokens)
+        assert pace.wait(now, tokens) == 0.0
+        pace.take(now, tokens)
+
+
+def test_less_used_than_reserved_is_given_back_and_more_is_owed():
+    account = Account(None, 6000, 120)
+    account.started(0.0, 120)
+    account.served(0.0, 0.0, 120, 20)
+    assert account.wait(0.0, 100) == 0.0
+    account.started(0.0, 100)
+    account.served(0.0, 0.0, 100, 400)
+    assert account.wait(0.0, 100) == pytest.approx((100 + 300) / 98)
+
+
+def test_what_is_given_back_never_makes_more_than_a_burst():
+    pace = TokenPace(6000)
+    pace.settle(0.0, 0.0, 100_000, 0)
+    pace.take(0.0, 120)
+    assert pace.wait(0.0, 1) > 0
+
+
+def test_a_refused_request_gives_its_tokens_back_and_pauses_all():
+    account = Account(None, 6000, 120)
+    account.started(0.0, 120)
+    assert account.refused(0.0, 1.0, 7.0, 120) == 7.0
+    assert account.paused(1.0) == 7.0
+    assert account.wait(8.0, 120) == 0.0
+
+
+def test_requests_per_minute_and_tokens_per_minute_hold_together():
+    account = Account(60, 6000, 120)
+    account.started(0.0, 10)
+    assert account.wait(0.0, 10) == pytest.approx(1.0), "one request a second"
+    account.started(1.0, 240)
+    assert account.wait(1.0, 10) > 1.0, "now the tokens are what lacks"
+
+
+def test_without_a_ceiling_for_tokens_none_are_counted():
+    account = Account(None, None, 120)
+    assert not account.counts_tokens
+    for _ in range(100):
+        account.started(0.0, 10**9)
+    assert account.wait(0.0, 10**9) == 0.0
+
+
+def test_the_estimate_is_the_running_mean_of_the_answers():
+    account = Account(None, 6000, 120)
+    assert account.estimate(100) == 100 + FIRST_COMPLETION
+    assert account.estimate(100, most=16) == 116
+    for completion in (100, 300):
+        account.served(1.0, 0.0, 0, None, completion)
+    assert account.estimate(50) == 250
+    assert account.estimate(50, most=80) == 130
+    for _ in range(6 * STEADY):
+        account.served(1.0, 0.0, 0, None, 1000)
+    assert account.estimate(0) == pytest.approx(1000, abs=5), "what came long ago is forgotten"
+
+
+def test_a_server_that_tells_no_usage_leaves_the_reserve_as_it_is():
+    account = Account(None, 6000, 120)
+    account.started(0.0, 120)
+    account.served(0.0, 0.0, 120, None)
+    assert account.wait(0.0, 120) == pytest.approx(120 / 98)
+
+
+def test_last_served_is_the_time_of_the_last_good_answer():
+    account = Account(None, None, 120)
+    assert account.last_served == float("-inf")
+    account.served(5.0, 1.0)
+    account.ended(6.0, 1.0, 0)
+    assert account.last_served == 5.0
