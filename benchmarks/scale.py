@@ -103,6 +103,7 @@ def write_finished(folder: Path, count: int, url: str, keys: dict) -> tuple[Path
     journal = Journal.open(out, "all", clock=time.monotonic, report=print)
     config = RowsConfig(inputs=(str(rows),), base=folder, fields=("code", "id"))
     source = open_rows(config)
+    source.remember(out / "journal" / "input-all.pieces", None)
     output = Raw(json.dumps(json.loads(CONTENT), separators=(",", ":")).encode())
     for batch in source.batches():
         for row in batch:

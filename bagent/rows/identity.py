@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from struct import pack, unpack
 
-from bagent.rows.ascending import Ascending
+from bagent.rows.ascending import Ascending, Held
 from bagent.rows.keys import Bodies, Occurrences, derive, digests
 from bagent.rows.keyset import KeySet
+from bagent.rows.memory import Piece
 from bagent.rows.notices import Notices
 from bagent.rows.values import Chunk, Unreadable
 from bagent.types import Json, Row
@@ -37,7 +39,8 @@ class Namer:
         fields: likewise.
         notices: takes the warnings about ids.
 
-    Memory: about 19 bytes a row, for as long as the object lives.
+    Memory: about 19 bytes a row, for as long as the object lives; next to none for rows of
+    ascending ids that can be read again.
     """
 
     def __init__(
@@ -79,6 +82,45 @@ class Namer:
         numbers = range(self._index, self._index + len(ids))
         self._index = numbers.stop
         return _made(chunk, numbers, keys, ids)
+
+    @property
+    def ascends(self) -> bool:
+        """Whether every id was above the last one, so that no row repeats another."""
+        return not self._ascending.ended
+
+    @property
+    def held(self) -> int:
+        """A mark for :meth:`swap_held`."""
+        return self._ascending.held
+
+    def swap_held(self, mark: int, again: Callable[[], Iterator[Chunk]]) -> None:
+        """Forget the rows since ``mark``, all of one source, if ``again`` can read them."""
+        start = self._places.starts[-1]
+        self._ascending.swap(mark, partial(self._read_again, again, start))
+
+    def pass_over(self, piece: Piece, again: Callable[[], Iterator[Chunk]]) -> bool:
+        """Number the rows of a piece without looking at them, if their ids go on ascending.
+
+        Args:
+            piece: the rows.
+            again: reads them, should a later id not ascend.
+        """
+        places = self._places
+        start = places.start_of(piece.source)
+        reader = partial(self._read_again, again, start)
+        if not self._ascending.pass_over(piece.first, piece.last, reader):
+            return False
+        places.next = start + piece.last_line + 1
+        self._index += piece.rows
+        return True
+
+    def _read_again(self, again: Callable[[], Iterator[Chunk]], start: int) -> Held:
+        for chunk in again():
+            if chunk.items:
+                ids, bodies = self._bodies.of(chunk)
+                packed = digests(bodies)
+                bases: tuple[int, ...] = unpack(f">{len(packed)}Q", b"".join(packed))
+                yield _hashes(ids, bases), _notes(packed, start, chunk.lines)
 
     def _again(self, ids: list[Json], hashes: Sequence[int], notes: list[bytes]) -> list[int]:
         """Positions of the rows whose id, or content without an id, came before."""
@@ -125,12 +167,16 @@ class _Places:
 
     def of(self, chunk: Chunk) -> int:
         """What to add to a line of the chunk to get its place."""
-        if not self.sources or self.sources[-1] != chunk.source:
-            self.starts.append(self.next)
-            self.sources.append(chunk.source)
-        start = self.starts[-1]
+        start = self.start_of(chunk.source)
         self.next = start + chunk.lines[-1] + 1
         return start
+
+    def start_of(self, source: str) -> int:
+        """The place of line 0 of a source: the one that is being read, or the next one."""
+        if not self.sources or self.sources[-1] != source:
+            self.starts.append(self.next)
+            self.sources.append(source)
+        return self.starts[-1]
 
     def show(self, note: bytes) -> str:
         place = int.from_bytes(note[_TAG:], "big")

@@ -65,6 +65,12 @@ def limited(batches: Iterator[list[Row]], limit: int) -> Iterator[list[Row]]:
         yield rows
 
 
+def in_shard_keys(keys: Iterable[int], shard: tuple[int, int]) -> list[int]:
+    """As :func:`in_shard`, for row keys."""
+    part, parts = shard
+    return [key for key in keys if key % parts == part - 1]
+
+
 def in_shard(rows: list[Row], shard: tuple[int, int]) -> list[Row]:
     """The rows of part ``i`` of ``n`` (from 1): a row's part follows from its key alone."""
     part, parts = shard

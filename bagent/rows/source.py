@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -13,8 +13,10 @@ from bagent.errors import InputError
 from bagent.rows.config import RowsConfig
 from bagent.rows.identity import Namer
 from bagent.rows.inputs import FileSource, Source, StdinSource, find_sources
+from bagent.rows.memory import Finished, Memory, identity_of
 from bagent.rows.notices import Notices
 from bagent.rows.pick import Sample, in_shard, limited
+from bagent.rows.plainlines import PlainLines, is_plain
 from bagent.rows.readers import Halt, Meter, check_source, source_chunks
 from bagent.rows.stdin import WAITS, Bases, Piped, Spool
 from bagent.rows.values import Chunk
@@ -44,6 +46,7 @@ def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowSource
         else:
             check_source(source, config.base)
     rows = RowSource(config, sources, notices, pipe)
+    rows.take_notes()
     rows.check_where()
     return rows
 
@@ -83,12 +86,40 @@ class RowSource:
         self._spool = Spool(config.stdin_spool) if config.stdin_spool else None
         self._ahead: list[list[Row]] = []
         self._waits = False  # whether the next batch may be long in coming, as far as peek got
+        self._memory: Memory | None = None
+        self._plain: list[PlainLines] = []
         self._stream = self._picked()
 
     @property
     def warnings(self) -> list[str]:
         """What a person should know about the rows read so far, one line for each kind."""
         return self._notices.lines
+
+    @property
+    def passed(self) -> int:
+        """How many rows :meth:`batches` left out because :meth:`remember` let it."""
+        return sum(one.passed for one in list(self._plain))
+
+    def take_notes(self) -> None:
+        """Get ready for :meth:`remember`; before anything is read."""
+        config = self._config
+        if config.where is None and config.sample is None and config.limit is None:
+            self._memory = Memory()
+
+    def remember(self, path: Path, finished: Finished | None) -> None:
+        """Leave out rows that are finished where an earlier start noted which they are.
+
+        The others keep their numbers, ids and keys. Call it before :meth:`batches`. It has no
+        effect with ``where``, a sample or a limit, and behind the first source that is not a
+        plain JSON Lines file, or the first id that is not above the one before.
+
+        Args:
+            path: the file of notes; it is read, and brought up to date.
+            finished: whether all rows of these keys are finished, called by who reads; None:
+                leave out none.
+        """
+        if self._memory is not None and self._memory.noting:
+            self._memory.attach(path, identity_of(self._config), finished)
 
     def batches(self) -> Iterator[list[Row]]:
         """The rows, up to 512 at once; from a pipe, those that are there.
@@ -97,6 +128,8 @@ class RowSource:
             InputError: the input cannot be read to its end, e.g. a cut-off archive.
             WriteError: rows from stdin cannot be kept.
         """
+        if self._memory is not None and not self._memory.attached:
+            self._memory.stop()
         for rows in chain(self._taken(), self._stream):
             if rows:
                 yield rows
@@ -137,7 +170,7 @@ class RowSource:
         if self._condition is None:
             return
         first: list[dict[str, Any]] = []
-        for chunk in self._chunks(None, Meter(None), lambda _: ()):
+        for chunk in self._chunks(self._sources, None, Meter(None), lambda _: ()):
             first += [item for item in chunk.items if isinstance(item, dict)]
             if len(first) >= FIRST_ROWS:
                 break
@@ -178,7 +211,12 @@ class RowSource:
         """All rows that ``where`` keeps, numbered."""
         namer = Namer(self._config.id_field, self._config.fields, notices)
         condition = self._condition
-        for chunk in self._chunks(self._stdin, meter, namer.bases):
+        sources = self._sources
+        if self._memory is not None:
+            plain = list(takewhile(is_plain, sources))
+            sources = sources[len(plain) :]
+            yield from self._remembered(plain, namer, meter)
+        for chunk in self._chunks(sources, self._stdin, meter, namer.bases):
             rows = namer.rows(chunk)
             if condition is not None:
                 if not condition.checked:
@@ -187,8 +225,22 @@ class RowSource:
             if rows or chunk is WAITS:
                 yield rows
 
-    def _chunks(self, stdin: BinaryIO | None, meter: Meter, bases: Bases) -> Iterator[Chunk]:
-        for source in self._sources:
+    def _remembered(self, sources: list[Source], namer: Namer, meter: Meter) -> Iterator[list[Row]]:
+        assert self._memory is not None
+        for source in sources:
+            assert isinstance(source, FileSource)
+            lines = PlainLines(source, namer, self._memory, self._config.shard)
+            self._plain.append(lines)
+            for rows in lines.batches(meter, self._halt):
+                if self._halt.is_set:
+                    break
+                yield rows
+        self._memory.stop()
+
+    def _chunks(
+        self, sources: list[Source], stdin: BinaryIO | None, meter: Meter, bases: Bases
+    ) -> Iterator[Chunk]:
+        for source in sources:
             if isinstance(source, StdinSource):
                 chunks = Piped(self._spool, stdin, self._halt).chunks(bases)
             else:

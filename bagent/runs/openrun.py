@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from bagent.errors import (
 )
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.tables_child import TablesChild
-from bagent.store.codec import unit_of
+from bagent.store.codec import salt_of, unit_of
 from bagent.store.index import DoneIndex, Policy, load_index
 from bagent.store.journal import Journal, Syncer
 from bagent.store.owner import Owner, Renewer, is_live, owners
@@ -64,6 +64,11 @@ class OpenRun:
         return self.directory.path
 
     @property
+    def pieces(self) -> Path:
+        """Where is kept which rows stand in which piece of the input."""
+        return self.directory.journal / f"input-{self.part}.pieces"
+
+    @property
     def finished(self) -> int:
         """Units that are left as they are."""
         return len(self.done)
@@ -82,6 +87,11 @@ class OpenRun:
         """The answers of ``row`` that are still to do."""
         has = self.done.has
         return [a for a in range(answers) if not has(unit_of(row.key, STAGE, a))]
+
+    def all_finished(self, keys: Sequence[int], answers: int) -> bool:
+        """Whether nothing is still to do for any of these rows."""
+        salts = [salt_of(STAGE, answer) for answer in range(answers)]
+        return all(self.done.has_all([key ^ salt for key in keys]) for salt in salts)
 
     def begin(self, model: str | None, endpoints: list[dict[str, Json]], simulated: bool) -> None:
         """Note what the session found before it sends: model, endpoints.

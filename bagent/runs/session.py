@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -179,6 +179,8 @@ class Session:
             emit=self._emit,
             gate=self._reader_ready,
         )
+        # Where rows are printed, each must be seen to be printed in its place.
+        rows.remember(store.pieces, None if self._lines is not None else self._all_finished)
         self._feeder = Feeder(rows.batches(), self._pending)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
@@ -289,6 +291,10 @@ class Session:
             self._lines.expect(row, answers)
         return answers
 
+    def _all_finished(self, keys: Sequence[int]) -> bool:
+        """Whether nothing is to do for any of these rows (called in the reader's thread)."""
+        return self._store.all_finished(keys, self._prepared.job.answers)
+
     def _on_attempt(self, attempt: Attempt) -> None:
         self._store.journal.write_attempt(attempt)
         self._tally.attempt(attempt)
@@ -307,9 +313,10 @@ class Session:
         rows = self._prepared.rows
         position, size = rows.progress() if rows is not None else (0, None)
         feeder = self._feeder
+        passed = rows.passed if rows is not None else 0
         feed = FeedStats(
-            read=feeder.read if feeder else 0,
-            skipped=feeder.skipped if feeder else 0,
+            read=passed + (feeder.read if feeder else 0),
+            skipped=passed + (feeder.skipped if feeder else 0),
             position=position,
             size=size,
             ended=feeder.ended if feeder else False,

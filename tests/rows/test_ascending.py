@@ -35,3 +35,22 @@ def test_text_after_numbers_is_not_held():
     held = Ascending(1)
     assert held.hold([1], [1], note(1))
     assert not held.hold(["r2"], [2], note(1))
+
+
+def test_rows_that_can_be_read_again_are_given_back_from_there():
+    held = Ascending(1)
+    assert held.hold(["r1", "r2"], [11, 12], [b"a", b"b"])
+    mark = held.held
+    assert held.hold(["r3"], [13], [b"c"])
+    held.swap(mark, lambda: iter([([13], [b"C"])]))
+    assert not held.pass_over("r3", "r4", lambda: iter([]))
+    assert not held.pass_over(9, 10, lambda: iter([]))
+    assert held.pass_over("r5", "r10", lambda: iter([([15, 20], [b"d", b"e"])]))
+    assert not held.hold(["r9"], [19], [b"f"])
+    assert [(list(keys), notes) for keys, notes in held.give_up()] == [
+        ([11, 12], [b"a", b"b"]),
+        ([13], [b"C"]),
+        ([15, 20], [b"d", b"e"]),
+    ]
+    assert held.ended
+    assert not held.pass_over("r99", "r99", lambda: iter([]))

@@ -7,7 +7,7 @@ import pytest
 from bagent.errors import JobError
 from bagent.store.codec import ERROR_KINDS, unit_of
 from bagent.store.current import CurrentLines, Selection
-from bagent.store.index import HashMap, HashSet, Policy, load_index
+from bagent.store.index import HashMap, Policy, UnitSet, load_index
 from bagent.store.segment_index import open_index
 from bagent.store.segments import Segment
 from bagent.types import PASSING_KINDS, Outcome
@@ -171,11 +171,14 @@ def test_no_journal_is_an_empty_index(store):
     assert not index.has(0)
 
 
-def test_hash_set_and_map_hold_what_was_put_in():
+def test_unit_set_and_map_hold_what_was_put_in():
     rng = random.Random(5)
     numbers = [rng.getrandbits(64) for _ in range(3000)] + [0, 1, 2**64 - 1]
-    held = HashSet(len(numbers))
-    held.add_all(numbers)
+    held = UnitSet(len(numbers))
+    held.add_all(numbers[:2000])
+    held.add_all(numbers[1000:])
+    held.settle()
+    assert len(held) == len(numbers)
     places = HashMap(len(numbers))
     for number in numbers:
         places.add(number, number % 1000)
@@ -183,3 +186,36 @@ def test_hash_set_and_map_hold_what_was_put_in():
     assert all(held.has(number) and places.find(number) == number % 1000 for number in numbers[:-3])
     assert not any(held.has(rng.getrandbits(64)) for _ in range(3000))
     assert places.find(rng.getrandbits(64)) is None
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_many_units_at_once_are_finished_if_each_is(store, outcome, shuffled):
+    rng = random.Random(3)
+    numbers = list(range(600))
+    if shuffled:
+        rng.shuffle(numbers)
+    lost = {17, 400}
+    failed = {n for n in numbers if n % 50 == 9}
+    store.write(
+        *(
+            outcome(
+                n,
+                status="failed" if n in failed else "ok",
+                error_kind="auth" if n in failed else None,
+            )
+            for n in numbers
+            if n not in lost
+        ),
+        segment_bytes=4000,
+    )
+    index = load(store)
+    units = [unit(outcome(n)) for n in range(600)]
+    for start in range(0, 600, 30):
+        expected = not lost & set(range(start, start + 30))
+        assert index.has_all(units[start : start + 30]) is expected
+        assert index.has_all(units[start : start + 30]) is expected
+    assert index.has_all([])
+    strict = load(store, Policy(ended=True))
+    for start in range(0, 600, 30):
+        near = set(range(start, start + 30))
+        assert strict.has_all(units[start : start + 30]) is not bool((lost | failed) & near)

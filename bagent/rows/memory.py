@@ -1,0 +1,194 @@
+"""What an earlier start read: pieces of the input whose rows need not be read again.
+
+While rows are read, each piece of whole lines is noted in a file: where it is, the SHA-256 of its
+bytes, and the keys of its rows. A later start reads the bytes of a piece, and where they are the
+same and all its rows are finished, it passes over them without decoding one. Pieces are noted
+from the start of the input on and only while ids ascend, so that no row in them repeats another;
+from the first difference on the notes are cut off and made anew.
+
+The file is a magic line, 32 bytes that say how keys are made, then one record a piece: length and
+CRC-32 of 4 bytes each, and a MessagePack object. It is a cache: what is torn or missing is read
+again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from bagent.rows.config import RowsConfig
+
+MAGIC = b"bagent-pieces-1\n"
+_LARGEST = 1 << 28  # bytes of one record; more is damage
+
+Finished = Callable[[Sequence[int]], bool]
+"""Whether the rows of all these keys are finished."""
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Whole lines of one file, of which each row is sound and no id comes twice.
+
+    ``offset`` and ``size`` are bytes; ``lines`` counts line feeds; ``last_line`` is the physical
+    line of the last row; ``first`` and ``last`` are the ids of the first and the last row;
+    ``keys`` are the row keys, 8 bytes each, big-endian.
+    """
+
+    source: str
+    offset: int
+    size: int
+    digest: bytes
+    lines: int
+    last_line: int
+    first: int | str
+    last: int | str
+    keys: bytes
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.keys) // 8
+
+    def key_list(self) -> array[int]:
+        """The row keys."""
+        keys = array("Q", self.keys)
+        if sys.byteorder == "little":
+            keys.byteswap()
+        return keys
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether these are the bytes that the piece was made of."""
+        return len(data) == self.size and digest_of(data) == self.digest
+
+
+_decode = msgspec.msgpack.Decoder(Piece).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def digest_of(data: bytes) -> bytes:
+    """The first 16 bytes of the SHA-256."""
+    return sha256(data).digest()[:16]
+
+
+def identity_of(config: RowsConfig) -> bytes:
+    """32 bytes that are the same where the keys of the same bytes are."""
+    parts = repr((config.id_field, config.fields))
+    return sha256(parts.encode("utf-8", "surrogatepass")).digest()
+
+
+class Memory:
+    """The pieces that an earlier start noted, and those that this one notes.
+
+    Before :meth:`attach` pieces are held in memory, so no more than :meth:`RowSource.peek
+    <bagent.rows.source.RowSource.peek>` needs may be read; then they are in the file. Belongs to
+    the thread that reads.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[Piece] = []
+        self._file: int | None = None
+        self._finished: Finished | None = None
+        self._next: Piece | None = None
+        self._place = self._after = 0
+        self.noting = True
+        """Whether pieces are still noted; once it is False it stays so."""
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a file."""
+        return self._file is not None
+
+    def attach(self, path: Path, identity: bytes, finished: Finished | None) -> None:
+        """Go on with the notes in a file, or begin them; without one if it cannot be written.
+
+        Args:
+            path: the file.
+            identity: as :func:`identity_of` makes it; notes with other keys are dropped.
+            finished: tells which rows need not be read; None: all are read.
+        """
+        start = MAGIC + identity
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if os.pread(self._file, len(start), 0) != start:
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, start, 0)
+        except OSError:
+            self.stop()
+            return
+        self._place = len(start)
+        self._finished = finished
+        self._load()
+        held, self._held = self._held, []
+        for piece in held:
+            self.note(piece)
+
+    def at(self, source: str, offset: int) -> Piece | None:
+        """What the notes say about the piece at this place, if they go on with it."""
+        known = self._next
+        if known is None or known.source != source or known.offset != offset:
+            return None
+        return known
+
+    def is_finished(self, keys: Sequence[int]) -> bool:
+        """Whether all these rows are known to be finished."""
+        return self._finished is not None and self._finished(keys)
+
+    def note(self, piece: Piece) -> None:
+        """The next piece of the input; where the notes say something else, they end before it."""
+        if not self.noting:
+            return
+        if self._file is None:
+            self._held.append(piece)
+        elif piece == self._next:
+            self._advance()
+        else:
+            self._append(piece)
+
+    def stop(self) -> None:
+        """Note nothing more; what is noted stays."""
+        self.noting = False
+        self._next = None
+        self._held.clear()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _advance(self) -> None:
+        self._place = self._after
+        self._load()
+
+    def _load(self) -> None:
+        """Read the record at the current place."""
+        assert self._file is not None
+        self._next = None
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            head = os.pread(self._file, 8, self._place)
+            size = int.from_bytes(head[:4], "little")
+            if len(head) == 8 and 0 < size <= _LARGEST:
+                body = os.pread(self._file, size, self._place + 8)
+                if len(body) == size and zlib.crc32(body) == int.from_bytes(head[4:], "little"):
+                    self._next = _decode(body)
+                    self._after = self._place + 8 + size
+
+    def _append(self, piece: Piece) -> None:
+        assert self._file is not None
+        body = _encode(piece)
+        head = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+        try:
+            # What stood here was of an input that has changed.
+            os.ftruncate(self._file, self._place)
+            written = os.pwrite(self._file, head + body, self._place)
+        except OSError:
+            written = -1
+        if written != len(head) + len(body):
+            self.stop()
+            return
+        self._place += written
+        self._next = None

@@ -1,0 +1,106 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as changed
+
+from bagent.rows import RowsConfig
+from bagent.rows.memory import MAGIC, Memory, Piece, identity_of
+
+IDENTITY = bytes(32)
+
+
+def piece(number: int) -> Piece:
+    return Piece("a", 10 * number, 10, b"d", 1, number + 1, number, number, bytes([number]) * 8)
+
+
+def noted(path: Path, *pieces: Piece) -> Memory:
+    memory = Memory()
+    memory.attach(path, IDENTITY, None)
+    for one in pieces:
+        memory.note(one)
+    return memory
+
+
+def read(path: Path) -> list[Piece]:
+    memory = noted(path)
+    found = []
+    while known := memory.at("a", 10 * len(found)):
+        found.append(known)
+        memory.note(known)
+    memory.stop()
+    return found
+
+
+def test_notes_are_read_back_in_order(tmp_path):
+    path = tmp_path / "p"
+    noted(path, piece(0), piece(1)).stop()
+    assert read(path) == [piece(0), piece(1)]
+    assert list(piece(1).key_list()) == [0x0101010101010101]
+
+
+def test_pieces_read_before_the_file_is_known_are_noted_too(tmp_path):
+    memory = Memory()
+    memory.note(piece(0))
+    memory.attach(tmp_path / "p", IDENTITY, None)
+    memory.note(piece(1))
+    memory.stop()
+    assert read(tmp_path / "p") == [piece(0), piece(1)]
+
+
+def test_notes_end_at_the_first_difference(tmp_path):
+    path = tmp_path / "p"
+    noted(path, piece(0), piece(1), piece(2)).stop()
+    other = changed(piece(1), digest=b"e")
+    noted(path, piece(0), other).stop()
+    assert read(path) == [piece(0), other]
+
+
+def test_less_reading_keeps_what_is_noted(tmp_path):
+    path = tmp_path / "p"
+    noted(path, piece(0), piece(1)).stop()
+    noted(path, piece(0)).stop()
+    assert read(path) == [piece(0), piece(1)]
+
+
+@pytest.mark.parametrize("at", [-1, -30, 48, 53, 58])
+def test_a_damaged_record_ends_the_notes(tmp_path, at):
+    path = tmp_path / "p"
+    noted(path, piece(0), piece(1)).stop()
+    data = bytearray(path.read_bytes())
+    data[at] ^= 255
+    path.write_bytes(data)
+    assert read(path) == ([piece(0)] if at < 0 else [])
+    noted(path, piece(0), piece(1)).stop()
+    assert read(path) == [piece(0), piece(1)]
+
+
+def test_a_torn_record_ends_the_notes(tmp_path):
+    path = tmp_path / "p"
+    noted(path, piece(0), piece(1)).stop()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert read(path) == [piece(0)]
+
+
+def test_notes_with_other_keys_are_dropped(tmp_path):
+    path = tmp_path / "p"
+    noted(path, piece(0)).stop()
+    memory = Memory()
+    memory.attach(path, b"\1" * 32, None)
+    assert memory.at("a", 0) is None
+    memory.stop()
+    assert path.read_bytes() == MAGIC + b"\1" * 32
+
+
+def test_what_cannot_be_written_is_not_noted(tmp_path):
+    memory = noted(tmp_path / "none" / "p", piece(0))
+    assert not memory.noting
+    assert memory.at("a", 0) is None
+
+
+def test_the_identity_follows_what_makes_keys(tmp_path):
+    config = RowsConfig(("a.jsonl",), tmp_path, fields=("x",))
+    assert identity_of(config) == identity_of(replace(config, inputs=("b.jsonl",), limit=3))
+    assert identity_of(config) != identity_of(replace(config, fields=("y",)))
+    assert identity_of(config) != identity_of(replace(config, fields=None))
+    assert identity_of(config) != identity_of(replace(config, id_field="x"))
