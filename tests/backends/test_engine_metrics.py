@@ -1,0 +1,308 @@
+"""The load that engines tell in their Prometheus text."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from backends.support_backend import endpoint, raw_server
+from bagent.backends.engine_metrics import (
+    MISSING_SECONDS,
+    EngineLoad,
+    LoadReader,
+    parse_load,
+    read_load,
+)
+from bagent.backends.transport import Transport
+
+DATA = Path(__file__).parent / "data"
+VLLM = (DATA / "vllm_metrics.txt").read_bytes()
+DYNAMO = (DATA / "dynamo_metrics.txt").read_bytes()
+
+
+def load(text: str | bytes, model: str | None = None) -> EngineLoad:
+    """What ``text`` tells; it must tell something."""
+    raw = text.encode() if isinstance(text, str) else text
+    found = parse_load(raw, 5.0, model)
+    assert found is not None
+    return found
+
+
+def test_a_vllm_server_with_four_places_and_twelve_requests() -> None:
+    assert load(VLLM, "tiny") == EngineLoad(
+        at=5.0,
+        running=4,
+        waiting=8,
+        kv_usage=0.0002441443503471419,
+        preemptions=0,
+        cache_hits=512,
+        cache_queries=765,
+        prompt_tokens=765,
+        generation_tokens=471,
+        engine="vllm",
+        deferred=0,
+    )
+
+
+def test_a_dynamo_frontend_whose_two_workers_have_three_places_each() -> None:
+    assert load(DYNAMO, "tiny") == EngineLoad(
+        at=5.0,
+        running=6,
+        waiting=6,
+        kv_usage=4 / 16384,
+        cache_hits=0,
+        cache_queries=765,
+        prompt_tokens=765,
+        generation_tokens=541,
+        engine="dynamo",
+        capacity=6,
+    )
+
+
+def test_a_dynamo_frontend_that_tells_no_places_does_not_tell_who_waits() -> None:
+    text = """
+dynamo_frontend_inflight_requests{model="m"} 12
+dynamo_frontend_queued_requests{model="m"} 8
+"""
+    assert (load(text).running, load(text).waiting, load(text).capacity) == (12, None, None)
+    text += 'dynamo_frontend_router_queue_pending_requests{model="m",policy_class="a"} 5\n'
+    assert (load(text).running, load(text).waiting) == (7, 5)
+
+
+def test_engines_are_summed_and_the_fullest_cache_counts() -> None:
+    text = """
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 0.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:num_preemptions_total{engine="0",model_name="m"} 1
+vllm:num_preemptions_total{engine="1",model_name="m"} 2
+"""
+    found = load(text)
+    assert (found.running, found.waiting, found.kv_usage, found.preemptions) == (7, 2, 0.75, 3)
+
+
+@pytest.mark.parametrize("end", ["", "_total"])
+def test_counters_are_read_with_and_without_total(end: str) -> None:
+    text = "".join(
+        f'vllm:{name}{end}{{model_name="m"}} {value}\n'
+        for name, value in [
+            ("num_preemptions", 1),
+            ("prefix_cache_hits", 2),
+            ("prefix_cache_queries", 3),
+            ("prompt_tokens", 4),
+            ("generation_tokens", 5),
+        ]
+    )
+    found = load(text)
+    assert (found.preemptions, found.cache_hits, found.cache_queries) == (1, 2, 3)
+    assert (found.prompt_tokens, found.generation_tokens) == (4, 5)
+
+
+def test_the_names_of_older_vllm_are_known() -> None:
+    text = """
+vllm:gpu_cache_usage_perc{model_name="m"} 0.5
+vllm:gpu_prefix_cache_hits_total{model_name="m"} 10
+vllm:gpu_prefix_cache_queries_total{model_name="m"} 40
+"""
+    found = load(text)
+    assert (found.kv_usage, found.cache_hits, found.cache_queries) == (0.5, 10, 40)
+    assert found.running is None
+    assert found.waiting is None
+
+
+def test_requests_that_wait_for_something_else_than_room_are_told_apart() -> None:
+    text = """
+vllm:num_requests_waiting{engine="0"} 9
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 2
+vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 7
+"""
+    assert (load(text).waiting, load(text).deferred) == (9, 7)
+
+
+SGLANG = """
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{model_name="m",tp_rank="0",priority=""} 5.0
+sglang:num_running_reqs{model_name="m",tp_rank="0",priority="1"} 3.0
+sglang:num_running_reqs{model_name="m",tp_rank="0",priority="None"} 2.0
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 6.0
+sglang:token_usage{model_name="m",tp_rank="0"} 0.28
+sglang:num_retracted_reqs{model_name="m",tp_rank="0",pid="77"} 9.0
+sglang:num_retracted_requests_total{model_name="m",tp_rank="0"} 4.0
+sglang:cache_hit_rate{model_name="m"} 0.0075
+sglang:cached_tokens_total{model_name="m",cache_source="device"} 1.0e+06
+sglang:cached_tokens_total{model_name="m",cache_source="host"} 2.0e+06
+sglang:prompt_tokens_total{model_name="m"} 8.128902e+06
+sglang:generation_tokens_total{model_name="m"} 7.557572e+06
+"""
+
+
+def test_an_sglang_server_with_priorities() -> None:
+    assert load(SGLANG) == EngineLoad(
+        at=5.0,
+        running=5,
+        waiting=6,
+        kv_usage=0.28,
+        preemptions=4,
+        cache_hits=3_000_000,
+        cache_queries=8_128_902,
+        prompt_tokens=8_128_902,
+        generation_tokens=7_557_572,
+        engine="sglang",
+    )
+
+
+def test_tensor_parallel_ranks_tell_one_number_and_data_parallel_ranks_add() -> None:
+    text = "".join(
+        f'sglang:num_running_reqs{{dp_rank="{dp}",tp_rank="{tp}"}} 4\n'
+        for dp in (0, 1)
+        for tp in (0, 1, 2)
+    )
+    assert load(text).running == 8
+
+
+def test_a_llamacpp_server() -> None:
+    text = """
+llamacpp:requests_processing 8
+llamacpp:requests_deferred 3
+llamacpp:prompt_tokens_total 100
+llamacpp:tokens_predicted_total 50
+"""
+    found = load(text)
+    assert (found.running, found.waiting, found.prompt_tokens) == (8, 3, 100)
+    assert (found.generation_tokens, found.engine) == (50, "llamacpp")
+
+
+TWO_MODELS = r"""
+vllm:num_requests_running{model_name="a"} 1
+vllm:num_requests_running{model_name="b \"x\" \\ }y"} 20
+vllm:num_requests_waiting{model_name="a"} 2
+"""
+
+
+def test_of_several_models_only_the_one_asked_for_counts() -> None:
+    assert (load(TWO_MODELS, "a").running, load(TWO_MODELS, "a").waiting) == (1, 2)
+    assert load(TWO_MODELS, 'b "x" \\ }y').running == 20
+    assert load(TWO_MODELS).running == 21
+
+
+def test_the_load_of_a_model_that_is_not_named_among_several_is_not_told() -> None:
+    found = load(TWO_MODELS, "alias")
+    assert (found.running, found.waiting) == (None, None)
+
+
+def test_the_only_model_counts_under_any_name() -> None:
+    assert load('vllm:num_requests_running{model_name="served"} 3', "alias").running == 3
+
+
+def test_lines_that_are_no_samples_are_passed_over() -> None:
+    text = b"""\xff\xfe\x00 garbage {{{ }} ==
+vllm:num_requests_running
+vllm:num_requests_running{
+vllm:num_requests_running{model_name="m"
+vllm:num_requests_running{model_name="m"} NaN
+vllm:num_requests_running{model_name="m"} +Inf
+vllm:num_requests_running{model_name="m"} -1
+vllm:num_requests_running{model_name="m"} many
+vllm:num_requests_running{ model_name = "m" , } 1.2e1 1700000000000\r
+vllm:num_requests_running_created{model_name="m"} 99
+vllm:num_requests_waiting 4 # {trace="x"} 1
+"""
+    assert (load(text).running, load(text).waiting) == (12, 4)
+
+
+@pytest.mark.parametrize("text", [b"", b"<html>no</html>", b"python_info 1.0\n", b"\x00" * 1000])
+def test_text_without_a_known_series_tells_nothing(text: bytes) -> None:
+    assert parse_load(text, 0.0) is None
+
+
+def test_a_large_exposition_is_read_in_little_time() -> None:
+    text = VLLM + b"".join(
+        b'vllm:e2e_request_latency_seconds_bucket{engine="0",le="%d",model_name="m"} 1.0\n' % i
+        for i in range(2500)
+    )
+    assert len(text) > 200_000
+    times = []
+    for _ in range(10):
+        start = time.process_time()
+        parse_load(text, 0.0)
+        times.append(time.process_time() - start)
+    assert min(times) < 0.01, "five times what it takes on an idle machine"
+
+
+class Served:
+    """A server that answers each GET with the next of ``answers``, the last one for ever."""
+
+    def __init__(self, *answers: tuple[str, bytes]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request of one connection."""
+        asked = await reader.readuntil(b"\r\n\r\n")
+        self.asked.append(asked.split()[1].decode())
+        status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+
+
+def test_the_route_lies_beside_v1_and_a_redirect_to_its_slash_is_followed() -> None:
+    async def main() -> tuple[EngineLoad | None, list[str]]:
+        served = Served(("307 Temporary Redirect\r\nLocation: /m/metrics/", b""), ("200 OK", VLLM))
+        transport = Transport()
+        async with raw_server(served.handle) as port:
+            to = endpoint(f"http://127.0.0.1:{port}/m/v1")
+            found = await read_load(transport, to, 5.0, clock=lambda: 7.0)
+        await transport.close()
+        return found, served.asked
+
+    found, asked = asyncio.run(main())
+    assert found is not None
+    assert (found.at, found.running, found.waiting) == (7.0, 4, 8)
+    assert asked == ["/m/metrics", "/m/metrics/"]
+
+
+@pytest.mark.parametrize("answer", [("404 Not Found", b""), ("200 OK", b"<html></html>")])
+def test_an_endpoint_without_metrics_is_asked_again_only_after_long(
+    answer: tuple[str, bytes],
+) -> None:
+    async def main() -> None:
+        served, now = Served(answer, ("200 OK", VLLM)), [1000.0]
+        transport = Transport()
+        reader = LoadReader(transport, clock=lambda: now[0])
+        async with raw_server(served.handle) as port:
+            to = endpoint(f"http://127.0.0.1:{port}/v1")
+            for _ in range(5):
+                assert await reader.read(to, 5.0) is None
+            assert len(served.asked) == 1
+            now[0] += MISSING_SECONDS
+            assert reader.due(to)
+            found = await reader.read(to, 5.0, "tiny")
+            assert found is not None
+            assert found.running == 4
+        await transport.close()
+
+    asyncio.run(main())
+
+
+def test_an_endpoint_that_fails_once_is_asked_again_at_once(unused_port: int) -> None:
+    async def main() -> None:
+        served = Served(("503 Service Unavailable", b""), ("200 OK", VLLM))
+        transport = Transport()
+        reader = LoadReader(transport)
+        nobody = endpoint(f"http://127.0.0.1:{unused_port}/v1")
+        assert await reader.read(nobody, 5.0) is None
+        assert reader.due(nobody)
+        async with raw_server(served.handle) as port:
+            to = endpoint(f"http://127.0.0.1:{port}/v1")
+            assert await reader.read(to, 5.0) is None
+            assert await reader.read(to, 5.0) is not None
+        await transport.close()
+
+    asyncio.run(main())
