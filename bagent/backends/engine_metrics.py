@@ -161,6 +161,8 @@ def _samples(text: bytes) -> Iterable[_Sample]:
     """The samples of the known series, in order."""
     known = _SERIES.get
     for line in text.split(b"\n"):
+        if line.startswith(b"#"):
+            continue
         name, brace, rest = line.partition(b"{")
         name = name.rstrip()
         if not brace or b" " in name:  # no labels; a brace then belongs to an exemplar
