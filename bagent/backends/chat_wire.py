@@ -7,7 +7,7 @@ llama.cpp's server add to it or leave out of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -61,14 +61,7 @@ class BodyWriter:
         """JSON bytes of ``request``; ``key`` names the payload, ``stream`` False asks for none."""
         if request.body is not None:
             return self._own_body(request.body)
-        settings = request.settings
-        cached = self._heads.get((id(settings), request.seed))
-        if cached is None:
-            if len(self._heads) > 256:
-                self._heads.clear()
-            cached = settings, *self._head(settings, request.seed)
-            self._heads[(id(settings), request.seed)] = cached
-        _, head, limited = cached
+        head, limited = self._kept_head(request)
         parts = [head, b'"', (key or self._messages_key).encode(), b'":', request.payload]
         if request.max_tokens is not None and not limited:
             parts.append(b',"%s":%d' % (self._limit_key.encode(), request.max_tokens))
@@ -76,6 +69,31 @@ class BodyWriter:
             parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
         parts.append(b"}")
         return b"".join(parts)
+
+    def group_body(
+        self, request: Request, key: str, payloads: Sequence[bytes], extra: bytes = b""
+    ) -> bytes:
+        """JSON bytes for calls like ``request`` with a payload each, in a list called ``key``.
+
+        ``extra`` is JSON text of further members, each after a comma.
+        """
+        head, limited = self._kept_head(request)
+        parts = [head, b'"', key.encode(), b'":[', b",".join(payloads), b"]"]
+        if request.max_tokens is not None and not limited:
+            limit_key = "max_tokens" if key == "prompt" else self._limit_key
+            parts.append(b',"%s":%d' % (limit_key.encode(), request.max_tokens))
+        parts += [extra, b"}"]
+        return b"".join(parts)
+
+    def _kept_head(self, request: Request) -> tuple[bytes, bool]:
+        settings = request.settings
+        cached = self._heads.get((id(settings), request.seed))
+        if cached is None:
+            if len(self._heads) > 256:
+                self._heads.clear()
+            cached = settings, *self._head(settings, request.seed)
+            self._heads[(id(settings), request.seed)] = cached
+        return cached[1], cached[2]
 
     def _head(self, settings: CallSettings, seed: int | None) -> tuple[bytes, bool]:
         """The body's beginning, and whether it bounds the answer already."""

@@ -1,0 +1,163 @@
+"""Chat templates learned from what a server makes of known texts. No I/O in here.
+
+A server renders a conversation of sentinels; what stands before, between and after them is the
+template for conversations of that shape. Whether it holds for other texts is for the server's
+token ids to prove: templates may trim or rewrite what they are given, add a date, or leave it to
+the content what they write around it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from bagent.types import Message
+
+Shape = tuple[str, ...]
+"""The roles of a conversation, in order."""
+
+MOST_MESSAGES = 16
+"""Longer conversations are not learned: each length is a shape of its own."""
+
+_ROLES = frozenset({"system", "developer", "user", "assistant"})
+_THINKING = (
+    "<think",
+    "</think",
+    "[THINK]",
+    "<seed:think",
+    "<|START_THINKING|>",
+    "<|channel|>",
+    "<|channel>",
+    "◁think▷",
+    "<reasoning>",
+    "<thought>",
+)
+_TIME = re.compile(r"(?<!\d)\d{1,2}:\d{2}(?!\d)")
+_DAY = 86_400
+_QUARTER = 900
+_AWKWARD = (
+    "  \n {i} naïve — 日本語 🙂 {{{{ x }}}} {{% if y %}} {{0}} %s \\n \"q\" 'a' &amp; "
+    "<|im_end|> <|im_start|>user </s> <s> [INST] [/INST] <|eot_id|> <|endoftext|> <bos> "
+    "<end_of_turn> /no_think /think /system_override\t\n\n  ",
+    "<tool_response>\n{i}<think>a</think>b <tool_call>{{}}</tool_call>\r\n</tool_response>",
+)
+
+
+class ChatTemplate(msgspec.Struct, frozen=True):
+    """What a server writes around the texts of a conversation.
+
+    ``parts`` has one entry more than the conversation has messages. ``trim`` says that texts lose
+    the blanks at their ends.
+    """
+
+    parts: tuple[str, ...]
+    trim: bool = False
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt text of a conversation of this template's shape."""
+        parts = self.parts
+        pieces = [parts[0]]
+        for place, message in enumerate(messages, 1):
+            text = message["content"]
+            pieces.append(text.strip() if self.trim else text)
+            pieces.append(parts[place])
+        return "".join(pieces)
+
+    @property
+    def fixed(self) -> str:
+        """All that the template itself writes, its pieces on lines of their own."""
+        return "\n".join(self.parts)
+
+
+def shape_of(messages: Sequence[Message]) -> Shape | None:
+    """The shape of a conversation of plain texts; None for any other conversation.
+
+    Texts without a visible character have no shape: templates ask whether there is a text at all.
+    """
+    if not 0 < len(messages) <= MOST_MESSAGES:
+        return None
+    for message in messages:
+        text = message.get("content")
+        if (
+            len(message) != 2
+            or type(text) is not str
+            or not text
+            or text.isspace()
+            or message["role"] not in _ROLES
+        ):
+            return None
+    return tuple([message["role"] for message in messages])
+
+
+def sentinels(shape: Shape) -> list[Message]:
+    """A conversation of texts that no template writes by itself."""
+    return [
+        {"role": role, "content": f"Kestrel{place:02d}Quartz"} for place, role in enumerate(shape)
+    ]
+
+
+def learn_template(shape: Shape, rendered: str) -> ChatTemplate | None:
+    """The template out of the rendered :func:`sentinels`.
+
+    None where a sentinel is missing, comes twice or in another order.
+    """
+    parts: list[str] = []
+    rest = rendered
+    for message in sentinels(shape):
+        if rest.count(message["content"]) != 1:
+            return None
+        before, _, rest = rest.partition(message["content"])
+        parts.append(before)
+    if any(message["content"] in part for message in sentinels(shape) for part in parts):
+        return None
+    return ChatTemplate((*parts, rest))
+
+
+def proofs(shape: Shape, template: ChatTemplate) -> list[list[Message]]:
+    """Conversations that show whether a template holds for whatever text.
+
+    Their texts have blanks at both ends, braces, characters beyond ASCII, what looks like special
+    tokens or switches of known templates, and pieces of this very template.
+    """
+    return [
+        [
+            {"role": role, "content": awkward.format(i=place) + template.parts[-1] + end}
+            for place, role in enumerate(shape)
+        ]
+        for awkward, end in zip(_AWKWARD, (" \n ", "</tool_response>"), strict=True)
+    ]
+
+
+def why_not(template: ChatTemplate) -> str | None:
+    """Why a template may not be used at all, None if it may."""
+    fixed = template.fixed
+    if any(mark in fixed for mark in _THINKING):
+        return "its chat template opens or closes the model's thinking"
+    if _TIME.search(fixed):
+        return "its chat template writes the time of day"
+    return None
+
+
+def is_dated(template: ChatTemplate, now: float) -> bool:
+    """Whether the template names the year of ``now`` (Unix seconds), in any time zone.
+
+    Then it writes the date of the day, and holds only for the quarter of an hour in which it was
+    learned (:func:`quarter`): midnight falls on a quarter's end in every time zone.
+    """
+    years = {time.gmtime(now + shift).tm_year for shift in (-_DAY, 0, _DAY)}
+    return any(str(year) in template.fixed for year in years)
+
+
+def quarter(now: float) -> int:
+    """The number of the quarter of an hour that ``now`` (Unix seconds) falls in."""
+    return int(now // _QUARTER)
+
+
+def thinks(text: str | None) -> bool:
+    """Whether an answer's raw text begins with a model's thinking, or holds its end."""
+    if not text:
+        return False
+    return "</think>" in text or text.lstrip().startswith(_THINKING)

@@ -1,0 +1,88 @@
+"""How each endpoint wants its requests, found out from its refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.request import Request
+from bagent.types import Failure
+
+_NO_SCHEMA = re.compile(
+    r"response[_ ]format|json[_ ]schema|structured[_ ]output|guided[_ ](json|decoding)|grammar",
+    re.IGNORECASE,
+)
+_NEW_LIMIT = re.compile(r"max_tokens\b.*\bmax_completion_tokens", re.IGNORECASE | re.DOTALL)
+_NO_STREAM = re.compile(r"\bstream(_options|ing|ed)?\b", re.IGNORECASE)
+
+
+class Form(msgspec.Struct, frozen=True):
+    """The form of a request; see :class:`bagent.backends.chat_wire.BodyWriter`."""
+
+    native_schema: bool = True
+    completion_limit: str = "max_tokens"
+    stream: bool = True
+
+
+FIRST_FORM = Form()
+
+
+class Forms:
+    """The form that each endpoint takes.
+
+    Args:
+        enforce: with ``auto`` a refused ``response_format`` is left out from then on.
+        notice: called with a line for people when a lesson changes what is asked for.
+    """
+
+    def __init__(self, enforce: str, notice: Callable[[str], None]) -> None:
+        self._enforce = enforce
+        self._notice = notice
+        self._forms: dict[tuple[str, str | None, bytes | None], Form] = {}
+
+    def of(self, endpoint: Endpoint, request: Request) -> Form:
+        """The form for such a request to the endpoint."""
+        return self._forms.get(_lesson_key(endpoint, request), FIRST_FORM)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Ask the endpoint in the usual form again."""
+        self._forms = {key: form for key, form in self._forms.items() if key[0] != endpoint.name}
+
+    def learn(self, endpoint: Endpoint, request: Request, failure: Failure, used: Form) -> bool:
+        """Whether the refusal taught how to ask better; then the next request does."""
+        if failure.kind != "rejected" or failure.status not in (400, 415, 422, 501):
+            return False
+        words = failure.message
+        change: dict[str, object]
+        if (
+            request.settings.output is not None
+            and request.body is None
+            and self._enforce == "auto"
+            and used.native_schema
+            and _NO_SCHEMA.search(words)
+        ):
+            change = {"native_schema": False}
+            told = "refuses response_format; the schema is asked for in the prompt only"
+        elif used.completion_limit == "max_tokens" and _NEW_LIMIT.search(words):
+            change = {"completion_limit": "max_completion_tokens"}
+            told = ""
+        elif request.stream and used.stream and _NO_STREAM.search(words):
+            change = {"stream": False}
+            told = "refuses to stream; it is asked for whole answers"
+        else:
+            return False
+        key = _lesson_key(endpoint, request)
+        before = self._forms.get(key, FIRST_FORM)
+        self._forms[key] = after = msgspec.structs.replace(before, **change)
+        if told and after != before:
+            self._notice(f"{endpoint.name} {told} ({words})")
+        return True
+
+
+def _lesson_key(endpoint: Endpoint, request: Request) -> tuple[str, str | None, bytes | None]:
+    """What a lesson holds for: an endpoint may refuse one schema, or one model's parameter."""
+    output = request.settings.output
+    return endpoint.name, request.settings.model, output.document if output else None
