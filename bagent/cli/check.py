@@ -7,49 +7,28 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from bagent.cli import options as opt
 from bagent.errors import NeedsPerson, StoppedEarly
 
 if TYPE_CHECKING:
     from bagent.runs.options import RunOptions
 
-Text = str | None
-
 
 def check(
-    job: Annotated[
-        Path, typer.Argument(metavar="JOB.yaml", help="The job file, or an OpenAI batch file.")
-    ],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("-i", "--input", help="Rows; may be repeated; - is stdin."),
-    ] = None,
-    hostfile: Annotated[Text, typer.Option("--hostfile", help="Endpoints, one a line.")] = None,
-    backend: Annotated[Text, typer.Option("--backend", help="A backend's name or URL.")] = None,
-    model: Annotated[Text, typer.Option("--model", help="The model to ask for.")] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a dotted job key.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help="Only the first N rows.")
-    ] = None,
-    rows: Annotated[
-        int, typer.Option("--rows", min=1, metavar="N", help="Look at this many rows.")
-    ] = 200,
-    prompts: Annotated[
-        int, typer.Option("--prompts", min=0, metavar="N", help="Show this many prompts.")
-    ] = 2,
-    price: Annotated[
-        Text,
-        typer.Option(
-            "--price", metavar="IN,OUT", help="Dollars per million prompt and answer tokens."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks.")] = False,
+    job: opt.JobFile,
+    inputs: opt.Inputs = None,
+    hostfile: opt.Hostfile = None,
+    backend: opt.Backend = None,
+    model: opt.Model = None,
+    sets: opt.Sets = None,
+    limit: opt.Limit = None,
+    rows: opt.LookRows = 200,
+    prompts: opt.Prompts = 2,
+    price: opt.Price = None,
+    as_json: opt.AsJson = False,
+    debug: opt.Debug = False,
 ) -> int:
     """Look at a job without generating: prompts, tokens, cost, and what a prefix cache reuses.
 

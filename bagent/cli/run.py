@@ -4,76 +4,41 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from bagent.cli import options as opt
 from bagent.errors import UsageError
 
-Text = str | None
+if TYPE_CHECKING:
+    from bagent.runs.options import RunOptions
 
 
 def run(
-    job: Annotated[
-        Path, typer.Argument(metavar="JOB.yaml", help="The job file, or an OpenAI batch file.")
-    ],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("-i", "--input", help="Rows; may be repeated; - is stdin."),
-    ] = None,
-    output: Annotated[
-        Text, typer.Option("-o", "--output", help="The run directory; - also prints the rows.")
-    ] = None,
-    name: Annotated[
-        Text, typer.Option("--name", help="Run name; the default is the job's.")
-    ] = None,
-    hostfile: Annotated[Text, typer.Option("--hostfile", help="Endpoints, one a line.")] = None,
-    backend: Annotated[Text, typer.Option("--backend", help="A backend's name or URL.")] = None,
-    model: Annotated[Text, typer.Option("--model", help="The model to ask for.")] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a dotted job key.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help="Only the first N rows.")
-    ] = None,
-    sample: Annotated[int | None, typer.Option("--sample", min=1, help="N rows at random.")] = None,
-    shard: Annotated[Text, typer.Option("--shard", metavar="I/N", help="Part I of N.")] = None,
-    deadline: Annotated[
-        str, typer.Option("--deadline", help="auto, none, 55m, an ISO time or @UNIX_SECONDS.")
-    ] = "auto",
-    margin: Annotated[
-        str, typer.Option("--deadline-margin", help="Stop feeding this long before it.")
-    ] = "60s",
-    budget: Annotated[
-        float | None, typer.Option("--budget", min=0, metavar="USD", help="Stop at this cost.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Move the old run aside, begin anew.")
-    ] = False,
-    retry: Annotated[
-        Text, typer.Option("--retry", metavar="KIND,..", help="Failed rows to send again, or all.")
-    ] = None,
-    skip_failed: Annotated[bool, typer.Option("--skip-failed", help="Leave failed rows.")] = False,
-    on_change: Annotated[
-        str, typer.Option("--on-change", help="A changed job: refuse, continue or fresh.")
-    ] = "refuse",
-    reuse: Annotated[
-        Text, typer.Option("--reuse", metavar="RUN", help="Take answers to equal requests.")
-    ] = None,
-    allow_failures: Annotated[
-        Text, typer.Option("--allow-failures", metavar="N|P%", help="Still exit 0 with these.")
-    ] = None,
-    no_canary: Annotated[
-        bool, typer.Option("--no-canary", help="Go on when all first rows fail alike.")
-    ] = False,
-    wait_hosts: Annotated[
-        str, typer.Option("--wait-hosts", metavar="DURATION", help="Wait for endpoints to start.")
-    ] = "0s",
-    ordered: Annotated[bool, typer.Option("--ordered", help="-o - in input order.")] = False,
-    progress: Annotated[
-        str, typer.Option("--progress", help="auto, rich, plain, json or none.")
-    ] = "auto",
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks and more words.")] = False,
+    job: opt.JobFile,
+    inputs: opt.Inputs = None,
+    output: opt.Output = None,
+    name: opt.Name = None,
+    hostfile: opt.Hostfile = None,
+    backend: opt.Backend = None,
+    model: opt.Model = None,
+    sets: opt.Sets = None,
+    limit: opt.Limit = None,
+    sample: opt.Sample = None,
+    shard: opt.Shard = None,
+    deadline: opt.DeadlineText = "auto",
+    margin: opt.Margin = "60s",
+    budget: opt.Budget = None,
+    fresh: opt.Fresh = False,
+    retry: opt.Retry = None,
+    skip_failed: opt.SkipFailed = False,
+    on_change: opt.OnChangeText = "refuse",
+    reuse: opt.Reuse = None,
+    allow_failures: opt.AllowFailures = None,
+    no_canary: opt.NoCanary = False,
+    wait_hosts: opt.WaitHosts = "0s",
+    ordered: opt.Ordered = False,
+    progress: opt.ProgressMode = "auto",
+    debug: opt.Debug = False,
 ) -> int:
     """Run a job: rows in, validated rows out. The same command again goes on where it stopped.
 
@@ -83,49 +48,47 @@ def run(
 
     Example: bagent run job.yaml --hostfile hosts.txt --limit 100
     """
-    from bagent.runs.options import RunOptions
+    given = dict(locals())
     from bagent.runs.start import run_job
 
-    if progress not in ("auto", "rich", "plain", "json", "none"):
-        raise UsageError(
-            f"--progress {progress}: no such display", hint="auto, rich, plain, json, none"
-        )
-    if on_change not in ("refuse", "continue", "fresh"):
-        raise UsageError(f"--on-change {on_change}: no such choice", hint="refuse, continue, fresh")
-    named = {
-        "name": name,
-        "hostfile": hostfile,
-        "backend": backend,
-        "model": model,
-        "limits.budget_usd": budget,
-        "results.allow_failures": _count(allow_failures),
+    return run_job(_options(given))
+
+
+def _options(given: dict[str, Any]) -> RunOptions:
+    """What was typed, by the names of the parameters of :func:`run`, as options of a run."""
+    from bagent.runs.options import RunOptions
+
+    _choice("--progress", given["progress"], "display", PROGRESS)
+    _choice("--on-change", given["on_change"], "choice", ON_CHANGE)
+    job_keys = {
+        "name": given.pop("name"),
+        "hostfile": given.pop("hostfile"),
+        "backend": given.pop("backend"),
+        "model": given.pop("model"),
+        "limits.budget_usd": given.pop("budget"),
+        "results.allow_failures": _count(given.pop("allow_failures")),
     }
-    return run_job(
-        RunOptions(
-            job=job,
-            inputs=tuple(inputs or ()),
-            output=output,
-            sets=tuple(sets or ()),
-            overrides={key: value for key, value in named.items() if value is not None},
-            limit=limit,
-            sample=sample,
-            shard=shard,
-            deadline=deadline,
-            margin=_seconds("--deadline-margin", margin),
-            fresh=fresh or on_change == "fresh",
-            retry=retry,
-            skip_failed=skip_failed,
-            on_change=on_change,
-            reuse=reuse,
-            canary=not no_canary,
-            wait_hosts=_seconds("--wait-hosts", wait_hosts),
-            ordered=ordered,
-            progress=progress,
-            debug=debug,
-            env=dict(os.environ),
-            cwd=Path.cwd(),
-        )
+    return RunOptions(
+        inputs=tuple(given.pop("inputs") or ()),
+        sets=tuple(given.pop("sets") or ()),
+        overrides={key: value for key, value in job_keys.items() if value is not None},
+        margin=_seconds("--deadline-margin", given.pop("margin")),
+        fresh=given.pop("fresh") or given["on_change"] == "fresh",
+        canary=not given.pop("no_canary"),
+        wait_hosts=_seconds("--wait-hosts", given.pop("wait_hosts")),
+        env=dict(os.environ),
+        cwd=Path.cwd(),
+        **given,  # the others have the names and the types of their options
     )
+
+
+PROGRESS = ("auto", "rich", "plain", "json", "none")
+ON_CHANGE = ("refuse", "continue", "fresh")
+
+
+def _choice(option: str, word: str, what: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise UsageError(f"{option} {word}: no such {what}", hint=", ".join(known))
 
 
 def _count(text: str | None) -> int | str | None:

@@ -16,11 +16,13 @@ import msgspec
 from bagent import __version__
 from bagent.answers.schema import OutputSchema
 from bagent.errors import (
+    EXIT_NEEDS_PERSON,
     EXIT_OK,
     EXIT_ROWS_FAILED,
     OwnedError,
     UsageError,
 )
+from bagent.runs.options import RunOptions
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.tables_child import TablesChild
 from bagent.store.codec import salt_of, unit_of
@@ -31,7 +33,7 @@ from bagent.store.readers import AnswerStore, Wanted, encode_result, iter_result
 from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
 from bagent.store.segments import part_order
 from bagent.store.tables import input_reader
-from bagent.types import Json, Outcome, Row
+from bagent.types import PASSING_KINDS, Json, Outcome, Row
 
 
 @dataclass
@@ -187,14 +189,10 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         WriteError: the directory cannot be written.
     """
     options, job = prepared.options, prepared.job
-    directory = RunDir(prepared.run_dir)
     notes: list[str] = []
     on_change = cast("OnChange", options.on_change)
     fingerprints = job.fingerprint_parts()
-    if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
-        notes.append(f"the old run is now {directory.move_aside()}")
-    RunDir.create(prepared.run_dir)
-    _refuse_other_division(directory, prepared.part)
+    directory = _take_directory(prepared, fingerprints, notes)
     owner = Owner.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
         undo.callback(owner.release)
@@ -204,9 +202,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         if changed:
             notes.append(f"{', '.join(changed)} changed; finished rows are kept as they are")
         info = directory.load()
-        policy = Policy.parse(
-            options.retry, skip_failed=options.skip_failed, ended=_ended_once(info)
-        )
+        policy = _policy(options, info)
         directory.clear_stop()
         journal = Journal.open(
             directory.path,
@@ -242,11 +238,41 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
     )
 
 
+def _take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
+    directory = RunDir(prepared.run_dir)
+    if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
+        notes.append(f"the old run is now {directory.move_aside()}")
+    RunDir.create(prepared.run_dir)
+    _refuse_other_division(directory, prepared.part)
+    return directory
+
+
+def _policy(options: RunOptions, info: RunInfo | None) -> Policy:
+    """Which outcomes of earlier starts are left as they are."""
+    return Policy.parse(
+        options.retry or _mended(info, skip_failed=options.skip_failed),
+        skip_failed=options.skip_failed,
+        ended=_ended_once(info),
+    )
+
+
 def _ended_once(info: RunInfo | None) -> bool:
     """Whether some start got to its end: from then on every row that is not ok is taken up."""
     return info is not None and any(
         start.exit_code in (EXIT_OK, EXIT_ROWS_FAILED) for start in info.starts
     )
+
+
+def _mended(info: RunInfo | None, *, skip_failed: bool) -> str | None:
+    """The kinds to take up again, as ``--retry`` has them, after a stop that asked for a person.
+
+    A person has acted since: what a key or an account refused then may go through now.
+    """
+    if info is None or skip_failed or _ended_once(info):
+        return None
+    if all(start.exit_code != EXIT_NEEDS_PERSON for start in info.starts):
+        return None
+    return ",".join(sorted(PASSING_KINDS | {"auth", "budget"}))
 
 
 def _refuse_other_division(directory: RunDir, part: str) -> None:

@@ -248,3 +248,19 @@ def test_results_of_a_folder_elsewhere_are_found_by_path(fs, job_dir, bagent, tm
     assert bagent([*RUN, "-o", str(tmp_path / "out")]).code == 0
     done = bagent(["results", str(tmp_path / "out")])
     assert len(done.lines()) == 2
+
+
+def test_rows_refused_for_the_key_are_taken_up_after_a_stop_that_asked_for_a_person(
+    fs, job_dir, bagent
+):
+    too_long = status(400, error_body(400, "no such thing"))
+    fs.set_script({"r1": [too_long], "*": [status(401, error_body(401, "bad key"))]})
+    keys = {"limits": {"concurrency": 4, "retries": 0, "stop_after_failures": 6}}
+    write_job(job_dir, fs.url, 20, **keys)
+    assert bagent(RUN).code == 76
+    sent = len(fs.requests)
+    fs.set_script({"*": [echo()]})
+    assert bagent(RUN).code == 1, "r1 failed for good before, and is left until the run has ended"
+    assert len(fs.requests) == sent + 19
+    found = results_by_id(job_dir)
+    assert [name for name, row in found.items() if row["status"] != "ok"] == ["r1"]

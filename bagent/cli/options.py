@@ -1,0 +1,71 @@
+"""The options that commands take: each a type with its flags, its placeholder and its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Text = str | None
+
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB.yaml", help="The job file, or an OpenAI batch file.")
+]
+Inputs = Annotated[
+    list[str] | None, typer.Option("-i", "--input", help="Rows; may be repeated; - is stdin.")
+]
+Output = Annotated[
+    Text, typer.Option("-o", "--output", help="The run directory; - also prints the rows.")
+]
+Name = Annotated[Text, typer.Option("--name", help="Run name; the default is the job's.")]
+Hostfile = Annotated[Text, typer.Option("--hostfile", help="Endpoints, one a line.")]
+Backend = Annotated[Text, typer.Option("--backend", help="A backend's name or URL.")]
+Model = Annotated[Text, typer.Option("--model", help="The model to ask for.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a dotted job key.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, help="Only the first N rows.")]
+Sample = Annotated[int | None, typer.Option("--sample", min=1, help="N rows at random.")]
+Shard = Annotated[Text, typer.Option("--shard", metavar="I/N", help="Part I of N.")]
+DeadlineText = Annotated[
+    str, typer.Option("--deadline", help="auto, none, 55m, an ISO time or @UNIX_SECONDS.")
+]
+Margin = Annotated[str, typer.Option("--deadline-margin", help="Stop feeding this long before it.")]
+Budget = Annotated[
+    float | None, typer.Option("--budget", min=0, metavar="USD", help="Stop at this cost.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Move the old run aside, begin anew.")]
+Retry = Annotated[
+    Text, typer.Option("--retry", metavar="KIND,..", help="Failed rows to send again, or all.")
+]
+SkipFailed = Annotated[bool, typer.Option("--skip-failed", help="Leave failed rows.")]
+OnChangeText = Annotated[
+    str, typer.Option("--on-change", help="A changed job: refuse, continue or fresh.")
+]
+Reuse = Annotated[
+    Text, typer.Option("--reuse", metavar="RUN", help="Take answers to equal requests.")
+]
+AllowFailures = Annotated[
+    Text, typer.Option("--allow-failures", metavar="N|P%", help="Still exit 0 with these.")
+]
+NoCanary = Annotated[
+    bool, typer.Option("--no-canary", help="Go on when all first rows fail alike.")
+]
+WaitHosts = Annotated[
+    str, typer.Option("--wait-hosts", metavar="DURATION", help="Wait for endpoints to start.")
+]
+Ordered = Annotated[bool, typer.Option("--ordered", help="-o - in input order.")]
+ProgressMode = Annotated[str, typer.Option("--progress", help="auto, rich, plain, json or none.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks and more words.")]
+LookRows = Annotated[
+    int, typer.Option("--rows", min=1, metavar="N", help="Look at this many rows.")
+]
+Prompts = Annotated[
+    int, typer.Option("--prompts", min=0, metavar="N", help="Show this many prompts.")
+]
+Price = Annotated[
+    Text,
+    typer.Option("--price", metavar="IN,OUT", help="Dollars per million prompt and answer tokens."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
