@@ -28,7 +28,7 @@ def query(
     wanted, text = (None, run) if sql is None else (run, sql)
     statement = one_statement(text)
     found = find_run(wanted, Path("runs"))
-    with open_tables(found) as connection:
+    with open_tables(found, _say) as connection:
         import duckdb
 
         try:
@@ -40,3 +40,7 @@ def query(
         except duckdb.Error as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise UsageError(f"SQL: {lines[0]}", hint=" ".join(lines[1:3])) from None
+
+
+def _say(words: str) -> None:
+    typer.echo(f"bagent: {words}", err=True)

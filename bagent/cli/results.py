@@ -30,11 +30,16 @@ def results(
     columns: Annotated[
         str | None, typer.Option("--columns", help="Names parted by commas.")
     ] = None,
-    ordered: Annotated[bool, typer.Option("--ordered", help="jsonl in input order.")] = False,
+    ordered: Annotated[
+        bool,
+        typer.Option(
+            "--ordered/--as-finished", help="jsonl in input order, or as rows were finished."
+        ),
+    ] = True,
     with_input: Annotated[bool, typer.Option("--with-input", help="jsonl with the input.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write there.")] = None,
 ) -> None:
-    """The current result of every row, streamed from the journal, also while a run goes on.
+    """The current result of every row in input order, from the journal, also while a run goes on.
 
     Example: bagent results review --status ok --columns id,output | head
     """
@@ -115,7 +120,7 @@ def _json_lines(
     for name in names or ():
         if name not in known:
             raise UsageError(f"--columns {name}: no such column", hint=", ".join(known))
-    info = run.load()
+    info = run.look(_say)
     wants_input = with_input or (names is not None and "input" in names)
     read = input_reader(info) if wants_input and info is not None else None
     wanted = Wanted(statuses=chosen or None, ordered=ordered)
@@ -142,7 +147,7 @@ def _by_tables(
     from bagent.store.asking import open_tables, plain_rows
     from bagent.store.columns import quoted
 
-    with open_tables(run) as connection:
+    with open_tables(run, _say) as connection:
         source, shown = "results", ", ".join(map(quoted, names)) if names else "*"
         if form == "table" and not names:
             shown, source = _table_columns(connection)

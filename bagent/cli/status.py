@@ -48,7 +48,7 @@ def describe(run: RunDir) -> dict[str, object]:
 
     now = time.time()
     notes: list[str] = []
-    info = run.load()
+    info = run.look(_say)
     counts = summary(run.path, notes.append)
     live = [record for record in owners(run.path).values() if is_live(record, now)]
     code = info.exit_code if info else None
@@ -77,6 +77,10 @@ def describe(run: RunDir) -> dict[str, object]:
         "notes": notes,
         "directory": str(run.path),
     }
+
+
+def _say(words: str) -> None:
+    typer.echo(f"bagent: {words}", err=True)
 
 
 def _when(at: float | None) -> str | None:

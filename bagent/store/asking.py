@@ -18,17 +18,19 @@ from bagent.errors import UsageError, WriteError
 from bagent.store.columns import TABLES, literal
 from bagent.store.freshness import signatures, stale_tables
 from bagent.store.rundir import RunDir, RunInfo
+from bagent.store.segments import Report
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
 @contextmanager
-def open_tables(run: RunDir) -> Iterator[DuckDBPyConnection]:
+def open_tables(run: RunDir, report: Report) -> Iterator[DuckDBPyConnection]:
     """A DuckDB connection in memory with a view for each table of ``run``, as it is now.
 
     Stale tables are made anew by a child process: in the run directory, or in a temporary one
-    where that cannot be written, is full, or keeps no Parquet files.
+    where that cannot be written, is full, keeps no Parquet files, or has a damaged ``run.json``.
+    ``report`` is told of that.
 
     Raises:
         WriteError: the tables could not be made.
@@ -36,7 +38,7 @@ def open_tables(run: RunDir) -> Iterator[DuckDBPyConnection]:
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="bagent-") as spare:
-        folder = _fresh_folder(run, Path(spare))
+        folder = _fresh_folder(run, Path(spare), report)
         connection = duckdb.connect(
             config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
         )
@@ -49,10 +51,14 @@ def open_tables(run: RunDir) -> Iterator[DuckDBPyConnection]:
             connection.close()
 
 
-def _fresh_folder(run: RunDir, spare: Path) -> Path:
+def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:
     """Where tables are that fit the journal: those in the run directory are used where they do."""
-    info = run.load() or RunInfo(run.path.name)
-    if info.parquet:
+    damaged: list[str] = []
+    info = run.look(damaged.append) or RunInfo(run.path.name)
+    for words in damaged:
+        report(words)
+    # Tables that were made while run.json was whole know more than those made now.
+    if info.parquet and not damaged:
         if not stale_tables(run.path, signatures(run.path, info), parquet=True):
             return run.path
         if os.access(run.path, os.W_OK):

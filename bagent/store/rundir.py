@@ -15,7 +15,7 @@ import msgspec
 
 from bagent.errors import ChangedError, OwnedError, UsageError
 from bagent.store.owner import is_live, owners
-from bagent.store.segments import part_order, write_error
+from bagent.store.segments import Report, part_order, write_error
 from bagent.types import Json
 
 OnChange = Literal["refuse", "continue", "fresh"]
@@ -169,6 +169,17 @@ class RunDir:
         if info is not None:
             info.starts = sorted(starts, key=lambda s: (s.at, part_order(s.part)))
         return info
+
+    def look(self, report: Report) -> RunInfo | None:
+        """What :meth:`load` finds, for who only reads: a damaged file is reported, and as none.
+
+        The journal is the truth; ``run.json`` adds what the job was and how the starts ended.
+        """
+        try:
+            return self.load()
+        except UsageError as error:
+            report(f"{error.message}; what only it says is left out")
+        return None
 
     def _read(self, path: Path) -> RunInfo | None:
         try:

@@ -55,7 +55,7 @@ def make_tables(run_dir: Path, options: Options, report: Report) -> list[str]:
         UsageError: ``run.json`` is damaged.
     """
     out = options.out or run_dir
-    info = RunDir(run_dir).load() or RunInfo(run_dir.name)
+    info = RunDir(run_dir).look(report) or RunInfo(run_dir.name)
     if options.out is not None:
         info.parquet, info.duckdb = True, False
     now = signatures(run_dir, info)

@@ -93,3 +93,11 @@ def test_a_run_on_a_read_only_file_system_can_be_read(bagent, read_only):
     assert bagent(["query", read_only, *count]).lines() == [{"n": 5}]
     assert len(bagent(["results", read_only]).lines()) == 5
     assert json.loads(bagent(["status", read_only, "--json"]).out)["ok"] == 5
+
+
+def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_rows(bagent, run):
+    (run / "run.json").write_bytes(b'{"name"')
+    done = bagent(["query", "review", "select count(*) from results", "--format", "csv"])
+    assert (done.code, done.out.split()[1]) == (0, "4")
+    assert done.err.count("\n") == 1
+    assert "run.json" in done.err

@@ -36,10 +36,40 @@ def test_lines_hold_every_current_row_with_all_columns(bagent, run):
     done = bagent(["results"])
     assert (done.code, done.err) == (0, "")
     rows = done.lines()
-    assert [row["id"] for row in rows] == ["r2", "r1", "r3", "r0"]
+    assert [row["id"] for row in rows] == ["r0", "r1", "r2", "r3"]
     assert all(tuple(row) == RESULT_NAMES for row in rows)
-    assert rows[0]["output"] == {"score": 2}
-    assert rows[2]["ttft_ms"] is None
+    assert rows[2]["output"] == {"score": 2}
+    assert rows[3]["ttft_ms"] is None
+
+
+def test_lines_stand_in_input_order_unless_asked_for_as_finished(bagent, run):
+    assert [row["id"] for row in bagent(["results", "--ordered"]).lines()] == [
+        row["id"] for row in bagent(["results"]).lines()
+    ]
+    finished = bagent(["results", "--as-finished"]).lines()
+    assert [row["id"] for row in finished] == ["r2", "r1", "r3", "r0"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"name": "review", "starts": [{"at"'])
+def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_rows(bagent, run, content):
+    whole = bagent(["results"]).lines()
+    (run / "run.json").write_bytes(content)
+    done = bagent(["results", "review"])
+    assert (done.code, done.lines()) == (0, whole)
+    asked = bagent(["results", "review", "--format", "csv", "--columns", "id,status"])
+    assert asked.code == 0
+    assert asked.out.splitlines()[1:] == ["r0,ok", "r1,ok", "r2,ok", "r3,failed"]
+    for words in (done.err, asked.err):
+        assert words.count("\n") == 1
+        assert "run.json" in words
+
+
+def test_tables_made_before_run_json_was_damaged_are_left_alone(bagent, run):
+    make_tables(run, Options(), print)
+    before = (run / "answers.parquet").read_bytes()
+    (run / "run.json").write_bytes(b"")
+    assert bagent(["results", "review", "--format", "table"]).code == 0
+    assert (run / "answers.parquet").read_bytes() == before
 
 
 def test_a_run_is_named_by_directory_or_name(bagent, run):
@@ -145,7 +175,7 @@ def test_the_input_is_joined_where_it_is_asked_for(bagent, job_dir):
     rows_json = json.loads(config.to_json())
     make_run(job_dir / "runs" / "joined", list(reversed(outcomes)), rows=rows_json)
     inputs = [row["input"] for row in bagent(["results", "--with-input"]).lines()]
-    assert inputs == [{"id": "b", "t": 2}, {"id": "a", "t": 1}]
+    assert inputs == [{"id": "a", "t": 1}, {"id": "b", "t": 2}]
     assert "input" not in bagent(["results"]).lines()[0]
 
 

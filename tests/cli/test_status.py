@@ -54,3 +54,14 @@ def test_no_runs_is_said_and_is_no_error(bagent):
     done = bagent(["status"])
     assert (done.code, done.out) == (0, "")
     assert "no runs" in done.err
+
+
+def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_counts(bagent, job_dir: Path):
+    make_run(job_dir / "runs" / "torn", [stored(0), stored(1)])
+    (job_dir / "runs" / "torn" / "run.json").write_bytes(b"")
+    done = bagent(["status", "torn", "--json"])
+    assert done.code == 0
+    assert done.lines()[0]["ok"] == 2
+    assert done.err.count("\n") == 1
+    assert "run.json" in done.err
+    assert bagent(["status"]).code == 0
