@@ -16,6 +16,7 @@ from bagent.fleet.hostfile import read_hostfile
 from bagent.job.batchfile import is_batch_file
 from bagent.job.load import JobRequest, job_for_batch_file, load_job
 from bagent.job.prompt import Prompt
+from bagent.job.words import did_you_mean
 from bagent.rows import RowsConfig, RowSource, open_rows
 from bagent.runs.options import RunOptions
 from bagent.store.index import Policy
@@ -103,7 +104,7 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
 
     Raises:
         InputError: the input cannot be read as rows.
-        JobError: the prompt uses a name that no row has.
+        JobError: the prompt, or ``id``, uses a name that no row has.
     """
     if prepared.piped:
         stdin = stdin or sys.stdin.buffer
@@ -117,6 +118,8 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
     prepared.rows = rows
     first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
     sample = [row.data for row in first if row.error is None]
+    if sample:
+        _check_id(prepared.job, sample)
     if sample and prepared.prompt is not None:
         prepared.warnings.extend(prepared.prompt.check(sample))
     elif first and not sample:
@@ -126,6 +129,19 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
             f" {found.error}"
         )
     return rows
+
+
+def _check_id(job: Job, sample: list[dict[str, Any]]) -> None:
+    """Refuse an ``id`` that no row of the sample has; rows that lack it are named by content."""
+    if job.id is None or any(job.id in data for data in sample):
+        return
+    names = list(dict.fromkeys(name for data in sample for name in data))
+    near = did_you_mean(job.id, names)
+    raise JobError(
+        f"id: no field {job.id!r} in the first {len(sample)} rows",
+        hint=f"{near} " * bool(near) + f"there are {', '.join(names[:12])}",
+        at=job.source.spot(("id",)).key_at,
+    )
 
 
 def read_job(options: RunOptions) -> tuple[Job, bool]:
