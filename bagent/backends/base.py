@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -31,7 +31,8 @@ class Exchange(msgspec.Struct):
     ``results`` has one entry per call, in the group's order. ``again`` is True when sending the
     same calls once more is worth it and costs them no try: a kept-open connection was found
     closed. ``learned`` is True when the endpoint was seen to want a parameter in another form,
-    and will be asked in that form. Times are Unix seconds.
+    and will be asked in that form. ``connected`` is False where no connection could be made.
+    Times are Unix seconds.
     """
 
     results: list[Reply | Failure]
@@ -43,6 +44,7 @@ class Exchange(msgspec.Struct):
     request_id: str | None = None
     again: bool = False
     learned: bool = False
+    connected: bool = True
 
 
 class Backend(Protocol):
@@ -52,8 +54,26 @@ class Backend(Protocol):
     :class:`~bagent.types.Failure` in the results. It is cancelled to give a request up.
     """
 
-    def group_limit(self, endpoint: Endpoint) -> int:
-        """How many calls one request to this endpoint may carry, at least 1."""
+    def group_key(self, request: Request) -> Hashable | None:
+        """What requests must share to travel in one HTTP request; None goes alone."""
+        ...
+
+    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
+        """How many calls like this one may share a request to this endpoint, at least 1.
+
+        None is not known yet: :meth:`learn` finds out.
+        """
+        ...
+
+    async def learn(
+        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
+    ) -> None:
+        """Find out how the endpoint takes groups of calls like ``samples``; never raises for what
+        a server does."""
+        ...
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The endpoint came back, maybe as another: what was learned of it no longer holds."""
         ...
 
     async def send(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import aiohttp
 import msgspec
@@ -14,11 +14,17 @@ from bagent.backends.chat_stream import StreamReader
 from bagent.backends.chat_wire import BodyWriter, read_reply
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.failures import from_status
+from bagent.backends.forms import Form, Forms
+from bagent.backends.group_send import PATHS, group_body, take_answer
+from bagent.backends.group_wire import read_group
+from bagent.backends.grouping import Groups
 from bagent.backends.http_connection import PlainResponse
 from bagent.backends.json_text import decode_json
+from bagent.backends.learning import Learner
 from bagent.backends.request import Request
 from bagent.backends.transport import (
     NETWORK_ERRORS,
+    NOT_CONNECTED,
     Patience,
     Transport,
     is_stale,
@@ -38,23 +44,6 @@ AFTER_DONE = 0.5
 """Seconds for which the end of a stream is waited for after ``[DONE]``, to keep the connection."""
 
 _EVENTS = re.compile(rb"\s*((data|event):|:)")
-_NO_SCHEMA = re.compile(
-    r"response[_ ]format|json[_ ]schema|structured[_ ]output|guided[_ ](json|decoding)|grammar",
-    re.IGNORECASE,
-)
-_NEW_LIMIT = re.compile(r"max_tokens\b.*\bmax_completion_tokens", re.IGNORECASE | re.DOTALL)
-_NO_STREAM = re.compile(r"\bstream(_options|ing|ed)?\b", re.IGNORECASE)
-
-
-class _Form(msgspec.Struct, frozen=True):
-    """How one endpoint wants its requests, found out from its refusals."""
-
-    native_schema: bool = True
-    completion_limit: str = "max_tokens"
-    stream: bool = True
-
-
-_FIRST_FORM = _Form()
 
 
 class OpenAIBackend:
@@ -66,6 +55,8 @@ class OpenAIBackend:
     Args:
         enforce: ``auto`` asks for the schema by ``response_format`` until the endpoint refuses
             it, ``native`` asks always, ``prompt`` never.
+        batching: how calls may share requests: ``single`` never, ``completions`` as lists of
+            prompts, ``chat`` as batches of chats, ``auto`` as what the endpoint is known to do.
         clock: Unix seconds.
         notice: called with a line for people when something is learned of an endpoint.
     """
@@ -75,43 +66,113 @@ class OpenAIBackend:
         transport: Transport,
         *,
         enforce: str = "auto",
+        batching: str = "auto",
         clock: Callable[[], float] = time.time,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._transport = transport
         self._enforce = enforce
         self._clock = clock
-        self._notice = notice
-        self._forms: dict[tuple[str, str | None, bytes | None], _Form] = {}
+        self._forms = Forms(enforce, notice)
         self._writers: dict[tuple[str, bool, str], BodyWriter] = {}
         self._served: dict[str, str] = {}
+        self._groups = Groups(batching, clock, notice)
+        self._learner = Learner(self._groups, self._ask, self.probe, self._model)
 
-    def group_limit(self, endpoint: Endpoint) -> int:
-        """One: each call is a request of its own."""
-        return 1
+    def group_key(self, request: Request) -> Hashable | None:
+        """Settings, limits and shape of the call; see :class:`bagent.backends.base.Backend`."""
+        return self._groups.key(request)
+
+    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
+        """As the endpoint is known; see :class:`bagent.backends.base.Backend`."""
+        return self._groups.limit(endpoint, request)
+
+    async def learn(
+        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
+    ) -> None:
+        """Probe it where that is still to be done, and prove the samples' chat templates."""
+        await self._learner.learn(endpoint, samples, timeouts)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Learn the endpoint anew, and ask it in the usual form again."""
+        self._groups.forget(endpoint)
+        self._forms.forget(endpoint)
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
         """Send one call and wait for its end; see :class:`bagent.backends.base.Backend`."""
         request = group[0]
-        form = self._forms.get(_lesson_key(endpoint, request), _FIRST_FORM)
+        form = self._forms.of(endpoint, request)
+        exchange = Exchange(results=[], sent=self._clock())
+        found: list[Reply | Failure] | Reply | Failure
+        if len(group) > 1:
+            found = await self._send_group(endpoint, group, form, timeouts, exchange)
+        else:
+            found = await self._send_one(endpoint, request, form, timeouts, exchange)
+        exchange.done = self._clock()
+        if isinstance(found, Failure) and exchange.status is not None:
+            exchange.learned |= self._forms.learn(endpoint, request, found, form)
+            words = endpoint.without_secrets(found.message)
+            if endpoint.proxy and exchange.first_token is None:
+                words += through(endpoint)
+            found = msgspec.structs.replace(found, message=words)
+        exchange.results = found if isinstance(found, list) else [found] * len(group)
+        return exchange
+
+    async def _send_one(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        form: Form,
+        timeouts: Timeouts,
+        exchange: Exchange,
+    ) -> Reply | Failure:
         stream = request.stream and form.stream
         body = self._writer(endpoint, request, form).body(
             request, key="prompt" if request.prompt is not None else None, stream=stream
         )
-        exchange = Exchange(results=[], sent=self._clock())
-        send = self._send_streamed if stream else self._send_whole
-        result = await send(endpoint, request, body, timeouts, exchange)
-        exchange.done = self._clock()
-        if isinstance(result, Failure) and exchange.status is not None:
-            exchange.learned = self._learn(endpoint, request, result, form)
-            words = endpoint.without_secrets(result.message)
-            if endpoint.proxy and exchange.first_token is None:
-                words += through(endpoint)
-            result = msgspec.structs.replace(result, message=words)
-        exchange.results.append(result)
-        return exchange
+        if stream:
+            return await self._send_streamed(endpoint, request, body, timeouts, exchange)
+        sample = self._groups.awaits_sample(endpoint, request) if self._groups.awaiting else None
+        if sample is None:
+            return (await self._send_whole(endpoint, request, body, timeouts, exchange))[0]
+        sample.sampling = True
+        try:
+            body = body[:-1] + b',"return_token_ids":true}'
+            result, raw = await self._send_whole(endpoint, request, body, timeouts, exchange)
+            if isinstance(result, Reply):
+                await self._learner.check_sample(endpoint, request, sample, (result, raw), timeouts)
+        finally:
+            sample.sampling = False
+        return result
+
+    async def _send_group(
+        self,
+        endpoint: Endpoint,
+        group: Sequence[Request],
+        form: Form,
+        timeouts: Timeouts,
+        exchange: Exchange,
+    ) -> list[Reply | Failure] | Failure:
+        groups, request = self._groups, group[0]
+        way = groups.way(endpoint, request)
+        if way is None:  # it was found out since the group was made
+            exchange.learned = True
+            return Failure("overloaded", f"{endpoint.name} takes no such group any more", True)
+        learned = groups.learned(endpoint, request) if way == "templated" else None
+        writer, all_known = self._writer(endpoint, request, form), groups.known(endpoint).takes_all
+        body = group_body(writer, way, group, learned, all_known)
+        answer = await self._post(endpoint, PATHS[way], body, timeouts, exchange)
+        if not isinstance(answer, Failure):
+            first_ids = learned.first_ids if learned is not None else ()
+            found = read_group(*answer, len(group), first_ids)
+            if not isinstance(found, Failure):
+                results, exchange.learned = take_answer(groups, endpoint, way, request, found)
+                return results
+            answer = found
+        exchange.learned = groups.refused(endpoint, way, answer)
+        return answer
 
     async def _send_whole(
         self,
@@ -120,9 +181,24 @@ class OpenAIBackend:
         body: bytes,
         timeouts: Timeouts,
         exchange: Exchange,
-    ) -> Reply | Failure:
+    ) -> tuple[Reply | Failure, bytes]:
+        answer = await self._post(endpoint, request.path, body, timeouts, exchange)
+        if isinstance(answer, Failure):
+            return answer, b""
+        raw, headers = answer
+        content_type = headers.get("Content-Type", "")
+        if content_type.startswith("text/event-stream") or (raw[:1] != b"{" and _EVENTS.match(raw)):
+            reader = StreamReader(exchange.sent, self._clock)
+            reader.feed(raw)
+            return reader.result(), raw
+        return read_reply(raw, content_type, headers), raw
+
+    async def _post(
+        self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts, exchange: Exchange
+    ) -> tuple[bytes, Mapping[str, str]] | Failure:
+        """The body and the headers of a good answer, or what the other one means."""
         try:
-            async with self._transport.post(endpoint, request.path, body, timeouts) as response:
+            async with self._transport.post(endpoint, path, body, timeouts) as response:
                 exchange.status = response.status
                 exchange.request_id = response.headers.get("X-Request-Id")
                 raw = await response.read()
@@ -131,12 +207,17 @@ class OpenAIBackend:
         exchange.first_byte = self._clock()
         if not 200 <= response.status < 300:
             return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
-        content_type = response.headers.get("Content-Type", "")
-        if content_type.startswith("text/event-stream") or (raw[:1] != b"{" and _EVENTS.match(raw)):
-            reader = StreamReader(exchange.sent, self._clock)
-            reader.feed(raw)
-            return reader.result()
-        return read_reply(raw, content_type, response.headers)
+        return raw, response.headers
+
+    async def _ask(
+        self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts
+    ) -> tuple[int, bytes] | Failure:
+        """Post a question that is no call; see :data:`bagent.backends.learning.Ask`."""
+        try:
+            async with self._transport.post(endpoint, path, body, timeouts) as response:
+                return response.status, await response.read()
+        except NETWORK_ERRORS as error:
+            return network_failure(error, endpoint, timeouts)
 
     async def _send_streamed(
         self,
@@ -173,12 +254,11 @@ class OpenAIBackend:
         """The failure of a request that the network ended, and whether to send it again free."""
         quick = self._clock() - exchange.sent < STALE_SECONDS
         exchange.again = reused() and quick and is_stale(error)
+        exchange.connected = not isinstance(error, NOT_CONNECTED)
         return network_failure(error, endpoint, timeouts)
 
-    def _writer(self, endpoint: Endpoint, request: Request, form: _Form) -> BodyWriter:
-        model = request.settings.model or ""
-        if not model and not (request.body and request.body.get("model")):
-            model = endpoint.tags.get("model") or self._served.get(endpoint.name, "")
+    def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> BodyWriter:
+        model = self._model(endpoint, request)
         native = form.native_schema and self._enforce != "prompt"
         key = (model, native, form.completion_limit)
         writer = self._writers.get(key)
@@ -186,6 +266,13 @@ class OpenAIBackend:
             writer = BodyWriter(model, native_schema=native, completion_limit=form.completion_limit)
             self._writers[key] = writer
         return writer
+
+    def _model(self, endpoint: Endpoint, request: Request) -> str:
+        """The model's name to send, empty for none."""
+        model = request.settings.model or ""
+        if not model and not (request.body and request.body.get("model")):
+            model = endpoint.tags.get("model") or self._served.get(endpoint.name, "")
+        return model
 
     async def _read(
         self,
@@ -229,38 +316,16 @@ class OpenAIBackend:
             pieces = reader.pieces
         return reader.result()
 
-    def _learn(self, endpoint: Endpoint, request: Request, failure: Failure, used: _Form) -> bool:
-        """Whether the refusal taught how to ask better; then the next request does."""
-        if failure.kind != "rejected" or failure.status not in (400, 415, 422, 501):
-            return False
-        words = failure.message
-        change: dict[str, object]
-        if (
-            request.settings.output is not None
-            and request.body is None
-            and self._enforce == "auto"
-            and used.native_schema
-            and _NO_SCHEMA.search(words)
-        ):
-            change = {"native_schema": False}
-            told = "refuses response_format; the schema is asked for in the prompt only"
-        elif used.completion_limit == "max_tokens" and _NEW_LIMIT.search(words):
-            change = {"completion_limit": "max_completion_tokens"}
-            told = ""
-        elif request.stream and used.stream and _NO_STREAM.search(words):
-            change = {"stream": False}
-            told = "refuses to stream; it is asked for whole answers"
-        else:
-            return False
-        key = _lesson_key(endpoint, request)
-        before = self._forms.get(key, _FIRST_FORM)
-        self._forms[key] = after = msgspec.structs.replace(before, **change)
-        if told and after != before:
-            self._notice(f"{endpoint.name} {told} ({words})")
-        return True
-
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """GET ``/models``: what the endpoint serves. A missing route is no failure."""
+        found = await self._look(endpoint, seconds)
+        if isinstance(found, Capabilities):
+            self._groups.probed(endpoint, found.engine)
+            if found.models:
+                self._served[endpoint.name] = found.models[0]
+        return found
+
+    async def _look(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         try:
             status, raw, headers = await self._transport.get(
                 endpoint, f"{endpoint.url}/models", seconds
@@ -272,12 +337,9 @@ class OpenAIBackend:
         if status != 200:
             return from_status(status, raw.decode("utf-8", "replace"), headers)
         try:
-            found = read_models(decode_json(raw))
+            return read_models(decode_json(raw))
         except ValueError:
             return Capabilities()
-        if found.models:
-            self._served[endpoint.name] = found.models[0]
-        return found
 
     async def close(self) -> None:
         """Close all connections."""
@@ -302,9 +364,3 @@ def read_models(body: Json) -> Capabilities:
             context = length
         engine = engine or (str(entry["owned_by"]) if entry.get("owned_by") else None)
     return Capabilities(models=tuple(names), context=context, engine=engine)
-
-
-def _lesson_key(endpoint: Endpoint, request: Request) -> tuple[str, str | None, bytes | None]:
-    """What a lesson holds for: an endpoint may refuse one schema, or one model's parameter."""
-    output = request.settings.output
-    return endpoint.name, request.settings.model, output.document if output else None

@@ -123,11 +123,11 @@ class Transport:
         )
 
     async def get(
-        self, endpoint: Endpoint, url: str, seconds: float
+        self, endpoint: Endpoint, url: str, seconds: float, connect: float | None = None
     ) -> tuple[int, bytes, Mapping[str, str]]:
         """GET an absolute ``url`` as the endpoint is reached: (status, body, headers).
 
-        ``seconds`` bounds the whole request.
+        ``seconds`` bounds the whole request, ``connect`` the way to a connection.
         """
         async with self._open().get(
             url,
@@ -135,7 +135,7 @@ class Transport:
             params=endpoint.query or None,
             proxy=endpoint.proxy,
             ssl=self._context(endpoint.ca_file),
-            timeout=aiohttp.ClientTimeout(total=seconds),
+            timeout=aiohttp.ClientTimeout(total=seconds, connect=connect),
             allow_redirects=False,
         ) as response:
             return response.status, await response.read(), response.headers
@@ -206,6 +206,9 @@ class Patience:
 NETWORK_ERRORS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
 """What a request may raise because of the network or the server; ValueError for requests that
 cannot be written, such as a key with a line break."""
+
+NOT_CONNECTED = (NotConnected, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""Those of them that say that the server never saw the request."""
 
 
 def is_stale(error: BaseException) -> bool:

@@ -1,15 +1,19 @@
-"""One model call on its way through the fleet."""
+"""One model call on its way through the fleet, and the request that carries it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.request import Request
 from bagent.types import Attempt, Failure, Reply
+
+if TYPE_CHECKING:
+    from bagent.fleet.endpoint_state import EndpointState
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -38,7 +42,10 @@ class Call(msgspec.Struct, eq=False):
     """A request with whom it is for and what has happened to it so far.
 
     ``tries`` counts HTTP requests of this turn, ``counted`` those that cost the row a try,
-    ``free`` those found on a closed connection, ``throttles`` those that met a full server.
+    ``free`` those found on a closed connection, ``throttles`` those that met a full server,
+    ``refusals`` endpoints that would not have it, ``deaths`` endpoints that died of it or with it.
+    ``out`` is how many requests carry it now: two where it was hedged. ``avoid`` names the
+    endpoint that failed it last. Calls of one ``group_key`` may share a request; None goes alone.
     ``ready_at``, ``throttled_at`` and ``give_up_at`` are on the fleet's monotonic clock.
     """
 
@@ -53,10 +60,28 @@ class Call(msgspec.Struct, eq=False):
     counted: int = 0
     free: int = 0
     throttles: int = 0
+    refusals: int = 0
+    deaths: int = 0
+    out: int = 0
+    ended: bool = False
+    avoid: str | None = None
+    group_key: Hashable = None
     ready_at: float = 0.0
     waited_ms: float = 0.0
     throttled_at: float | None = None
     give_up_at: float | None = None
+
+
+class Carrier(msgspec.Struct, eq=False):
+    """One HTTP request in flight. ``started`` is on the fleet's clock; ``tokens`` were reserved of
+    the account's limit; ``given_up`` says why the fleet ended it."""
+
+    state: EndpointState
+    group: list[Call]
+    started: float
+    tokens: int = 0
+    task: asyncio.Task[None] | None = None
+    given_up: str = ""
 
 
 def attempt_record(
@@ -94,10 +119,13 @@ def attempt_record(
 
 def timeouts_for(group: Sequence[Call], timeouts: Timeouts, now: float) -> Timeouts:
     """The limits of a request that carries ``group``: no longer than its rows' own limits leave."""
-    ends = [call.give_up_at for call in group if call.give_up_at is not None]
-    if not ends:
+    end: float | None = None
+    for call in group:
+        if call.give_up_at is not None and (end is None or call.give_up_at < end):
+            end = call.give_up_at
+    if end is None:
         return timeouts
-    left = max(0.1, round(min(ends) - now, 1))
+    left = max(0.1, round(end - now, 1))
     if timeouts.total is not None and timeouts.total <= left:
         return timeouts
     return msgspec.structs.replace(timeouts, total=left)

@@ -1,6 +1,6 @@
 """The fleet: ready calls, endpoints with room, and what happens between them.
 
-Endpoints pull: whenever an endpoint has room it takes the next ready call, so equal endpoints get
+Endpoints pull: whenever an endpoint has room it takes the next ready group, so equal endpoints get
 equal shares and a slow one takes less. Calls that wait for their next try hold no
 slot. Everything happens on one event loop; nothing polls.
 """
@@ -8,39 +8,24 @@ slot. Everything happens on one event loop; nothing polls.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
-import msgspec
-
-from bagent.backends.base import Backend, Exchange, Timeouts
-from bagent.fleet.call import Call, Delivery, attempt_record, timeouts_for
+from bagent.backends.base import Backend, Exchange
+from bagent.fleet.call import Call, Carrier, timeouts_for
+from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.endpoints import Endpoints
-from bagent.fleet.limiter import Pace
-from bagent.fleet.outage import Outage
-from bagent.fleet.retry import FREE_TRIES, RetryPolicy, decide
-from bagent.fleet.waiting import Waiting
-from bagent.types import Attempt, Failure, FleetStats, Reply
+from bagent.fleet.health import Health
+from bagent.fleet.hedge import Hedger
+from bagent.fleet.picking import Picker
+from bagent.fleet.settle import Settler
+from bagent.types import Attempt, EndpointSample, Failure, FleetStats
+
+__all__ = ["Fleet", "FleetConfig"]
 
 OVERDUE_SECONDS = 0.25
-
-
-class FleetConfig(msgspec.Struct, frozen=True):
-    """Limits of a whole fleet.
-
-    ``concurrency`` bounds rows in flight over all endpoints. ``lookahead`` is how many rows may
-    stand ready or wait for a retry beyond those in flight: it bounds memory. ``outage`` is how
-    long, in seconds, a run waits when no endpoint answers before it stops.
-    """
-
-    concurrency: int
-    timeouts: Timeouts = Timeouts()
-    retry: RetryPolicy = RetryPolicy()
-    lookahead: int = 256
-    outage: float = 120.0
-    probe_seconds: float = 5.0
+BYTES_PER_TOKEN = 4
+"""For what a call will take of an account's tokens a minute, before the server has told."""
 
 
 class Fleet:
@@ -48,8 +33,8 @@ class Fleet:
 
     Args:
         states: the endpoints; at least one.
-        pace: the shared rate limit of the account.
         on_attempt: gets one record per call and request.
+        on_sample: gets the state of an endpoint whenever it changes.
         notice: gets lines for people.
         random: spreads retries.
     """
@@ -60,48 +45,58 @@ class Fleet:
         backend: Backend,
         config: FleetConfig,
         *,
-        pace: Pace,
         on_attempt: Callable[[Attempt], None],
         notice: Callable[[str], None],
         random: Random,
+        on_sample: Callable[[EndpointSample], None] | None = None,
     ) -> None:
-        self._endpoints = Endpoints(states)
-        self._backend = backend
+        self._core = core = Core(
+            states,
+            backend,
+            config,
+            on_attempt=on_attempt,
+            on_sample=on_sample,
+            notice=notice,
+            random=random,
+        )
+        core.pump = self._pump
         self._config = config
-        self._pace = pace
-        self._on_attempt = on_attempt
-        self._notice = notice
-        self._random = random
-        self._loop = asyncio.get_running_loop()
-        self._clock = self._loop.time
-        self._waiting = Waiting()
-        self._serial = itertools.count(1)
-        self._in_flight = 0
-        self._requests = 0
-        self._throttle_answers = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._probes: set[asyncio.Task[None]] = set()
+        self._waiting = core.waiting
+        self._endpoints = core.endpoints
+        self._health = Health(core)
+        self._settler = Settler(core, self._health)
+        self._health.retry = self._settler.retry
+        self._hedger = Hedger(core)
+        self._picker = Picker(core)
+        self._connections = config.connections or config.concurrency
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
+        self._parked_wait: float | None = None
         self._overdue_timer: asyncio.TimerHandle | None = None
-        self._outage = Outage(config.outage)
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
-        self._stopped: asyncio.Future[BaseException] = self._loop.create_future()
-        self._closed = False
         self._note_state()
 
     # --- from above -------------------------------------------------------------------------
 
     def submit(self, call: Call, *, urgent: bool = False) -> None:
         """Take a call, before new rows if ``urgent``; after :meth:`abandon_waiting` forget it."""
-        if self._closed:
+        core = self._core
+        if core.closed:
             return
-        call.ready_at = self._clock()
+        call.ready_at = core.clock()
+        if not self._config.group.single:
+            call.group_key = core.backend.group_key(call.request)
         self._waiting.add(call, urgent=urgent)
         if call.give_up_at is not None and self._overdue_timer is None:
-            self._overdue_timer = self._loop.call_later(OVERDUE_SECONDS, self._end_overdue)
+            self._overdue_timer = core.loop.call_later(OVERDUE_SECONDS, self._end_overdue)
         self._pump()
+
+    def expect(self, more: bool) -> None:
+        """Say whether more rows come: groups wait a moment to be full while they do."""
+        self._core.expecting = more
+        if not more:
+            self._pump()
 
     async def room(self) -> None:
         """Wait until another row may be submitted."""
@@ -114,12 +109,46 @@ class Fleet:
     @property
     def stopped(self) -> asyncio.Future[BaseException]:
         """Gets the reason when the fleet cannot go on (all endpoints gone, a bug)."""
-        return self._stopped
+        return self._core.stopped
+
+    def join(self, states: Sequence[EndpointState]) -> None:
+        """Take in endpoints that joined."""
+        for state in states:
+            self._endpoints.add(state)
+            self._core.sample(state, "joined")
+        self._pump()
+
+    def leave(self, names: Sequence[str]) -> None:
+        """Send nothing more to these endpoints; they are forgotten once nothing is in flight."""
+        for name in names:
+            state = self._endpoints.named(name)
+            if state is not None:
+                state.leaving = True
+                self._core.sample(state, "left the hostfile")
+                self._forget_if_left(state)
+        self._note_state()
+
+    def _forget_if_left(self, state: EndpointState) -> None:
+        if state.leaving and not state.carriers and state in self._endpoints.states:
+            self._endpoints.remove(state)
+            for call, _, _, _ in self._waiting.release(state.name):
+                self._core.sleep(call, self._core.clock())
+
+    @property
+    def states(self) -> Sequence[EndpointState]:
+        """All endpoints, for polls and displays."""
+        return self._endpoints.states
+
+    def changed(self, state: EndpointState) -> None:
+        """Tell that an endpoint's limit was changed from outside."""
+        self._endpoints.changed(state)
+        self._pump()
 
     def abandon_waiting(self) -> int:
         """Forget all calls that are not in flight; returns how many: they stay unfinished."""
-        self._closed = True
-        for probe in self._probes:
+        core = self._core
+        core.closed = True
+        for probe in core.probes:
             probe.cancel()
         count = self._waiting.clear()
         self._note_state()
@@ -128,77 +157,119 @@ class Fleet:
     async def drain(self, seconds: float) -> int:
         """Wait up to ``seconds`` for what is in flight, give the rest up; returns how many."""
         self.abandon_waiting()
-        if not self._tasks:
+        tasks = self._core.tasks
+        if not tasks:
             return 0
-        _, pending = await asyncio.wait(self._tasks, timeout=seconds)
-        late = self._in_flight
+        _, pending = await asyncio.wait(set(tasks), timeout=seconds)
+        late = self._core.in_flight
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         return late
 
+    def tick(self) -> None:
+        """Look for stalled endpoints and late calls; call it several times a second."""
+        self._health.tick()
+        if self._core.config.hedge is None or self._core.closed:
+            return
+        for late in self._hedger.late():
+            now = self._core.clock()
+            state = self._endpoints.next(now)
+            if state is None or state is late.state:
+                continue
+            self._start(state, list(late.group), now)
+
     def stats(self) -> FleetStats:
         """The fleet now, for displays."""
-        now = self._clock()
+        core = self._core
+        now = core.clock()
+        accounts = {state.account for state in self._endpoints.states}
         return FleetStats(
-            in_flight=self._in_flight,
+            in_flight=core.in_flight,
             limit=self._limit(),
             ready=self._waiting.ready,
             retrying=self._waiting.asleep,
-            throttled_s=self._pace.paused(now),
+            throttled_s=min((account.paused(now) for account in accounts), default=0.0),
             endpoints_up=self._endpoints.up,
             endpoints=len(self._endpoints.states),
-            throttle_answers=self._throttle_answers,
-            requests=self._requests,
+            throttle_answers=core.throttle_answers,
+            requests=core.requests,
         )
 
     # --- the pump ---------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Give ready calls to endpoints with room until one of the two runs out."""
-        now = self._clock()
-        waiting = self._waiting
+        core, waiting = self._core, self._waiting
+        now = core.clock()
         waiting.wake(now)
-        while waiting.ready and self._in_flight < self._config.concurrency:
-            if self._pace.wait(now) > 0:
-                break
-            state = self._endpoints.next()
+        self._picker.linger_due = None
+        self._parked_wait = self._endpoints.unpark(now) if self._endpoints.parked else None
+        passed: list[EndpointState] = []
+        while (
+            waiting.ready
+            and core.in_flight < self._config.concurrency
+            and core.requests_out < self._connections
+        ):
+            state = self._endpoints.next(now)
             if state is None:
                 break
-            self._start(state, [waiting.next()], now)
+            group = self._picker.group_for(state, now)
+            if group:
+                self._start(state, group, now)
+            else:
+                passed.append(state)
+                self._endpoints.pass_over(state)
+        for state in passed:
+            self._endpoints.changed(state)
+        if not waiting.ready and waiting.asleep:
+            self._start_last(now)
+        if self._endpoints.parked:
+            self._parked_wait = self._endpoints.unpark(now)
         self._arm(now)
         self._note_state()
 
     def _start(self, state: EndpointState, group: list[Call], now: float) -> None:
-        state.in_flight += len(group)
-        self._in_flight += len(group)
-        self._requests += 1
-        self._pace.started(now)
+        core = self._core
+        size = len(group)
+        carrier = Carrier(state, group, now)
         for call in group:
             call.tries += 1
-            call.waited_ms += (now - call.ready_at) * 1000
-        self._spawn(self._exchange(state, group, now), self._tasks)
+            call.out += 1
+            if call.out == 1:
+                call.waited_ms += (now - call.ready_at) * 1000
+        if state.account.counts_tokens:
+            carrier.tokens = sum(
+                len(call.request.payload) // BYTES_PER_TOKEN + int(core.expected) for call in group
+            )
+        state.in_flight += size
+        state.turns += size / state.weight
+        state.carriers[carrier] = None
+        state.account.started(now, carrier.tokens)
+        core.in_flight += size
+        core.requests_out += 1
+        core.requests += 1
+        carrier.task = core.spawn(self._carry(carrier), core.tasks)
 
-    def _spawn(self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
-        task = self._loop.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._probes.discard(task)
-        if task.cancelled():
-            self._note_state()
-        elif (error := task.exception()) is not None:
-            self._stop(error)
+    def _start_last(self, now: float) -> None:
+        """Rows with which endpoints died: each alone on an endpoint, when no other row is left."""
+        if self._core.in_flight or self._waiting.next_due is not None or self._core.expecting:
+            return
+        state = self._endpoints.next(now)
+        call = self._waiting.take_last() if state is not None else None
+        if state is not None and call is not None:
+            state.exclusive = True
+            self._start(state, [call], now)
 
     def _arm(self, now: float) -> None:
         """Set the one timer to the next moment at which something may start."""
         due = self._waiting.next_due
         if self._waiting.ready:
-            wait = self._pace.wait(now)
-            if wait > 0:
-                due = min(now + wait, due) if due is not None else now + wait
+            if self._parked_wait is not None:
+                at = now + self._parked_wait
+                due = at if due is None else min(at, due)
+            if (linger := self._picker.linger_due) is not None:
+                due = linger if due is None else min(linger, due)
         if self._timer is not None:
             # The loop's own handles do not all tell when they are due.
             if due is not None and abs(self._timer_due - due) < 0.001:
@@ -207,7 +278,7 @@ class Fleet:
             self._timer = None
         if due is not None:
             self._timer_due = due
-            self._timer = self._loop.call_at(due, self._wake)
+            self._timer = self._core.loop.call_at(due, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
@@ -215,18 +286,19 @@ class Fleet:
 
     def _end_overdue(self) -> None:
         """End the waiting calls whose row's time limit is over."""
+        core = self._core
         self._overdue_timer = None
-        late = self._waiting.overdue(self._clock())
+        late = self._waiting.overdue(core.clock())
         if late:
-            self._spawn(self._fail_overdue(late), self._tasks)
-        if not self._closed and (self._in_flight or self._waiting.ready or self._waiting.asleep):
-            self._overdue_timer = self._loop.call_later(OVERDUE_SECONDS, self._end_overdue)
+            core.spawn(self._fail_overdue(late), core.tasks)
+        if not core.closed and (core.in_flight or self._waiting.ready or self._waiting.asleep):
+            self._overdue_timer = core.loop.call_later(OVERDUE_SECONDS, self._end_overdue)
         self._pump()
 
     async def _fail_overdue(self, late: Sequence[Call]) -> None:
         words = "the row's time limit (limits.row) was over before an endpoint could take it"
         for call in late:
-            call.handler.failed(call, Failure("timeout", words, passing=True), None)
+            self._core.fail(call, Failure("timeout", words, passing=True), None)
 
     def _limit(self) -> int:
         return min(self._config.concurrency, self._endpoints.limit)
@@ -234,150 +306,51 @@ class Fleet:
     def _note_state(self) -> None:
         """Tell whoever waits whether there is room for rows, and whether nothing is left."""
         ready, asleep = self._waiting.ready, self._waiting.asleep
+        in_flight = self._core.in_flight
         room = self._room
         if ready >= self._config.lookahead:
             room.clear()
         else:
             limit = self._limit()
-            if ready < max(1, limit) and (
-                self._in_flight + ready + asleep < limit + self._config.lookahead
+            if ready < max(1, limit) and in_flight + ready + asleep < (
+                limit + self._config.lookahead
             ):
                 if not room.is_set():
                     room.set()
             else:
                 room.clear()
-        if ready or asleep or self._in_flight:
+        if ready or asleep or in_flight:
             self._idle.clear()
         else:
             self._idle.set()
 
     # --- one request ------------------------------------------------------------------------
 
-    async def _exchange(self, state: EndpointState, group: list[Call], started: float) -> None:
-        timeouts = timeouts_for(group, self._config.timeouts, started)
+    async def _carry(self, carrier: Carrier) -> None:
+        core, state, group = self._core, carrier.state, carrier.group
+        timeouts = timeouts_for(group, self._config.timeouts, carrier.started)
+        began = core.unix()
         try:
-            exchange = await self._backend.send(
+            exchange = await core.backend.send(
                 state.endpoint, [call.request for call in group], timeouts
             )
+        except asyncio.CancelledError:
+            if not carrier.given_up or carrier.task is None:
+                raise
+            carrier.task.uncancel()
+            failure = Failure("connect", carrier.given_up, passing=True)
+            exchange = Exchange([failure] * len(group), sent=began, done=core.unix())
         finally:
-            state.in_flight -= len(group)
-            self._in_flight -= len(group)
-        now = self._clock()
-        group_id = f"{state.endpoint.name}/{next(self._serial)}"
-        for call, result in zip(group, exchange.results, strict=True):
-            delivery = Delivery(
-                state.endpoint.name, group_id, exchange.sent, exchange.done, call.waited_ms
-            )
-            self._settle(state, call, result, exchange, delivery, started)
-            if isinstance(result, Reply):
-                state.limit.succeeded(1, state.in_flight + len(group))
+            size = len(group)
+            state.in_flight -= size
+            del state.carriers[carrier]
+            core.in_flight -= size
+            core.requests_out -= 1
+            state.exclusive = False
+        self._settler.settle(carrier, exchange)
         if exchange.status is not None:
-            state.answered(now)
+            state.answered(core.clock())
+        if state.leaving:
+            self._forget_if_left(state)
         self._endpoints.changed(state)
         self._pump()
-
-    def _settle(
-        self,
-        state: EndpointState,
-        call: Call,
-        result: Reply | Failure,
-        exchange: Exchange,
-        delivery: Delivery,
-        started: float,
-    ) -> None:
-        now = self._clock()
-        failure = result if isinstance(result, Failure) else None
-        if isinstance(result, Reply):
-            self._pace.served(now, started)
-            call.throttled_at = None
-            failure = call.handler.replied(call, result, delivery)
-        self._on_attempt(attempt_record(call, result, failure, exchange, delivery))
-        if failure is None:
-            return
-        if failure.kind == "rate_limited":
-            self._throttled(state, failure, started, now)
-        elif failure.busy:
-            self._throttle_answers += 1
-            state.limit.overloaded(started, now, failure.message)
-        if exchange.learned or (exchange.again and call.free < FREE_TRIES):
-            call.free += exchange.again
-            self._sleep(call, now)
-        elif failure.kind == "connect" and state.suspect(started) and failure.passing:
-            if not state.up:  # known to be dead: it costs no try, and others may take the call
-                self._sleep(call, now)
-                return
-            self._waiting.hold(state.endpoint.name, (call, failure, delivery))
-            self._probe_soon(state, 0.0)
-        else:
-            self._retry(call, failure, delivery)
-
-    def _throttled(
-        self, state: EndpointState, failure: Failure, started: float, now: float
-    ) -> None:
-        self._throttle_answers += 1
-        before = self._pace.paused(now)
-        wait = self._pace.refused(started, now, failure.retry_after)
-        state.limit.throttled(started, now, failure.message)
-        if before == 0 and wait > 0:
-            told = failure.retry_after
-            words = f"{state.endpoint.name} says too many requests; all wait {wait:.1f} s"
-            if told is not None and told > wait + 0.5:
-                words += f" (it asked for {told:.0f} s; limits.retry_after_max caps it)"
-            self._notice(words)
-
-    def _retry(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
-        now = self._clock()
-        served = now if self._in_flight else self._pace.last_served
-        decision = decide(self._config.retry, call, failure, now, self._random, served)
-        if decision.delay is not None:
-            self._sleep(call, now + decision.delay)
-            return
-        words = f"{failure.message} ({decision.reason})" if decision.reason else failure.message
-        failure = msgspec.structs.replace(failure, message=words)
-        call.handler.failed(call, failure, delivery)
-
-    def _sleep(self, call: Call, due: float) -> None:
-        if not self._closed:
-            self._waiting.sleep(call, due)
-
-    # --- endpoints that do not answer ---------------------------------------------------------
-
-    def _probe_soon(self, state: EndpointState, delay: float) -> None:
-        if state.probing or self._closed:
-            return
-        state.probing = True
-        state.doubted = delay == 0
-        self._spawn(self._probe(state, delay), self._probes)
-
-    async def _probe(self, state: EndpointState, delay: float) -> None:
-        if delay:
-            await asyncio.sleep(delay)
-        began, found = self._clock(), None
-        if not (delay and state.up):  # else requests were answered meanwhile
-            found = await self._backend.probe(state.endpoint, self._config.probe_seconds)
-        state.probing = state.doubted = False
-        now = self._clock()
-        held = self._waiting.release(state.endpoint.name)
-        if isinstance(found, Failure) and found.status is None and state.last_good < began:
-            if state.up:
-                self._notice(f"{state.endpoint.name} does not answer: {found.message}")
-            wait = state.went_down(now)
-            for call, _, _ in held:  # a dead endpoint costs its rows no try
-                self._sleep(call, now)
-            reason = self._outage.went_down(self._endpoints.states, now, found)
-            if reason is not None:
-                self._stop(reason)
-            self._probe_soon(state, wait)
-        else:
-            if not state.up:
-                self._notice(f"{state.endpoint.name} answers again")
-            state.answered(now)
-            self._outage.over()
-            for call, failure, delivery in held:
-                self._retry(call, failure, delivery)
-            self._endpoints.changed(state)
-        self._pump()
-
-    def _stop(self, reason: BaseException) -> None:
-        if not self._stopped.done():
-            self._stopped.set_result(reason)

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from bagent.backends.endpoint import Endpoint
+from bagent.fleet.account import Account
+from bagent.fleet.call import Carrier
 from bagent.fleet.limiter import InFlightLimit
 
 COOL_DOWN = 1.0
 LONGEST_COOL_DOWN = 30.0
+
+REFUSALS = 3
+"""So many refusals in a row of what others take (401, 403, 404) show a server set up wrongly."""
+
+FAULTS = 8
+"""So many failures in a row of any kind that is not the row's own show a sick server."""
+
+FIRST_REST = 5.0
+LONGEST_REST = 120.0
+"""Seconds for which a sick server gets nothing, doubling: then one call tries it."""
+
+
+ALL_TOLD = 120.0
+"""Seconds of a wait that a server asks for, where nobody set a cap."""
 
 
 class EndpointState:
@@ -16,38 +32,132 @@ class EndpointState:
     suspicion only if nothing it was sent since has been answered; a probe then decides, and until
     then (``doubted``) it is sent nothing more. While it is down it gets a probe after each
     cool-down, which doubles. ``probing`` says that a probe runs or is planned.
+
+    A server that answers, but badly and nothing else, is ``resting``; after that it is on
+    ``trial``: one call at a time until one is answered well. ``stalled`` is one that takes requests
+    and answers none; ``leaving`` one that was taken out of the hostfile; ``learning`` one that is
+    being asked how it wants groups; ``exclusive`` one on which a row runs that others died with.
+
+    Args:
+        account: what its rate limits are counted against; None for one of its own.
+        weight: its share beside others; 1 is usual.
     """
 
-    def __init__(self, endpoint: Endpoint, limit: InFlightLimit) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        limit: InFlightLimit,
+        account: Account | None = None,
+        *,
+        weight: float = 1.0,
+    ) -> None:
         self.endpoint = endpoint
         self.limit = limit
+        self.account = account or Account(None, None, ALL_TOLD)
+        self.weight = weight
         self.in_flight = 0
+        self.carriers: dict[Carrier, None] = {}  # the oldest first
         self.up = True
         self.probing = False
         self.doubted = False
+        self.resting = False
+        self.trial = False
+        self.stalled = False
+        self.leaving = False
+        self.learning = False
+        self.exclusive = False
         self.down_since: float | None = None
         self.last_good = float("-inf")
+        self.last_served = float("-inf")
+        self.faults = 0
+        self.refusals = 0
+        self.turns = 0.0
         self._cool_down = COOL_DOWN
+        self._rest = FIRST_REST
+
+    @property
+    def name(self) -> str:
+        """What people see."""
+        return self.endpoint.name
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be sent anything now."""
+        return self.up and not (
+            self.doubted
+            or self.resting
+            or self.stalled
+            or self.leaving
+            or self.learning
+            or self.exclusive
+        )
+
+    @property
+    def health(self) -> str:
+        """One word for tables and people."""
+        if self.leaving:
+            return "leaving"
+        if not self.up:
+            return "down"
+        for word in ("stalled", "resting", "doubted", "trial"):
+            if getattr(self, word):
+                return word
+        return "ok"
 
     @property
     def room(self) -> int:
         """How many more rows it may be sent now."""
-        if not self.up or self.doubted:
+        if not self.usable:
             return 0
-        return max(0, self.limit.value - self.in_flight)
+        most = 1 if self.trial else self.limit.value
+        return max(0, most - self.in_flight)
 
     @property
     def load(self) -> float:
-        """The share of its limit that is in use."""
-        return self.in_flight / self.limit.value
+        """The share of its limit that is in use, by its weight."""
+        return self.in_flight / (self.limit.value * self.weight)
 
     def answered(self, now: float) -> None:
         """Some HTTP answer came, good or bad: somebody is there."""
         self.last_good = now
         self.up = True
         self.doubted = False
+        self.stalled = False
         self.down_since = None
         self._cool_down = COOL_DOWN
+
+    def served(self, now: float) -> None:
+        """A call was answered well."""
+        self.last_served = now
+        self.faults = self.refusals = 0
+        if self.trial:
+            self.trial = False
+            self._rest = FIRST_REST
+
+    def failed(self, *, refused: bool) -> bool:
+        """A call failed for no fault of its own; whether the endpoint should rest now.
+
+        ``refused`` marks answers that say the server is set up otherwise than the job thinks.
+        """
+        if refused:
+            self.refusals += 1
+        else:
+            self.faults += 1
+        return self.trial or self.refusals >= REFUSALS or self.faults >= FAULTS
+
+    def rest(self) -> float:
+        """Send it nothing for a while: returns the seconds; then :meth:`try_again`."""
+        self.resting = True
+        self.trial = False
+        seconds = self._rest
+        self._rest = min(LONGEST_REST, self._rest * 2)
+        return seconds
+
+    def try_again(self) -> None:
+        """The rest is over: one call may try it."""
+        self.resting = False
+        self.trial = True
+        self.faults = self.refusals = 0
 
     def suspect(self, sent: float) -> bool:
         """Whether a request sent at ``sent`` that found no server puts the endpoint in doubt."""

@@ -5,38 +5,185 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Callable, Hashable, Iterator
 
 from bagent.fleet.call import Call, Delivery
 from bagent.types import Failure
 
-Held = tuple[Call, Failure, Delivery]
-"""A call that found no server: whether that costs it a try is known once a probe is back."""
+Held = tuple[Call, Failure, Delivery, bool]
+"""A call that found no server, and whether the server had taken the request: what that means for
+it is known once a probe is back."""
+
+LOOKED_AT = 16
+"""So many calls are looked at for one that may go where it did not fail last."""
+
+Size = Callable[[Call], int]
+"""How many calls like this one the endpoint in question may take in one request; 0 for none now."""
+
+
+class _Line:
+    """Ready calls in order of arrival, parted by what may share a request.
+
+    The calls of the furthest turn go first: a conversation that is nearly over frees its memory,
+    and its prefix is still in the engine's cache.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._queues: dict[tuple[int, Hashable], deque[Call]] = {}
+        self._order: list[tuple[int, Hashable]] = []
+
+    def add(self, call: Call) -> None:
+        self.count += 1
+        place = (-call.turn, call.group_key)
+        queue = self._queues.get(place)
+        if queue is None:
+            queue = self._queues[place] = deque()
+            self._order.append(place)
+            self._order.sort(key=_turn)
+        queue.append(call)
+
+    def take(self, endpoint: str, size: Size, *, picky: bool) -> list[Call]:
+        """The next group for ``endpoint``; empty where no call may go there now."""
+        for number, place in enumerate(self._order):
+            queue = self._queues[place]
+            most = size(queue[0])
+            if most <= 0:
+                continue
+            group: list[Call] = []
+            while queue and len(group) < most:
+                found = self._next(queue, endpoint) if picky else queue.popleft()
+                if found is None:
+                    break
+                group.append(found)
+            if not group:
+                continue
+            self.count -= len(group)
+            if not queue:
+                del self._queues[place], self._order[number]
+            elif len(self._order) > 1:
+                # Requests that differ in kind take turns, so that none waits for another's end.
+                self._order.append(self._order.pop(number))
+                self._order.sort(key=_turn)
+            return group
+        return []
+
+    @staticmethod
+    def _next(queue: deque[Call], endpoint: str) -> Call | None:
+        for place in range(min(LOOKED_AT, len(queue))):
+            if queue[place].avoid != endpoint:
+                found = queue[place]
+                del queue[place]
+                return found
+        return None
+
+    def remove(self, gone: Callable[[Call], bool]) -> list[Call]:
+        """Take out all calls of which ``gone`` is true."""
+        found: list[Call] = []
+        for place in list(self._order):
+            queue = self._queues[place]
+            late = [call for call in queue if gone(call)]
+            if late:
+                found += late
+                left = deque(call for call in queue if not gone(call))
+                if left:
+                    self._queues[place] = left
+                else:
+                    del self._queues[place]
+                    self._order.remove(place)
+        self.count -= len(found)
+        return found
+
+    def oldest(self) -> float | None:
+        """Since when the call at the head has been ready."""
+        heads = [self._queues[place][0].ready_at for place in self._order]
+        return min(heads, default=None)
+
+    def __iter__(self) -> Iterator[Call]:
+        return itertools.chain.from_iterable(self._queues.values())
+
+
+def _turn(place: tuple[int, Hashable]) -> int:
+    return place[0]
 
 
 class Waiting:
     """The fleet's waiting rooms. Times are on the fleet's monotonic clock."""
 
     def __init__(self) -> None:
-        self._ready: deque[Call] = deque()
-        self._urgent: deque[Call] = deque()
+        self._serial = itertools.count()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._line = _Line()
+        self._urgent = _Line()
+        self._halves: deque[list[Call]] = deque()
+        self._halved = 0
+        self._last: deque[Call] = deque()
         self._sleeping: list[tuple[float, int, Call]] = []
         self._limbo: dict[str, list[Held]] = {}
         self._in_limbo = 0
-        self._serial = itertools.count()
 
     @property
     def ready(self) -> int:
         """Calls that may be sent now."""
-        return len(self._ready) + len(self._urgent)
+        return self._line.count + self._urgent.count + self._halved
 
     @property
     def asleep(self) -> int:
-        """Calls that wait for their next try, or for a probe."""
-        return len(self._sleeping) + self._in_limbo
+        """Calls that wait for their next try, for a probe, or for the end of all others."""
+        return len(self._sleeping) + self._in_limbo + len(self._last)
+
+    @property
+    def fresh_since(self) -> float | None:
+        """Since when the oldest call that never failed has been ready; None if there is none."""
+        return self._line.oldest()
+
+    @property
+    def hurried(self) -> bool:
+        """Whether calls are ready that should wait for nobody's company."""
+        return bool(self._urgent.count or self._halved)
 
     def add(self, call: Call, *, urgent: bool) -> None:
         """Take a call that may be sent now; urgent ones go first."""
-        (self._urgent if urgent else self._ready).append(call)
+        (self._urgent if urgent else self._line).add(call)
+
+    def add_group(self, group: list[Call]) -> None:
+        """Take calls that must travel together: a part of a group that was refused."""
+        self._halves.append(group)
+        self._halved += len(group)
+
+    def add_last(self, call: Call) -> None:
+        """Take a call that should run when no other is left."""
+        self._last.append(call)
+
+    def take(self, endpoint: str, size: Size, *, picky: bool) -> list[Call]:
+        """The next calls that ``endpoint`` should carry in one request; empty if there are none.
+
+        ``picky`` leaves calls that failed at this endpoint last to the others.
+        """
+        if self._halves:
+            group = self._halves.popleft()
+            most = max(1, size(group[0]))
+            self._halved -= min(most, len(group))
+            if most < len(group):
+                self._halves.appendleft(group[most:])
+            return group[:most]
+        if self._urgent.count:
+            found = self._urgent.take(endpoint, size, picky=picky)
+            if found:
+                return found
+        if self._line.count:
+            return self._line.take(endpoint, size, picky=False)
+        return []
+
+    def some(self, count: int) -> list[Call]:
+        """The first ready calls, left where they are."""
+        return list(itertools.islice(itertools.chain(self._urgent, self._line), count))
+
+    def take_last(self) -> Call | None:
+        """A call that was kept for the end."""
+        return self._last.popleft() if self._last else None
 
     def sleep(self, call: Call, due: float) -> None:
         """Take a call that may be sent from ``due`` on."""
@@ -57,37 +204,37 @@ class Waiting:
     def wake(self, now: float) -> None:
         """Make the calls whose time has come ready; they are urgent."""
         while self._sleeping and self._sleeping[0][0] <= now:
-            self._urgent.append(heapq.heappop(self._sleeping)[2])
+            self._urgent.add(heapq.heappop(self._sleeping)[2])
 
     @property
     def next_due(self) -> float | None:
         """When the next sleeping call wakes, None if none sleeps."""
         return self._sleeping[0][0] if self._sleeping else None
 
-    def next(self) -> Call:
-        """The next ready call; there must be one."""
-        return (self._urgent or self._ready).popleft()
-
     def overdue(self, now: float) -> list[Call]:
         """Hand out sleeping and ready calls whose own time limit is over."""
-        late = [c for _, _, c in self._sleeping if c.give_up_at is not None and c.give_up_at <= now]
+
+        def is_late(call: Call) -> bool:
+            return call.give_up_at is not None and call.give_up_at <= now
+
+        late = [call for _, _, call in self._sleeping if is_late(call)]
         if late:
-            gone = set(map(id, late))
-            self._sleeping = [entry for entry in self._sleeping if id(entry[2]) not in gone]
+            self._sleeping = [entry for entry in self._sleeping if not is_late(entry[2])]
             heapq.heapify(self._sleeping)
-        for queue in (self._urgent, self._ready):
-            found = [c for c in queue if c.give_up_at is not None and c.give_up_at <= now]
-            for call in found:
-                queue.remove(call)
-            late.extend(found)
+        for line in (self._urgent, self._line):
+            late += line.remove(is_late)
+        for group in self._halves:
+            gone = [call for call in group if is_late(call)]
+            late += gone
+            self._halved -= len(gone)
+            group[:] = [call for call in group if not is_late(call)]
+        self._halves = deque(group for group in self._halves if group)
+        late += [call for call in self._last if is_late(call)]
+        self._last = deque(call for call in self._last if not is_late(call))
         return late
 
     def clear(self) -> int:
         """Forget all; returns how many calls there were."""
         count = self.ready + self.asleep
-        self._ready.clear()
-        self._urgent.clear()
-        self._sleeping.clear()
-        self._limbo.clear()
-        self._in_limbo = 0
+        self._forget()
         return count

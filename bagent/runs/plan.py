@@ -12,9 +12,10 @@ from bagent.backends.base import Backend, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat
 from bagent.errors import JobError
+from bagent.fleet.account import Account
 from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit, Pace
+from bagent.fleet.limiter import InFlightLimit
 from bagent.fleet.retry import RetryPolicy
 from bagent.runs.endpoints import Servers
 from bagent.runs.prepare import STAGE, Prepared
@@ -138,23 +139,37 @@ def make_fleet(
         retry=RetryPolicy(retries=limits.retries, told_longest=limits.retry_after_max or NO_CAP),
         lookahead=min(256, max(16, most)),
     )
-    pace = Pace(limits.rpm, limits.retry_after_max or NO_CAP)
-    states = [
-        EndpointState(endpoint, _endpoint_limit(job, servers, most))
-        for endpoint in servers.endpoints
-    ]
+    states = make_states(job, servers, most)
     return Fleet(
         states,
         backend,
         config,
-        pace=pace,
         on_attempt=on_attempt,
         notice=notice,
         random=Random(SEED),
     )
 
 
-def _endpoint_limit(job: Job, servers: Servers, most: int) -> InFlightLimit:
+def make_states(job: Job, servers: Servers, most: int) -> list[EndpointState]:
+    """The endpoints with their limits; what one account may be asked is shared by all of its."""
+    limits = job.limits
+    accounts: dict[str, Account] = {}
+    states = []
+    for endpoint in servers.endpoints:
+        account = accounts.get(endpoint.account)
+        if account is None:
+            account = Account(limits.rpm, limits.tpm, limits.retry_after_max or NO_CAP)
+            accounts[endpoint.account] = account
+        weight = float(endpoint.tags.get("weight") or endpoint.tags.get("gpus") or 1)
+        states.append(
+            EndpointState(
+                endpoint, _endpoint_limit(job, servers, endpoint, most), account, weight=weight
+            )
+        )
+    return states
+
+
+def _endpoint_limit(job: Job, servers: Servers, endpoint: Endpoint, most: int) -> InFlightLimit:
     per_endpoint, concurrency = job.limits.per_endpoint, job.limits.concurrency
     if per_endpoint != "auto":
         return InFlightLimit(int(per_endpoint), int(per_endpoint), growing=False)

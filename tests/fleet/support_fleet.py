@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -15,8 +15,9 @@ from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit, Pace
-from bagent.types import Attempt, Failure, Reply
+from bagent.fleet.account import Account
+from bagent.fleet.limiter import InFlightLimit
+from bagent.types import Attempt, EndpointSample, Failure, Reply
 
 SETTINGS = CallSettings(model="m", sampling={}, extra={})
 GOOD = Reply(text="yes", finish_reason="stop")
@@ -64,6 +65,11 @@ class ScriptedBackend:
     out: Counter[str] = field(default_factory=Counter)
     peak: Counter[str] = field(default_factory=Counter)
     cancelled: int = 0
+    limits: dict[str, int | None] = field(default_factory=dict)
+    learns: dict[str, int] = field(default_factory=dict)
+    learned: list[tuple[str, int]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    groups: list[tuple[str, list[int]]] = field(default_factory=list)
 
     @property
     def shares(self) -> Counter[str]:
@@ -74,9 +80,25 @@ class ScriptedBackend:
         """When the row was sent."""
         return [at for at, _, sent in self.sent if sent == row]
 
-    def group_limit(self, endpoint: Endpoint) -> int:
-        """One call a request."""
-        return 1
+    def group_key(self, request: Request) -> Hashable | None:
+        """Calls of this backend may all travel together."""
+        return "all"
+
+    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
+        """As ``limits`` says; by default one call a request."""
+        return self.limits.get(endpoint.name, 1)
+
+    async def learn(
+        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
+    ) -> None:
+        """Find out the limit that stands in ``learns``."""
+        self.learned.append((endpoint.name, len(samples)))
+        await asyncio.sleep(0.5)
+        self.limits[endpoint.name] = self.learns.get(endpoint.name, 1)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Note it."""
+        self.forgotten.append(endpoint.name)
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
@@ -85,7 +107,9 @@ class ScriptedBackend:
         loop = asyncio.get_running_loop()
         name, row, started = endpoint.name, int(group[0].payload), loop.time()
         number = self.shares[name] if len(self.scripts) > 1 else len(self.sent)
-        self.sent.append((started, name, row))
+        rows = [int(request.payload) for request in group]
+        self.groups.append((name, rows))
+        self.sent.extend((started, name, one) for one in rows)
         self.timeouts.append(timeouts)
         answer = self.scripts[name](row, number)
         for key in (name, "all"):
@@ -104,7 +128,7 @@ class ScriptedBackend:
                 self.out[key] -= 1
         result = answer.result
         return Exchange(
-            results=[result],
+            results=[result] * len(group),
             sent=started,
             done=loop.time(),
             status=200 if isinstance(result, Reply) else result.status,
@@ -158,10 +182,11 @@ class Setup:
     fleet: Fleet
     backend: ScriptedBackend
     states: list[EndpointState]
-    pace: Pace
+    account: Account
     recorder: Recorder = field(default_factory=Recorder)
     attempts: list[Attempt] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    samples: list[EndpointSample] = field(default_factory=list)
 
     def call(self, row: int, **fields: Any) -> Call:
         """A call for a row."""
@@ -205,27 +230,33 @@ def setup(
     growing: bool = False,
     per_minute: float | None = None,
     probes: dict[str, Callable[[int], Capabilities | Failure]] | None = None,
+    own_accounts: bool = False,
     **config: Any,
 ) -> Setup:
     """A fleet of one endpoint per script; call it inside the loop."""
     backend = ScriptedBackend(scripts, probes or {})
+    account = Account(per_minute, None, 120.0)
     states = [
         EndpointState(
-            Endpoint(name, f"http://{name}/v1"), InFlightLimit(limit, 1000, growing=growing)
+            Endpoint(name, f"http://{name}/v1"),
+            InFlightLimit(limit, 1000, growing=growing),
+            Account(per_minute, None, 120.0) if own_accounts else account,
         )
         for name in scripts
     ]
     config.setdefault("concurrency", 1000)
     attempts: list[Attempt] = []
     notices: list[str] = []
-    pace = Pace(per_minute, 120.0)
+    samples: list[EndpointSample] = []
     fleet = Fleet(
         states,
         backend,
         FleetConfig(**config),
-        pace=pace,
         on_attempt=attempts.append,
         notice=notices.append,
         random=Random(1),
+        on_sample=samples.append,
     )
-    return Setup(fleet, backend, states, pace, attempts=attempts, notices=notices)
+    return Setup(
+        fleet, backend, states, account, attempts=attempts, notices=notices, samples=samples
+    )

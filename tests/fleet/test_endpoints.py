@@ -22,7 +22,7 @@ def some(*limits, growing=False):
 
 
 def take(endpoints):
-    state = endpoints.next()
+    state = endpoints.next(0.0)
     if state is not None:
         state.in_flight += 1
     return state
@@ -67,9 +67,9 @@ def test_equal_endpoints_get_equal_shares_however_many_are_out(count, out):
 def test_the_least_busy_is_taken_by_its_share_not_its_count():
     endpoints, (small, large) = some(4, 40)
     small.in_flight, large.in_flight = 3, 20
-    assert endpoints.next() is large
+    assert endpoints.next(0.0) is large
     large.in_flight = 39
-    assert endpoints.next() is small
+    assert endpoints.next(0.0) is small
 
 
 def test_a_full_endpoint_is_found_again_once_it_has_room():
@@ -77,7 +77,7 @@ def test_a_full_endpoint_is_found_again_once_it_has_room():
     while take(endpoints) is not None:
         pass
     for state in (states[500], states[3], states[999]):
-        assert endpoints.next() is None
+        assert endpoints.next(0.0) is None
         free(endpoints, state)
         assert take(endpoints) is state
 
@@ -87,7 +87,7 @@ def test_endpoints_that_are_down_are_passed_over_until_they_are_up():
     one.went_down(0.0)
     assert endpoints.up == 1
     assert take(endpoints) is two
-    assert endpoints.next() is None
+    assert endpoints.next(0.0) is None
     one.answered(1.0)
     endpoints.changed(one)
     assert endpoints.up == 2

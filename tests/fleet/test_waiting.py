@@ -15,7 +15,7 @@ def a_call(row, **fields):
 
 
 def take_all(waiting):
-    return [waiting.next().row for _ in range(waiting.ready)]
+    return [waiting.take("here", lambda _: 1, picky=False)[0].row for _ in range(waiting.ready)]
 
 
 def test_urgent_calls_go_first_and_each_kind_in_order():
@@ -41,7 +41,7 @@ def test_sleepers_wake_in_the_order_of_their_times_and_go_first():
 
 def test_calls_in_limbo_are_held_by_endpoint():
     waiting = Waiting()
-    held = (a_call(1), FAILURE, DELIVERY)
+    held = (a_call(1), FAILURE, DELIVERY, True)
     waiting.hold("here", held)
     waiting.hold("there", held)
     assert waiting.asleep == 2
@@ -67,6 +67,6 @@ def test_all_can_be_forgotten():
     waiting.add(a_call(1), urgent=False)
     waiting.add(a_call(2), urgent=True)
     waiting.sleep(a_call(3), 1.0)
-    waiting.hold("here", (a_call(4), FAILURE, DELIVERY))
+    waiting.hold("here", (a_call(4), FAILURE, DELIVERY, True))
     assert waiting.clear() == 4
     assert (waiting.ready, waiting.asleep, waiting.next_due) == (0, 0, None)

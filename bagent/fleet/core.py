@@ -1,0 +1,136 @@
+"""What the parts of a fleet share: its endpoints, its waiting calls, its tasks and its clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+
+import msgspec
+
+from bagent.backends.base import Backend, Timeouts
+from bagent.fleet.call import Call, Delivery
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.endpoints import Endpoints
+from bagent.fleet.grouping import GroupRule
+from bagent.fleet.retry import RetryPolicy
+from bagent.fleet.waiting import Waiting
+from bagent.types import Attempt, EndpointSample, Failure
+
+RECENT = 256
+FIRST_EXPECTED = 64.0
+"""Completion tokens that a row is thought to take before one was seen."""
+
+
+class FleetConfig(msgspec.Struct, frozen=True):
+    """Limits of a whole fleet.
+
+    ``concurrency`` bounds rows in flight over all endpoints, ``connections`` requests (None: as
+    many). ``lookahead`` is how many rows may stand ready or wait for a retry beyond those in
+    flight: it bounds memory. ``outage`` is how long, in seconds, a run waits when no endpoint
+    answers before it stops. ``hedge`` is after how many seconds a late call is sent a second time
+    at the end of a run: None never, 0 by what others took.
+    """
+
+    concurrency: int
+    timeouts: Timeouts = Timeouts()
+    retry: RetryPolicy = RetryPolicy()
+    lookahead: int = 256
+    outage: float = 120.0
+    probe_seconds: float = 5.0
+    group: GroupRule = GroupRule()
+    hedge: float | None = None
+    connections: int | None = None
+
+
+class Core:
+    """The shared state of a fleet; make it inside the event loop.
+
+    ``expecting`` says that more rows come. ``last_served`` is when any endpoint last answered
+    well, ``latencies`` the seconds that recent answers took.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[EndpointState],
+        backend: Backend,
+        config: FleetConfig,
+        *,
+        on_attempt: Callable[[Attempt], None],
+        on_sample: Callable[[EndpointSample], None] | None,
+        notice: Callable[[str], None],
+        random: Random,
+    ) -> None:
+        self.endpoints = Endpoints(states)
+        self.waiting = Waiting()
+        self.backend = backend
+        self.config = config
+        self.on_attempt = on_attempt
+        self.on_sample = on_sample
+        self.notice = notice
+        self.random = random
+        self.loop = asyncio.get_running_loop()
+        self.clock = self.loop.time
+        self.unix = time.time
+        self.in_flight = 0
+        self.requests_out = 0
+        self.requests = 0
+        self.throttle_answers = 0
+        self.closed = False
+        self.expecting = False
+        self.expected = FIRST_EXPECTED
+        self.last_served = float("-inf")
+        self.latencies: deque[float] = deque(maxlen=RECENT)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.probes: set[asyncio.Task[None]] = set()
+        self.stopped: asyncio.Future[BaseException] = self.loop.create_future()
+        self.pump: Callable[[], None] = lambda: None
+
+    def spawn(
+        self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]
+    ) -> asyncio.Task[None]:
+        """Run ``work`` as a task of the fleet; its fault stops the fleet."""
+        task = self.loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        self.probes.discard(task)
+        if task.cancelled():
+            self.pump()
+        elif (error := task.exception()) is not None:
+            self.stop(error)
+
+    def stop(self, reason: BaseException) -> None:
+        """The fleet can not go on."""
+        if not self.stopped.done():
+            self.stopped.set_result(reason)
+
+    def sleep(self, call: Call, due: float) -> None:
+        """Send ``call`` again from ``due`` on."""
+        if not self.closed:
+            self.waiting.sleep(call, due)
+
+    def fail(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
+        """End ``call`` with a failure."""
+        call.ended = True
+        call.handler.failed(call, failure, delivery)
+
+    def sample(self, state: EndpointState, reason: str | None = None) -> None:
+        """Note how an endpoint stands now."""
+        if self.on_sample is None:
+            return
+        self.on_sample(
+            EndpointSample(
+                endpoint=state.name,
+                at=round(self.unix(), 3),
+                healthy=state.usable,
+                in_flight=state.in_flight,
+                limit=state.limit.value,
+                reason=reason or state.limit.reason,
+            )
+        )

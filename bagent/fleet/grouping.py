@@ -1,0 +1,56 @@
+"""How many rows the next request should carry: a pure rule.
+
+A list of prompts lifts the load off a server's HTTP front end, but is as slow as its slowest row
+and fails as a whole. So groups grow with the load and shrink with the length of answers and
+towards the end of a run.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+GROUP_TOKENS = 16_384
+"""Completion tokens that one group should bring at most: of long answers the slowest decides."""
+
+IN_FLIGHT = 2
+"""Groups that an endpoint should have: one is worked on while the other comes and goes."""
+
+LINGER = 0.02
+"""Seconds for which a group that is not full waits for more rows."""
+
+
+class GroupRule(msgspec.Struct, frozen=True):
+    """``size`` is the user's number, None for automatic; ``single`` sends each row alone."""
+
+    size: int | None = None
+    single: bool = True
+
+
+class Supply(msgspec.Struct, frozen=True):
+    """What is there to be sent: ready rows, endpoints with room, and whether more rows come."""
+
+    ready: int
+    endpoints: int
+    more: bool
+
+
+def group_size(
+    rule: GroupRule, most: int, limit: int, room: int, supply: Supply, expected: float
+) -> int:
+    """Rows for the next request to an endpoint, at least 1.
+
+    ``most`` is what its protocol takes, ``limit`` how many rows it may have in flight and ``room``
+    how many more now, ``expected`` the completion tokens of a row.
+    """
+    most = min(most, room)
+    if rule.size is not None:
+        return max(1, min(rule.size, most))
+    by_load = max(1, limit // IN_FLIGHT)
+    by_length = max(1, int(GROUP_TOKENS / max(1.0, expected)))
+    share = supply.ready if supply.more else -(-supply.ready // max(1, supply.endpoints))
+    return max(1, min(most, by_load, by_length, share))
+
+
+def waits_for_more(rule: GroupRule, supply: Supply, full: int, waited: float) -> bool:
+    """Whether a group should wait, since ``full`` rows could go, fewer are ready and more come."""
+    return supply.more and supply.ready < full and waited < LINGER and not rule.single

@@ -1,0 +1,184 @@
+"""Endpoints that do not answer, answer only badly, or take requests and answer none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bagent.fleet.call import Call, Delivery
+from bagent.fleet.core import Core
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.outage import Outage
+from bagent.types import Failure
+
+DEADLY = 2
+"""A call with which so many endpoints died runs last, alone, once."""
+
+STALL_SECONDS = 60.0
+STALL_FACTOR = 10.0
+"""An endpoint is stalled when it has answered nothing for so long, and for so many times what the
+slowest recent answer took, while others answered what they were sent later."""
+
+WATCH_SECONDS = 1.0
+TOLD = 12
+"""So many lines about endpoints are written in full; then they are counted."""
+TOLD_AGAIN = 30.0
+
+Retry = Callable[[Call, Failure, Delivery | None], None]
+
+
+class Health:
+    """Probes, rests and outages; ``retry`` decides on calls that cost a try after all."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._outage = Outage(core.config.outage)
+        self._told = 0
+        self._untold = 0
+        self._told_at = core.clock()
+        self._watched_at = core.clock()
+        self.retry: Retry = lambda call, failure, delivery: None
+
+    # --- endpoints that do not answer ---------------------------------------------------------
+
+    def doubt(self, state: EndpointState) -> None:
+        """A request found no server: send nothing more until a probe has decided."""
+        self._probe_soon(state, 0.0)
+
+    def _probe_soon(self, state: EndpointState, delay: float) -> None:
+        if state.probing or self._core.closed or state.leaving:
+            return
+        state.probing = True
+        state.doubted = delay == 0
+        self._core.spawn(self._probe(state, delay), self._core.probes)
+
+    async def _probe(self, state: EndpointState, delay: float) -> None:
+        core = self._core
+        if delay:
+            await asyncio.sleep(delay)
+        began, found = core.clock(), None
+        if not (delay and state.up) and not state.leaving:
+            # Else requests were answered meanwhile.
+            found = await core.backend.probe(state.endpoint, core.config.probe_seconds)
+        state.probing = state.doubted = False
+        now = core.clock()
+        held = core.waiting.release(state.name)
+        if isinstance(found, Failure) and found.status is None and state.last_good < began:
+            self._down(state, found, now)
+            for call, _, _, connected in held:
+                if connected:
+                    self.died_with(call, now)
+                else:
+                    core.sleep(call, now)
+        else:
+            if not state.up:
+                self.tell(f"{state.name} answers again")
+                core.backend.forget(state.endpoint)
+            state.answered(now)
+            core.sample(state)
+            self._outage.over()
+            for call, failure, delivery, _ in held:
+                call.avoid = state.name
+                self.retry(call, failure, delivery)
+            core.endpoints.changed(state)
+        core.pump()
+
+    def _down(self, state: EndpointState, found: Failure, now: float) -> None:
+        core = self._core
+        if state.up:
+            self.tell(f"{state.name} does not answer: {found.message}")
+        wait = state.went_down(now)
+        core.sample(state, found.message)
+        reason = self._outage.went_down(core.endpoints.states, now, found)
+        if reason is not None:
+            core.stop(reason)
+        self._probe_soon(state, wait)
+
+    def died_with(self, call: Call, now: float) -> None:
+        """An endpoint died while it had the call: that costs no try, unless it happens again."""
+        core = self._core
+        call.deaths += 1
+        if call.deaths < DEADLY:
+            core.sleep(call, now)
+        elif call.deaths == DEADLY:
+            if not core.closed:
+                core.waiting.add_last(call)
+        else:
+            words = f"{call.deaths} endpoints died while they worked on this row"
+            core.fail(call, Failure("connect", words, passing=True), None)
+
+    # --- endpoints that answer badly, or not at all -------------------------------------------
+
+    def rest(self, state: EndpointState, failure: Failure) -> None:
+        """Send an endpoint nothing for a while, then one call."""
+        core = self._core
+        seconds = state.rest()
+        self.tell(f"{state.name} answers only badly and rests {seconds:.0f} s: {failure.message}")
+        core.sample(state, failure.message)
+        core.loop.call_later(seconds, self._end_rest, state)
+
+    def _end_rest(self, state: EndpointState) -> None:
+        state.try_again()
+        self._core.endpoints.changed(state)
+        self._core.pump()
+
+    def tick(self) -> None:
+        """Look for endpoints that take requests and answer none; call it often."""
+        core = self._core
+        now = core.clock()
+        if self._untold and now - self._told_at > TOLD_AGAIN:
+            down = len(core.endpoints.states) - core.endpoints.up
+            core.notice(f"{self._untold} more notices of endpoints; {down} are down now")
+            self._untold, self._told_at = 0, now
+        if now - self._watched_at < WATCH_SECONDS or len(core.endpoints.states) < 2:
+            return
+        self._watched_at = now
+        slowest = max(core.latencies, default=0.0)
+        patience = max(STALL_SECONDS, STALL_FACTOR * slowest)
+        for state in core.endpoints.states:
+            if not state.carriers or state.stalled or not state.up:
+                continue
+            oldest = next(iter(state.carriers)).started
+            silent = now - max(oldest, state.last_good)
+            if silent > patience and core.last_served > max(oldest, state.last_good) + slowest:
+                self._stalled(state, silent)
+
+    def _stalled(self, state: EndpointState, silent: float) -> None:
+        """Nothing more goes there until it answers; what it has is left to its time limits."""
+        state.stalled = True
+        self.tell(
+            f"{state.name} takes requests but has answered none for {silent:.0f} s;"
+            " it gets no more until it answers"
+        )
+        self._core.sample(state, "stalled")
+        self._core.spawn(self._look_twice(state), self._core.probes)
+
+    async def _look_twice(self, state: EndpointState) -> None:
+        """A stalled server that does not even answer a probe, twice, is dead: others take over."""
+        core = self._core
+        found: object = None
+        for _ in range(2):
+            began = core.clock()
+            found = await core.backend.probe(state.endpoint, core.config.probe_seconds)
+            dead = isinstance(found, Failure) and found.status is None
+            if not dead or state.last_good >= began or not state.stalled:
+                return
+            await asyncio.sleep(core.config.probe_seconds)
+        assert isinstance(found, Failure)
+        if not state.stalled or core.closed:
+            return
+        state.stalled = False
+        self._down(state, found, core.clock())
+        for carrier in list(state.carriers):
+            if carrier.task is not None:
+                carrier.given_up = f"{state.name} died: {found.message}"
+                carrier.task.cancel()
+
+    def tell(self, words: str) -> None:
+        """Write a line about an endpoint; of thousands only the first and a count."""
+        self._told += 1
+        if self._told <= TOLD:
+            self._core.notice(words)
+            self._told_at = self._core.clock()
+        else:
+            self._untold += 1

@@ -1,0 +1,74 @@
+"""Which ready calls an endpoint should carry in its next request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bagent.fleet.call import Call
+from bagent.fleet.core import Core
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.grouping import LINGER, Supply, group_size, waits_for_more
+
+SAMPLES = 8
+"""So many ready calls are shown to a backend that has to find out how an endpoint wants groups."""
+
+
+class Picker:
+    """Forms groups. ``linger_due`` is when a group that waits for company should go without."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.linger_due: float | None = None
+
+    def group_for(self, state: EndpointState, now: float) -> list[Call]:
+        """The calls that ``state`` should carry next; empty if nothing may go there now."""
+        core = self._core
+        size = _one if core.config.group.single else self._sizes(state, now)
+        picky = len(core.endpoints.states) > 1
+        group = core.waiting.take(state.name, size, picky=picky)
+        if not group and picky and core.waiting.hurried and not core.endpoints.others(state):
+            group = core.waiting.take(state.name, size, picky=False)
+        return group
+
+    def _sizes(self, state: EndpointState, now: float) -> Callable[[Call], int]:
+        core, rule = self._core, self._core.config.group
+
+        def size(call: Call) -> int:
+            if call.group_key is None:
+                return 1
+            most = core.backend.group_limit(state.endpoint, call.request)
+            if most is None:
+                self._learn(state)
+                return 0
+            free = min(state.room, core.config.concurrency - core.in_flight)
+            supply = Supply(core.waiting.ready, core.endpoints.open, core.expecting)
+            full = min(most, free, rule.size or max(1, state.limit.value // 2))
+            if not call.tries and waits_for_more(rule, supply, full, now - call.ready_at):
+                self.linger_due = call.ready_at + LINGER
+                return 0
+            return group_size(rule, most, state.limit.value, free, supply, core.expected)
+
+        return size
+
+    def _learn(self, state: EndpointState) -> None:
+        """Have the backend find out how an endpoint wants groups; until then it gets nothing."""
+        if state.learning:
+            return
+        state.learning = True
+        core = self._core
+        samples = [call.request for call in core.waiting.some(SAMPLES)]
+
+        async def learn() -> None:
+            try:
+                await core.backend.learn(state.endpoint, samples, core.config.timeouts)
+            finally:
+                state.learning = False
+            core.endpoints.changed(state)
+            core.pump()
+
+        core.spawn(learn(), core.probes)
+
+
+def _one(call: Call) -> int:
+    """The size of a group where each row goes alone."""
+    return 1

@@ -1,0 +1,191 @@
+"""What becomes of the calls of a request that is over."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from bagent.backends.base import Exchange
+from bagent.fleet.call import Call, Carrier, Delivery, attempt_record
+from bagent.fleet.core import Core
+from bagent.fleet.health import Health
+from bagent.fleet.retry import FREE_TRIES, decide
+from bagent.types import Failure, Reply
+
+ROW_STATUS = frozenset({400, 413, 422})
+"""HTTP answers to a request that speak of the request, not of the server."""
+
+SETUP_STATUS = frozenset({401, 403, 404})
+"""HTTP answers that say the server is set up otherwise than the job thinks."""
+
+MOST_REFUSALS = 3
+"""So many endpoints may refuse a call as set up otherwise before that is the call's own failure."""
+
+LEARNING_RATE = 0.05
+
+
+class Settler:
+    """Takes what requests came to: ends calls, sends them again, tells limits and health."""
+
+    def __init__(self, core: Core, health: Health) -> None:
+        self._core = core
+        self._health = health
+        self._serial = itertools.count(1)
+
+    def settle(self, carrier: Carrier, exchange: Exchange) -> None:
+        """Take the results of a request."""
+        core, state, group = self._core, carrier.state, carrier.group
+        group_id = f"{state.name}/{next(self._serial)}"
+        sent, done = exchange.sent, exchange.done
+        if len(group) > 1 and not exchange.learned and _refused_whole(exchange):
+            self._halve(carrier, exchange, group_id)
+            return
+        served = 0
+        for call, result in zip(group, exchange.results, strict=True):
+            call.out -= 1
+            delivery = Delivery(state.name, group_id, sent, done, call.waited_ms)
+            if call.ended:  # another endpoint answered first
+                core.on_attempt(attempt_record(call, result, None, exchange, delivery))
+                continue
+            if isinstance(result, Reply):
+                served += self._reply(carrier, call, result, exchange, delivery)
+            else:
+                core.on_attempt(attempt_record(call, result, result, exchange, delivery))
+                self._failure(carrier, call, result, exchange, delivery)
+        if served:
+            state.limit.succeeded(served, state.in_flight + len(group))
+
+    def _reply(
+        self, carrier: Carrier, call: Call, reply: Reply, exchange: Exchange, delivery: Delivery
+    ) -> int:
+        core, state = self._core, carrier.state
+        now = core.clock()
+        used = reply.usage
+        if used.completion is not None:
+            core.expected += LEARNING_RATE * (used.completion - core.expected)
+        tokens = (used.prompt or 0) + (used.completion or 0)
+        state.account.served(now, carrier.started, carrier.tokens // len(carrier.group), tokens)
+        state.served(now)
+        core.last_served = now
+        core.latencies.append(now - carrier.started)
+        call.throttled_at = None
+        failure = call.handler.replied(call, reply, delivery)
+        core.on_attempt(attempt_record(call, reply, failure, exchange, delivery))
+        if failure is None:
+            call.ended = True
+            if call.out:
+                self._end_copies(call)
+        else:
+            self._failure(carrier, call, failure, exchange, delivery)
+        return 1
+
+    def _end_copies(self, call: Call) -> None:
+        """Give up the other requests that carry a call which was answered."""
+        for state in self._core.endpoints.states:
+            for carrier in state.carriers:
+                if call in carrier.group and carrier.task is not None and not carrier.given_up:
+                    carrier.given_up = "another endpoint answered first"
+                    carrier.task.cancel()
+
+    def _halve(self, carrier: Carrier, exchange: Exchange, group_id: str) -> None:
+        """A group was refused for what is in it: its halves go on until the bad row is alone."""
+        core, group = self._core, carrier.group
+        for call, result in zip(group, exchange.results, strict=True):
+            call.out -= 1
+            failure = result if isinstance(result, Failure) else None
+            delivery = Delivery(
+                carrier.state.name, group_id, exchange.sent, exchange.done, call.waited_ms
+            )
+            core.on_attempt(attempt_record(call, result, failure, exchange, delivery))
+            call.ready_at = core.clock()
+        if not core.closed:
+            middle = len(group) // 2
+            core.waiting.add_group(group[:middle])
+            core.waiting.add_group(group[middle:])
+
+    # --- failures -----------------------------------------------------------------------------
+
+    def _failure(
+        self,
+        carrier: Carrier,
+        call: Call,
+        failure: Failure,
+        exchange: Exchange,
+        delivery: Delivery,
+    ) -> None:
+        core, state, started = self._core, carrier.state, carrier.started
+        now = core.clock()
+        if failure.kind == "rate_limited":
+            self._throttled(carrier, failure, now)
+        elif failure.busy:
+            core.throttle_answers += 1
+            state.limit.overloaded(started, now, failure.message)
+        if call.out:  # its copy decides
+            return
+        if exchange.learned or (exchange.again and call.free < FREE_TRIES):
+            call.free += exchange.again
+            core.sleep(call, now)
+        elif carrier.given_up:  # the endpoint is known to be dead
+            self._health.died_with(call, now)
+        elif failure.kind == "connect" and failure.passing and state.suspect(started):
+            if not state.up:  # it costs no try, and others may take the call
+                core.sleep(call, now)
+            else:
+                core.waiting.hold(state.name, (call, failure, delivery, exchange.connected))
+                self._health.doubt(state)
+        else:
+            self._bad_answer(carrier, call, failure, delivery, now)
+
+    def _bad_answer(
+        self, carrier: Carrier, call: Call, failure: Failure, delivery: Delivery, now: float
+    ) -> None:
+        """A failure that an answering server caused, or the row itself."""
+        core, state = self._core, carrier.state
+        setup = failure.status in SETUP_STATUS
+        if setup or (failure.passing and failure.kind != "rate_limited"):
+            rests = state.failed(refused=setup)
+            if rests and not state.resting and core.endpoints.others(state):
+                self._health.rest(state, failure)
+            if setup and call.refusals < MOST_REFUSALS and core.endpoints.others(state):
+                call.refusals += 1
+                call.avoid = state.name
+                core.sleep(call, now)
+                return
+        call.avoid = state.name
+        self.retry(call, failure, delivery)
+
+    def _throttled(self, carrier: Carrier, failure: Failure, now: float) -> None:
+        core, state = self._core, carrier.state
+        core.throttle_answers += 1
+        before = state.account.paused(now)
+        wait = state.account.refused(carrier.started, now, failure.retry_after)
+        state.limit.throttled(carrier.started, now, failure.message)
+        if before == 0 and wait > 0:
+            told = failure.retry_after
+            same = sum(1 for other in core.endpoints.states if other.account is state.account)
+            who = "all wait" if same == len(core.endpoints.states) else "it waits"
+            words = f"{state.name} says too many requests; {who} {wait:.1f} s"
+            if told is not None and told > wait + 0.5:
+                words += f" (it asked for {told:.0f} s; limits.retry_after_max caps it)"
+            self._health.tell(words)
+
+    def retry(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
+        """Send a call again as the policy allows, else end it."""
+        core = self._core
+        now = core.clock()
+        served = now if core.in_flight else core.last_served
+        decision = decide(core.config.retry, call, failure, now, core.random, served)
+        if decision.delay is not None:
+            core.sleep(call, now + decision.delay)
+            return
+        words = f"{failure.message} ({decision.reason})" if decision.reason else failure.message
+        core.fail(call, msgspec.structs.replace(failure, message=words), delivery)
+
+
+def _refused_whole(exchange: Exchange) -> bool:
+    """Whether a group was refused for what is in it."""
+    return all(
+        isinstance(result, Failure) and not result.passing and result.status in ROW_STATUS
+        for result in exchange.results
+    )
