@@ -79,17 +79,20 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
     """
     if not 0 < len(messages) <= MOST_MESSAGES:
         return None
+    roles = []
     for message in messages:
-        text = message.get("content")
+        role, text = message.get("role"), message.get("content")
         if (
             len(message) != 2
             or type(text) is not str
             or not text
             or text.isspace()
-            or message["role"] not in _ROLES
+            or type(role) is not str
+            or role not in _ROLES
         ):
             return None
-    return tuple([message["role"] for message in messages])
+        roles.append(role)
+    return tuple(roles)
 
 
 def sentinels(shape: Shape) -> list[Message]:

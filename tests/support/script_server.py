@@ -204,6 +204,8 @@ class ScriptServer:
         self._reorder(body)
         if seen.body.get("return_prompt_text") and kind == "chat":
             body["prompt_text"] = checks.render(seen.body["messages"])
+        if seen.body.get("return_token_ids") and self.options.flavour == "vllm":
+            wire.add_token_ids(kind, body, seen)
         if self.edit is not None:
             body = self.edit(body, seen)
         headers = wire.headers(replies[0])
@@ -298,6 +300,8 @@ class ScriptServer:
             return self._models(seen)
         if options.flavour != "vllm":
             return _error(404, "Not Found")
+        if seen.method == "GET" and (kind_of(path) or path.endswith("tokenize")):
+            return _json({"detail": "Method Not Allowed"}, 405)
         if path.endswith("/health"):
             return web.Response(status=self.healthy)
         if path.endswith("/version"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from support.checks import message_text
+from support.checks import encode_tokens, message_text, render
 from support.instances import instance
 from support.replies import ABSENT, AUTO, Reply
 from support.seen import Seen
@@ -148,6 +148,18 @@ def _choice(kind: str, index: int, reply: Reply, text: str | None) -> dict[str, 
     if reply.logprobs is not None:
         choice["logprobs"] = reply.logprobs
     return choice
+
+
+def add_token_ids(kind: str, answer: Json, seen: Seen) -> None:
+    """Add the token ids of answers, and of prompts where vLLM has a place for them."""
+    count = seen.body.get("n") or 1
+    for place, choice in enumerate(answer["choices"]):
+        text = choice["text"] if kind == "completions" else choice["message"]["content"]
+        choice["token_ids"] = encode_tokens(text or "")
+        if kind == "completions":
+            choice["prompt_token_ids"] = encode_tokens(seen.prompts[place // count])
+    if kind == "chat":
+        answer["prompt_token_ids"] = encode_tokens(render(seen.body["messages"]))
 
 
 def streamed(kind: str, whole: Json, body: Json) -> list[Json]:

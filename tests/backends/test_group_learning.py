@@ -1,0 +1,230 @@
+"""Which chat templates are learned, and which are found not to hold."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from backends.support_groups import CHATML, DOWN, OWN, TRIMMED, Setting, TinyEngine, chat
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.group_wire import MOST_PROMPTS
+from bagent.backends.grouping import LEARN_AGAIN, MOST_CHATS
+from bagent.types import Failure, Reply
+
+ROW = chat("be brief", "what is 2+2?")
+NOT_FOUND = (404, b'{"detail": "Not Found"}')
+
+
+def learned(template: str, *rows: object, **engine: object) -> Setting:
+    """What came of learning the template of an engine."""
+    setting = Setting(TinyEngine(template, **engine))  # type: ignore[arg-type]
+    asyncio.run(setting.learn(ROW))
+    return setting
+
+
+def reason(setting: Setting) -> str:
+    """Why the row's shape has no template; empty if it has one."""
+    (found,) = setting.groups.known(OWN).shapes.values()
+    assert bool(found.off) == (found.template is None)
+    return found.off
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML,
+        TRIMMED,
+        # the system text goes into the first user turn
+        "<bos><start_of_turn>user\n{{ messages[0].content | trim }}\n\n"
+        "{{ messages[1].content | trim }}<end_of_turn>\n<start_of_turn>model\n",
+        "<s>[INST] {{ messages[0].content }}\n\n{{ messages[1].content }}[/INST]",
+        # an old date that never changes
+        CHATML.replace("user", "user (Today Date: 26 Jul 2024)"),
+    ],
+)
+def test_templates_that_pass_texts_on_are_learned_and_render_alike(template: str) -> None:
+    setting = learned(template)
+    assert reason(setting) == ""
+    (found,) = setting.groups.known(OWN).shapes.values()
+    row = chat(" {a} ", "\n<|im_end|> naïve ")
+    assert found.template is not None
+    assert row.messages is not None
+    assert found.template.render(row.messages) == setting.engine.render(row.messages)
+    assert "".join(map(chr, found.first_ids)) == setting.engine.render(row.messages)[:8]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML.replace("m.content", "m.content | lower"),
+        CHATML.replace("m.content", "m.content | replace('\\n', ' ')"),
+        CHATML.replace("m.content", "m.content.split('</think>')[-1]"),
+        CHATML.replace("m.content", "m.content | replace('/no_think', '')"),
+        CHATML.replace("m.content", "m.content | e"),
+        CHATML.replace(
+            "<|im_start|>assistant",
+            "{% if messages[-1].content.startswith('<tool_response>') %}x{% endif %}"
+            "<|im_start|>assistant",
+        ),
+        # trims the system text only
+        "{{ messages[0].content | trim }}|{{ messages[1].content }}|",
+        # says it twice
+        "{{ messages[0].content }}|{{ messages[1].content }}|{{ messages[0].content }}",
+        # leaves the system text out
+        "{{ messages[1].content }}|",
+    ],
+)
+def test_templates_that_change_texts_or_heed_them_are_found_out(template: str) -> None:
+    assert "chat template" in reason(learned(template))
+
+
+def test_an_engine_that_escapes_special_tokens_in_texts_is_found_out() -> None:
+    assert "chat template" in reason(learned(CHATML, escape=True))
+
+
+def test_a_real_row_that_the_template_treats_otherwise_is_found_out() -> None:
+    template = CHATML.replace("m.content", "m.content | replace('2+2', 'two and two')")
+    assert "other texts" in reason(learned(template))
+
+
+@pytest.mark.parametrize(
+    ("end", "word"),
+    [("<think>\n", "thinking"), ("<think>\n\n</think>\n\n", "thinking"), ("12:30", "time of day")],
+)
+def test_templates_that_think_or_tell_the_time_are_left_to_the_server(end: str, word: str) -> None:
+    assert word in reason(learned(CHATML + end))
+
+
+def test_no_answer_is_generated_to_learn_and_few_questions_are_asked() -> None:
+    setting = learned(CHATML)
+    assert set(setting.engine.asked) == {"/tokenize", "/detokenize"}
+    assert len(setting.engine.asked) <= 10
+    assert setting.engine.urls == {"http://here"}
+
+
+def test_what_is_learned_is_not_asked_again() -> None:
+    setting = learned(CHATML)
+    asked = len(setting.engine.asked)
+    asyncio.run(setting.learn(chat("other", "texts")))
+    assert len(setting.engine.asked) == asked
+    assert setting.engine.probes == 1
+
+
+def test_learning_at_the_same_time_asks_once() -> None:
+    async def both() -> Setting:
+        setting = Setting()
+        await asyncio.gather(setting.learn(ROW), setting.learn(ROW))
+        return setting
+
+    alone = len(learned(CHATML).engine.asked)
+    assert len(asyncio.run(both()).engine.asked) == alone
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_an_engine_without_the_routes_gets_no_lists_of_chats(path: str) -> None:
+    setting = learned(CHATML, answer=lambda asked: NOT_FOUND if asked == path else None)
+    assert path in reason(setting)
+    assert setting.limit(ROW) == MOST_CHATS
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b"[]", b'{"tokens": []}', b'{"tokens": ["a"]}', b"nonsense", b'{"prompt": 1}']
+)
+def test_answers_of_another_form_prove_nothing(body: bytes) -> None:
+    assert "/" in reason(learned(CHATML, answer=lambda _: (200, body)))
+
+
+@pytest.mark.parametrize("trouble", [DOWN, (503, b"busy"), (429, b"{}"), (500, b"oops")])
+def test_an_engine_in_trouble_is_asked_again_later_and_rows_go_alone_meanwhile(
+    trouble: tuple[int, bytes] | Failure,
+) -> None:
+    setting = Setting(TinyEngine(answer=lambda _: trouble))
+    asyncio.run(setting.learn(ROW))
+    assert setting.groups.known(OWN).shapes == {}
+    assert setting.limit(ROW) == 1
+    setting.now += LEARN_AGAIN
+    assert setting.limit(ROW) is None
+
+
+def test_an_engine_that_does_not_answer_the_probe_is_asked_again_later() -> None:
+    setting = Setting(TinyEngine(down=True))
+    asyncio.run(setting.learn(ROW))
+    assert (setting.limit(ROW), setting.engine.asked) == (1, [])
+    setting.now += LEARN_AGAIN
+    setting.engine.down = False
+    asyncio.run(setting.learn(ROW))
+    assert reason(setting) == ""
+
+
+def test_an_endpoint_forgotten_while_it_is_learned_stays_unknown() -> None:
+    setting = Setting()
+
+    def forget(path: str) -> None:
+        setting.groups.forget(OWN)
+
+    setting.engine.answer = forget
+    asyncio.run(setting.learn(ROW))
+    assert setting.groups.known(OWN).shapes == {}
+    assert setting.groups.awaiting == 0
+
+
+def test_engines_that_are_hosted_are_not_asked() -> None:
+    setting = Setting()
+    asyncio.run(setting.learn(ROW, endpoint=Endpoint("api", "https://api/v1")))
+    assert setting.engine.asked == []
+
+
+def sampled(body: dict[str, object], text: str = "4", reasoning: str | None = None) -> Setting:
+    """A proven template after a chat answer."""
+    setting = learned(CHATML)
+    found = setting.groups.awaits_sample(OWN, ROW)
+    assert found is not None
+    assert setting.limit(ROW) == 1
+    reply = Reply(text, "stop", reasoning=reasoning)
+    raw = msgspec.json.encode(body)
+    asyncio.run(setting.learner.check_sample(OWN, ROW, found, (reply, raw), Timeouts()))
+    return setting
+
+
+def test_lists_begin_once_a_chat_answer_had_the_same_prompt() -> None:
+    assert ROW.messages is not None
+    ids = list(map(ord, TinyEngine().render(ROW.messages)))
+    setting = sampled({"prompt_token_ids": ids})
+    assert setting.limit(ROW) == MOST_PROMPTS
+    assert setting.groups.awaiting == 0
+
+
+def test_an_engine_that_does_not_tell_the_prompt_is_trusted_after_a_chat_answer() -> None:
+    assert sampled({}).limit(ROW) == MOST_PROMPTS
+
+
+def test_a_chat_route_that_renders_another_prompt_gets_no_lists() -> None:
+    setting = sampled({"prompt_token_ids": [1, 2, 3]})
+    assert setting.limit(ROW) == MOST_CHATS
+    assert setting.groups.awaiting == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning"), [("4", "two and two"), ("<think>so</think>4", None), (" <think>", None)]
+)
+def test_a_model_that_thinks_gets_no_lists(text: str, reasoning: str | None) -> None:
+    assert sampled({}, text, reasoning).limit(ROW) == MOST_CHATS
+
+
+def test_a_template_with_the_date_holds_for_a_quarter_of_an_hour() -> None:
+    setting = Setting(TinyEngine(CHATML + "Today is 28 Nov 2026.\n"))
+    asyncio.run(setting.learn(ROW))
+    setting.confirm(ROW)
+    setting.now += 899
+    assert setting.limit(ROW) == MOST_PROMPTS
+    setting.now += 1
+    assert setting.limit(ROW) is None
+    asyncio.run(setting.learn(ROW))
+    assert setting.limit(ROW) == MOST_PROMPTS  # the same template needs no other sample
+    setting.now += 900
+    setting.engine.template = CHATML + "Today is 29 Nov 2026.\n"
+    asyncio.run(setting.learn(ROW))
+    assert setting.limit(ROW) == 1

@@ -1,0 +1,279 @@
+"""Which calls may share a request, how many, and what refusals of such requests teach."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.support_groups import OWN, PLAIN, Setting, TinyEngine, chat, raw_prompt
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.group_wire import MOST_PROMPTS
+from bagent.backends.grouping import MOST_CHATS
+from bagent.backends.request import CallSettings, OutputFormat, Request
+from bagent.types import Failure
+
+RAW = raw_prompt("2+2=")
+ROW = chat("be brief", "what is 2+2?")
+HOSTED = Endpoint("api", "https://api/v1")
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def with_fields(**fields: Any) -> CallSettings:
+    """Settings with further parameters."""
+    return CallSettings(model="m", sampling=fields, extra={})
+
+
+def ready(mode: str = "auto", engine: str | None = "vllm") -> Setting:
+    """An engine that is known, with the template for :data:`ROW` learned and confirmed."""
+    setting = Setting(TinyEngine(engine=engine), mode)
+    asyncio.run(setting.learn(ROW))
+    if setting.groups.awaiting:
+        setting.confirm(ROW)
+    return setting
+
+
+def refusal(status: int, words: str = "no", kind: str = "rejected", **fields: Any) -> Failure:
+    """What a refused group came to."""
+    return Failure(kind, words, status=status, **fields)  # type: ignore[arg-type]
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def test_calls_with_the_same_settings_limit_seed_and_shape_go_together() -> None:
+    key = Setting().groups.key
+    assert key(ROW) is not None
+    assert key(ROW) == key(chat("other", "texts"))
+    assert key(RAW) == key(raw_prompt("3+3="))
+    assert hash(key(ROW)) == hash(key(chat("other", "texts")))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        RAW,
+        chat("one text"),
+        chat("be brief", "what is 2+2?", "4", "and 3+3?"),
+        chat("be brief", "what is 2+2?", max_tokens=17),
+        chat("be brief", "what is 2+2?", seed=1),
+        chat("be brief", "what is 2+2?", settings=with_fields(temperature=0)),
+    ],
+)
+def test_calls_that_differ_in_any_of_them_do_not(other: Request) -> None:
+    key = Setting().groups.key
+    assert key(other) is not None
+    assert key(ROW) != key(other)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat("a", "b", stream=True),
+        raw_prompt("a", stream=True),
+        raw_prompt("a", max_tokens=None),
+        Request(PLAIN, b"{}", body={"messages": []}),
+        chat("a", "b", settings=with_fields(n=2)),
+        chat("a", "b", settings=CallSettings("m", {}, {}, tools=[TOOL])),
+        chat("a", "b", settings=with_fields(reasoning_effort="low")),
+        chat("a", "b", settings=CallSettings("m", {}, {"nvext": {}})),
+        raw_prompt("a", settings=with_fields(n=3)),
+        raw_prompt("a", settings=with_fields(best_of=2)),
+        raw_prompt("a", settings=CallSettings("m", {}, {"max_tokens": 5})),
+    ],
+)
+def test_calls_that_no_group_can_carry_go_alone(request_: Request) -> None:
+    assert Setting().groups.key(request_) is None
+
+
+@pytest.mark.parametrize("given", [RAW, ROW])
+def test_mode_single_lets_every_call_go_alone(given: Request) -> None:
+    setting = ready("single")
+    assert setting.groups.key(given) is None
+    assert setting.limit(given) == 1
+
+
+# --- how many -----------------------------------------------------------------------------------
+
+
+def test_an_endpoint_that_was_never_probed_is_not_known_yet() -> None:
+    assert Setting().limit(RAW) is None
+    assert Setting().limit(ROW) is None
+
+
+def test_raw_prompts_need_no_proof() -> None:
+    assert ready().limit(RAW) == MOST_PROMPTS
+    assert ready(engine=None).limit(RAW) == MOST_PROMPTS
+    assert ready("completions").limit(RAW) == MOST_PROMPTS
+
+
+@pytest.mark.parametrize("given", [RAW, ROW])
+def test_hosted_endpoints_and_llama_cpp_take_single_calls(given: Request) -> None:
+    assert ready().limit(given, HOSTED) == 1
+    assert ready(engine="llamacpp").limit(given) == 1
+
+
+def test_chats_of_a_proven_shape_go_as_lists_and_others_are_learned_first() -> None:
+    setting = ready()
+    assert setting.limit(ROW) == MOST_PROMPTS
+    assert setting.groups.way(OWN, ROW) == "templated"
+    assert setting.limit(chat("a", "b", "c", "d")) is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        with_fields(logprobs=True),
+        with_fields(chat_template_kwargs={"enable_thinking": False}),
+    ],
+)
+def test_chats_with_what_only_the_chat_route_takes_go_as_batches(settings: CallSettings) -> None:
+    setting = ready()
+    given = chat("a", "b", settings=settings)
+    assert setting.limit(given) == MOST_CHATS
+    assert setting.groups.way(OWN, given) == "chats"
+
+
+def test_what_a_chat_batch_would_ignore_goes_as_a_list_or_alone() -> None:
+    settings = with_fields(stop_token_ids=[2])
+    assert ready().limit(chat("a", "b", settings=settings)) == MOST_PROMPTS
+    assert ready("chat").limit(chat("a", "b", settings=settings)) == 1
+
+
+def test_a_schema_may_travel_in_every_way() -> None:
+    settings = CallSettings("m", {}, {}, OutputFormat("answer", b"{}", strict=True))
+    assert ready().limit(chat("a", "b", settings=settings)) == MOST_PROMPTS
+    assert ready("chat").limit(chat("a", "b", settings=settings)) == MOST_CHATS
+    assert ready().limit(raw_prompt("a", settings=settings)) == MOST_PROMPTS
+
+
+def test_mode_chat_learns_no_template_and_sends_no_lists() -> None:
+    setting = ready("chat")
+    assert setting.limit(ROW) == MOST_CHATS
+    assert setting.limit(RAW) == 1
+    assert setting.engine.asked == []
+
+
+def test_engines_that_are_not_known_to_serve_batches_get_them_on_demand_only() -> None:
+    assert ready(engine="sglang").limit(ROW) == 1
+    assert ready("chat", engine="sglang").limit(ROW) == MOST_CHATS
+
+
+@pytest.mark.parametrize(
+    ("engine", "given"),
+    [("sglang", ROW), ("vllm", chat("a", "b", settings=with_fields(logprobs=True)))],
+)
+def test_mode_completions_tells_once_that_chats_go_singly(engine: str, given: Request) -> None:
+    setting = ready("completions", engine)
+    for _ in range(3):
+        if setting.groups.key(given) is not None:
+            assert setting.limit(given) == 1
+    assert len(setting.notices) == 1
+    assert "singly" in setting.notices[0]
+
+
+def test_mode_completions_tells_why_a_template_was_not_proven() -> None:
+    setting = Setting(TinyEngine(escape=True), "completions")
+    asyncio.run(setting.learn(ROW))
+    assert setting.limit(ROW) == 1
+    assert len(setting.notices) == 1
+    assert "chat template" in setting.notices[0]
+
+
+def test_mode_auto_finds_its_way_without_a_word() -> None:
+    setting = Setting(TinyEngine(escape=True))
+    asyncio.run(setting.learn(ROW))
+    assert setting.limit(ROW) == MOST_CHATS
+    assert setting.notices == []
+
+
+# --- what refusals teach --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_route_that_is_not_there_is_not_asked_again(status: int) -> None:
+    setting = ready("chat")
+    setting.groups.confirmed(OWN, "chats")
+    assert setting.groups.refused(OWN, "chats", refusal(status))
+    assert setting.limit(ROW) == 1
+    assert len(setting.notices) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "body.prompt: Input should be a valid string",
+        "HTTP 400: prompt must be a string",
+        "'prompt' must not be an array",
+        "multiple prompts are not supported",
+        "json: cannot unmarshal array into Go struct field CompletionRequest.prompt",
+    ],
+)
+def test_an_endpoint_that_says_it_takes_no_lists_gets_none_from_then_on(words: str) -> None:
+    setting = ready()
+    assert setting.groups.refused(OWN, "prompts", refusal(400, words))
+    assert setting.limit(RAW) == 1
+    assert setting.limit(ROW) == MOST_CHATS
+    assert len(setting.notices) == 1
+    assert words in setting.notices[0]
+
+
+def test_one_bad_row_in_the_first_group_is_no_reason_yet_but_a_second_refusal_is() -> None:
+    setting = ready()
+    assert not setting.groups.refused(OWN, "prompts", refusal(400, "HTTP 400: bad token"))
+    assert setting.limit(RAW) == MOST_PROMPTS
+    assert setting.groups.refused(OWN, "prompts", refusal(400, "HTTP 400: bad token"))
+    assert setting.limit(RAW) == 1
+
+
+def test_an_engine_that_breaks_over_its_first_group_gets_no_other() -> None:
+    setting = ready()
+    assert setting.groups.refused(OWN, "prompts", refusal(500, "oops", "overloaded"))
+    assert setting.limit(RAW) == 1
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        refusal(400, "prompt of 9000 tokens, a string too long", "context_overflow"),
+        refusal(401, "prompt string", "auth"),
+        refusal(413, "too large"),
+        refusal(429, "slow down", "rate_limited", busy=True, passing=True),
+        refusal(503, "queue full", "overloaded", busy=True, passing=True),
+        refusal(504, "late", "timeout", passing=True),
+        msgspec.structs.replace(refusal(0, "gone", "connect"), status=None),
+    ],
+)
+def test_failures_that_single_calls_meet_too_teach_nothing(failure: Failure) -> None:
+    setting = ready()
+    for _ in range(3):
+        assert not setting.groups.refused(OWN, "prompts", failure)
+    assert setting.limit(RAW) == MOST_PROMPTS
+
+
+def test_an_endpoint_that_took_a_group_is_trusted_with_more() -> None:
+    setting = ready()
+    setting.groups.confirmed(OWN, "prompts")
+    for failure in (refusal(400, "bad"), refusal(500, "oops", "overloaded")):
+        for _ in range(3):
+            assert not setting.groups.refused(OWN, "prompts", failure)
+    assert setting.limit(RAW) == MOST_PROMPTS
+
+
+def test_a_distrusted_template_closes_its_own_shape_only() -> None:
+    setting = ready()
+    setting.groups.distrust(OWN, ROW, "the model thinks")
+    assert setting.limit(ROW) == MOST_CHATS
+    assert setting.limit(RAW) == MOST_PROMPTS
+    assert len(setting.notices) == 1
+
+
+def test_an_endpoint_that_came_back_is_learned_anew() -> None:
+    setting = ready()
+    setting.groups.refused(OWN, "chats", refusal(404))
+    setting.groups.forget(OWN)
+    assert setting.limit(ROW) is None
+    assert setting.limit(RAW) == MOST_PROMPTS
+    assert setting.groups.awaiting == 0

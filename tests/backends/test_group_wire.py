@@ -1,0 +1,155 @@
+"""The replies in one answer to several calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bagent.backends.group_wire import GroupAnswer, prompt_ids, read_group
+from bagent.types import Failure, Reply, Usage
+
+JSON = {"Content-Type": "application/json"}
+
+
+def choice(index: Any, text: Any = None, **fields: Any) -> dict[str, Any]:
+    """A choice of a text completion."""
+    return {
+        "index": index,
+        "text": text if text is not None else f"answer {index}",
+        "finish_reason": "stop",
+        **fields,
+    }
+
+
+def body(*choices: Any, **fields: Any) -> bytes:
+    """The body of an answer."""
+    return msgspec.json.encode({"id": "cmpl-1", "model": "m", "choices": choices, **fields})
+
+
+def read(raw: bytes, size: int, first_ids: tuple[int, ...] = ()) -> GroupAnswer:
+    """The answer, which is good as a whole."""
+    found = read_group(raw, JSON, size, first_ids)
+    assert isinstance(found, GroupAnswer), found
+    return found
+
+
+def texts(answer: GroupAnswer) -> list[str | None]:
+    """The texts by call; None for a failure."""
+    return [r.text if isinstance(r, Reply) else None for r in answer.results]
+
+
+def test_answers_go_by_index_and_never_by_place() -> None:
+    found = read(body(choice(2), choice(0), choice(1)), 3)
+    assert texts(found) == ["answer 0", "answer 1", "answer 2"]
+    assert found.answered == 3
+
+
+def test_a_missing_answer_fails_its_own_call_only_and_may_be_asked_again() -> None:
+    found = read(body(choice(0), choice(2)), 3)
+    assert texts(found) == ["answer 0", None, "answer 2"]
+    failure = found.results[1]
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
+
+
+def test_two_answers_to_one_call_are_no_answer() -> None:
+    found = read(body(choice(0), choice(1, "a"), choice(1, "b")), 2)
+    assert texts(found) == ["answer 0", None]
+
+
+@pytest.mark.parametrize("index", [7, -1, "1", 1.0, None, True])
+def test_an_index_of_no_call_harms_nobody_else(index: Any) -> None:
+    found = read(body(choice(0), choice(index)), 2)
+    assert texts(found) == ["answer 0", None]
+
+
+def test_tokens_are_counted_by_the_call_and_the_sum_is_given_to_none() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 5}
+    found = read(
+        body(
+            choice(0, token_ids=[1, 2], prompt_token_ids=[5, 6, 7]),
+            choice(1, token_ids=[], prompt_token_ids=[5]),
+            choice(2, token_ids=None),
+            usage=usage,
+        ),
+        3,
+    )
+    replies = [r for r in found.results if isinstance(r, Reply)]
+    assert [r.usage for r in replies] == [Usage(3, None, 2), Usage(1, None, 0), Usage()]
+    assert found.total == Usage(prompt=9, completion=5)
+
+
+def test_a_cut_and_an_unknown_end_are_told_by_the_call() -> None:
+    found = read(body(choice(0, finish_reason="length"), choice(1, finish_reason=None)), 2)
+    assert [r.finish_reason for r in found.results] == ["length", None]
+
+
+def test_a_batch_of_chats_is_read_with_its_reasoning() -> None:
+    raw = body(
+        {"index": 1, "message": {"content": "b", "reasoning": "hm"}, "finish_reason": "stop"},
+        {"index": 0, "message": {"content": "a"}, "finish_reason": "stop", "token_ids": [1, 2, 3]},
+    )
+    found = read(raw, 2)
+    first, second = found.results
+    assert isinstance(first, Reply)
+    assert isinstance(second, Reply)
+    assert (first.text, first.usage.completion, first.reasoning) == ("a", 3, None)
+    assert (second.text, second.reasoning, second.request_id) == ("b", "hm", "cmpl-1")
+
+
+def test_an_error_in_one_choice_is_that_call_s_failure() -> None:
+    broken = choice(1, error={"message": "upstream went away", "code": 502})
+    found = read(body(choice(0), broken), 2)
+    assert texts(found) == ["answer 0", None]
+    assert isinstance(found.results[1], Failure)
+    assert "upstream went away" in found.results[1].message
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        (b'{"error": {"message": "queue is full", "code": 503}}', "overloaded"),
+        (b'{"detail": "Not Found"}', "overloaded"),
+        (b'{"choices": null}', "bad_response"),
+        (b"<html>", "bad_response"),
+        (b"", "bad_response"),
+        (b"[]", "bad_response"),
+        (b'{"choices": [{"index": 0, "te', "bad_response"),
+    ],
+)
+def test_a_body_that_is_no_answer_is_one_failure_for_all(raw: bytes, kind: str) -> None:
+    found = read_group(raw, JSON, 2)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.passing) == (kind, True)
+
+
+def test_odd_json_is_read_all_the_same() -> None:
+    raw = b'\xef\xbb\xbf{"choices": [{"index": 0, "text": "\\ud800"}, 5, {"index": 1, "text": 5}]}'
+    found = read(raw, 2)
+    assert texts(found) == ["\ud800", "5"]
+
+
+def test_prompts_that_begin_otherwise_than_they_should_are_noticed() -> None:
+    good = choice(0, prompt_token_ids=[1, 2, 3])
+    doubled = choice(1, prompt_token_ids=[1, 1, 2, 3])
+    assert not read(body(good), 1, (1, 2)).strange_prompt
+    assert read(body(good, doubled), 2, (1, 2)).strange_prompt
+    assert not read(body(choice(0), choice(1)), 2, (1, 2)).strange_prompt
+
+
+def test_blanks_between_token_ids_change_nothing() -> None:
+    raw = b'{"choices": [{"index": 0, "text": "a", "token_ids": [ 4, 5 ], '
+    raw += b'"prompt_token_ids": [1, 2, 3]}]}'
+    found = read(raw, 1, (1, 2))
+    assert not found.strange_prompt
+    assert isinstance(found.results[0], Reply)
+    assert found.results[0].usage == Usage(3, None, 2)
+
+
+def test_the_prompt_ids_of_a_chat_answer_are_found_where_they_are_told() -> None:
+    assert prompt_ids(b'{"choices": [], "prompt_token_ids": [3, 4]}') == [3, 4]
+    assert prompt_ids(b'{"choices": []}') is None
+    assert prompt_ids(b'{"prompt_token_ids": "x"}') is None
+    assert prompt_ids(b"nonsense") is None

@@ -1,0 +1,315 @@
+"""Groups of calls through the OpenAI backend, against a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from backends.support_backend import QUICK, backend, endpoint
+from backends.support_groups import PLAIN, chat, raw_prompt
+from bagent.backends.base import Exchange
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.request import CallSettings, OutputFormat, Request
+from bagent.types import Failure, Reply, Usage
+from support.fake_server import FakeServer
+from support.replies import context_overflow, echo, error_body, ok, ok_reasoning, status
+
+SCHEMA = OutputFormat("answer", b'{"type":"object"}', strict=False)
+
+
+def raws(count: int, settings: CallSettings = PLAIN) -> list[Request]:
+    """Raw prompts of rows r0, r1 ..."""
+    return [raw_prompt(f"id=r{i} say it", settings) for i in range(count)]
+
+
+def chats(count: int, settings: CallSettings = PLAIN) -> list[Request]:
+    """Chats of rows r0, r1 ..."""
+    return [chat("be {brief} ", f" id=r{i} naïve?\n", settings=settings) for i in range(count)]
+
+
+def texts(exchange: Exchange) -> list[str | None]:
+    """The answers of an exchange, which must all be replies."""
+    assert all(isinstance(r, Reply) for r in exchange.results), exchange.results
+    return [r.text for r in exchange.results if isinstance(r, Reply)]
+
+
+async def group(found: OpenAIBackend, fs: FakeServer, calls: list[Request]) -> Exchange:
+    """Send a group as the fleet does: learned where that is due, and alone first where it must."""
+    to = endpoint(fs.url, own=True)
+    assert len({found.group_key(call) for call in calls}) == 1
+    if found.group_limit(to, calls[0]) is None:
+        await found.learn(to, calls[:4], QUICK)
+    if found.group_limit(to, calls[0]) == 1:
+        await found.send(to, [chat("be {brief} ", "id=first")], QUICK)
+    limit = found.group_limit(to, calls[0])
+    assert limit is not None
+    assert limit >= len(calls), "they go alone"
+    return await found.send(to, calls, QUICK)
+
+
+def grouped(fs: FakeServer, calls: list[Request], **options: Any) -> Exchange:
+    """:func:`group` from a test that is no coroutine."""
+
+    async def go() -> Exchange:
+        async with backend(**options) as found:
+            return await group(found, fs, calls)
+
+    return asyncio.run(go())
+
+
+def limit_after(fs: FakeServer, calls: list[Request], **options: Any) -> tuple[Exchange, int]:
+    """A group, and how many such calls may go together after it."""
+
+    async def go() -> tuple[Exchange, int]:
+        async with backend(**options) as found:
+            exchange = await group(found, fs, calls)
+            limit = found.group_limit(endpoint(fs.url, own=True), calls[0])
+            assert limit is not None
+            return exchange, limit
+
+    return asyncio.run(go())
+
+
+@pytest.fixture
+def vllm() -> Iterator[FakeServer]:
+    """A scripted server with vLLM's routes, which repeats what it is asked."""
+    with FakeServer({"*": [echo()]}, flavour="vllm") as server:
+        yield server
+
+
+def test_raw_prompts_travel_as_one_list_and_come_back_by_index(vllm: FakeServer) -> None:
+    vllm.server.options.order = "reversed"
+    exchange = grouped(vllm, raws(5))
+    assert texts(exchange) == [f"id=r{i} say it" for i in range(5)]
+    (seen,) = vllm.requests
+    assert seen.path == "/v1/completions"
+    assert seen.body["prompt"] == [f"id=r{i} say it" for i in range(5)]
+    assert seen.body["max_tokens"] == 16
+    assert seen.body["temperature"] == 0
+    assert "add_special_tokens" not in seen.body
+    assert (exchange.status, exchange.learned) == (200, False)
+
+
+def test_tokens_are_counted_row_by_row_where_the_engine_tells_ids(vllm: FakeServer) -> None:
+    exchange = grouped(vllm, raws(2))
+    size = len("id=r0 say it")
+    assert [r.usage for r in exchange.results if isinstance(r, Reply)] == [
+        Usage(size, None, size)
+    ] * 2
+
+
+def test_an_engine_that_tells_no_ids_gives_no_row_a_share_of_the_sum() -> None:
+    with FakeServer({"*": [echo()]}) as fs:
+        exchange = grouped(fs, raws(3))
+        assert [r.usage for r in exchange.results if isinstance(r, Reply)] == [Usage()] * 3
+        assert "return_token_ids" not in fs.requests[0].body
+
+
+def test_proven_chats_travel_as_a_list_of_rendered_prompts(vllm: FakeServer) -> None:
+    settings = CallSettings("m", {"temperature": 0}, {}, SCHEMA)
+    exchange = grouped(vllm, chats(3, settings))
+    first, seen = vllm.requests
+    assert first.path == "/v1/chat/completions"
+    assert seen.path == "/v1/completions"
+    assert seen.body["prompt"][1] == (
+        "<|im_start|>system\nbe {brief} <|im_end|>\n"
+        "<|im_start|>user\n id=r1 naïve?\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert seen.body["add_special_tokens"] is False
+    assert seen.body["max_tokens"] == 16
+    assert seen.body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert [r.rows for r in vllm.requests] == [("first",), ("r0", "r1", "r2")]
+    assert texts(exchange) == seen.body["prompt"]
+    for result, prompt in zip(exchange.results, seen.body["prompt"], strict=True):
+        assert isinstance(result, Reply)
+        assert result.usage.prompt == len(prompt.encode())
+
+
+def test_every_row_is_asked_once_and_learning_asks_for_no_answer(vllm: FakeServer) -> None:
+    grouped(vllm, chats(6))
+    assert all(vllm.count(f"r{i}") == 1 for i in range(6))
+    assert {seen.path for seen in vllm.probes} == {"/v1/models", "/tokenize", "/detokenize"}
+
+
+def test_chats_travel_as_a_batch_where_lists_are_not_wanted(vllm: FakeServer) -> None:
+    exchange = grouped(vllm, chats(4), batching="chat")
+    assert texts(exchange) == [f"be {{brief}} \n id=r{i} naïve?\n" for i in range(4)]
+    (seen,) = vllm.requests
+    assert seen.path == "/v1/chat/completions/batch"
+    assert [talk[0]["content"] for talk in seen.body["messages"]] == ["be {brief} "] * 4
+    assert seen.body["max_tokens"] == 16
+    assert "stream" not in seen.body
+
+
+def test_a_server_without_batches_is_found_out_at_no_cost_to_the_rows() -> None:
+    notices: list[str] = []
+    with FakeServer({"*": [echo()]}) as fs:
+        exchange, limit = limit_after(fs, chats(3), batching="chat", notice=notices.append)
+        assert exchange.learned
+        assert limit == 1
+        assert len(notices) == 1
+        assert fs.requests == []
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda body, seen: body | {"choices": body["choices"][:1]},
+        lambda body, seen: body | {"choices": [c | {"index": 0} for c in body["choices"]]},
+        lambda body, seen: body | {"choices": [{"text": "all at once", "finish_reason": "stop"}]},
+    ],
+)
+def test_a_server_that_answers_a_list_as_one_gets_single_calls(
+    vllm: FakeServer, edit: Callable[[Any, Any], Any]
+) -> None:
+    vllm.server.edit = edit
+    notices: list[str] = []
+    exchange, limit = limit_after(vllm, raws(3), notice=notices.append)
+    assert exchange.learned
+    assert limit == 1
+    assert len(notices) == 1
+
+
+def test_a_server_that_refuses_lists_gets_single_calls() -> None:
+    with FakeServer({"*": [echo()]}, flavour="vllm", allow_faults=True) as fs:
+        fs.server.check = lambda seen: (
+            "prompt must be a string" if isinstance(seen.body.get("prompt"), list) else None
+        )
+        exchange, limit = limit_after(fs, raws(3), notice=lambda _: None)
+        assert exchange.learned
+        assert limit == 1
+        assert all(isinstance(result, Failure) for result in exchange.results)
+
+
+def test_one_missing_answer_fails_its_row_alone(vllm: FakeServer) -> None:
+    vllm.server.edit = lambda body, seen: (
+        body | {"choices": [c for c in body["choices"] if c["index"] != 1]}
+    )
+    exchange, limit = limit_after(vllm, raws(3))
+    kinds = [type(result) for result in exchange.results]
+    assert kinds == [Reply, Failure, Reply]
+    assert not exchange.learned
+    assert limit > 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (context_overflow(), "context_overflow"),
+        (status(413, error_body(413, "too large")), "rejected"),
+        (status(503), "overloaded"),
+        (status(429), "rate_limited"),
+    ],
+)
+def test_a_refused_group_is_the_same_failure_for_each_row(
+    vllm: FakeServer, reply: Any, kind: str
+) -> None:
+    vllm.set_script({"r2": [reply], "*": [ok()]})
+    exchange, limit = limit_after(vllm, raws(4))
+    assert len(exchange.results) == 4
+    assert len({id(result) for result in exchange.results}) == 1
+    failure = exchange.results[0]
+    assert isinstance(failure, Failure)
+    assert failure.kind == kind
+    assert (exchange.learned, limit > 1) == (False, True)
+
+
+def test_a_model_that_thinks_beside_its_answers_gets_no_lists(vllm: FakeServer) -> None:
+    vllm.set_script({"first": [ok_reasoning("4", "two and two")], "*": [ok("4")]})
+    grouped(vllm, chats(2))
+    assert [seen.path for seen in vllm.requests] == [
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+    ]
+
+
+def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeServer) -> None:
+    vllm.set_script({"r1": [ok("<think>hm</think>4")], "*": [ok("4")]})
+    notices: list[str] = []
+
+    async def go() -> tuple[Exchange, Exchange]:
+        async with backend(notice=notices.append) as found:
+            first = await group(found, vllm, chats(3))
+            return first, await found.send(endpoint(vllm.url, own=True), chats(3), QUICK)
+
+    first, again = asyncio.run(go())
+    assert first.learned
+    assert all(isinstance(result, Failure) for result in first.results)
+    assert not again.learned
+    assert [seen.path.removeprefix("/v1") for seen in vllm.requests] == [
+        "/chat/completions",
+        "/completions",
+        "/chat/completions/batch",
+    ]
+    assert len(notices) == 1
+
+
+def test_a_doubled_first_token_is_noticed(vllm: FakeServer) -> None:
+    def doubled(body: Any, seen: Any) -> Any:
+        for choice in body["choices"]:
+            if "prompt_token_ids" in choice:
+                choice["prompt_token_ids"].insert(0, choice["prompt_token_ids"][0])
+        return body
+
+    vllm.server.edit = doubled
+    exchange = grouped(vllm, chats(3), notice=lambda _: None)
+    assert exchange.learned
+
+
+def test_only_one_chat_answer_carries_token_ids_for_the_proof(vllm: FakeServer) -> None:
+    async def go() -> None:
+        async with backend() as found:
+            to = endpoint(vllm.url, own=True)
+            await found.probe(to, 5)
+            await found.learn(to, chats(1), QUICK)
+            await asyncio.gather(*(found.send(to, [call], QUICK) for call in chats(8)))
+
+    asyncio.run(go())
+    assert sum("return_token_ids" in seen.body for seen in vllm.requests) == 1
+
+
+def test_a_group_for_which_the_way_was_closed_meanwhile_goes_again(vllm: FakeServer) -> None:
+    async def go() -> Exchange:
+        async with backend() as found:
+            return await found.send(endpoint(vllm.url, own=True), chats(2), QUICK)
+
+    exchange = asyncio.run(go())
+    assert exchange.learned
+    assert exchange.status is None
+    assert len(exchange.results) == 2
+    assert vllm.requests == []
+
+
+def test_a_refused_schema_is_left_out_of_the_next_group() -> None:
+    settings = CallSettings("m", {}, {}, SCHEMA)
+    with FakeServer({"*": [ok()]}, flavour="vllm", refuse={"response_format": "grammar"}) as fs:
+
+        async def go() -> tuple[Exchange, Exchange]:
+            async with backend(batching="chat") as found:
+                return await group(found, fs, chats(2, settings)), await group(
+                    found, fs, chats(2, settings)
+                )
+
+        first, second = asyncio.run(go())
+        assert first.learned
+        assert texts(second) == ["ok", "ok"]
+        assert "response_format" not in fs.requests[-1].body
+
+
+def test_a_key_that_the_server_repeats_is_hidden_for_every_row_of_the_group() -> None:
+    with FakeServer({"*": [status(400, error_body(400, "bad key sk-secret-1"))]}) as fs:
+
+        async def go() -> Exchange:
+            headers = {"Authorization": "Bearer sk-secret-1", "Content-Type": "application/json"}
+            to = endpoint(fs.url, own=True, headers=headers)
+            async with backend() as found:
+                await found.learn(to, raws(2), QUICK)
+                return await found.send(to, raws(2), QUICK)
+
+        for result in asyncio.run(go()).results:
+            assert isinstance(result, Failure)
+            assert "***" in result.message
+            assert "secret" not in result.message
