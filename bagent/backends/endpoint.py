@@ -47,9 +47,21 @@ class Endpoint(msgspec.Struct, frozen=True, eq=False):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a probe of an endpoint told; None where it did not tell.
+    """What an endpoint told of itself; None where it did not tell, or was not asked.
 
-    ``context`` is the model's context length in tokens.
+    Attributes:
+        models: the names it serves, its own first.
+        context: the model's context length in tokens, prompt and answer together.
+        version: the server's own word.
+        engine: the server's own word for who it is; ``vllm``, ``sglang``, ``dynamo``,
+            ``llama.cpp`` or ``unknown`` once its routes were looked at.
+        tokenize: ``/tokenize`` takes texts and conversations as vLLM's does.
+        models_route: ``/models`` answers with a list, be it empty.
+        lists: ``/completions`` takes a list of prompts.
+        chat_batch: ``/chat/completions/batch`` is served.
+        metrics: ``/metrics`` holds the load of a known engine.
+        load: a route tells the number of requests that are served.
+        cached_tokens: usage tells how much of a prompt was cached; seen only in answers.
     """
 
     models: tuple[str, ...] = ()
@@ -57,3 +69,9 @@ class Capabilities(msgspec.Struct, frozen=True):
     version: str | None = None
     engine: str | None = None
     tokenize: bool | None = None
+    models_route: bool | None = None
+    lists: bool | None = None
+    chat_batch: bool | None = None
+    metrics: bool | None = None
+    load: bool | None = None
+    cached_tokens: bool | None = None

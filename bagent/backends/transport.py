@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
+import math
+import os
 import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -135,7 +137,12 @@ class Transport:
             params=endpoint.query or None,
             proxy=endpoint.proxy,
             ssl=self._context(endpoint.ca_file),
-            timeout=aiohttp.ClientTimeout(total=seconds, connect=connect),
+            timeout=aiohttp.ClientTimeout(
+                # aiohttp rounds limits above 5 s up, so that the two would fall together.
+                total=seconds,
+                connect=connect,
+                ceil_threshold=math.inf,
+            ),
             allow_redirects=False,
         ) as response:
             return response.status, await response.read(), response.headers
@@ -279,4 +286,10 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return " ".join(error.message.split())
     inner: BaseException = getattr(error, "os_error", None) or error.__cause__ or error
+    if (
+        isinstance(inner, OSError)
+        and inner.errno
+        and str(inner.strerror).startswith("Connect call")
+    ):
+        return os.strerror(inner.errno)  # else it repeats the address in place of a reason
     return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__

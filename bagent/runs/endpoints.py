@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ import msgspec
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.proxy import proxy_for
 from bagent.errors import HostfileError, Position, UsageError
-from bagent.fleet.hostfile import read_hostfile
+from bagent.fleet.hostfile import Host, read_hostfile
 
 if TYPE_CHECKING:
     from bagent.job.backend import BackendRef
@@ -82,9 +82,17 @@ def hostfile_servers(path: Path, ref: BackendRef | None, env: Mapping[str, str])
 
     Headers and key of ``ref`` hold for all; a line's ``api_key_env`` goes before it.
     """
+    endpoints = host_endpoints(read_hostfile(path), path, ref, env)
+    return Servers(endpoints, ref.kind if ref and ref.kind in OWN_KINDS else "vllm")
+
+
+def host_endpoints(
+    hosts: Sequence[Host], path: Path, ref: BackendRef | None, env: Mapping[str, str]
+) -> list[Endpoint]:
+    """The endpoints of ``hosts``, which were read from ``path``; see :func:`hostfile_servers`."""
     key = api_key(ref, env) if ref is not None else env.get("VLLM_API_KEY")
     endpoints = []
-    for host in read_hostfile(path):
+    for host in hosts:
         headers = {"Content-Type": "application/json", **(ref.all_headers if ref else {})}
         named = host.tags.get("api_key_env")
         if named is not None and not env.get(named):
@@ -106,7 +114,7 @@ def hostfile_servers(path: Path, ref: BackendRef | None, env: Mapping[str, str])
                 tags=host.tags,
             )
         )
-    return Servers(endpoints, ref.kind if ref and ref.kind in OWN_KINDS else "vllm")
+    return endpoints
 
 
 def endpoint_of(ref: BackendRef, env: Mapping[str, str]) -> Endpoint:

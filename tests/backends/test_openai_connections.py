@@ -91,7 +91,7 @@ def test_a_refused_connection_says_where(unused_port):
     found = failure(exchange)
     assert (found.kind, found.passing, found.busy) == ("connect", True, False)
     assert found.message.startswith("cannot connect to here: ")
-    assert "Connect call failed" in found.message
+    assert "Connection refused" in found.message
     assert (exchange.again, exchange.status) == (False, None)
 
 

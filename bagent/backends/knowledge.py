@@ -1,0 +1,231 @@
+"""What an endpoint serves, found out from its routes: versions differ within a fleet.
+
+Sources: vLLM 0.19 to 0.33 (``/version``, ``owned_by: vllm``, ``/load``), SGLang 0.5
+(``/server_info``, ``/get_server_info``), NVIDIA Dynamo 1.6 (``owned_by: nvidia``, its frontend's
+``/openapi.json``), llama.cpp's server (``/props``). No route is needed but the one for answers; a
+route that is missing, broken or slow leaves a field unknown and never fails the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.engine_metrics import EngineLoad, parse_load
+from bagent.backends.failures import from_status
+from bagent.backends.json_text import decode_json
+from bagent.backends.openai_http import read_models
+from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
+from bagent.types import Failure
+
+CONNECT_SECONDS = 10.0
+"""A machine that is there accepts a connection within this time."""
+
+ROUTE_SECONDS = 5.0
+"""How long one route that is not needed is waited for."""
+
+_T = TypeVar("_T")
+
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "nvidia": "dynamo", "llamacpp": "llama.cpp"}
+_FROM_METRICS = {"llamacpp": "llama.cpp"}
+_VERSION_ROUTES = (
+    ("vllm", "/version", "version"),
+    ("sglang", "/server_info", "version"),
+    ("sglang", "/get_server_info", "version"),
+    ("llama.cpp", "/props", "build_info"),
+)
+_TOKENIZE, _LOAD = "/tokenize", "/load"
+_COMPLETIONS, _BATCH = "/v1/completions", "/v1/chat/completions/batch"
+_LISTS = frozenset({"vllm", "sglang", "dynamo", "llama.cpp"})
+"""Engines whose /completions was seen to take lists of prompts."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What an endpoint serves, and its load at that moment where it tells it."""
+
+    capabilities: Capabilities
+    load: EngineLoad | None = None
+
+
+async def learn_endpoint(
+    transport: Transport, endpoint: Endpoint, seconds: float
+) -> Capabilities | Failure:
+    """All that the endpoint tells of itself within ``seconds``, without a generation.
+
+    A :class:`~bagent.types.Failure` where it cannot be reached, or refuses or fails to list its
+    models; any other route may be missing.
+    """
+    end = time.monotonic() + seconds
+    found = await learn_models(transport, endpoint, seconds)
+    if isinstance(found, Failure):
+        return found
+    return (await learn_more(transport, endpoint, found, end - time.monotonic())).capabilities
+
+
+async def learn_models(
+    transport: Transport, endpoint: Endpoint, seconds: float
+) -> Capabilities | Failure:
+    """What ``/models`` tells; a missing route is no failure."""
+    limits = limits_within(seconds)
+    try:
+        status, raw, headers = await transport.get(
+            endpoint, f"{endpoint.url}/models", limits.total or seconds, limits.connect
+        )
+    except NETWORK_ERRORS as error:
+        return network_failure(error, endpoint, limits)
+    if status in (404, 405, 501):
+        return Capabilities(models_route=False)
+    if status != 200:
+        failure = from_status(status, raw.decode("utf-8", "replace"), headers)
+        words = endpoint.without_secrets(failure.message)
+        return msgspec.structs.replace(failure, message=words)
+    try:
+        body = decode_json(raw)
+    except ValueError:
+        return Capabilities(models_route=False)
+    listed = isinstance(body, dict) and isinstance(body.get("data"), list)
+    return msgspec.structs.replace(read_models(body), models_route=listed)
+
+
+async def learn_more(
+    transport: Transport, endpoint: Endpoint, known: Capabilities, seconds: float
+) -> Known:
+    """What the other routes tell, added to ``known``; one after the other, over one connection.
+
+    Whatever was not told within ``seconds`` stays unknown.
+    """
+    look = _Look(transport, endpoint, time.monotonic() + seconds)
+    raw = await look.get("/metrics")
+    load = parse_load(raw, time.time()) if raw else None
+    engine = _OWNERS.get(known.engine or "")
+    if engine is None and load is not None and load.engine is not None:
+        engine = _FROM_METRICS.get(load.engine, load.engine)
+    version, told = await look.version(engine)
+    engine = engine or told
+    metrics = load is not None if raw is not None or look.missing("/metrics") else None
+    routes = await look.routes(engine)
+    if engine == "dynamo":
+        version = routes.version
+    serves = routes.serves
+    completions = serves(_COMPLETIONS, engine)
+    found = msgspec.structs.replace(
+        known,
+        engine=engine or "unknown",
+        version=version,
+        metrics=metrics,
+        # llama.cpp has the route, in a form of its own.
+        tokenize=False if engine == "llama.cpp" else serves(_TOKENIZE, engine),
+        chat_batch=serves(_BATCH, engine),
+        lists=completions if engine in _LISTS or completions is False else None,
+        load=serves(_LOAD, engine),
+    )
+    return Known(found, load)
+
+
+class _Routes(msgspec.Struct):
+    """Which routes are there: by the server's description, else by what each answered to a GET."""
+
+    described: frozenset[str] | None = None
+    version: str | None = None
+    statuses: dict[str, int] = {}
+
+    def serves(self, path: str, engine: str | None) -> bool | None:
+        if self.described is not None:
+            return path in self.described
+        status = self.statuses.get(path)
+        if status in (200, 405):
+            return True
+        # Elsewhere a GET of a route that wants POST may be answered as if there were none.
+        return False if status == 404 and engine in ("vllm", "sglang", "dynamo") else None
+
+
+class _Info(msgspec.Struct):
+    version: str | None = None
+
+
+class _Description(msgspec.Struct):
+    """The part of ``/openapi.json`` that is looked at."""
+
+    paths: dict[str, msgspec.Raw]
+    info: _Info = msgspec.field(default_factory=_Info)
+
+
+class _Look:
+    """One look at the routes of one endpoint, over at ``end`` (seconds of the monotonic clock)."""
+
+    def __init__(self, transport: Transport, endpoint: Endpoint, end: float) -> None:
+        self._transport = transport
+        self._endpoint = endpoint
+        self._end = end
+        self.statuses: dict[str, int] = {}
+
+    async def get(self, path: str) -> bytes | None:
+        """The body of a good answer; None for any other, and where there was no time left."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            return None
+        url = self._endpoint.root + path
+        try:
+            async with asyncio.timeout(left):
+                status, raw, _ = await self._transport.get(
+                    self._endpoint, url, min(left, ROUTE_SECONDS)
+                )
+        except NETWORK_ERRORS:
+            return None
+        self.statuses[path] = status
+        return raw if status == 200 else None
+
+    def missing(self, path: str) -> bool:
+        """Whether the server said that it has no such route."""
+        return self.statuses.get(path) in (404, 405, 501)
+
+    async def version(self, engine: str | None) -> tuple[str | None, str | None]:
+        """The server's version, and the engine that the route which told it stands for."""
+        for of, path, name in _VERSION_ROUTES:
+            if engine not in (None, of):
+                continue
+            body = _decoded(await self.get(path), decode_json)
+            told = body.get(name) if isinstance(body, dict) else None
+            if isinstance(told, str) and told:
+                return told, None if path == "/version" else of
+        return None, None
+
+    async def routes(self, engine: str | None) -> _Routes:
+        """Which routes are served.
+
+        The whole description is large, and building it holds a busy vLLM or SGLang up; a GET of a
+        route that wants POST tells as much there (405), and costs nothing.
+        """
+        if engine in (None, "dynamo"):
+            raw = await self.get("/openapi.json")
+            described = _decoded(raw, msgspec.json.Decoder(_Description).decode)
+            if described is not None:
+                return _Routes(frozenset(described.paths), described.info.version)
+        for path in (_TOKENIZE, _COMPLETIONS, _BATCH, _LOAD):
+            await self.get(path)
+        return _Routes(statuses=self.statuses)
+
+
+def _decoded(raw: bytes | None, decode: Callable[[bytes], _T]) -> _T | None:
+    try:
+        return decode(raw) if raw else None
+    except ValueError:
+        return None
+
+
+def limits_within(seconds: float) -> Timeouts:
+    """Limits of one small request that is over after ``seconds``, in numbers to read."""
+    total = max(0.01, math.floor(seconds * 100) / 100)
+    return Timeouts(connect=round(min(CONNECT_SECONDS, 0.9 * total), 2), total=total)
+
+
+def model_of(known: Capabilities, endpoint: Endpoint, wanted: str | None = None) -> str | None:
+    """The model to ask the endpoint for: ``wanted``, else its tag ``model``, else its first."""
+    return wanted or endpoint.tags.get("model") or (known.models[0] if known.models else None)

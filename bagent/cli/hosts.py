@@ -1,0 +1,187 @@
+"""``bagent hosts``: which endpoints of a hostfile are ready, and what they are."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from bagent.errors import EXIT_ROWS_FAILED, HostfileError, Position, StoppedEarly, UsageError
+
+if TYPE_CHECKING:
+    from bagent.backends.endpoint import Endpoint
+    from bagent.fleet.called import Called
+    from bagent.fleet.hostfile import Host
+    from bagent.fleet.roll_call import RollCallPlan
+
+MOST_AT_ONCE = 2048
+"""Endpoints that are asked at once: a bound on open connections, of which each may hold two."""
+
+_STDIN = "-"
+
+
+def hosts(
+    hosts: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[HOSTS]", help="A hostfile or PBS node file; - is stdin; or BAGENT_HOSTFILE."
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Ask again until enough endpoints are ready.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="End after this time in any case.")
+    ] = "30s",
+    min_fraction: Annotated[
+        float | None,
+        typer.Option("--min-fraction", metavar="F", help="Enough: this share, from 0 to 1."),
+    ] = None,
+    min_hosts: Annotated[
+        int | None, typer.Option("--min-hosts", metavar="N", help="Enough: so many endpoints.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Only endpoints that serve it are ready.")
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="Write the ready ones, with tags."),
+    ] = None,
+    form: Annotated[
+        Literal["table", "json"], typer.Option("--format", help="json: one object a line.")
+    ] = "table",
+    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks.")] = False,
+) -> int:
+    """Table of endpoints: ready or why not, engine, model, context, capabilities, load.
+
+    All are asked in parallel, and each ready one has answered a real request of one token. Enough
+    is all of them, unless --min-fraction or --min-hosts say less (both: both must hold).
+
+    Exit codes: 0 enough are ready; 1 they are not; 75 they are not and --wait was given; 2 the
+    hostfile or an option is wrong.
+
+    Example: bagent hosts nodes.txt --wait --min-fraction 0.9 --timeout 20m --write ready.txt
+    """
+    from bagent.cli.hosts_view import print_called, tell_end
+
+    fleet = _fleet(hosts)
+    count = len(fleet.hosts)
+    plan = _plan(count, timeout, _wanted(count, min_fraction, min_hosts), model, wait)
+    found = _call(fleet.endpoints, plan)
+    print_called(found, form)
+    ready = {one.endpoint.url for one in found if one.ready}
+    if write is not None and ready:
+        from bagent.fleet.host_lines import hostfile_text, write_hostfile
+
+        write_hostfile(write, hostfile_text(fleet.hosts, ready, fleet.text))
+    enough = len(ready) >= plan.wanted
+    tell_end(found, write, fleet.path, enough=enough)
+    if enough:
+        return 0
+    if not wait:
+        return EXIT_ROWS_FAILED
+    raise StoppedEarly(
+        f"{len(ready)} of {count} endpoints ready after {timeout}, {plan.wanted} wanted",
+        hint="the same command goes on; --timeout sets how long",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """The hostfile as it was read: where from, its text, its hosts, and how each is reached."""
+
+    path: str
+    text: str
+    hosts: Sequence[Host]
+    endpoints: Sequence[Endpoint]
+
+
+def _fleet(given: str | None) -> _Fleet:
+    from bagent.fleet.hostfile import hosts_in
+    from bagent.runs.endpoints import host_endpoints
+    from bagent.runs.environment import read_environment
+
+    named = given or read_environment(os.environ, _notice).hostfile
+    if named is None:
+        raise UsageError("no hostfile", hint="bagent hosts FILE, or set BAGENT_HOSTFILE")
+    path = Path("stdin") if named == _STDIN else Path(named).expanduser()
+    if named == _STDIN:
+        content = sys.stdin.buffer.read()
+    else:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            words = (error.strerror or str(error)).lower()
+            raise HostfileError(
+                f"the hostfile cannot be read: {words}", at=Position(path)
+            ) from None
+    found = hosts_in(content, path)
+    endpoints = host_endpoints(found, path, None, os.environ)
+    return _Fleet(named, content.decode("utf-8-sig"), found, endpoints)
+
+
+def _wanted(count: int, min_fraction: float | None, min_hosts: int | None) -> int:
+    """How many ready endpoints are enough."""
+    if min_fraction is None and min_hosts is None:
+        return count
+    wanted = 1
+    if min_fraction is not None:
+        if not 0 <= min_fraction <= 1:
+            raise UsageError(f"--min-fraction {min_fraction:g}: not between 0 and 1", hint="0.9")
+        wanted = max(wanted, math.ceil(min_fraction * count - 1e-9))
+    if min_hosts is not None:
+        if not 1 <= min_hosts <= count:
+            there = "1 endpoint is" if count == 1 else f"{count} endpoints are"
+            raise UsageError(f"--min-hosts {min_hosts}: {there} in the hostfile")
+        wanted = max(wanted, min_hosts)
+    return wanted
+
+
+def _plan(count: int, timeout: str, wanted: int, model: str | None, wait: bool) -> RollCallPlan:
+    from bagent.fleet.roll_call import RollCallPlan
+    from bagent.job.scalars import read_duration
+    from bagent.runs.stop import raise_file_limit
+
+    try:
+        seconds = read_duration(timeout) or 0.0
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--timeout {timeout}: not a duration", hint="write 30s, 5m or 1h30m")
+    width = min(MOST_AT_ONCE, count)
+    width = max(1, min(width, raise_file_limit(2 * width) // 2))
+    return RollCallPlan(seconds, width, wanted, model, again=wait)
+
+
+def _call(endpoints: Sequence[Endpoint], plan: RollCallPlan) -> list[Called]:
+    import asyncio
+
+    from bagent.backends.names import NamesLoop
+    from bagent.backends.openai_http import OpenAIBackend
+    from bagent.backends.proof import Prover
+    from bagent.backends.transport import Transport
+    from bagent.cli.hosts_view import tell_progress
+    from bagent.fleet.roll_call import RollCall
+
+    async def call() -> list[Called]:
+        transport = Transport()
+        roll_call = RollCall(endpoints, plan, transport, Prover(OpenAIBackend(transport)))
+        telling = asyncio.ensure_future(tell_progress(roll_call, plan.seconds))
+        try:
+            return await roll_call.run()
+        finally:
+            telling.cancel()
+            await asyncio.wait([telling, asyncio.ensure_future(transport.close())], timeout=0.5)
+
+    with asyncio.Runner(loop_factory=NamesLoop) as runner:
+        return runner.run(call())
+
+
+def _notice(words: str) -> None:
+    sys.stderr.write(f"note: {words}\n")

@@ -1,0 +1,202 @@
+"""Calls all endpoints of a fleet in parallel, each proven by a real request, in bounded time.
+
+Dead and silent endpoints are many in a large fleet, so nobody waits for one alone: what is left
+of the time is shared out so that every endpoint is asked, and the end is the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.knowledge import learn_models, learn_more, model_of
+from bagent.backends.proof import Proof, Prover
+from bagent.backends.transport import Transport
+from bagent.fleet.called import Called, not_ready
+from bagent.types import Failure
+
+LEARN_SECONDS = 5.0
+"""How long a ready endpoint is asked what else it serves."""
+
+GRACE_SECONDS = 2.0
+"""So long those that are just being asked are waited for once enough are ready."""
+
+CANCEL_SECONDS = 1.0
+_MARGIN = 0.3
+_MOST_AT_ONCE = 30.0
+_LEAST = 0.05
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 1.5
+
+
+class RollCallPlan(msgspec.Struct, frozen=True):
+    """How a roll call goes.
+
+    Attributes:
+        seconds: when it ends at the latest.
+        width: endpoints that are asked at once; each may hold two connections.
+        model: only endpoints that serve it are ready; None is any.
+        wanted: how many ready endpoints are enough.
+        again: ask those that are not ready again and again, until ``wanted`` are.
+    """
+
+    seconds: float
+    width: int
+    wanted: int
+    model: str | None = None
+    again: bool = False
+
+
+class RollCall:
+    """One roll call of ``endpoints``; ``called`` is what is known of each so far, in their order.
+
+    ``ready`` counts those that are ready so far.
+
+    Args:
+        transport: how they are reached; it stays open.
+        prover: sends the real requests.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        plan: RollCallPlan,
+        transport: Transport,
+        prover: Prover,
+    ) -> None:
+        self.called: list[Called | None] = [None] * len(endpoints)
+        self._endpoints = endpoints
+        self._plan = plan
+        self._transport = transport
+        self._prover = prover
+        self._due: asyncio.PriorityQueue[tuple[float, int]] = asyncio.PriorityQueue()
+        self._pauses = [_FIRST_PAUSE] * len(endpoints)
+        self._unasked = len(endpoints)
+        self._asking: set[int] = set()
+        self._enough = asyncio.Event()
+        self._calm = asyncio.Event()
+        self._end = 0.0
+        self.ready = 0
+
+    async def run(self) -> list[Called]:
+        """Call all; what is known of each at the end, in their order."""
+        self._end = _now() + self._plan.seconds
+        for number in range(len(self._endpoints)):
+            self._due.put_nowait((0.0, number))
+        width = min(self._plan.width, len(self._endpoints))
+        workers = [asyncio.ensure_future(self._work()) for _ in range(width)]
+        try:
+            await self._wait(workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers, timeout=CANCEL_SECONDS)
+        for worker in workers:
+            if worker.done() and not worker.cancelled():
+                worker.result()  # a fault of our own is not to be passed over
+        return [one or self._left_over(number) for number, one in enumerate(self.called)]
+
+    async def _wait(self, workers: Sequence[asyncio.Future[None]]) -> None:
+        """Until all were asked, or enough are ready, or the time is over."""
+        left = self._plan.seconds
+        if not self._plan.again:
+            await asyncio.wait(workers, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+            return
+        enough: asyncio.Future[Any] = asyncio.ensure_future(self._enough.wait())
+        # The workers go on for ever: one that is done has met a fault of our own.
+        await asyncio.wait([enough, *workers], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        enough.cancel()
+        while self._enough.is_set() and self._asking:
+            before, left = self.ready, self._end - _now()
+            try:
+                async with asyncio.timeout(min(GRACE_SECONDS, left)):
+                    await self._calm.wait()
+            except TimeoutError:
+                if self.ready == before or left < GRACE_SECONDS:
+                    return
+            else:
+                return
+
+    def _left_over(self, number: int) -> Called:
+        endpoint = self._endpoints[number]
+        if number in self._asking:
+            words = f"no answer from {endpoint.name} before the time was over"
+            return Called(endpoint, "silent", words)
+        return Called(endpoint, "unasked", "the time was over before it was asked")
+
+    async def _work(self) -> None:
+        """Ask one endpoint after the other, the one first whose turn is next."""
+        while self._plan.again or not self._due.empty():
+            due, number = await self._due.get()
+            await asyncio.sleep(max(0.0, due - _now()))
+            await self._turn(number)
+            one = self.called[number]
+            if self._plan.again and one is not None and not one.ready:
+                pause = self._pauses[number]
+                self._pauses[number] = min(_LONGEST_PAUSE, pause * _GROWTH)
+                self._due.put_nowait((_now() + pause, number))
+
+    async def _turn(self, number: int) -> None:
+        self._unasked -= self.called[number] is None
+        self._asking.add(number)
+        try:
+            found = await self._ask(self._endpoints[number], self._share())
+        finally:
+            self._asking.discard(number)
+        self.called[number] = found
+        self.ready += found.ready
+        if self.ready >= self._plan.wanted:
+            self._enough.set()
+            if not self._asking:
+                self._calm.set()
+
+    def _share(self) -> float:
+        """Seconds for one endpoint, so that those that were never asked get as much each."""
+        width = self._plan.width
+        later = max(0, self._unasked - (width - len(self._asking)))
+        rounds = 1 + -(-later // width)
+        left = self._end - _now() - _MARGIN
+        share = left / rounds
+        return min(share, _MOST_AT_ONCE) if self._plan.again else share
+
+    async def _ask(self, endpoint: Endpoint, seconds: float) -> Called:
+        end = _now() + seconds
+        if seconds < _LEAST:
+            return Called(endpoint, "unasked", "the time was over before it was asked")
+        known = await learn_models(self._transport, endpoint, seconds)
+        if isinstance(known, Failure):
+            return not_ready(endpoint, known)
+        refused = self._unfit(endpoint, known)
+        if refused is not None:
+            return refused
+        model = model_of(known, endpoint, self._plan.model)
+        proof = await self._prover.prove(endpoint, model, end - _now())
+        if not isinstance(proof, Proof):
+            return msgspec.structs.replace(not_ready(endpoint, proof, known), model=model)
+        left = min(LEARN_SECONDS, end - _now())
+        more = await learn_more(self._transport, endpoint, known, left)
+        told = more.capabilities
+        if proof.cached_tokens:
+            told = msgspec.structs.replace(told, cached_tokens=True)
+        return Called(endpoint, "ready", model=model, known=told, load=more.load, proof=proof)
+
+    def _unfit(self, endpoint: Endpoint, known: Capabilities) -> Called | None:
+        """The endpoint that serves no model yet, or not the one that is wanted; else None."""
+        if not known.models:
+            if known.models_route:
+                return Called(endpoint, "loading", f"{endpoint.name} serves no model yet")
+            return None
+        wanted = self._plan.model or endpoint.tags.get("model")
+        if wanted is None or wanted in known.models:
+            return None
+        served = ", ".join(known.models[:3])
+        words = f"{endpoint.name} serves {served}, not {wanted}"
+        return Called(endpoint, "refuses", words, known=known)
+
+
+def _now() -> float:
+    """The loop's clock, in seconds."""
+    return asyncio.get_running_loop().time()
