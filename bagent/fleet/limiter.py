@@ -10,6 +10,7 @@ refusal frees its slot at once.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 CUT = 0.5
 """What an overload leaves of the limit. Half, as in TCP: own engines shed in whole queues."""
@@ -23,27 +24,62 @@ GROWTH = 0.05
 USED_SHARE = 0.8
 """The limit grows only when this share of it was in use: an idle limit proves nothing."""
 
+EASE = 0.85
+"""What a queue inside an own engine leaves of the limit. Gentle: a queue costs time to the first
+token, no throughput, while too low a limit costs throughput at once."""
+
+QUIET_POLLS = 5
+"""After so many looks at an engine in a row at which nothing waited, rounds add more."""
+
+SLOW_START_POLLS = 2
+"""In slow start so many suffice, with the limit in use: the engine has taken what it was sent."""
+
+QUIET_GROWTH = 0.25
+"""Share of the limit that each round then adds: it finds freed room four times as fast, and
+what it adds too much is a queue of a quarter, which need not be cut."""
+
 
 class InFlightLimit:
     """The number of rows that one endpoint may have in flight.
+
+    Own engines never refuse; whoever watches one (:mod:`bagent.fleet.load_signal`) tells here at
+    each look whether growth is held, the limit is too high (``pressed``), or all is well
+    (``eased``).
 
     Args:
         start: the first limit, at least 1.
         ceiling: never more than this.
         growing: False keeps the limit where it is until an overload cuts it, and lets it grow
             back no further than ``start`` (a number that the user gave).
+        changes: called with the new value and the reason at each change of the value.
+
+    Attributes:
+        reason: why the limit last changed.
+        held: why it may not grow now, None if it may.
     """
 
-    def __init__(self, start: int, ceiling: int, *, growing: bool = True) -> None:
+    def __init__(
+        self,
+        start: int,
+        ceiling: int,
+        *,
+        growing: bool = True,
+        changes: Callable[[int, str], None] | None = None,
+    ) -> None:
         self._limit = float(max(1, min(start, ceiling)))
         self._ceiling = max(1, ceiling if growing else start)
+        self._growing = growing
+        self._changes = changes
         self._slow_start = growing
         self._aim = 0.0
         self._clean = True
         self._round = 0
         self._peak = 0
         self._cut_at = float("-inf")
+        self._quiet = 0
+        self._still = 0
         self.reason = "start"
+        self.held: str | None = None
 
     @property
     def value(self) -> int:
@@ -57,19 +93,82 @@ class InFlightLimit:
         if self._round < int(self._limit):
             return
         self._clean = True
-        if self._peak >= USED_SHARE * self._limit and self._limit < self._ceiling:
+        used = self._peak >= USED_SHARE * self._limit
+        if used and self._limit < self._ceiling and self.held is None:
             self._grow()
         self._round = 0
         self._peak = 0
 
     def _grow(self) -> None:
         if self._slow_start:
-            step, self.reason = self._limit, "slow start"
+            step, reason = self._limit, "slow start"
         elif self._limit < self._aim:
-            step, self.reason = min(self._limit, self._aim - self._limit), "recovery"
+            step, reason = min(self._limit, self._aim - self._limit), "recovery"
+        elif self._quiet >= QUIET_POLLS:
+            step, reason = max(1.0, self._limit * QUIET_GROWTH), "nothing waits"
         else:
-            step, self.reason = max(1.0, self._limit * GROWTH), "clean round"
-        self._limit = min(float(self._ceiling), self._limit + step)
+            step, reason = max(1.0, self._limit * GROWTH), "clean round"
+        self._set(min(float(self._ceiling), self._limit + step), reason)
+
+    def _set(self, limit: float, reason: str) -> None:
+        before = self.value
+        self._limit = limit
+        self._still = 0
+        self.reason = reason
+        if self._changes is not None and self.value != before:
+            self._changes(self.value, reason)
+
+    def eased(self, in_flight: int = 0, *, told: bool = True) -> None:
+        """A look at the engine showed nothing that speaks against growing.
+
+        Where the engine told so itself several times while the limit was in use, it grows without
+        waiting for a clean round, which may take minutes where answers are long.
+
+        Args:
+            in_flight: rows that were out at this look.
+            told: False where nothing was seen that speaks against growing, but the engine does
+                not tell what waits in it. That makes no growth faster.
+        """
+        self.held = None
+        self._quiet = self._quiet + 1 if told else 0
+        used = told and in_flight >= USED_SHARE * self._limit
+        self._still = self._still + 1 if used else 0
+        enough = SLOW_START_POLLS if self._slow_start else QUIET_POLLS
+        if self._still >= enough and self._limit < self._ceiling:
+            self._grow()
+
+    def hold(self, reason: str) -> None:
+        """A look at the engine showed that more in flight would bring nothing: no growth until
+        :meth:`eased`. The second in a row ends slow start; the first may be a burst just sent."""
+        if self.held is not None:
+            self._slow_start = False
+        self.held = reason
+        self._quiet = 0
+        self._still = 0
+
+    def pressed(self, now: float, reason: str, *, keep: float = EASE, least: float = 1.0) -> bool:
+        """The engine has had more than it can run for some looks: a cut, and no growth.
+
+        A limit that the user gave stays.
+
+        Args:
+            now: requests sent before it that are refused later are answered by this cut.
+            reason: in words for people.
+            keep: the share of the limit that is left.
+            least: rows below which this cut does not go; a limit below it stays as it is.
+
+        Returns:
+            whether the limit was cut.
+        """
+        self.hold(reason)
+        self._slow_start = False
+        limit = max(1.0, least, self._limit * keep)
+        if not self._growing or limit >= self._limit:
+            return False
+        self._cut_at = now
+        self._aim = min(self._aim, limit)
+        self._set(limit, reason)
+        return True
 
     def overloaded(self, sent: float, now: float, reason: str) -> None:
         """A request sent at ``sent`` was refused as too much; what went out before a cut is
@@ -90,8 +189,7 @@ class InFlightLimit:
         self._cut_at = now
         self._round = 0
         self._peak = 0
-        self._limit = max(1.0, self._limit * keep)
-        self.reason = reason
+        self._set(max(1.0, self._limit * keep), reason)
         return True
 
 

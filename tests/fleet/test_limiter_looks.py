@@ -1,0 +1,126 @@
+"""The in-flight limit of an engine that never refuses: what looks at it change."""
+
+from __future__ import annotations
+
+from bagent.fleet.limiter import QUIET_POLLS, SLOW_START_POLLS, InFlightLimit
+
+
+def clean_round(limit: InFlightLimit) -> int:
+    """As many successes as the limit is wide, with that many rows out; the limit after it."""
+    width = limit.value
+    for _ in range(width):
+        limit.succeeded(1, width)
+    return limit.value
+
+
+def test_a_held_limit_does_not_grow_until_it_is_eased() -> None:
+    limit = InFlightLimit(16, 1000)
+    limit.hold("something waits")
+    assert (clean_round(limit), limit.held) == (16, "something waits")
+    limit.eased()
+    assert (clean_round(limit), limit.held) == (32, None)
+
+
+def test_a_second_hold_in_a_row_ends_slow_start() -> None:
+    limit = InFlightLimit(100, 1000)
+    limit.hold("something waits")
+    limit.hold("something waits")
+    limit.eased()
+    assert (clean_round(limit), limit.reason) == (105, "clean round")
+
+
+def test_holds_with_ease_between_them_leave_slow_start_on() -> None:
+    limit = InFlightLimit(16, 1000)
+    for _ in range(3):
+        limit.hold("a burst just sent")
+        limit.eased()
+    assert clean_round(limit) == 32
+
+
+def test_a_pressed_limit_falls_gently_and_grows_in_small_steps_after_it() -> None:
+    limit = InFlightLimit(100, 1000)
+    assert limit.pressed(1.0, "30 wait")
+    assert (limit.value, limit.reason, limit.held) == (85, "30 wait", "30 wait")
+    limit.eased()
+    assert (clean_round(limit), limit.reason) == (89, "clean round")
+
+
+def test_pressing_goes_no_lower_than_told_and_never_raises_a_limit() -> None:
+    limit = InFlightLimit(100, 1000)
+    limit.pressed(1.0, "many wait", keep=0.5, least=72)
+    assert limit.value == 72
+    assert not limit.pressed(2.0, "many wait", keep=0.5, least=90)
+    assert (limit.value, limit.held) == (72, "many wait")
+    for at in range(3, 60):
+        limit.pressed(float(at), "many wait", keep=0.5)
+    assert limit.value == 1
+
+
+def test_a_limit_that_the_user_gave_is_not_pressed() -> None:
+    limit = InFlightLimit(64, 1000, growing=False)
+    assert not limit.pressed(1.0, "many wait")
+    assert limit.value == 64
+
+
+def test_pressing_ends_the_recovery_from_an_overload() -> None:
+    limit = InFlightLimit(400, 1000)
+    limit.overloaded(0.5, 1.0, "full")
+    limit.overloaded(1.5, 2.0, "full")
+    limit.pressed(3.0, "many wait")
+    limit.eased()
+    assert (clean_round(limit), limit.reason) == (89, "clean round"), "not doubling up to 200"
+
+
+def test_refusals_of_what_went_out_before_a_press_are_answered_by_it() -> None:
+    limit = InFlightLimit(100, 1000)
+    limit.pressed(5.0, "many wait")
+    limit.overloaded(4.0, 6.0, "full")
+    assert limit.value == 85
+    limit.overloaded(5.5, 6.5, "full")
+    assert limit.value == 42
+
+
+def test_quiet_looks_make_rounds_add_more() -> None:
+    limit = InFlightLimit(100, 1000)
+    limit.pressed(1.0, "many wait", keep=1.0)
+    for _ in range(QUIET_POLLS):
+        limit.eased(in_flight=10)
+    assert (clean_round(limit), limit.reason) == (125, "nothing waits")
+    limit.hold("something waits")
+    limit.eased()
+    assert (clean_round(limit), limit.reason) == (131, "clean round")
+
+
+def test_quiet_looks_at_a_limit_in_use_let_it_grow_before_a_round_is_over() -> None:
+    limit = InFlightLimit(16, 64)
+    widths = []
+    for _ in range(3 * SLOW_START_POLLS):
+        limit.eased(limit.value)
+        widths.append(limit.value)
+    assert widths == [16, 32, 32, 64, 64, 64]
+
+
+def test_quiet_looks_at_a_limit_that_is_not_used_or_an_engine_that_tells_nothing_do_not() -> None:
+    limit = InFlightLimit(100, 1000)
+    for _ in range(20):
+        limit.eased(79)
+        limit.eased(100, told=False)
+    assert limit.value == 100
+
+
+def test_every_change_of_the_value_is_told_with_its_reason() -> None:
+    told: list[tuple[int, str]] = []
+    limit = InFlightLimit(16, 40, changes=lambda value, why: told.append((value, why)))
+    for _ in range(3):
+        clean_round(limit)
+    limit.hold("something waits")
+    limit.pressed(1.0, "24 wait")
+    limit.overloaded(2.0, 3.0, "HTTP 503")
+    limit.throttled(4.0, 5.0, "HTTP 429")
+    assert told == [
+        (32, "slow start"),
+        (40, "slow start"),
+        (34, "24 wait"),
+        (17, "HTTP 503"),
+        (15, "HTTP 429"),
+    ]

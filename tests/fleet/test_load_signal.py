@@ -1,0 +1,284 @@
+"""What an engine's state says of the limit, look by look and against an engine that queues."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from bagent.backends.engine_metrics import EngineLoad
+from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.load_signal import LoadSignal, Verdict, first_limit, follow, grown
+from fleet.support_engine import Client, Engine
+
+
+def look(running: int, waiting: int, **fields: float) -> EngineLoad:
+    """A look at an engine."""
+    told = EngineLoad(at=0.0, running=running, waiting=waiting)
+    for name, value in fields.items():
+        told = EngineLoad(**{**{f: getattr(told, f) for f in told.__struct_fields__}, name: value})
+    return told
+
+
+def judge(signal: LoadSignal, *loads: EngineLoad | None, in_flight: int = 100) -> list[Verdict]:
+    """What ``signal`` says of each of ``loads``, two seconds apart."""
+    return [signal.judge(2.0 * i, load, in_flight) for i, load in enumerate(loads)]
+
+
+def actions(verdicts: list[Verdict]) -> list[str]:
+    return [verdict.action for verdict in verdicts]
+
+
+def test_it_may_grow_while_nothing_waits() -> None:
+    assert actions(judge(LoadSignal(), look(100, 0), look(100, 0))) == ["grow", "grow"]
+
+
+def test_a_queue_that_lasts_two_looks_is_a_cut_in_words() -> None:
+    first, second = judge(LoadSignal(), look(70, 30), look(70, 30))
+    assert (first.action, second.action) == ("hold", "cut")
+    assert second.reason == "30 requests wait in the engine, 70 run"
+    assert second.keep == 0.85
+    assert second.least == pytest.approx(78)
+
+
+def test_more_waiting_than_running_is_a_cut_by_half() -> None:
+    assert judge(LoadSignal(), look(30, 70), look(30, 70))[-1].keep == 0.5
+
+
+def test_a_queue_that_comes_and_goes_is_no_cut() -> None:
+    looks = [look(70, 30), look(100, 0)] * 4
+    assert actions(judge(LoadSignal(), *looks)) == ["hold", "grow"] * 4
+
+
+def test_a_short_queue_holds_the_limit_where_it_is() -> None:
+    assert actions(judge(LoadSignal(), *[look(85, 15)] * 5)) == ["hold"] * 5
+
+
+def test_requests_that_wait_for_a_grammar_are_no_queue() -> None:
+    assert actions(judge(LoadSignal(), *[look(50, 50, deferred=50)] * 3)) == ["grow"] * 3
+
+
+def test_the_queue_of_others_cuts_no_small_client() -> None:
+    verdicts = judge(LoadSignal(), *[look(64, 500)] * 5, in_flight=30)
+    assert actions(verdicts) == ["hold"] * 5
+    assert verdicts[-1].reason == (
+        "500 requests wait in the engine, 64 run, 534 of all are others'"
+    )
+
+
+def test_beside_others_a_cut_leaves_half_of_what_runs() -> None:
+    verdict = judge(LoadSignal(), *[look(64, 500)] * 2, in_flight=300)[-1]
+    assert verdict.action == "cut"
+    assert verdict.least == pytest.approx(1.1 * 300 * 64 / 564 + 1)
+    assert judge(LoadSignal(), *[look(64, 500)] * 2, in_flight=60)[-1].least == 32
+
+
+def test_an_address_of_several_engines_is_not_cut_to_what_one_of_them_runs() -> None:
+    # Four engines behind one address; each look meets one, with a quarter of 400 rows.
+    verdict = judge(LoadSignal(), *[look(64, 36)] * 2, in_flight=400)[-1]
+    assert verdict.least == pytest.approx(1.1 * 256 + 1)
+
+
+def test_preemptions_in_a_full_cache_hold_and_then_cut() -> None:
+    looks = [look(40, 0, kv_usage=0.97, preemptions=n) for n in (10, 13, 16, 16)]
+    verdicts = judge(LoadSignal(), *looks)
+    assert actions(verdicts) == ["hold", "hold", "cut", "hold"]
+    assert verdicts[2].reason == "KV cache 97% used and 3 preemptions"
+    assert verdicts[3].reason == "KV cache 97% used"
+
+
+def test_few_preemptions_hold_only() -> None:
+    looks = [look(100, 0, kv_usage=0.9, preemptions=n) for n in range(5)]
+    assert actions(judge(LoadSignal(), *looks)) == ["grow", *["hold"] * 4]
+
+
+def test_a_restarted_engine_has_not_preempted_what_its_counter_fell_by() -> None:
+    looks = [look(40, 0, preemptions=n) for n in (1000, 0, 0)]
+    assert actions(judge(LoadSignal(), *looks)) == ["grow"] * 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "by"), [(3, 5, 2), (5, 3, 3), (None, 3, None), (3, None, None)]
+)
+def test_growth_of_a_counter(before: int | None, after: int | None, by: int | None) -> None:
+    assert grown(before, after) == by
+
+
+def answers(signal: LoadSignal, sent: float, latency: float, first: float | None) -> None:
+    """Enough answers for a judgement."""
+    for _ in range(20):
+        signal.answered(sent, latency, first)
+
+
+def test_where_no_queue_is_told_a_late_first_token_holds_and_then_cuts() -> None:
+    signal = LoadSignal()
+    answers(signal, 0.0, 4.0, 0.2)
+    assert signal.judge(10.0, None, 20).action == "grow"
+    answers(signal, 10.0, 5.2, 1.4)
+    assert signal.judge(12.0, None, 20).action == "hold"
+    answers(signal, 12.0, 8.0, 4.2)
+    assert signal.judge(14.0, None, 40).action == "hold"
+    answers(signal, 14.0, 8.0, 4.2)
+    verdict = signal.judge(16.0, None, 40)
+    assert (verdict.action, verdict.keep) == ("cut", 0.5)
+    assert verdict.reason == "the first token takes 4.2 s instead of 0.2 s"
+    assert verdict.least == pytest.approx(22)
+
+
+def test_answers_sent_before_a_cut_are_no_reason_for_another() -> None:
+    signal = LoadSignal()
+    answers(signal, 0.0, 4.0, 0.2)
+    signal.judge(1.0, None, 40)
+    for at in (2.0, 4.0):
+        answers(signal, at, 8.0, 4.2)
+        last = signal.judge(at + 1, None, 40)
+    assert last.action == "cut"
+    for at in (6.0, 8.0, 10.0):
+        answers(signal, 4.5, 8.0, 4.2)
+        assert signal.judge(at, None, 40).action == "hold"
+
+
+def test_times_below_a_second_of_waiting_say_nothing() -> None:
+    signal = LoadSignal()
+    for at, first in enumerate((0.01, 0.5, 0.9, 0.9)):
+        answers(signal, float(at), 1.0, first)
+        assert signal.judge(float(at), None, 40).action == "grow"
+
+
+def test_longer_answers_further_on_are_held_against_an_engine_for_ten_minutes_only() -> None:
+    signal = LoadSignal()
+    answers(signal, 0.0, 1.0, None)
+    signal.judge(0.0, None, 40)
+    answers(signal, 5.0, 10.0, None)
+    assert signal.judge(5.0, None, 40).action == "hold"
+    answers(signal, 606.0, 10.0, None)
+    assert signal.judge(606.0, None, 40).action == "grow"
+
+
+def test_the_times_of_an_engine_that_tells_its_queue_are_not_judged() -> None:
+    signal = LoadSignal()
+    for at, first in enumerate((0.1, 30.0, 30.0, 30.0)):
+        answers(signal, float(at), 40.0, first)
+        assert signal.judge(float(at), look(40, 0), 40).action == "grow"
+
+
+@pytest.mark.parametrize(
+    ("load", "limit"),
+    [
+        (None, 16),
+        (look(3, 0), 16),
+        (look(3, 0, capacity=512), 563),
+        (look(0, 0, capacity=4096), 1000),
+        (look(64, 12), 32),
+        (look(2, 12), 4),
+    ],
+)
+def test_the_first_limit_is_what_the_engine_tells_of_its_places(
+    load: EngineLoad | None, limit: int
+) -> None:
+    assert first_limit(load, 16, 1000) == limit
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("capacity", [8, 64, 256])
+def test_the_limit_settles_a_little_above_what_the_engine_runs(capacity: int, seed: int) -> None:
+    changes: list[tuple[int, str]] = []
+    limit = InFlightLimit(16, 1024, changes=lambda value, why: changes.append((value, why)))
+    engine = Engine(capacity, Random(seed))
+    client = Client(engine, limit)
+    client.run(60.0)
+    made = engine.made
+    client.run(180.0)
+    settled = client.between(60.0, 180.0)
+    assert 0.9 * capacity <= min(settled) <= max(settled) <= 1.6 * capacity
+    assert max(settled) <= 1.3 * min(settled), "it stays where it is"
+    assert (engine.made - made) / 120 >= 0.95 * engine.best
+    assert client.signal.plateau == capacity
+    assert [value for value, _ in changes][-1] == limit.value
+
+
+@pytest.mark.parametrize("capacity", [8, 64, 256])
+def test_the_limit_follows_an_engine_that_loses_half_of_its_places_and_gets_them_back(
+    capacity: int,
+) -> None:
+    limit = InFlightLimit(16, 1024)
+    engine = Engine(capacity, Random(4))
+    client = Client(engine, limit)
+    client.run(100.0)
+    for places, until in ((capacity // 2, 220.0), (capacity, 340.0)):
+        engine.capacity = places
+        client.run(until - 60)
+        made = engine.made
+        client.run(until)
+        settled = client.between(until - 60, until)
+        assert 0.9 * places <= min(settled) <= max(settled) <= 1.6 * places
+        assert (engine.made - made) / 60 >= 0.95 * engine.best
+
+
+def test_answers_of_a_minute_do_not_make_the_start_slow() -> None:
+    engine = Engine(64, Random(1), tokens=(500, 3000))
+    client = Client(engine, InFlightLimit(16, 1024))
+    client.run(15.0)
+    assert len(engine.running) >= 62
+    client.run(60.0)
+    made = engine.made
+    client.run(180.0)
+    assert max(client.between(60.0, 180.0)) <= 1.3 * 64
+    assert (engine.made - made) / 120 >= 0.95 * engine.best
+
+
+def test_a_start_far_too_high_is_mended_within_a_minute() -> None:
+    client = Client(Engine(8, Random(1)), InFlightLimit(512, 1024))
+    client.run(60.0)
+    assert client.limit.value <= 12
+
+
+@pytest.mark.parametrize("capacity", [8, 64, 256])
+def test_first_tokens_alone_keep_the_limit_near_what_the_engine_runs(capacity: int) -> None:
+    engine = Engine(capacity, Random(1))
+    client = Client(engine, InFlightLimit(4, 1024), told=False)
+    client.run(90.0)
+    made = engine.made
+    client.run(210.0)
+    settled = client.between(90.0, 210.0)
+    assert 0.9 * capacity <= min(settled) <= max(settled) <= 1.8 * capacity
+    assert (engine.made - made) / 120 >= 0.95 * engine.best
+
+
+def test_whole_answers_alone_keep_the_queue_short_of_a_few_batches() -> None:
+    engine = Engine(64, Random(1))
+    client = Client(engine, InFlightLimit(16, 1024), told=False, streamed=False)
+    client.run(60.0)
+    made = engine.made
+    client.run(180.0)
+    assert max(client.between(60.0, 180.0)) <= 4 * 64
+    assert (engine.made - made) / 120 >= 0.95 * engine.best
+
+
+def test_a_second_client_gets_its_share_of_an_engine_that_a_first_one_has_filled() -> None:
+    engine = Engine(64, Random(1))
+    first = Client(engine, InFlightLimit(16, 1024))
+    first.run(60.0)
+    load = look(len(engine.running), len(engine.waiting))
+    second = Client(engine, InFlightLimit(first_limit(load, 16, 1024), 1024), owner=1, now=60.0)
+    while first.now < 240.0:
+        for client in (first, second):
+            client.run(client.now + 0.01)
+    made = engine.made
+    while first.now < 300.0:
+        for client in (first, second):
+            client.run(client.now + 0.01)
+    assert (engine.made - made) / 60 >= 0.95 * engine.best
+    for client in (first, second):
+        settled = client.between(120.0, 300.0)
+        assert 28 <= min(settled) <= max(settled) <= 56
+
+
+def test_follow_does_with_the_limit_what_the_verdict_says() -> None:
+    limit = InFlightLimit(100, 1000)
+    follow(limit, Verdict("hold", "busy"), 1.0)
+    assert (limit.value, limit.held) == (100, "busy")
+    follow(limit, Verdict("cut", "too much", keep=0.5, least=70), 2.0)
+    assert (limit.value, limit.reason) == (70, "too much")
+    follow(limit, Verdict("grow"), 3.0)
+    assert limit.held is None
