@@ -21,7 +21,7 @@ from bagent.backends.chat_template import (
     quarter,
     shape_of,
 )
-from bagent.backends.endpoint import Endpoint
+from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.group_ways import Ways, ways_of
 from bagent.backends.group_wire import MOST_PROMPTS
 from bagent.backends.request import CallSettings, Request
@@ -35,6 +35,9 @@ LEARN_AGAIN = 30.0
 
 TOKEN_ID_ENGINES = frozenset({"vllm", "bagent-sim"})
 """Engines (as ``/models`` names them) that tell token ids, and take the rest of vLLM's protocol."""
+
+_ONE_BY_ONE = frozenset({"llamacpp", "llama.cpp"})
+"""llama.cpp: its usage counts the first prompt of a list only, and it heeds no schema there."""
 
 Way = Literal["prompts", "templated", "chats"]
 
@@ -111,9 +114,14 @@ class Groups:
             found = self._known[endpoint.name] = Known()
         return found
 
-    def probed(self, endpoint: Endpoint, engine: str | None) -> None:
-        """Take the engine's name that a probe found, None where it found none."""
-        self.known(endpoint).engine = engine or ""
+    def probed(self, endpoint: Endpoint, found: Capabilities) -> None:
+        """Take what a probe found."""
+        known = self.known(endpoint)
+        known.engine = found.engine or ""
+        if found.lists is False:
+            known.lists.off = known.lists.off or "it takes no lists of prompts"
+        if found.chat_batch is False:
+            known.batch.off = known.batch.off or "it serves no batches of chats"
 
     def forget(self, endpoint: Endpoint) -> None:
         """Forget all but the engine's name: it is another server now, or may be."""
@@ -172,7 +180,7 @@ class Groups:
         known = self.known(endpoint)
         if known.engine is None:
             return self._ask_first(known)
-        if known.engine == "llamacpp":
+        if known.engine in _ONE_BY_ONE:
             return 1
         ways = self.ways(request.settings)
         if request.prompt is not None:

@@ -320,7 +320,7 @@ class OpenAIBackend:
         """GET ``/models``: what the endpoint serves. A missing route is no failure."""
         found = await self._look(endpoint, seconds)
         if isinstance(found, Capabilities):
-            self._groups.probed(endpoint, found.engine)
+            self._groups.probed(endpoint, found)
             if found.models:
                 self._served[endpoint.name] = found.models[0]
         return found

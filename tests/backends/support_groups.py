@@ -112,7 +112,7 @@ class Setting:
     async def _probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         found = await self.engine.probe(endpoint, seconds)
         if isinstance(found, Capabilities):
-            self.groups.probed(endpoint, found.engine)
+            self.groups.probed(endpoint, found)
         return found
 
     async def learn(self, *samples: Request, endpoint: Endpoint = OWN) -> None:

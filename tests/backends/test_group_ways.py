@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from backends.support_groups import OWN, PLAIN, Setting, TinyEngine, chat, raw_prompt
-from bagent.backends.endpoint import Endpoint
+from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.group_wire import MOST_PROMPTS
 from bagent.backends.grouping import MOST_CHATS
 from bagent.backends.request import CallSettings, OutputFormat, Request
@@ -113,6 +113,18 @@ def test_raw_prompts_need_no_proof() -> None:
 def test_hosted_endpoints_and_llama_cpp_take_single_calls(given: Request) -> None:
     assert ready().limit(given, HOSTED) == 1
     assert ready(engine="llamacpp").limit(given) == 1
+    assert ready(engine="llama.cpp").limit(given) == 1
+
+
+def test_what_a_probe_found_missing_is_not_tried() -> None:
+    setting = ready("chat")
+    setting.groups.probed(OWN, Capabilities(engine="vllm", lists=False, chat_batch=False))
+    assert setting.limit(ROW) == 1
+    assert setting.notices == []
+    setting = ready()
+    setting.groups.probed(OWN, Capabilities(engine="vllm", lists=False))
+    assert setting.limit(RAW) == 1
+    assert setting.limit(ROW) == MOST_CHATS
 
 
 def test_chats_of_a_proven_shape_go_as_lists_and_others_are_learned_first() -> None:
