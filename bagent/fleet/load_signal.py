@@ -12,7 +12,6 @@ Times are seconds on any monotonic clock, given with each call.
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 from typing import Literal
 
 import msgspec
@@ -274,9 +273,9 @@ class _Times:
         """What the last answers say, and whether that is new: a few answers say nothing."""
         if len(self._latency) < ENOUGH:
             return self._verdict, False
-        latency = median(self._latency)
+        latency = _middle(self._latency)
         streamed = len(self._first) >= ENOUGH
-        kind, time = ("first", median(self._first)) if streamed else ("whole", latency)
+        kind, time = ("first", _middle(self._first)) if streamed else ("whole", latency)
         base = self._base(kind, now, time)
         hold, cut = self.FIRST_TOKEN if streamed else self.WHOLE
         beyond = time - base
@@ -298,3 +297,8 @@ class _Times:
         while seen[0][0] < now - BASE_SECONDS:
             seen.popleft()
         return seen[0][1]
+
+
+def _middle(values: deque[float]) -> float:
+    """The upper median; the module ``statistics`` takes longer to import than a look takes."""
+    return sorted(values)[len(values) // 2]
