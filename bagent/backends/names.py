@@ -14,10 +14,13 @@ import socket
 import threading
 from typing import Any
 
-MOST_THREADS = 128
-"""Look-ups at once; a resolver that gets more answers none of them sooner."""
+THREADS, MOST_THREADS = 64, 4096
+"""Look-ups at once, and at most where some of them hang."""
 
-_Work = tuple["asyncio.Future[list[Any]]", tuple[Any, ...]]
+HANGS_SECONDS = 0.5
+"""Look-ups that wait for a thread longer than this get threads of their own."""
+
+_Work = tuple["asyncio.Future[list[Any]]", tuple[Any, ...]] | None
 
 
 class NamesLoop(asyncio.SelectorEventLoop):
@@ -28,6 +31,7 @@ class NamesLoop(asyncio.SelectorEventLoop):
         self._wanted: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._threads = 0
         self._open = 0
+        self._growing = False
 
     async def getaddrinfo(
         self,
@@ -45,17 +49,45 @@ class NamesLoop(asyncio.SelectorEventLoop):
         found: asyncio.Future[list[Any]] = self.create_future()
         self._wanted.put((found, (host, port, family, type, proto, flags)))
         self._open += 1
-        if self._threads < min(self._open, MOST_THREADS):
-            self._threads += 1
-            threading.Thread(target=self._look_up, name="names", daemon=True).start()
+        if self._threads < min(self._open, THREADS):
+            self._start(1)
+        elif not self._growing:
+            self._growing = True
+            self.call_later(HANGS_SECONDS, self._grow)
         try:
             return await found
         finally:
             self._open -= 1
 
+    def close(self) -> None:
+        """Close the loop; threads that look nothing up end, the others are left alone."""
+        if not self.is_closed():
+            for _ in range(self._threads):
+                self._wanted.put(None)
+        super().close()
+
+    def _grow(self) -> None:
+        waiting = self._wanted.qsize()
+        self._start(min(waiting, MOST_THREADS - self._threads))
+        self._growing = waiting > 0
+        if self._growing:
+            self.call_later(HANGS_SECONDS, self._grow)
+
+    def _start(self, count: int) -> None:
+        for _ in range(count):
+            thread = threading.Thread(target=self._look_up, name="names", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # this machine allows no more of them
+                return
+            self._threads += 1
+
     def _look_up(self) -> None:
         while True:
-            found, wanted = self._wanted.get()
+            work = self._wanted.get()
+            if work is None:
+                return
+            found, wanted = work
             if found.done():  # given up meanwhile
                 continue
             result: list[Any] | OSError

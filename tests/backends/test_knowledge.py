@@ -1,0 +1,174 @@
+"""What is found out about an endpoint, whichever routes it has."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from backends.support_backend import endpoint, raw_server
+from backends.support_routes import Routes, models, routes_server
+from bagent.backends.endpoint import Capabilities
+from bagent.backends.knowledge import learn_endpoint
+from bagent.backends.transport import Transport
+from bagent.types import Failure
+from support.fake_server import FakeServer
+
+VLLM: Routes = {
+    "GET /v1/models": models("m", "vllm", max_model_len=4096),
+    "GET /version": {"version": "0.33.0"},
+    "GET /metrics": 'vllm:num_requests_running{engine="0"} 1\n',
+    "GET /load": {"server_load": 0},
+    "POST /tokenize": 200,
+    "POST /v1/completions": 200,
+    "POST /v1/chat/completions": 200,
+    "POST /v1/chat/completions/batch": 200,
+}
+SGLANG: Routes = {
+    "GET /v1/models": models("m", "sglang", max_model_len=8192),
+    "GET /server_info": {"version": "0.5.23"},
+    "POST /tokenize": 200,
+    "POST /v1/completions": 200,
+    "POST /v1/chat/completions": 200,
+}
+DYNAMO: Routes = {
+    "GET /v1/models": models("m", "nvidia", context_window=0),
+    "GET /metrics": "dynamo_frontend_inflight_requests 0\n",
+    "GET /openapi.json": {
+        "info": {"version": "1.6.0", "title": "x"},
+        "paths": {"/v1/chat/completions": {"post": {}}, "/v1/completions": {"post": {}}},
+    },
+}
+LLAMA: Routes = {
+    "GET /v1/models": models("m.gguf", "llamacpp", meta={"n_ctx": 2048}),
+    "GET /props": {"build_info": "b9999"},
+    "GET /metrics": 501,
+}
+
+
+async def _learn(url: str, seconds: float = 5.0) -> Capabilities | Failure:
+    transport = Transport()
+    try:
+        return await learn_endpoint(transport, endpoint(url), seconds)
+    finally:
+        await transport.close()
+
+
+def learn(routes: Routes, missing: int = 404) -> tuple[Capabilities, list[str]]:
+    async def run() -> tuple[Capabilities | Failure, list[str]]:
+        async with routes_server(routes, missing) as (url, asked):
+            return await _learn(url), asked
+
+    found, asked = asyncio.run(run())
+    assert isinstance(found, Capabilities), found
+    return found, asked
+
+
+def fields(found: Capabilities, names: str) -> tuple[Any, ...]:
+    return tuple(getattr(found, name) for name in names.split())
+
+
+CAN = "tokenize lists chat_batch metrics load"
+
+
+@pytest.mark.parametrize(
+    ("routes", "engine", "version", "context", "can"),
+    [
+        (VLLM, "vllm", "0.33.0", 4096, (True, True, True, True, True)),
+        (SGLANG, "sglang", "0.5.23", 8192, (True, True, False, False, False)),
+        (DYNAMO, "dynamo", "1.6.0", None, (False, True, False, True, False)),
+        (LLAMA, "llama.cpp", "b9999", 2048, (False, None, None, False, None)),
+    ],
+    ids=["vllm", "sglang", "dynamo", "llama.cpp"],
+)
+def test_each_engine_is_known_by_its_routes(
+    routes: Routes, engine: str, version: str, context: int | None, can: tuple[bool | None, ...]
+) -> None:
+    found, _ = learn(routes)
+    assert fields(found, "engine version context") == (engine, version, context)
+    assert fields(found, CAN) == can
+    assert found.cached_tokens is None
+
+
+def test_an_older_release_of_the_same_engine_has_fewer_capabilities() -> None:
+    older = {key: value for key, value in VLLM.items() if "batch" not in key and "load" not in key}
+    found, _ = learn({**older, "GET /version": {"version": "0.11.0"}})
+    assert fields(found, "version chat_batch load tokenize") == ("0.11.0", False, False, True)
+
+
+def test_metrics_tell_the_engine_where_the_model_list_does_not() -> None:
+    found, _ = learn({**VLLM, "GET /v1/models": models("m", "somebody")})
+    assert fields(found, "engine chat_batch") == ("vllm", True)
+
+
+def test_nothing_is_generated_and_no_description_is_built_by_a_known_engine() -> None:
+    _, asked = learn(VLLM)
+    assert all(line.startswith("GET ") for line in asked)
+    assert "GET /openapi.json" not in asked
+    assert len(asked) == len(set(asked))
+
+
+def test_a_server_with_nothing_but_answers_is_unknown_and_no_failure() -> None:
+    found, _ = learn({"POST /v1/chat/completions": 200})
+    assert found == Capabilities(engine="unknown", models_route=False, metrics=False)
+
+
+def test_an_empty_list_of_models_is_told_from_none() -> None:
+    found, _ = learn({"GET /v1/models": {"object": "list", "data": []}})
+    assert fields(found, "models models_route") == ((), True)
+
+
+@pytest.mark.parametrize(
+    "bad", [500, "no JSON", [], {"version": 7}, {"paths": []}, "[" * 100_000], ids=str
+)
+def test_broken_routes_leave_their_field_unknown(bad: Any) -> None:
+    broken = dict.fromkeys(
+        ("GET /version", "GET /server_info", "GET /props", "GET /openapi.json", "GET /metrics"), bad
+    )
+    found, _ = learn({**broken, "GET /v1/models": models("m", "x")}, missing=500)
+    assert fields(found, "models version engine tokenize") == (("m",), None, "unknown", None)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, "auth"), (503, "overloaded"), (429, "rate_limited")]
+)
+def test_a_refused_model_list_is_a_failure(status: int, kind: str) -> None:
+    with FakeServer(models_status=status) as fs:
+        found = asyncio.run(_learn(fs.url))
+    assert isinstance(found, Failure)
+    assert (found.kind, found.status) == (kind, status)
+
+
+def test_nobody_there_is_a_failure(unused_port: int) -> None:
+    found = asyncio.run(_learn(f"http://127.0.0.1:{unused_port}/v1"))
+    assert isinstance(found, Failure)
+    assert (found.kind, found.message) == ("connect", "cannot connect to here: Connection refused")
+
+
+def test_routes_that_never_answer_do_not_hold_the_rest() -> None:
+    """Only the model list answers; all the other routes hang."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        if b"/v1/models" not in line:
+            await asyncio.sleep(20)
+            return
+        while (await reader.readline()).strip():
+            pass
+        body = b'{"data":[{"id":"m","owned_by":"vllm"}]}'
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+
+    async def run() -> tuple[Capabilities | Failure, float]:
+        async with raw_server(handle) as port:
+            began = time.monotonic()
+            found = await _learn(f"http://127.0.0.1:{port}/v1", 0.5)
+            return found, time.monotonic() - began
+
+    found, seconds = asyncio.run(run())
+    assert isinstance(found, Capabilities)
+    assert fields(found, "models engine version metrics") == (("m",), "vllm", None, None)
+    assert seconds < 2.0

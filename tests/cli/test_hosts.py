@@ -1,0 +1,309 @@
+"""``bagent hosts`` as a user meets it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import socket
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from bagent.fleet.hostfile import read_hostfile
+from support.cli import Completed, Running, clean_env
+from support.fake_server import FakeServer
+from support.replies import status
+
+Bagent = Callable[..., Completed]
+
+DEAD = "127.0.0.1:9"
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "hosts.txt"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@contextmanager
+def silent_ports(count: int) -> Iterator[list[str]]:
+    """Addresses that accept connections and never say a word."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            one = stack.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            one.listen(256)
+            found.append(f"127.0.0.1:{one.getsockname()[1]}")
+        yield found
+
+
+def test_a_table_of_all_endpoints_and_1_where_some_are_not_ready(
+    bagent: Bagent, job_dir: Path
+) -> None:
+    with FakeServer(flavour="vllm", version="0.33.0", max_model_len=4096) as fs:
+        hosts = write(job_dir, "# two", f"{fs.address} role=critic", f"{DEAD} role=worker")
+        done = bagent(["hosts", hosts])
+    assert done.code == 1, done.err
+    head, _, ready, dead = done.out.splitlines()
+    assert " ".join(head.split()) == (
+        "endpoint state engine model context can running waiting ms tags reason"
+    )
+    assert ready.startswith(fs.address)
+    for word in ("ready", "vllm 0.33.0", "fake-model", "4096", "chat batch", "role=critic"):
+        assert word in ready
+    assert "dead" in dead and "Connection refused" in dead and "role=worker" in dead
+    assert "1 of 2 ready, 1 dead" in done.err
+    assert "next:" not in done.err
+
+
+def test_all_ready_is_0_and_says_what_comes_next(bagent: Bagent, job_dir: Path) -> None:
+    with FakeServer() as fs:
+        done = bagent(["hosts", write(job_dir, fs.address)])
+        assert len(fs.requests) == 1
+    assert done.code == 0, done.err
+    assert done.err.splitlines()[-1] == f"next: bagent run JOB.yaml --hostfile {job_dir}/hosts.txt"
+
+
+def test_json_has_everything_and_null_for_what_is_not_known(bagent: Bagent, job_dir: Path) -> None:
+    with FakeServer(flavour="vllm") as fs:
+        hosts = write(job_dir, f"{fs.address} role=critic", DEAD)
+        first, second = bagent(["hosts", hosts, "--format", "json"]).lines()
+    assert (first["state"], first["reason"], first["engine"]) == ("ready", None, "vllm")
+    assert (first["lists"], first["chat_batch"], first["tokenize"]) == (True, True, True)
+    assert (first["running"], first["waiting"], first["load"]) == (0, 0, False)
+    assert first["tags"] == {"role": "critic"} and first["ms"] > 0 and first["proof"] == "chat"
+    assert (second["state"], second["model"], second["ms"]) == ("dead", None, None)
+    assert first.keys() == second.keys()
+
+
+def test_the_hostfile_may_be_stdin_or_named_by_the_environment(
+    bagent: Bagent, job_dir: Path
+) -> None:
+    with FakeServer() as fs:
+        path = write(job_dir, fs.address)
+        ways: list[tuple[list[str | Path], dict[str, str], str | None]] = [
+            (["hosts", "-"], {}, path.read_text()),
+            (["hosts"], {"BAGENT_HOSTFILE": str(path)}, None),
+            (["hosts"], {"AURORA_SWARM_HOSTFILE": str(path)}, None),
+        ]
+        for args, env, stdin in ways:
+            done = bagent(args, env=env, stdin=stdin)
+            assert done.code == 0, done.err
+            assert done.out.count(fs.address) == 1
+    assert "AURORA_SWARM_HOSTFILE is read; its name is BAGENT_HOSTFILE now" in done.err
+
+
+def test_a_node_file_of_a_batch_system_is_a_hostfile(bagent: Bagent, job_dir: Path) -> None:
+    done = bagent(["hosts", write(job_dir, *["localhost"] * 8), "--format", "json"])
+    (one,) = done.lines()
+    assert one["url"] == "http://localhost:8000/v1"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["hosts"], "no hostfile (bagent hosts FILE, or set BAGENT_HOSTFILE)"),
+        (["hosts", "none.txt"], "none.txt: the hostfile cannot be read: no such file"),
+        (["hosts", "bad.txt"], "bad.txt:2: port x is no number"),
+        (["hosts", "key.txt"], "key.txt:1: the environment variable NO_SUCH_KEY is not set"),
+        (["hosts", "ok.txt", "--timeout", "soon"], "--timeout soon: not a duration"),
+        (["hosts", "ok.txt", "--timeout", "0"], "--timeout 0: not a duration"),
+        (["hosts", "ok.txt", "--min-hosts", "2"], "--min-hosts 2: 1 endpoint is in the hostfile"),
+        (["hosts", "ok.txt", "--min-fraction", "90"], "--min-fraction 90: not between 0 and 1"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_2(
+    bagent: Bagent, job_dir: Path, args: list[str], words: str
+) -> None:
+    (job_dir / "ok.txt").write_text("node1\n")
+    (job_dir / "bad.txt").write_text("node1\nnode2:x\n")
+    (job_dir / "key.txt").write_text("node1 api_key_env=NO_SUCH_KEY\n")
+    done = bagent(args)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err.splitlines()
+    assert line.startswith("bagent: error: ") and words in line
+
+
+def test_keys_come_from_the_environment_and_are_never_shown(bagent: Bagent, job_dir: Path) -> None:
+    env = {"VLLM_API_KEY": "secret-1", "OTHER_KEY": "secret-2"}
+    with FakeServer(api_key="secret-1") as first, FakeServer(api_key="secret-2") as second:
+        hosts = write(job_dir, first.address, f"{second.address} api_key_env=OTHER_KEY")
+        assert bagent(["hosts", hosts], env=env).code == 0
+        done = bagent(["hosts", hosts, "--format", "json"], env={**env, "OTHER_KEY": "secret-3"})
+    assert [one["state"] for one in done.lines()] == ["ready", "refuses"]
+    assert "secret" not in done.out + done.err
+
+
+def test_only_endpoints_with_the_model_are_ready(bagent: Bagent, job_dir: Path) -> None:
+    with FakeServer(model="a") as first, FakeServer(model="b") as second:
+        hosts = write(job_dir, first.address, second.address)
+        done = bagent(["hosts", hosts, "--model", "b", "--min-hosts", "1"])
+    assert done.code == 0, done.err
+    assert "serves a, not b" in done.out
+
+
+def test_the_ready_ones_are_written_with_their_tags(bagent: Bagent, job_dir: Path) -> None:
+    with FakeServer() as first, FakeServer() as second:
+        hosts = write(
+            job_dir,
+            f"127.0.0.1 {first.port}   role=critic  # kept as it is",
+            f"127.0.0.[1,2]:{second.port}\tweight=2",
+            DEAD,
+        )
+        done = bagent(["hosts", hosts, "--write", "ready.txt"])
+    assert done.code == 1
+    assert "wrote 2 of them to ready.txt" in done.err
+    assert (job_dir / "ready.txt").read_text().splitlines() == [
+        f"127.0.0.1 {first.port}   role=critic  # kept as it is",
+        f"127.0.0.1:{second.port} weight=2",
+    ]
+    assert [dict(host.tags) for host in read_hostfile(job_dir / "ready.txt")] == [
+        {"role": "critic"},
+        {"weight": "2"},
+    ]
+    assert not list(job_dir.glob("*.part"))
+
+
+def test_nothing_is_written_where_nothing_is_ready(bagent: Bagent, job_dir: Path) -> None:
+    (job_dir / "ready.txt").write_text("old\n")
+    done = bagent(["hosts", write(job_dir, DEAD), "--write", "ready.txt"])
+    assert done.code == 1
+    assert (job_dir / "ready.txt").read_text() == "old\n"
+    assert "none ready: ready.txt not written" in done.err
+
+
+def test_a_file_that_cannot_be_written_is_74(bagent: Bagent, job_dir: Path) -> None:
+    with FakeServer() as fs:
+        done = bagent(["hosts", write(job_dir, fs.address), "--write", "no/ready.txt"])
+    assert done.code == 74
+    assert "bagent: error: cannot write no/ready.txt" in done.err
+
+
+def test_waiting_ends_when_enough_came_up(job_dir: Path) -> None:
+    server = FakeServer()
+    with server:  # only to get a port
+        pass
+    with FakeServer() as fs:
+        hosts = write(job_dir, fs.address, server.address, DEAD)
+        args = ["hosts", str(hosts), "--wait", "--min-fraction", "0.6", "--timeout", "50s"]
+        with Running([*args, "--write", "ready.txt"], job_dir) as running:
+            running.wait_for_err("1 of 3 ready, 2 dead")
+            running.wait_for_err("2 dead, such as: cannot connect to")
+            assert not (job_dir / "ready.txt").exists()
+            with server:
+                done = running.finish(30)
+    assert done.code == 0, done.err
+    assert (job_dir / "ready.txt").read_text().split() == [fs.address, server.address]
+    assert done.err.splitlines()[-1] == "next: bagent run JOB.yaml --hostfile ready.txt"
+
+
+def test_waiting_in_vain_is_75_and_the_table_is_there(bagent: Bagent, job_dir: Path) -> None:
+    with FakeServer() as fs, FakeServer({"*": [status(503, "Loading model")]}) as late:
+        hosts = write(job_dir, fs.address, late.address)
+        done = bagent(["hosts", hosts, "--wait", "--timeout", "2s", "--write", "ready.txt"])
+    assert done.code == 75
+    assert [line.split()[1] for line in done.out.splitlines()[2:]] == ["ready", "loading"]
+    assert "1 of 2 endpoints ready after 2s, 2 wanted" in done.err.splitlines()[-1]
+    assert (job_dir / "ready.txt").read_text() == f"{fs.address}\n"
+
+
+def test_a_large_dead_fleet_is_told_in_time(bagent: Bagent, job_dir: Path) -> None:
+    hosts = write(job_dir, "127.1.[0-15].[1-250]:9")
+    done = bagent(["hosts", hosts, "--timeout", "20s"])
+    assert done.code == 1
+    assert "0 of 4000 ready, 4000 dead" in done.err
+    assert len(done.out.splitlines()) == 4002
+    assert done.seconds < 30
+
+
+def test_a_large_silent_fleet_ends_at_the_limit_and_hides_nobody(
+    bagent: Bagent, job_dir: Path
+) -> None:
+    with silent_ports(4) as silent, FakeServer() as fs:
+        many = [f"http://{address}/base{n}" for n in range(250) for address in silent]
+        hosts = write(job_dir, *many, DEAD, fs.address)
+        done = bagent(["hosts", hosts, "--timeout", "4s", "--format", "json"])
+    assert done.code == 1
+    found = [one["state"] for one in done.lines()]
+    assert found == ["silent"] * 1000 + ["dead", "ready"]
+    assert done.seconds < 20
+
+
+def test_names_that_nobody_resolves_hold_neither_the_others_nor_the_end(
+    bagent: Bagent, job_dir: Path, tmp_path: Path
+) -> None:
+    """A resolver that hangs, as an unreachable one does, for minutes."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import socket, time\n"
+        "real = socket.getaddrinfo\n"
+        "def slow(host, *args, **more):\n"
+        "    if str(host).startswith('node'):\n"
+        "        time.sleep(600)\n"
+        "    return real(host, *args, **more)\n"
+        "socket.getaddrinfo = slow\n"
+    )
+    with FakeServer() as fs:
+        hosts = write(job_dir, "node[001-300]:8000", f"localhost:{fs.port}", fs.address)
+        env = {"PYTHONPATH": str(site)}
+        done = bagent(["hosts", hosts, "--timeout", "3s", "--format", "json"], env=env)
+    found = [one["state"] for one in done.lines()]
+    assert found == ["dead"] * 300 + ["ready", "ready"]
+    assert done.seconds < 30
+
+
+def test_a_server_s_words_cannot_colour_the_screen(bagent: Bagent, job_dir: Path) -> None:
+    with FakeServer(model="\x1b[31mred\u202e") as fs:
+        done = bagent(["hosts", write(job_dir, fs.address)])
+    assert done.code == 0, done.err
+    assert "\x1b" not in done.out and "\u202e" not in done.out
+    assert "\\x1b[31mred" in done.out
+
+
+def test_on_a_terminal_the_table_has_colours_and_fits(job_dir: Path) -> None:
+    with FakeServer(flavour="vllm") as fs:
+        hosts = write(job_dir, fs.address, DEAD)
+        main, other = pty.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+        env = clean_env(job_dir / ".home", {"TERM": "xterm-256color", "COLUMNS": "140"})
+        command = [sys.executable, "-m", "bagent", "hosts", str(hosts)]
+        process = subprocess.Popen(command, stdout=other, stderr=subprocess.DEVNULL, env=env)
+        os.close(other)
+        out = b""
+        try:
+            while piece := os.read(main, 65536):
+                out += piece
+        except OSError:  # the other end is closed
+            pass
+        assert process.wait(30) == 1
+        os.close(main)
+    text = out.decode()
+    assert "\x1b[32mready" in text and "\x1b[31mdead" in text
+    assert fs.address in text
+
+
+def test_a_closed_pipe_ends_quietly(job_dir: Path) -> None:
+    hosts = write(job_dir, "127.1.[0-3].[1-250]:9")
+    command = f"{sys.executable} -m bagent hosts {hosts} | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], env=clean_env(job_dir), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("endpoint")
+    assert "Traceback" not in done.stderr and "error" not in done.stderr
+
+
+def test_help_has_an_example(bagent: Bagent) -> None:
+    done = bagent(["hosts", "-h"])
+    assert done.code == 0
+    assert "Example: bagent hosts nodes.txt --wait" in done.out
+    for name in ("--wait", "--timeout", "--min-fraction", "--min-hosts", "--write", "--model"):
+        assert name in done.out

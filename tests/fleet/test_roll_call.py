@@ -1,0 +1,160 @@
+"""Calling many endpoints in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.proof import Prover
+from bagent.backends.transport import Transport
+from bagent.fleet.called import Called
+from bagent.fleet.roll_call import RollCall, RollCallPlan
+from support.fake_server import FakeServer
+from support.replies import hang, ok, status
+
+
+def to(*addresses: str) -> list[Endpoint]:
+    return [Endpoint(address, f"http://{address}/v1", account=address) for address in addresses]
+
+
+def call(endpoints: Sequence[Endpoint], plan: RollCallPlan) -> tuple[list[Called], float]:
+    async def run() -> list[Called]:
+        transport = Transport()
+        try:
+            roll_call = RollCall(endpoints, plan, transport, Prover(OpenAIBackend(transport)))
+            found = await roll_call.run()
+            assert roll_call.ready == sum(one.ready for one in found)
+            return found
+        finally:
+            await transport.close()
+
+    began = time.monotonic()
+    return asyncio.run(run()), time.monotonic() - began
+
+
+def plan(seconds: float, wanted: int = 1, width: int = 64, **more: object) -> RollCallPlan:
+    return RollCallPlan(seconds, width, wanted, **more)  # type: ignore[arg-type]
+
+
+def states(called: Sequence[Called]) -> list[str]:
+    return [one.state for one in called]
+
+
+@contextmanager
+def deaf_port() -> Iterator[str]:
+    """An address that accepts connections and never says a word."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        found.listen(1024)
+        yield f"127.0.0.1:{found.getsockname()[1]}"
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """An address that does not answer the wish for a connection: its queue of them is full."""
+    with ExitStack() as stack:
+        hole = stack.enter_context(socket.socket())
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(hole.getsockname())
+        yield f"127.0.0.1:{hole.getsockname()[1]}"
+
+
+def dead_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def test_each_state_is_told_apart() -> None:
+    with (
+        FakeServer(flavour="vllm") as well,
+        FakeServer(models=[]) as empty,
+        FakeServer({"*": [status(503, "Loading model")]}) as starting,
+        FakeServer({"*": [hang()]}) as hanging,
+        FakeServer(api_key="k") as closed,
+        FakeServer({"*": [status(500)]}) as ill,
+        deaf_port() as deaf,
+        black_hole() as hole,
+    ):
+        servers = (well, empty, starting, hanging, closed, ill)
+        endpoints = to(*(one.address for one in servers), deaf, hole, dead_port())
+        called, seconds = call(endpoints, plan(1.5))
+    assert states(called) == [
+        "ready", "loading", "loading", "silent", "refuses", "broken", "silent", "dead", "dead"
+    ]  # fmt: skip
+    assert all(one.reason for one in called[1:]) and not called[0].reason
+    assert "no connection to" in called[7].reason
+    assert "Connection refused" in called[8].reason
+    assert seconds < 2.5
+
+
+def test_a_ready_endpoint_is_described() -> None:
+    with FakeServer(flavour="vllm", version="0.31.0", max_model_len=4096) as fs:
+        ((one,), _) = call(to(fs.address), plan(5.0))
+    assert one.known is not None and one.load is not None and one.proof is not None
+    assert (one.model, one.known.engine, one.known.version) == ("fake-model", "vllm", "0.31.0")
+    assert (one.known.context, one.known.chat_batch, one.load.waiting) == (4096, True, 0)
+
+
+def test_only_the_wanted_model_is_ready() -> None:
+    with FakeServer(model="a") as first, FakeServer(model="b") as second:
+        called, _ = call(to(first.address, second.address), plan(5.0, model="b"))
+        assert first.requests == []
+    assert states(called) == ["refuses", "ready"]
+    assert called[0].reason.endswith("serves a, not b")
+
+
+def test_a_model_tag_that_is_not_served_is_not_ready() -> None:
+    with FakeServer(model="a") as fs:
+        wrong = Endpoint("here", fs.url, tags={"model": "b"})
+        ((one,), _) = call([wrong], plan(5.0))
+    assert (one.state, one.reason) == ("refuses", "here serves a, not b")
+
+
+def test_silent_endpoints_leave_time_for_those_behind_them() -> None:
+    """Forty silent ones in front, two at once, and the last one answers: all get their share."""
+    with deaf_port() as deaf, FakeServer() as fs:
+        called, seconds = call(to(*[deaf] * 40, fs.address), plan(6.0, width=2))
+    assert states(called) == ["silent"] * 40 + ["ready"]
+    assert seconds < 7.0
+
+
+def test_no_more_are_asked_at_once_than_allowed() -> None:
+    with FakeServer({"*": [ok(delay=0.02)]}) as fs:
+        called, _ = call(to(*[fs.address] * 30), plan(20.0, width=3))
+        assert fs.peak_in_flight <= 3
+    assert states(called) == ["ready"] * 30
+
+
+def test_waiting_asks_again_until_enough_are_ready() -> None:
+    with FakeServer({"*": [status(503), status(503), ok()]}) as late, FakeServer() as well:
+        called, seconds = call(to(late.address, well.address), plan(30.0, 2, again=True))
+        assert len(well.requests) == 1
+    assert states(called) == ["ready", "ready"]
+    assert seconds < 10.0
+
+
+def test_waiting_ends_once_enough_are_ready_and_those_just_asked_are_counted() -> None:
+    with ExitStack() as stack:
+        well = [stack.enter_context(FakeServer({"*": [ok(delay=0.2)]})) for _ in range(3)]
+        quick = stack.enter_context(FakeServer())
+        endpoints = to(quick.address, *(one.address for one in well), dead_port())
+        called, seconds = call(endpoints, plan(60.0, 1, again=True))
+    assert states(called) == ["ready"] * 4 + ["dead"]
+    assert seconds < 5.0
+
+
+def test_waiting_ends_in_time_though_nothing_is_ready() -> None:
+    with deaf_port() as deaf:
+        called, seconds = call(to(deaf, dead_port()), plan(1.5, 1, again=True))
+    assert states(called) == ["silent", "dead"]
+    assert 1.0 < seconds < 3.0
