@@ -8,6 +8,9 @@ from bagent.types import Failure
 
 MOST = 4096
 LEAST = 16
+STEP = 128
+"""Budgets are multiples of it where they are large: rows of one budget may share a request."""
+
 MARGIN_TOKENS = 64
 """Room for what the chat template adds around a conversation."""
 
@@ -42,6 +45,8 @@ class TokenBudget:
         if self.context is None:
             return MOST
         left = self.context - int(size * self._ratio) - MARGIN_TOKENS
+        if left > 2 * STEP:
+            left -= left % STEP
         return max(LEAST, min(MOST, left))
 
     def learn(self, size: int, prompt_tokens: int) -> None:

@@ -55,6 +55,10 @@ NoCanary = Annotated[
 WaitHosts = Annotated[
     str, typer.Option("--wait-hosts", metavar="DURATION", help="Wait for endpoints to start.")
 ]
+MinHosts = Annotated[
+    int,
+    typer.Option("--min-hosts", min=1, metavar="N", help="Begin when N endpoints answer."),
+]
 Ordered = Annotated[bool, typer.Option("--ordered", help="-o - in input order.")]
 ProgressMode = Annotated[str, typer.Option("--progress", help="auto, rich, plain, json or none.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks and more words.")]

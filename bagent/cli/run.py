@@ -36,6 +36,7 @@ def run(
     allow_failures: opt.AllowFailures = None,
     no_canary: opt.NoCanary = False,
     wait_hosts: opt.WaitHosts = "0s",
+    min_hosts: opt.MinHosts = 1,
     ordered: opt.Ordered = False,
     progress: opt.ProgressMode = "auto",
     debug: opt.Debug = False,

@@ -8,7 +8,7 @@ slot. Everything happens on one event loop; nothing polls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from bagent.backends.base import Backend, Exchange
@@ -110,6 +110,12 @@ class Fleet:
     def stopped(self) -> asyncio.Future[BaseException]:
         """Gets the reason when the fleet cannot go on (all endpoints gone, a bug)."""
         return self._core.stopped
+
+    def doubt(self, names: Collection[str]) -> None:
+        """Probe these endpoints before anything is sent to them."""
+        for state in self._endpoints.states:
+            if state.name in names:
+                self._health.doubt(state)
 
     def join(self, states: Sequence[EndpointState]) -> None:
         """Take in endpoints that joined."""
@@ -240,7 +246,10 @@ class Fleet:
                 call.waited_ms += (now - call.ready_at) * 1000
         if state.account.counts_tokens:
             carrier.tokens = sum(
-                len(call.request.payload) // BYTES_PER_TOKEN + int(core.expected) for call in group
+                state.account.estimate(
+                    len(call.request.payload) // BYTES_PER_TOKEN, call.request.max_tokens
+                )
+                for call in group
             )
         state.in_flight += size
         state.turns += size / state.weight

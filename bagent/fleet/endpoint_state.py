@@ -6,6 +6,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.fleet.account import Account
 from bagent.fleet.call import Carrier
 from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.load_signal import LoadSignal
 
 COOL_DOWN = 1.0
 LONGEST_COOL_DOWN = 30.0
@@ -37,6 +38,7 @@ class EndpointState:
     ``trial``: one call at a time until one is answered well. ``stalled`` is one that takes requests
     and answers none; ``leaving`` one that was taken out of the hostfile; ``learning`` one that is
     being asked how it wants groups; ``exclusive`` one on which a row runs that others died with.
+    ``signal`` judges an engine whose limit finds its own height, else it is None.
 
     Args:
         account: what its rate limits are counted against; None for one of its own.
@@ -72,6 +74,7 @@ class EndpointState:
         self.faults = 0
         self.refusals = 0
         self.turns = 0.0
+        self.signal: LoadSignal | None = None
         self._cool_down = COOL_DOWN
         self._rest = FIRST_REST
 

@@ -18,12 +18,20 @@ IN_FLIGHT = 2
 LINGER = 0.02
 """Seconds for which a group that is not full waits for more rows."""
 
+LONG_LINGER = 0.25
+"""The same where the user named the size of groups."""
+
 
 class GroupRule(msgspec.Struct, frozen=True):
-    """``size`` is the user's number, None for automatic; ``single`` sends each row alone."""
+    """``size`` is the user's number, None for automatic; ``single`` sends each row alone.
+
+    Where groups are wanted but an endpoint takes none, one call in ``stream_every`` is streamed
+    for its first-token time; 0 streams none.
+    """
 
     size: int | None = None
     single: bool = True
+    stream_every: int = 0
 
 
 class Supply(msgspec.Struct, frozen=True):
@@ -51,6 +59,21 @@ def group_size(
     return max(1, min(most, by_load, by_length, share))
 
 
+def too_little_room(rule: GroupRule, most: int, limit: int, room: int, supply: Supply) -> bool:
+    """Whether an endpoint at work should rather finish more before it takes the next group.
+
+    Else groups fall to pieces: each small one that comes back makes room for another small one.
+    """
+    usual = min(most, rule.size or max(1, limit // IN_FLIGHT))
+    least = usual if rule.size is not None else -(-usual // 2)
+    return room < min(least, supply.ready)
+
+
 def waits_for_more(rule: GroupRule, supply: Supply, full: int, waited: float) -> bool:
     """Whether a group should wait, since ``full`` rows could go, fewer are ready and more come."""
-    return supply.more and supply.ready < full and waited < LINGER and not rule.single
+    return supply.more and supply.ready < full and waited < linger(rule)
+
+
+def linger(rule: GroupRule) -> float:
+    """Seconds for which a group waits to be full."""
+    return LINGER if rule.size is None else LONG_LINGER

@@ -24,6 +24,8 @@ TOLD = 12
 """So many lines about endpoints are written in full; then they are counted."""
 TOLD_AGAIN = 30.0
 
+PROBES_AT_ONCE = 64
+
 Retry = Callable[[Call, Failure, Delivery | None], None]
 
 
@@ -37,6 +39,7 @@ class Health:
         self._untold = 0
         self._told_at = core.clock()
         self._watched_at = core.clock()
+        self._gate = asyncio.Semaphore(PROBES_AT_ONCE)
         self.retry: Retry = lambda call, failure, delivery: None
 
     # --- endpoints that do not answer ---------------------------------------------------------
@@ -59,7 +62,8 @@ class Health:
         began, found = core.clock(), None
         if not (delay and state.up) and not state.leaving:
             # Else requests were answered meanwhile.
-            found = await core.backend.probe(state.endpoint, core.config.probe_seconds)
+            async with self._gate:
+                found = await core.backend.probe(state.endpoint, core.config.probe_seconds)
         state.probing = state.doubted = False
         now = core.clock()
         held = core.waiting.release(state.name)

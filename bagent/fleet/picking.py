@@ -7,7 +7,7 @@ from collections.abc import Callable
 from bagent.fleet.call import Call
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.grouping import LINGER, Supply, group_size, waits_for_more
+from bagent.fleet.grouping import Supply, group_size, linger, too_little_room, waits_for_more
 
 SAMPLES = 8
 """So many ready calls are shown to a backend that has to find out how an endpoint wants groups."""
@@ -18,6 +18,7 @@ class Picker:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._alone = 0
         self.linger_due: float | None = None
 
     def group_for(self, state: EndpointState, now: float) -> list[Call]:
@@ -40,11 +41,18 @@ class Picker:
             if most is None:
                 self._learn(state)
                 return 0
+            if most == 1:
+                self._alone += 1
+                if rule.stream_every and self._alone % rule.stream_every == 1:
+                    call.request.stream = True
+                return 1
             free = min(state.room, core.config.concurrency - core.in_flight)
             supply = Supply(core.waiting.ready, core.endpoints.open, core.expecting)
+            if state.in_flight and too_little_room(rule, most, state.limit.value, free, supply):
+                return 0
             full = min(most, free, rule.size or max(1, state.limit.value // 2))
             if not call.tries and waits_for_more(rule, supply, full, now - call.ready_at):
-                self.linger_due = call.ready_at + LINGER
+                self.linger_due = call.ready_at + linger(rule)
                 return 0
             return group_size(rule, most, state.limit.value, free, supply, core.expected)
 

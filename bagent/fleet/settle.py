@@ -64,11 +64,20 @@ class Settler:
         used = reply.usage
         if used.completion is not None:
             core.expected += LEARNING_RATE * (used.completion - core.expected)
-        tokens = (used.prompt or 0) + (used.completion or 0)
-        state.account.served(now, carrier.started, carrier.tokens // len(carrier.group), tokens)
+        if state.account.counts_tokens:
+            known = used.prompt is not None and used.completion is not None
+            tokens = (used.prompt or 0) + (used.completion or 0) if known else None
+            reserved = carrier.tokens // len(carrier.group)
+            state.account.served(now, carrier.started, reserved, tokens, used.completion)
+        else:
+            state.account.served(now, carrier.started)
         state.served(now)
         core.last_served = now
         core.latencies.append(now - carrier.started)
+        if state.signal is not None:
+            first = exchange.first_token
+            ttft = None if first is None else first - exchange.sent
+            state.signal.answered(carrier.started, now - carrier.started, ttft)
         call.throttled_at = None
         failure = call.handler.replied(call, reply, delivery)
         core.on_attempt(attempt_record(call, reply, failure, exchange, delivery))
@@ -159,7 +168,9 @@ class Settler:
         core, state = self._core, carrier.state
         core.throttle_answers += 1
         before = state.account.paused(now)
-        wait = state.account.refused(carrier.started, now, failure.retry_after)
+        wait = state.account.refused(
+            carrier.started, now, failure.retry_after, carrier.tokens // len(carrier.group)
+        )
         state.limit.throttled(carrier.started, now, failure.message)
         if before == 0 and wait > 0:
             told = failure.retry_after

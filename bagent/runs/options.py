@@ -33,6 +33,7 @@ class RunOptions:
     reuse: str | None = None
     canary: bool = True
     wait_hosts: float = 0.0
+    min_hosts: int = 1
     ordered: bool = False
     progress: str = "auto"
     debug: bool = False

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from random import Random
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bagent.agents.budget import TokenBudget
 from bagent.agents.plan import StagePlan
-from bagent.backends.base import Backend, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat
 from bagent.errors import JobError
-from bagent.fleet.account import Account
-from bagent.fleet.dispatcher import Fleet, FleetConfig
-from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit
-from bagent.fleet.retry import RetryPolicy
 from bagent.runs.endpoints import Servers
+from bagent.runs.fleets import group_rule
 from bagent.runs.prepare import STAGE, Prepared
-from bagent.types import Attempt
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
-
-AUTO_START = 16
-AUTO_CEILING = 256
-"""In flight per endpoint where the user names no number: where vLLM's own batches end."""
-
-NO_CAP = 1e9
-"""Seconds that stand for no cap on a wait that a server asks for."""
-
-SEED = 20_240_229
-"""Seed of the spread of retries: runs are repeatable, and no two waits are alike anyway."""
 
 
 class NoTemplate:
@@ -93,11 +76,19 @@ def make_plan(
         and (describe == "always" or (describe == "auto" and (servers.own or output is None))),
         reasks=job.output.retries,
         grow=job.output.grow,
-        stream=None if job.stream == "auto" else bool(job.stream),
+        stream=_streamed(job, servers),
         answers=job.answers,
         row_seconds=job.limits.row,
         own_bodies=prepared.own_bodies,
     )
+
+
+def _streamed(job: Job, servers: Servers) -> bool | None:
+    """Whether calls are streamed; None for a sample. Where calls may share requests the fleet
+    takes the sample, of those that go alone."""
+    if job.stream != "auto":
+        return bool(job.stream)
+    return None if group_rule(job, servers).single else False
 
 
 def deduped(job: Job) -> bool:
@@ -105,80 +96,6 @@ def deduped(job: Job) -> bool:
     if job.dedupe == "auto":
         return job.sampling.temperature == 0
     return bool(job.dedupe)
-
-
-def make_timeouts(job: Job) -> Timeouts:
-    """The time limits of one request."""
-    limits = job.limits.timeout
-    return Timeouts(limits.connect, limits.first_token, limits.idle, limits.total)
-
-
-def make_fleet(
-    job: Job,
-    servers: Servers,
-    backend: Backend,
-    *,
-    handles: int,
-    on_attempt: Callable[[Attempt], None],
-    notice: Callable[[str], None],
-) -> Fleet:
-    """The fleet over the servers; ``handles`` is how many connections may be open."""
-    limits = job.limits
-    wanted = limits.concurrency
-    most = AUTO_CEILING * len(servers.endpoints) if wanted == "auto" else int(wanted)
-    if most > handles:
-        if wanted != "auto":
-            notice(
-                f"only {handles} connections can be open (ulimit -n);"
-                f" concurrency is {handles}, not {most}"
-            )
-        most = handles
-    config = FleetConfig(
-        concurrency=most,
-        timeouts=make_timeouts(job),
-        retry=RetryPolicy(retries=limits.retries, told_longest=limits.retry_after_max or NO_CAP),
-        lookahead=min(256, max(16, most)),
-    )
-    states = make_states(job, servers, most)
-    return Fleet(
-        states,
-        backend,
-        config,
-        on_attempt=on_attempt,
-        notice=notice,
-        random=Random(SEED),
-    )
-
-
-def make_states(job: Job, servers: Servers, most: int) -> list[EndpointState]:
-    """The endpoints with their limits; what one account may be asked is shared by all of its."""
-    limits = job.limits
-    accounts: dict[str, Account] = {}
-    states = []
-    for endpoint in servers.endpoints:
-        account = accounts.get(endpoint.account)
-        if account is None:
-            account = Account(limits.rpm, limits.tpm, limits.retry_after_max or NO_CAP)
-            accounts[endpoint.account] = account
-        weight = float(endpoint.tags.get("weight") or endpoint.tags.get("gpus") or 1)
-        states.append(
-            EndpointState(
-                endpoint, _endpoint_limit(job, servers, endpoint, most), account, weight=weight
-            )
-        )
-    return states
-
-
-def _endpoint_limit(job: Job, servers: Servers, endpoint: Endpoint, most: int) -> InFlightLimit:
-    per_endpoint, concurrency = job.limits.per_endpoint, job.limits.concurrency
-    if per_endpoint != "auto":
-        return InFlightLimit(int(per_endpoint), int(per_endpoint), growing=False)
-    if concurrency != "auto":
-        return InFlightLimit(most, most, growing=False)
-    if servers.slots is not None:
-        # More than the slots of an embedded engine would only wait inside it.
-        return InFlightLimit(servers.slots * 2, servers.slots * 2, growing=False)
-    return InFlightLimit(AUTO_START, AUTO_CEILING)
 
 
 def endpoint_summary(

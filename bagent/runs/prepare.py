@@ -63,7 +63,7 @@ def prepare(options: RunOptions) -> Prepared:
         raise JobError(f"topology {job.topology.name} is not part of this version", hint="use map")
     if job.agent is not None:
         raise JobError("agents and tools are not part of this version", hint="remove agent:")
-    if job.batching.mode not in ("auto", "single"):
+    if job.batching.mode == "provider":
         raise JobError(
             f"batching mode {job.batching.mode} is not part of this version", hint="use auto"
         )
@@ -86,9 +86,6 @@ def _refuse_unused(job: Job) -> None:
     limits = job.limits
     unused = {
         ("limits", "budget_usd"): limits.budget_usd is not None,
-        ("limits", "tpm"): limits.tpm is not None,
-        ("limits", "hedge"): limits.hedge not in ("off", None),
-        ("batching", "size"): job.batching.size not in ("auto", 1),
     }
     for path, used in unused.items():
         if used:

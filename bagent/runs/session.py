@@ -12,6 +12,7 @@ import msgspec
 
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities
+from bagent.backends.engine_metrics import LoadReader
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.transport import Transport
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly
@@ -20,22 +21,21 @@ from bagent.fleet.dispatcher import Fleet
 from bagent.observe import Progress, Snapshot, Tally
 from bagent.runs.emit import StdoutWriter
 from bagent.runs.endpoints import Servers, open_servers
+from bagent.runs.finding import FIRST_ANSWER_SECONDS, Patience, find_servers
+from bagent.runs.fleets import Recruiter, make_fleet
 from bagent.runs.lines import ResultLines
 from bagent.runs.openrun import OpenRun
-from bagent.runs.plan import deduped, endpoint_summary, make_fleet, make_plan, resolve_model
+from bagent.runs.plan import deduped, endpoint_summary, make_plan, resolve_model
 from bagent.runs.prepare import Prepared
 from bagent.runs.stop import Stop, StopSwitch, raise_file_limit, stop_for
+from bagent.runs.watching import HostfileFollower, watch_loads
 from bagent.stages.engine import Engine
 from bagent.stages.feeder import Feeder
 from bagent.stages.guards import Guards
 from bagent.stages.sharing import Sharing
-from bagent.types import Attempt, Failure, FeedStats, FleetStats, Outcome, Row
+from bagent.types import Attempt, FeedStats, FleetStats, Outcome, Row
 
 TICK_SECONDS = 0.25
-PROBES_AT_ONCE = 64
-PROBE_SECONDS = 5.0
-FIRST_ANSWER_SECONDS = 10.0
-"""How long a run waits for its first endpoint when --wait-hosts does not say."""
 
 NO_FLEET = FleetStats(0, 0, 0, 0, 0.0, 0, 0)
 
@@ -71,6 +71,7 @@ class Session:
         self._tally = Tally(time.monotonic)
         self._switch = StopSwitch()
         self._stdout = StdoutWriter(1, self._stdout_closed) if lines else None
+        self._transport = Transport()
         self._fleet: Fleet | None = None
         self._feeder: Feeder | None = None
 
@@ -96,10 +97,21 @@ class Session:
             log_file=self._store.path / "local-server.log",
             notice=self._notice,
         )
-        backend = OpenAIBackend(Transport(), enforce=job.output.enforce, notice=self._notice)
+        backend = OpenAIBackend(
+            self._transport,
+            enforce=job.output.enforce,
+            batching=job.batching.mode,
+            notice=self._notice,
+        )
         stack.push_async_callback(backend.close)
         try:
-            known = await self._find_servers(backend, servers)
+            known = await find_servers(
+                backend,
+                servers.endpoints,
+                Patience(options.min_hosts, options.wait_hosts or FIRST_ANSWER_SECONDS),
+                self._switch.asked,
+                self._progress.note,
+            )
         except StoppedEarly as error:
             return Ended(stop_for(error), self._snapshot())
         if self._switch.asked.done():
@@ -108,43 +120,6 @@ class Session:
         model = None if keeps_model else resolve_model(job, known)
         self._store.begin(model, endpoint_summary(servers.endpoints, known), servers.simulated)
         return await self._drive(backend, servers, model, known)
-
-    # --- before the first call ----------------------------------------------------------------
-
-    async def _find_servers(self, backend: Backend, servers: Servers) -> Mapping[str, Capabilities]:
-        """Probe all endpoints in parallel until one answers, as long as the user wants to wait."""
-        patience = self._prepared.options.wait_hosts or FIRST_ANSWER_SECONDS
-        begun = time.monotonic()
-        gate = asyncio.Semaphore(PROBES_AT_ONCE)
-
-        async def probe(place: int) -> Capabilities | Failure:
-            async with gate:
-                return await backend.probe(servers.endpoints[place], PROBE_SECONDS)
-
-        while True:
-            found = await asyncio.gather(*(probe(i) for i in range(len(servers.endpoints))))
-            known: dict[str, Capabilities] = {}
-            failures: list[Failure] = []
-            for endpoint, result in zip(servers.endpoints, found, strict=True):
-                if isinstance(result, Capabilities):
-                    known[endpoint.name] = result
-                elif result.status is not None:
-                    # Somebody is there; what is wrong will be each row's own failure.
-                    known[endpoint.name] = Capabilities()
-                else:
-                    failures.append(result)
-            if known:
-                return known
-            waited = time.monotonic() - begun
-            if waited >= patience or not failures[0].passing:
-                raise StoppedEarly(
-                    f"no endpoint answers after {waited:.0f} s: {failures[0].message}",
-                    hint="start the server, or wait for it with --wait-hosts 10m",
-                )
-            if self._switch.asked.done():
-                return {}
-            self._progress.note(f"waiting for an endpoint: {failures[0].message}")
-            await asyncio.wait([self._switch.asked], timeout=min(1.0, patience - waited))
 
     # --- the run ------------------------------------------------------------------------------
 
@@ -158,14 +133,16 @@ class Session:
         prepared, store = self._prepared, self._store
         job, rows = prepared.job, prepared.rows
         assert rows is not None
-        self._fleet = make_fleet(
+        self._fleet, recruiter = make_fleet(
             job,
             servers,
             backend,
             handles=raise_file_limit(job.limits.concurrency),
             on_attempt=self._on_attempt,
+            on_sample=store.journal.write_sample,
             notice=self._notice,
         )
+        self._fleet.doubt({e.name for e in servers.endpoints if e.name not in known})
         plan = make_plan(prepared, servers, model, known)
         engine = Engine(
             plan,
@@ -184,18 +161,30 @@ class Session:
         self._feeder = Feeder(rows.batches(), self._pending)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
+        beside = self._watch(self._fleet, recruiter)
         feeding = asyncio.create_task(self._feed(engine, self._feeder))
         stop = await self._first_reason(feeding, engine, ticker)
         if stop is not None:
             feeding.cancel()
             await self._drain(self._fleet, stop)
         self._feeder.close()
-        ticker.cancel()
-        await asyncio.gather(feeding, ticker, return_exceptions=True)
+        for task in (ticker, *beside):
+            task.cancel()
+        await asyncio.gather(feeding, ticker, *beside, return_exceptions=True)
         stop = await self._finish_stdout(stop)
         if stop is not None and self._switch.code is not None:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return Ended(stop, self._snapshot())
+
+    def _watch(self, fleet: Fleet, recruiter: Recruiter) -> list[asyncio.Task[None]]:
+        """What goes on beside the rows; a fault of it stops nothing that works."""
+        job, env = self._prepared.job, self._prepared.options.env
+        reader = LoadReader(self._transport)
+        tasks = [asyncio.create_task(watch_loads(fleet, reader, self._store.journal.write_sample))]
+        if job.hostfile is not None:
+            follower = HostfileFollower(job.hostfile.path, job.backend, env, self._notice)
+            tasks.append(asyncio.create_task(follower.follow(fleet, recruiter)))
+        return tasks
 
     async def _feed(self, engine: Engine, feeder: Feeder) -> None:
         """Print what an earlier start finished, then send the rest."""
@@ -276,6 +265,8 @@ class Session:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._store.tick()
+            if self._fleet is not None:
+                self._fleet.tick()
             if self._feeder is not None and self._feeder.ended:
                 self._store.input_ended()
             if self._store.stop_requested():

@@ -61,6 +61,7 @@ class Engine:
 
     async def run(self, feeder: Feeder) -> None:
         """Feed all rows and wait until each has ended; cancel it to stop feeding."""
+        self._fleet.expect(True)
         async for batch in feeder:
             if self._gate is not None:
                 await self._gate()
@@ -71,6 +72,7 @@ class Engine:
                         self._no_followers.clear()
                         await self._no_followers.wait()
                     self._begin(Conversation(self._plan, row, answer, self))
+        self._fleet.expect(False)
         await self._fleet.idle()
 
     def _begin(self, conversation: Conversation) -> None:

@@ -1,0 +1,155 @@
+"""From a job's limits and the servers found to a fleet, and to endpoints that join it later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from bagent.agents.plan import STREAM_EVERY
+from bagent.backends.base import Backend, Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.fleet.account import Account
+from bagent.fleet.dispatcher import Fleet, FleetConfig
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.grouping import GroupRule
+from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.load_signal import LoadSignal
+from bagent.fleet.retry import RetryPolicy
+from bagent.runs.endpoints import Servers
+from bagent.types import Attempt, EndpointSample
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job
+
+AUTO_START = 16
+AUTO_CEILING = 256
+"""In flight per endpoint where the user names no number: where vLLM's own batches end."""
+
+NO_CAP = 1e9
+"""Seconds that stand for no cap on a wait that a server asks for."""
+
+SEED = 20_240_229
+"""Seed of the spread of retries: runs are repeatable, and no two waits are alike anyway."""
+
+LOOKAHEAD = 256
+MOST_AHEAD = 8192
+"""Rows that may stand ready: enough to fill a group for each of a large fleet's endpoints."""
+
+
+class Recruiter:
+    """Makes an endpoint's state: its limit, its weight, and the account that it shares.
+
+    Args:
+        most: rows in flight over the whole run.
+    """
+
+    def __init__(self, job: Job, servers: Servers, rule: GroupRule, most: int) -> None:
+        self._limits = job.limits
+        self._servers = servers
+        self._rule = rule
+        self._most = most
+        self._accounts: dict[str, Account] = {}
+
+    def states(self, endpoints: Sequence[Endpoint]) -> list[EndpointState]:
+        """The states of endpoints that begin to work now."""
+        return [self._state(endpoint) for endpoint in endpoints]
+
+    def _state(self, endpoint: Endpoint) -> EndpointState:
+        limits = self._limits
+        account = self._accounts.get(endpoint.account)
+        if account is None:
+            account = Account(limits.rpm, limits.tpm, limits.retry_after_max or NO_CAP)
+            self._accounts[endpoint.account] = account
+        weight = float(endpoint.tags.get("weight") or endpoint.tags.get("gpus") or 1)
+        limit, growing = self._limit(endpoint, weight)
+        state = EndpointState(endpoint, limit, account, weight=weight)
+        if growing and endpoint.own:
+            state.signal = LoadSignal()
+        return state
+
+    def _limit(self, endpoint: Endpoint, weight: float) -> tuple[InFlightLimit, bool]:
+        """The limit of an endpoint, and whether it finds its own height."""
+        given, concurrency = self._limits.per_endpoint, self._limits.concurrency
+        cap = int(endpoint.tags.get("max_concurrency") or self._most)
+        if given != "auto":
+            most = min(cap, int(given))
+        elif "max_concurrency" in endpoint.tags:
+            most = cap
+        elif concurrency != "auto" and self._rule.single:
+            most = min(cap, self._most)
+        elif self._servers.slots is not None:
+            # More than the slots of an embedded engine would only wait inside it.
+            most = min(cap, self._servers.slots * 2)
+        else:
+            size = self._rule.size or 0
+            start = max(AUTO_START, 2 * size)
+            ceiling = min(cap, max(AUTO_CEILING, 4 * size))
+            return InFlightLimit(round(start * weight), max(1, round(ceiling * weight))), True
+        return InFlightLimit(most, most, growing=False), False
+
+
+def group_rule(job: Job, servers: Servers) -> GroupRule:
+    """Whether and how rows travel together: on engines of the user's own, unless told otherwise."""
+    batching = job.batching
+    size = None if batching.size == "auto" else int(batching.size)
+    single = batching.mode == "single" or size == 1
+    if batching.mode == "auto":
+        single |= not servers.own or servers.kind == "local"
+    return GroupRule(size, single, STREAM_EVERY if job.stream == "auto" else 0)
+
+
+def make_timeouts(job: Job) -> Timeouts:
+    """The time limits of one request."""
+    limits = job.limits.timeout
+    return Timeouts(limits.connect, limits.first_token, limits.idle, limits.total)
+
+
+def make_fleet(
+    job: Job,
+    servers: Servers,
+    backend: Backend,
+    *,
+    handles: int,
+    on_attempt: Callable[[Attempt], None],
+    on_sample: Callable[[EndpointSample], None],
+    notice: Callable[[str], None],
+) -> tuple[Fleet, Recruiter]:
+    """The fleet over the servers, and who takes in more; ``handles`` connections may be open."""
+    limits = job.limits
+    rule = group_rule(job, servers)
+    wanted = limits.concurrency
+    per_endpoint = max(AUTO_CEILING, 4 * (rule.size or 0))
+    most = per_endpoint * len(servers.endpoints) if wanted == "auto" else int(wanted)
+    if most > handles and rule.single:
+        if wanted != "auto":
+            notice(
+                f"only {handles} connections can be open (ulimit -n);"
+                f" concurrency is {handles}, not {most}"
+            )
+        most = handles
+    hedge = limits.hedge
+    config = FleetConfig(
+        concurrency=most,
+        timeouts=make_timeouts(job),
+        retry=RetryPolicy(retries=limits.retries, told_longest=limits.retry_after_max or NO_CAP),
+        lookahead=min(MOST_AHEAD, max(16, most)) if not rule.single else _few_ahead(most),
+        group=rule,
+        hedge=None if hedge in ("off", None) else 0.0 if hedge == "auto" else float(hedge),
+        connections=handles,
+    )
+    recruiter = Recruiter(job, servers, rule, most)
+    fleet = Fleet(
+        recruiter.states(servers.endpoints),
+        backend,
+        config,
+        on_attempt=on_attempt,
+        on_sample=on_sample,
+        notice=notice,
+        random=Random(SEED),
+    )
+    return fleet, recruiter
+
+
+def _few_ahead(most: int) -> int:
+    return min(LOOKAHEAD, max(16, most))

@@ -1,0 +1,118 @@
+"""What goes on beside a run: looks at the engines' load, and at a hostfile that may change."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bagent.backends.engine_metrics import EngineLoad, LoadReader
+from bagent.errors import UsageError
+from bagent.fleet.dispatcher import Fleet
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.host_watch import HostChanges, HostfileWatch, read_content
+from bagent.fleet.hostfile import read_hostfile
+from bagent.fleet.load_signal import POLL_SECONDS, follow
+from bagent.runs.endpoints import host_endpoints
+from bagent.runs.fleets import Recruiter
+from bagent.types import EndpointSample
+
+if TYPE_CHECKING:
+    from bagent.job.backend import BackendRef
+
+LOOKS_PER_SECOND = 100.0
+"""Looks at engines, over all of them: a large fleet is looked at less often."""
+
+LOOKS_AT_ONCE = 32
+LOOK_SECONDS = 5.0
+HOSTFILE_SECONDS = 1.0
+
+
+async def watch_loads(
+    fleet: Fleet, reader: LoadReader, on_sample: Callable[[EndpointSample], None]
+) -> None:
+    """Look at each busy engine in turn and let its limit follow; goes on until cancelled."""
+    gate = asyncio.Semaphore(LOOKS_AT_ONCE)
+    loop = asyncio.get_running_loop()
+
+    async def look(state: EndpointState) -> None:
+        async with gate:
+            load = None
+            if reader.due(state.endpoint):
+                load = await reader.read(state.endpoint, LOOK_SECONDS)
+        signal = state.signal
+        if signal is None or state.leaving:
+            return
+        verdict = signal.judge(loop.time(), load, state.in_flight)
+        follow(state.limit, verdict, loop.time())
+        fleet.changed(state)
+        if load is not None or verdict.action != "grow":
+            on_sample(_sample(state, load, verdict.reason))
+
+    while True:
+        busy = [state for state in fleet.states if state.signal is not None and state.in_flight]
+        await asyncio.gather(*(look(state) for state in busy))
+        await asyncio.sleep(max(POLL_SECONDS, len(busy) / LOOKS_PER_SECOND))
+
+
+def _sample(state: EndpointState, load: EngineLoad | None, reason: str) -> EndpointSample:
+    return EndpointSample(
+        endpoint=state.name,
+        at=round(time.time(), 3),
+        healthy=state.usable,
+        in_flight=state.in_flight,
+        limit=state.limit.value,
+        reason=reason or state.limit.reason,
+        waiting=load.waiting if load else None,
+        running=load.running if load else None,
+        kv_usage=load.kv_usage if load else None,
+        cache_hits=load.cache_hits if load else None,
+        cache_queries=load.cache_queries if load else None,
+    )
+
+
+class HostfileFollower:
+    """Lets endpoints join and leave a running job as its hostfile changes."""
+
+    def __init__(
+        self,
+        path: Path,
+        ref: BackendRef | None,
+        env: Mapping[str, str],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._path = path
+        self._ref = ref
+        self._env = env
+        self._notice = notice
+        self._watch = HostfileWatch(path, read_hostfile(path), time.monotonic, notice)
+
+    async def follow(self, fleet: Fleet, recruiter: Recruiter) -> None:
+        """Look at the file every second until cancelled."""
+        while True:
+            await asyncio.sleep(HOSTFILE_SECONDS)
+            changes = self._watch.saw(await asyncio.to_thread(read_content, self._path))
+            if changes is not None:
+                self._apply(changes, fleet, recruiter)
+
+    def _apply(self, changes: HostChanges, fleet: Fleet, recruiter: Recruiter) -> None:
+        fresh = (*changes.joined, *changes.changed)
+        try:
+            endpoints = host_endpoints(fresh, self._path, self._ref, self._env)
+        except UsageError as error:
+            self._notice(f"{error}; the endpoints stay as they were")
+            return
+        fleet.leave([host.name for host in (*changes.left, *changes.changed)])
+        fleet.join(recruiter.states(endpoints))
+        words = [
+            f"{len(hosts)} {what}"
+            for hosts, what in (
+                (changes.joined, "joined"),
+                (changes.left, "left"),
+                (changes.changed, "changed their tags"),
+            )
+            if hosts
+        ]
+        self._notice(f"{self._path.name} changed: {', '.join(words)}")
