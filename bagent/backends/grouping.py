@@ -36,6 +36,9 @@ LEARN_AGAIN = 30.0
 TOKEN_ID_ENGINES = frozenset({"vllm", "bagent-sim"})
 """Engines (as ``/models`` names them) that tell token ids, and take the rest of vLLM's protocol."""
 
+_NO_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
+"""In a 404: the route is there, the model is not."""
+
 _ONE_BY_ONE = frozenset({"llamacpp", "llama.cpp"})
 """llama.cpp: its usage counts the first prompt of a list only, and it heeds no schema there."""
 
@@ -300,10 +303,10 @@ class Groups:
         route, status = self._route(endpoint, way), failure.status
         if status is None or failure.kind in ("context_overflow", "auth", "budget"):
             return False
-        if status in (404, 405, 501):
+        if status in (404, 405, 501) and not _NO_MODEL.search(failure.message):
             self._close(endpoint, way, failure.message)
             return True
-        if route.worked or failure.busy or status in (408, 413, 429, 504):
+        if route.worked or failure.busy or status in (404, 408, 413, 429, 504):
             return False
         if route.off:
             return True

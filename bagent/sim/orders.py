@@ -105,6 +105,7 @@ class OrderDesk:
             created=int(time.time()),
             model=self.config.model,
             chat=True,
+            token_ids=bool(request.return_token_ids),
             count_cached=False,
         )
         return self._order(request, head, [tokens.pack(text) for text in texts], 1)

@@ -125,7 +125,7 @@ def reply_body(head: Head, samples: Sequence[Sample], prompts: int, *, disorder:
         "metrics": timing_of(samples),
     }
     if head.chat:
-        if head.token_ids:
+        if head.token_ids and prompts == 1:
             body["prompt_token_ids"] = tokens.ids_of(samples[0].prompt)
         if head.prompt_text is not None:
             body["prompt_text"] = head.prompt_text

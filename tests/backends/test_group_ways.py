@@ -213,6 +213,13 @@ def test_a_route_that_is_not_there_is_not_asked_again(status: int) -> None:
     assert len(setting.notices) == 1
 
 
+def test_a_model_that_is_not_there_says_nothing_of_the_route() -> None:
+    setting = ready("chat")
+    words = "HTTP 404: The model `x` does not exist."
+    assert not setting.groups.refused(OWN, "chats", refusal(404, words))
+    assert setting.limit(ROW) == MOST_CHATS
+
+
 @pytest.mark.parametrize(
     "words",
     [
