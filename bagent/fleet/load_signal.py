@@ -71,6 +71,10 @@ BASE_SECONDS = 600.0
 input may be longer, which must not look like a queue for ever."""
 
 
+STALE_SECONDS = 15.0
+"""For how long what an engine told holds if it then fails to tell: a busy one may answer late."""
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """What one look at an engine says: ``grow`` (growth allowed), ``hold`` or ``cut``.
 
@@ -100,6 +104,8 @@ class LoadSignal:
 
     def __init__(self) -> None:
         self._last: EngineLoad | None = None
+        self._told = _GROW
+        self._told_at = float("-inf")
         self._queued = 0
         self._thrashing = 0
         self._slow = 0
@@ -125,7 +131,12 @@ class LoadSignal:
         if load is not None and load.waiting is not None and load.running is not None:
             queue = self._judge_queue(load, load.running, load.waiting, in_flight)
             cache = self._judge_cache(load, last, in_flight)
-            return queue if queue.action == "cut" or cache.action == "grow" else cache
+            self._told = queue if queue.action == "cut" or cache.action == "grow" else cache
+            self._told_at = now
+            return self._told
+        if load is None and now - self._told_at < STALE_SECONDS:
+            quiet = self._told.action == "grow"
+            return _GROW if quiet else Verdict("hold", self._told.reason)
         cache = _GROW if load is None else self._judge_cache(load, last, in_flight)
         if cache.action != "grow":
             return cache

@@ -110,6 +110,16 @@ def answers(signal: LoadSignal, sent: float, latency: float, first: float | None
         signal.answered(sent, latency, first)
 
 
+def test_an_engine_that_fails_to_tell_for_a_moment_is_taken_as_it_was() -> None:
+    signal = LoadSignal()
+    assert actions(judge(signal, look(70, 30), look(70, 30), None, None)) == [
+        *("hold", "cut"),
+        *("hold", "hold"),
+    ]
+    assert signal.judge(20.0, None, 100).action == "grow"
+    assert actions(judge(LoadSignal(), look(70, 0), None)) == ["grow", "grow"]
+
+
 def test_where_no_queue_is_told_a_late_first_token_holds_and_then_cuts() -> None:
     signal = LoadSignal()
     answers(signal, 0.0, 4.0, 0.2)
