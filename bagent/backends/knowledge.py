@@ -114,7 +114,9 @@ async def learn_more(
     if engine == "dynamo":
         version = routes.version
     serves = routes.serves
-    completions = serves(_COMPLETIONS, engine)
+    lists = True if engine in _LISTS else None
+    if routes.described is not None and not serves(_COMPLETIONS, engine):
+        lists = False
     found = msgspec.structs.replace(
         known,
         engine=engine or "unknown",
@@ -123,7 +125,7 @@ async def learn_more(
         # llama.cpp has the route, in a form of its own.
         tokenize=False if engine == "llama.cpp" else serves(_TOKENIZE, engine),
         chat_batch=serves(_BATCH, engine),
-        lists=completions if engine in _LISTS or completions is False else None,
+        lists=lists,
         load=serves(_LOAD, engine),
     )
     return Known(found, load)
@@ -208,7 +210,7 @@ class _Look:
             described = _decoded(raw, msgspec.json.Decoder(_Description).decode)
             if described is not None:
                 return _Routes(frozenset(described.paths), described.info.version)
-        for path in (_TOKENIZE, _COMPLETIONS, _BATCH, _LOAD):
+        for path in (_TOKENIZE, _BATCH, _LOAD):
             await self.get(path)
         return _Routes(statuses=self.statuses)
 

@@ -29,6 +29,7 @@ CANCEL_SECONDS = 1.0
 _MARGIN = 0.3
 _MOST_AT_ONCE = 30.0
 _LEAST = 0.05
+_TO_BE_ASKED, _AFTER_ALL_WERE_ASKED = 0.0, 0.001
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 1.5
 
 
@@ -79,13 +80,14 @@ class RollCall:
         self._enough = asyncio.Event()
         self._calm = asyncio.Event()
         self._end = 0.0
+        self._to_learn: set[int] = set()
         self.ready = 0
 
     async def run(self) -> list[Called]:
         """Call all; what is known of each at the end, in their order."""
         self._end = _now() + self._plan.seconds
         for number in range(len(self._endpoints)):
-            self._due.put_nowait((0.0, number))
+            self._due.put_nowait((_TO_BE_ASKED, number))
         width = min(self._plan.width, len(self._endpoints))
         workers = [asyncio.ensure_future(self._work()) for _ in range(width)]
         try:
@@ -109,16 +111,14 @@ class RollCall:
         # The workers go on for ever: one that is done has met a fault of our own.
         await asyncio.wait([enough, *workers], timeout=left, return_when=asyncio.FIRST_COMPLETED)
         enough.cancel()
-        while self._enough.is_set() and self._asking:
-            before, left = self.ready, self._end - _now()
+        while self._enough.is_set() and not self._calm.is_set():
+            before, left = (self.ready, len(self._to_learn)), self._end - _now()
             try:
                 async with asyncio.timeout(min(GRACE_SECONDS, left)):
                     await self._calm.wait()
             except TimeoutError:
-                if self.ready == before or left < GRACE_SECONDS:
+                if (self.ready, len(self._to_learn)) == before or left < GRACE_SECONDS:
                     return
-            else:
-                return
 
     def _left_over(self, number: int) -> Called:
         endpoint = self._endpoints[number]
@@ -132,26 +132,39 @@ class RollCall:
         while self._plan.again or not self._due.empty():
             due, number = await self._due.get()
             await asyncio.sleep(max(0.0, due - _now()))
-            await self._turn(number)
-            one = self.called[number]
-            if self._plan.again and one is not None and not one.ready:
-                pause = self._pauses[number]
-                self._pauses[number] = min(_LONGEST_PAUSE, pause * _GROWTH)
-                self._due.put_nowait((_now() + pause, number))
+            self._asking.add(number)
+            try:
+                await (self._learn if number in self._to_learn else self._turn)(number)
+            finally:
+                self._asking.discard(number)
+            if self.ready >= self._plan.wanted:
+                self._enough.set()
+                if not self._asking and not self._to_learn:
+                    self._calm.set()
 
     async def _turn(self, number: int) -> None:
         self._unasked -= self.called[number] is None
-        self._asking.add(number)
-        try:
-            found = await self._ask(self._endpoints[number], self._share())
-        finally:
-            self._asking.discard(number)
-        self.called[number] = found
-        self.ready += found.ready
-        if self.ready >= self._plan.wanted:
-            self._enough.set()
-            if not self._asking:
-                self._calm.set()
+        found = self.called[number] = await self._ask(self._endpoints[number], self._share())
+        if found.ready:
+            self.ready += 1
+            self._to_learn.add(number)
+            self._due.put_nowait((_AFTER_ALL_WERE_ASKED, number))
+        elif self._plan.again:
+            pause = self._pauses[number]
+            self._pauses[number] = min(_LONGEST_PAUSE, pause * _GROWTH)
+            self._due.put_nowait((_now() + pause, number))
+
+    async def _learn(self, number: int) -> None:
+        """Add to a ready endpoint what else it tells, as far as time allows."""
+        one = self.called[number]
+        left = min(LEARN_SECONDS, self._end - _now() - _MARGIN)
+        if one is not None and one.known is not None:
+            more = await learn_more(self._transport, one.endpoint, one.known, left)
+            known = more.capabilities
+            if one.proof is not None and one.proof.cached_tokens:
+                known = msgspec.structs.replace(known, cached_tokens=True)
+            self.called[number] = msgspec.structs.replace(one, known=known, load=more.load)
+        self._to_learn.discard(number)
 
     def _share(self) -> float:
         """Seconds for one endpoint, so that those that were never asked get as much each."""
@@ -176,12 +189,7 @@ class RollCall:
         proof = await self._prover.prove(endpoint, model, end - _now())
         if not isinstance(proof, Proof):
             return msgspec.structs.replace(not_ready(endpoint, proof, known), model=model)
-        left = min(LEARN_SECONDS, end - _now())
-        more = await learn_more(self._transport, endpoint, known, left)
-        told = more.capabilities
-        if proof.cached_tokens:
-            told = msgspec.structs.replace(told, cached_tokens=True)
-        return Called(endpoint, "ready", model=model, known=told, load=more.load, proof=proof)
+        return Called(endpoint, "ready", model=model, known=known, proof=proof)
 
     def _unfit(self, endpoint: Endpoint, known: Capabilities) -> Called | None:
         """The endpoint that serves no model yet, or not the one that is wanted; else None."""

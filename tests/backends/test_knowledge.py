@@ -79,7 +79,7 @@ CAN = "tokenize lists chat_batch metrics load"
         (VLLM, "vllm", "0.33.0", 4096, (True, True, True, True, True)),
         (SGLANG, "sglang", "0.5.23", 8192, (True, True, False, False, False)),
         (DYNAMO, "dynamo", "1.6.0", None, (False, True, False, True, False)),
-        (LLAMA, "llama.cpp", "b9999", 2048, (False, None, None, False, None)),
+        (LLAMA, "llama.cpp", "b9999", 2048, (False, True, None, False, None)),
     ],
     ids=["vllm", "sglang", "dynamo", "llama.cpp"],
 )
