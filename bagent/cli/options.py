@@ -27,7 +27,7 @@ Sets = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=0, help="Only the first N rows.")]
 Sample = Annotated[int | None, typer.Option("--sample", min=1, help="N rows at random.")]
-Shard = Annotated[Text, typer.Option("--shard", metavar="I/N", help="Part I of N.")]
+Shard = Annotated[Text, typer.Option("--shard", metavar="I/N", help="Part I of N, or auto.")]
 DeadlineText = Annotated[
     str, typer.Option("--deadline", help="auto, none, 55m, an ISO time or @UNIX_SECONDS.")
 ]

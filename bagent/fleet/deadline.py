@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 import msgspec
 
 from bagent.errors import UsageError
+from bagent.hpc.allocation import Allocation, read_allocation
 
 MARGIN = 60.0
 """Seconds before the deadline at which a run stops feeding."""
@@ -33,13 +34,24 @@ class Deadline(msgspec.Struct, frozen=True):
         return self.at - self.margin
 
 
+def told_by_variables(here: Allocation) -> float | None:
+    """The end of the job as far as the environment tells it, in Unix seconds."""
+    return here.end
+
+
 def read_deadline(
-    text: str, env: Mapping[str, str], now: float, *, margin: float = MARGIN
+    text: str,
+    env: Mapping[str, str],
+    now: float,
+    *,
+    margin: float = MARGIN,
+    job_end: Callable[[Allocation], float | None] = told_by_variables,
 ) -> Deadline | None:
     """The deadline that ``text`` names: ``auto``, ``none``, ``55m``, an ISO time or ``@EPOCH``.
 
-    ``auto`` reads BAGENT_DEADLINE (any of the other forms) and SLURM_JOB_END_TIME (Unix
-    seconds). ``now`` is Unix seconds; an ISO time without offset is local time.
+    ``auto`` is BAGENT_DEADLINE (any of the other forms), else the end of the batch job around
+    this process as ``job_end`` finds it, else none. ``now`` is Unix seconds; an ISO time without
+    offset is local time.
 
     Raises:
         UsageError: it is none of these forms.
@@ -48,7 +60,11 @@ def read_deadline(
     if text.lower() in ("none", ""):
         return None
     if text.lower() == "auto":
-        return _from_environment(env, now, margin)
+        named = env.get("BAGENT_DEADLINE", "").strip()
+        if named and named.lower() != "auto":
+            return _named(named, env, now, margin)
+        end = job_end(read_allocation(env))
+        return Deadline(end, margin) if end is not None else None
     if text.startswith("@"):
         at = _seconds(text[1:])
         if at is None:
@@ -67,15 +83,11 @@ def read_deadline(
         raise _bad(text) from None
 
 
-def _from_environment(env: Mapping[str, str], now: float, margin: float) -> Deadline | None:
-    named = env.get("BAGENT_DEADLINE", "").strip()
-    if named and named.lower() != "auto":
-        try:
-            return read_deadline(named, env, now, margin=margin)
-        except UsageError as error:
-            raise UsageError(f"BAGENT_DEADLINE: {error.message}", hint=error.hint) from None
-    end = _seconds(env.get("SLURM_JOB_END_TIME", "").strip())
-    return Deadline(end, margin) if end is not None else None
+def _named(text: str, env: Mapping[str, str], now: float, margin: float) -> Deadline | None:
+    try:
+        return read_deadline(text, env, now, margin=margin)
+    except UsageError as error:
+        raise UsageError(f"BAGENT_DEADLINE: {error.message}", hint=error.hint) from None
 
 
 def _seconds(text: str) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -13,6 +14,7 @@ from bagent.answers.schema import OutputSchema
 from bagent.errors import InputError, JobError, SchemaError, UsageError
 from bagent.fleet.deadline import read_deadline
 from bagent.fleet.hostfile import read_hostfile
+from bagent.hpc.allocation import auto_shard
 from bagent.job.batchfile import is_batch_file
 from bagent.job.load import JobRequest, job_for_batch_file, load_job
 from bagent.job.prompt import Prompt
@@ -220,18 +222,21 @@ def make_rows_config(
         sample=options.sample,
         seed=job.sampling.seed or 0,
         limit=options.limit,
-        shard=read_shard(options.shard),
+        shard=read_shard(options.shard, options.env),
         stdin_spool=run_dir / "input.jsonl",
     )
 
 
-def read_shard(text: str | None) -> tuple[int, int] | None:
-    """``I/N`` as numbers, I from 1 to N."""
+def read_shard(text: str | None, env: Mapping[str, str]) -> tuple[int, int] | None:
+    """``I/N`` as numbers, I from 1 to N; ``auto`` is this process's part among its launch."""
     if text is None:
         return None
+    if text.strip().lower() == "auto":
+        part, count = auto_shard(env)
+        return (part, count) if count > 1 else None
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None:
-        raise UsageError(f"--shard {text}: not a part", hint="write I/N, for example 1/4")
+        raise UsageError(f"--shard {text}: not a part", hint="write I/N, for example 1/4, or auto")
     part, count = int(match[1]), int(match[2])
     if not 1 <= part <= count:
         raise UsageError(f"--shard {text}: I must be from 1 to N", hint="--shard 1/4 is the first")

@@ -18,6 +18,7 @@ from bagent.backends.transport import Transport
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly
 from bagent.fleet.deadline import read_deadline
 from bagent.fleet.dispatcher import Fleet
+from bagent.hpc.asking import job_end
 from bagent.observe import Progress, Snapshot, Tally
 from bagent.runs.emit import StdoutWriter
 from bagent.runs.endpoints import Servers, open_servers
@@ -78,7 +79,13 @@ class Session:
     async def run(self) -> Ended:
         """Send everything that is still to do; returns how it ended, raises only UsageError."""
         options = self._prepared.options
-        deadline = read_deadline(options.deadline, options.env, time.time(), margin=options.margin)
+        deadline = read_deadline(
+            options.deadline,
+            options.env,
+            time.time(),
+            margin=options.margin,
+            job_end=job_end,
+        )
         if deadline is not None:
             self._switch.at_deadline(deadline)
         try:

@@ -1,0 +1,147 @@
+"""Where this process runs: the variables of schedulers and launchers under neutral names.
+
+Read here and nowhere else: ``SLURM_*`` (SLURM), ``PBS_*`` (OpenPBS, PBS Pro), ``PALS_*`` (Cray
+PALS), ``PMIX_*`` and ``PMI_*`` (MPICH and what stands on it), ``OMPI_*`` (Open MPI).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from bagent.errors import UsageError
+
+Scheduler = Literal["slurm", "pbs"]
+
+SHARDS = "BAGENT_SHARDS"
+"""Names the number of parts where neither scheduler nor launcher tells it."""
+
+# Of each launcher: the variable with this process's number, then those with the number of all.
+_RANKS = (
+    ("PALS_RANKID", ("PMI_SIZE", "PALS_SIZE")),
+    ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",)),
+    ("PMI_RANK", ("PMI_SIZE",)),
+    ("PMIX_RANK", ("PMIX_SIZE", "PMI_SIZE")),
+)
+_WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]+)?", re.ASCII)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One of several: ``index`` counts from 0, ``count`` is None where nobody tells it."""
+
+    index: int
+    count: int | None
+
+
+class Allocation(msgspec.Struct, frozen=True):
+    """What the environment tells about the batch job around this process.
+
+    ``job_id`` is the scheduler's own id without a server's name; ``restarts`` counts requeues.
+    ``node_list`` is SLURM's compressed list of nodes, ``node_file`` PBS's file of them. ``task``
+    is the place in a job array, ``rank`` the place among the processes of one launch; None where
+    there is none. ``end`` is when the job will be killed, in Unix seconds.
+    """
+
+    scheduler: Scheduler | None = None
+    job_id: str | None = None
+    node_list: str | None = None
+    node_file: Path | None = None
+    restarts: int = 0
+    task: Place | None = None
+    rank: Place | None = None
+    end: float | None = None
+
+
+def read_allocation(env: Mapping[str, str]) -> Allocation:
+    """What ``env`` tells; empty and malformed variables count as not set."""
+    slurm, pbs = _text(env, "SLURM_JOB_ID"), _text(env, "PBS_JOBID")
+    node_file = _text(env, "PBS_NODEFILE")
+    scheduler: Scheduler | None = "slurm" if slurm else "pbs" if pbs else None
+    return Allocation(
+        scheduler=scheduler,
+        job_id=slurm or (pbs.partition(".")[0] if pbs else None),
+        node_list=_text(env, "SLURM_JOB_NODELIST"),
+        node_file=Path(node_file) if node_file else None,
+        restarts=_whole(env, "SLURM_RESTART_COUNT") or 0,
+        task=_task(env),
+        rank=_rank(env),
+        end=_end(env),
+    )
+
+
+def auto_shard(env: Mapping[str, str]) -> tuple[int, int]:
+    """The part ``(i, n)``, i from 1, that ``--shard auto`` means for this process.
+
+    A process of a launch (``srun``, ``mpiexec``) takes the part of its rank, a task of a job array
+    that of its index; where there are both, every process of every task has a part of its own.
+    Alone it is the only one: part 1 of 1.
+
+    Raises:
+        UsageError: how many parts there are is not told.
+    """
+    here = read_allocation(env)
+    part, parts = 0, 1
+    said = _whole(env, SHARDS)
+    for place in (here.task, here.rank):
+        if place is None:
+            continue
+        count = place.count
+        if count is None and (here.task is None or here.rank is None):
+            count = said
+        if count is None or not 0 <= place.index < count:
+            words = "not told" if count is None else f"{count}, and this is number {place.index}"
+            raise UsageError(
+                f"--shard auto: the number of parts is {words}",
+                hint=f"set {SHARDS}=N for all of them, or write --shard I/N",
+            )
+        part, parts = part * count + place.index, parts * count
+    return part + 1, parts
+
+
+def _task(env: Mapping[str, str]) -> Place | None:
+    index = _whole(env, "SLURM_ARRAY_TASK_ID")
+    if index is not None:
+        first = _whole(env, "SLURM_ARRAY_TASK_MIN") or 0
+        step = _whole(env, "SLURM_ARRAY_TASK_STEP") or 1
+        return Place((index - first) // step, _whole(env, "SLURM_ARRAY_TASK_COUNT"))
+    index = _whole(env, "PBS_ARRAY_INDEX")
+    return Place(index, None) if index is not None else None
+
+
+def _rank(env: Mapping[str, str]) -> Place | None:
+    for name, sizes in _RANKS:
+        index = _whole(env, name)
+        if index is not None:
+            count = next((n for n in (_whole(env, s) for s in sizes) if n), None)
+            return _sized(Place(index, count), env)
+    # A batch script is process 0 of the job's tasks by its variables, though it is alone: only
+    # in a step do they say which of several a process is.
+    if _text(env, "SLURM_STEP_ID") and (index := _whole(env, "SLURM_PROCID")) is not None:
+        return Place(index, _whole(env, "SLURM_STEP_NUM_TASKS") or _whole(env, "SLURM_NTASKS"))
+    return None
+
+
+def _sized(place: Place, env: Mapping[str, str]) -> Place:
+    """SLURM tells the size of a step also where its PMI library does not."""
+    if place.count is None and _text(env, "SLURM_STEP_ID"):
+        return Place(place.index, _whole(env, "SLURM_STEP_NUM_TASKS"))
+    return place
+
+
+def _end(env: Mapping[str, str]) -> float | None:
+    text = _text(env, "SLURM_JOB_END_TIME") or ""
+    return float(text) if _SECONDS.fullmatch(text) else None
+
+
+def _text(env: Mapping[str, str], name: str) -> str | None:
+    return env.get(name, "").strip() or None
+
+
+def _whole(env: Mapping[str, str], name: str) -> int | None:
+    text = _text(env, name) or ""
+    return int(text) if _WHOLE.fullmatch(text) else None

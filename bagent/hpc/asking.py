@@ -1,0 +1,113 @@
+"""What only the scheduler's own programs tell: when the job ends, and which nodes it has."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from bagent.hpc.allocation import Allocation
+
+ANSWER_SECONDS = 10.0
+"""How long a program of the scheduler may take; a busy one is done without."""
+
+Ask = Callable[[Sequence[str]], str]
+"""Runs a command line and returns its stdout; empty where it failed."""
+
+_STIME = "%a %b %d %H:%M:%S %Y"
+
+
+def ask(command: Sequence[str]) -> str:
+    """The stdout of ``command``; empty where it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def job_end(here: Allocation, ask: Ask = ask) -> float | None:
+    """When the job will be killed, in Unix seconds; None where nobody tells.
+
+    The variable is believed first. Then ``squeue`` and ``scontrol`` are asked (older SLURM sets
+    no variable), or ``qstat``: there the end is the start time plus the granted wall time.
+    """
+    if here.end is not None or here.job_id is None:
+        return here.end
+    job = here.job_id
+    if here.scheduler == "slurm":
+        end = _local_time(ask(["squeue", "--noheader", f"--jobs={job}", "--format=%e"]))
+        return end or _local_time(_field(ask(["scontrol", "show", "job", job]), "EndTime"))
+    return _pbs_end(ask(["qstat", "-f", "-F", "json", job])) or _plain_pbs_end(
+        ask(["qstat", "-f", job])
+    )
+
+
+def node_names(here: Allocation, ask: Ask = ask) -> list[str]:
+    """The nodes of the job, each once, in the scheduler's order; empty outside of a job."""
+    if here.node_file is not None:
+        try:
+            lines = here.node_file.read_text(encoding="utf-8", errors="replace").split()
+        except OSError:
+            lines = []
+        if lines:
+            return list(dict.fromkeys(lines))
+    if here.node_list is not None:
+        # The bracket notation has rules of its own: SLURM itself spells it out.
+        return list(dict.fromkeys(ask(["scontrol", "show", "hostnames", here.node_list]).split()))
+    return []
+
+
+def _local_time(text: str) -> float | None:
+    first = text.strip().partition("\n")[0]
+    try:
+        return datetime.fromisoformat(first).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None  # N/A, Unknown, NONE
+
+
+def _field(text: str, name: str) -> str:
+    for word in text.split():
+        key, _, value = word.partition("=")
+        if key == name:
+            return value
+    return ""
+
+
+def _pbs_end(text: str) -> float | None:
+    try:
+        jobs: Any = msgspec.json.decode(text.encode())["Jobs"]
+        (job,) = jobs.values()
+        return _start_and_walltime(job["stime"], job["Resource_List"]["walltime"])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _plain_pbs_end(text: str) -> float | None:
+    fields = {
+        name.strip(): value.strip()
+        for name, mark, value in (line.partition(" = ") for line in text.splitlines())
+        if mark
+    }
+    try:
+        return _start_and_walltime(fields["stime"], fields["Resource_List.walltime"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _start_and_walltime(started: str, walltime: str) -> float:
+    seconds = 0
+    for part in str(walltime).split(":"):
+        seconds = seconds * 60 + int(part)
+    return datetime.strptime(started, _STIME).timestamp() + seconds
