@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import sys
 import time
@@ -98,8 +99,13 @@ def as_cells(one: Called) -> list[str]:
         *("" if number is None else str(number) for number in numbers),
         f"{one.proof.ms:.0f}" if one.proof else "",
         " ".join(f"{key}={value}" for key, value in one.endpoint.tags.items()),
-        one.reason,
+        _without_name(one.reason, one.endpoint.name),
     ]
+
+
+def _without_name(reason: str, name: str) -> str:
+    """The reason less the endpoint's name, which stands in the same line already."""
+    return re.sub(rf"( (to|from) |^){re.escape(name)}(?![\w.-]|:[0-9])", "", reason).lstrip(": ")
 
 
 def _print_rich(called: Iterable[Called]) -> None:

@@ -99,7 +99,7 @@ def grouped(called: Iterable[Called]) -> list[Group]:
 
 
 def counts(called: Sequence[Called | None]) -> str:
-    """``12 of 100 ready, 80 dead, 3 loading, 5 not asked yet``."""
+    """``12 of 100 ready, 80 dead, 3 loading, 5 no answer yet``."""
     number = dict.fromkeys(STATES, 0)
     for one in called:
         if one is not None:
@@ -107,4 +107,4 @@ def counts(called: Sequence[Called | None]) -> str:
     told = [f"{number['ready']} of {len(called)} ready"]
     told += [f"{number[state]} {state}" for state in STATES[1:] if number[state]]
     waiting = sum(1 for one in called if one is None)
-    return ", ".join(told + ([f"{waiting} not asked yet"] if waiting else []))
+    return ", ".join(told + ([f"{waiting} no answer yet"] if waiting else []))

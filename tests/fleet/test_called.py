@@ -64,6 +64,6 @@ def test_equal_reasons_are_one_group_whatever_the_names_and_numbers() -> None:
 def test_counts_name_only_what_there_is() -> None:
     one = not_ready(endpoint("a:1"), Failure("connect", "refused", True))
     assert counts([one, None, Called(endpoint("b:1"), "ready"), None]) == (
-        "1 of 4 ready, 1 dead, 2 not asked yet"
+        "1 of 4 ready, 1 dead, 2 no answer yet"
     )
     assert counts([Called(endpoint("b:1"), "ready")]) == "1 of 1 ready"
