@@ -44,15 +44,18 @@ class Health:
 
     # --- endpoints that do not answer ---------------------------------------------------------
 
-    def doubt(self, state: EndpointState) -> None:
-        """A request found no server: send nothing more until a probe has decided."""
+    def doubt(self, state: EndpointState, *, stop: bool = True) -> None:
+        """A request found no server: a probe decides what that costs it.
+
+        With ``stop`` nothing more is sent until then; without, others were answered meanwhile.
+        """
         self._probe_soon(state, 0.0)
+        state.doubted |= stop
 
     def _probe_soon(self, state: EndpointState, delay: float) -> None:
         if state.probing or self._core.closed or state.leaving:
             return
         state.probing = True
-        state.doubted = delay == 0
         self._core.spawn(self._probe(state, delay), self._core.probes)
 
     async def _probe(self, state: EndpointState, delay: float) -> None:

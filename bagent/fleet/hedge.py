@@ -39,7 +39,7 @@ class Hedger:
         found, copies = [], 0
         for state in core.endpoints.states:
             for carrier in state.carriers:
-                if len(carrier.group) != 1:
+                if len(carrier.group) != 1 or carrier.group[0].ended:
                     continue
                 if carrier.group[0].out > 1:
                     copies += 1

@@ -137,12 +137,12 @@ class Settler:
             core.sleep(call, now)
         elif carrier.given_up:  # the endpoint is known to be dead
             self._health.died_with(call, now)
-        elif failure.kind == "connect" and failure.passing and state.suspect(started):
-            if not state.up:  # it costs no try, and others may take the call
-                core.sleep(call, now)
+        elif failure.kind == "connect" and failure.passing:
+            if not state.up and state.suspect(started):
+                core.sleep(call, now)  # it costs no try, and others may take the call
             else:
                 core.waiting.hold(state.name, (call, failure, delivery, exchange.connected))
-                self._health.doubt(state)
+                self._health.doubt(state, stop=state.suspect(started))
         else:
             self._bad_answer(carrier, call, failure, delivery, now)
 

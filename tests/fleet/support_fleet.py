@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, Request
+from bagent.fleet.account import Account
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.account import Account
 from bagent.fleet.limiter import InFlightLimit
 from bagent.types import Attempt, EndpointSample, Failure, Reply
 
@@ -65,6 +66,7 @@ class ScriptedBackend:
     out: Counter[str] = field(default_factory=Counter)
     peak: Counter[str] = field(default_factory=Counter)
     cancelled: int = 0
+    by_rows: Callable[[list[int]], Reply | Failure] | None = None
     limits: dict[str, int | None] = field(default_factory=dict)
     learns: dict[str, int] = field(default_factory=dict)
     learned: list[tuple[str, int]] = field(default_factory=list)
@@ -126,7 +128,7 @@ class ScriptedBackend:
         finally:
             for key in (name, "all"):
                 self.out[key] -= 1
-        result = answer.result
+        result = answer.result if self.by_rows is None else self.by_rows(rows)
         return Exchange(
             results=[result] * len(group),
             sent=started,
@@ -134,6 +136,7 @@ class ScriptedBackend:
             status=200 if isinstance(result, Reply) else result.status,
             again=answer.again,
             learned=answer.learned,
+            connected=result != REFUSED,
         )
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
@@ -231,6 +234,7 @@ def setup(
     per_minute: float | None = None,
     probes: dict[str, Callable[[int], Capabilities | Failure]] | None = None,
     own_accounts: bool = False,
+    weights: Mapping[str, float] = MappingProxyType({}),
     **config: Any,
 ) -> Setup:
     """A fleet of one endpoint per script; call it inside the loop."""
@@ -241,6 +245,7 @@ def setup(
             Endpoint(name, f"http://{name}/v1"),
             InFlightLimit(limit, 1000, growing=growing),
             Account(per_minute, None, 120.0) if own_accounts else account,
+            weight=weights.get(name, 1.0),
         )
         for name in scripts
     ]

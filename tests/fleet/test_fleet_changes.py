@@ -1,0 +1,106 @@
+"""Late calls, weights, and endpoints that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bagent.backends.endpoint import Endpoint
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.limiter import InFlightLimit
+from fleet.support_fleet import GOOD, Answer, always, setup
+from fleet.support_time import run_jumping
+
+
+async def ticking(s):
+    while True:
+        await asyncio.sleep(0.25)
+        s.fleet.tick()
+
+
+def run_with_a_straggler(hedge):
+    async def main():
+        sent = []
+
+        def script(row, number):
+            sent.append(row)
+            late = row == 19 and sent.count(19) == 1
+            return Answer(GOOD, 100.0 if late else 1.0)
+
+        s = setup({"a": script, "b": script}, limit=8, hedge=hedge)
+        watching = asyncio.ensure_future(ticking(s))
+        await s.run(20)
+        watching.cancel()
+        return s, asyncio.get_running_loop().time()
+
+    return run_jumping(main())
+
+
+def test_a_straggler_at_the_end_is_sent_a_second_time_elsewhere():
+    s, end = run_with_a_straggler(0.0)
+    assert len(s.recorder.replies) == 20
+    assert end < 1015
+    assert len(s.backend.times(19)) == 2
+    names = {name for _, name, row in s.backend.sent if row == 19}
+    assert names == {"a", "b"}
+    assert s.backend.cancelled == 1
+    assert s.tries()[19] == 2
+
+
+def test_without_hedging_a_straggler_is_waited_for():
+    s, end = run_with_a_straggler(None)
+    assert len(s.backend.times(19)) == 1
+    assert end >= 1100
+
+
+def test_weights_are_honoured_whatever_is_out():
+    async def main(concurrency):
+        s = setup(
+            {"light": always(), "heavy": always()},
+            limit=64,
+            concurrency=concurrency,
+            weights={"heavy": 3.0},
+        )
+        await s.run(400)
+        return s.backend.shares
+
+    for concurrency in (1, 8, 40):
+        shares = run_jumping(main(concurrency))
+        assert 280 <= shares["heavy"] <= 320, (concurrency, shares)
+
+
+def test_equal_endpoints_get_equal_shares_within_five_percent():
+    async def main():
+        s = setup({name: always() for name in "abcdefgh"}, limit=16)
+        await s.run(4000)
+        return s.backend.shares
+
+    shares = run_jumping(main())
+    assert max(shares.values()) <= 1.05 * min(shares.values())
+
+
+def test_an_endpoint_joins_and_another_leaves_when_what_it_has_is_done():
+    async def main():
+        s = setup({"old": always(seconds=2.0), "new": always()}, limit=4)
+        new = next(state for state in s.states if state.name == "new")
+        s.fleet.leave(["new"])
+        work = asyncio.ensure_future(s.run(200))
+        await asyncio.sleep(5.0)
+        assert s.backend.shares["new"] == 0
+        s.fleet.join(
+            [EndpointState(Endpoint("new", "http://new/v1"), InFlightLimit(4, 4), new.account)]
+        )
+        await asyncio.sleep(5.0)
+        s.fleet.leave(["old"])
+        await asyncio.sleep(0.01)
+        at = len(s.backend.sent)
+        in_flight = s.backend.out["old"]
+        await work
+        return s, at, in_flight
+
+    s, at, in_flight = run_jumping(main())
+    assert len(s.recorder.replies) == 200
+    assert s.backend.shares["new"] > 50
+    assert {name for _, name, _ in s.backend.sent[at:]} == {"new"}
+    assert in_flight > 0
+    assert [state.name for state in s.fleet.states] == ["new"]
+    assert s.backend.cancelled == 0

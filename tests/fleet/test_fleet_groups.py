@@ -1,0 +1,139 @@
+"""Rows that travel together."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bagent.fleet.grouping import GroupRule, Supply, group_size
+from bagent.types import Failure
+from fleet.support_fleet import GOOD, Answer, always, setup
+from fleet.support_time import run_jumping
+
+HUNDREDS = GroupRule(size=100, single=False)
+AUTO = GroupRule(single=False)
+
+
+def test_ten_thousand_rows_on_a_hundred_endpoints_are_a_hundred_requests():
+    async def main():
+        names = [f"e{i}" for i in range(100)]
+        s = setup(
+            {name: always() for name in names},
+            limit=200,
+            group=HUNDREDS,
+            concurrency=100_000,
+            lookahead=10_000,
+        )
+        s.backend.limits = dict.fromkeys(names, 1024)
+        s.fleet.expect(True)
+        await s.feed(10_000)
+        s.fleet.expect(False)
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert len(s.backend.groups) == 100
+    assert {len(rows) for _, rows in s.backend.groups} == {100}
+    assert len(s.recorder.replies) == 10_000
+    assert {attempt.group_size for attempt in s.attempts} == {100}
+
+
+def refuse_row(bad, status=400):
+    """Groups with the bad row in them are refused as a whole."""
+
+    def script(row, number):
+        return Answer(GOOD)
+
+    def result(rows):
+        return Failure("rejected", "HTTP", status=status) if bad in rows else GOOD
+
+    return script, result
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refused_group_is_halved_until_the_bad_row_stands_alone(status):
+    async def main():
+        script, result = refuse_row(13, status)
+        s = setup({"a": script}, limit=64, group=GroupRule(64, single=False))
+        s.backend.limits, s.backend.by_rows = {"a": 64}, result
+        s.fleet.expect(True)
+        await s.feed(64)
+        s.fleet.expect(False)
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert set(s.recorder.failures) == {13}
+    assert len(s.recorder.replies) == 63
+    refused = sorted((len(rows) for _, rows in s.backend.groups if 13 in rows), reverse=True)
+    assert refused == [64, 32, 16, 8, 4, 2, 1]
+    assert s.tries()[13] == 7
+
+
+def test_a_server_fault_does_not_halve_a_group():
+    async def main():
+        def script(row, number):
+            broken = Failure("overloaded", "HTTP 500", passing=True, status=500)
+            return Answer(broken if number < 32 else GOOD)
+
+        s = setup({"a": script}, limit=32, group=GroupRule(32, single=False))
+        s.backend.limits = {"a": 32}
+        s.fleet.expect(True)
+        await s.feed(32)
+        s.fleet.expect(False)
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert s.backend.groups[0] == ("a", list(range(32)))
+    assert len(s.recorder.replies) == 32
+    assert set(s.tries().values()) == {2}
+
+
+def test_an_endpoint_that_must_be_asked_how_it_wants_groups_gets_nothing_until_it_told():
+    async def main():
+        s = setup({"a": always(), "b": always()}, limit=32, group=AUTO)
+        s.backend.limits = {"a": None, "b": 1}
+        s.backend.learns = {"a": 16}
+        s.fleet.expect(True)
+        await s.feed(300)
+        s.fleet.expect(False)
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert s.backend.learned == [("a", 1)] or s.backend.learned[0][0] == "a"
+    assert len(s.backend.learned) == 1
+    assert {len(rows) for name, rows in s.backend.groups if name == "b"} == {1}
+    assert max(len(rows) for name, rows in s.backend.groups if name == "a") == 16
+    assert len(s.recorder.replies) == 300
+
+
+def test_the_end_of_a_run_is_shared_out_in_small_groups():
+    supply = Supply(ready=8, endpoints=4, more=False)
+    assert group_size(AUTO, 1024, 256, 256, supply, 16.0) == 2
+    more = Supply(ready=8, endpoints=4, more=True)
+    assert group_size(AUTO, 1024, 256, 256, more, 16.0) == 8
+
+
+def test_groups_shrink_where_answers_are_long():
+    supply = Supply(ready=10_000, endpoints=1, more=True)
+    short, long = (group_size(AUTO, 1024, 1000, 1000, supply, n) for n in (8.0, 2000.0))
+    assert (short, long) == (500, 8)
+
+
+def test_two_groups_are_in_flight_at_each_endpoint():
+    async def main():
+        s = setup({"a": always(seconds=2.0)}, limit=32, group=AUTO, lookahead=500)
+        s.backend.limits = {"a": 1024}
+        s.fleet.expect(True)
+        feeding = asyncio.ensure_future(s.feed(400))
+        await asyncio.sleep(1.0)
+        sizes = [len(rows) for _, rows in s.backend.groups]
+        await feeding
+        s.fleet.expect(False)
+        await s.fleet.idle()
+        return sizes
+
+    assert run_jumping(main()) == [16, 16]

@@ -1,0 +1,171 @@
+"""Endpoints that answer, but badly; that take requests and answer none; that kill rows."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bagent.backends.endpoint import Capabilities
+from bagent.fleet.retry import RetryPolicy
+from bagent.types import Failure
+from fleet.support_fleet import BROKEN, FULL, GOOD, REFUSED, Answer, always, setup, throttled
+from fleet.support_time import run_jumping
+
+NOT_FOUND = Failure("rejected", "HTTP 404: no such model", status=404)
+NO_KEY = Failure("auth", "HTTP 401", status=401)
+CLOSED = Failure("connect", "closed the connection without an answer", passing=True)
+
+
+@pytest.mark.parametrize("sick", [NOT_FOUND, NO_KEY, BROKEN, FULL])
+def test_an_endpoint_that_fails_at_once_draws_few_calls_and_harms_no_row(sick):
+    async def main():
+        scripts = {"sick": always(sick, 0.01), "well": always(seconds=1.0)}
+        s = setup(scripts, limit=8)
+        await s.run(400)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 400
+    assert s.backend.shares["sick"] < 40
+    assert any("sick answers only badly" in line for line in s.notices)
+
+
+def test_where_every_endpoint_refuses_alike_the_rows_fail_with_its_words():
+    async def main():
+        s = setup({"a": always(NO_KEY, 0.01), "b": always(NO_KEY, 0.01)}, limit=4)
+        await s.run(20)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.failures) == 20
+    assert {failure.message for failure, _ in s.recorder.failures.values()} == {"HTTP 401"}
+
+
+def test_one_row_that_no_endpoint_has_leaves_all_endpoints_at_work():
+    async def main():
+        def script(row, number):
+            return Answer(NOT_FOUND if row == 5 else GOOD, 0.5)
+
+        s = setup(dict.fromkeys("abcd", script), limit=4)
+        await s.run(200)
+        return s
+
+    s = run_jumping(main())
+    assert set(s.recorder.failures) == {5}
+    assert len(s.recorder.replies) == 199
+    assert s.notices == []
+
+
+def test_an_endpoint_that_got_well_again_gets_its_share_again():
+    async def main():
+        def script(row, number):
+            ill = asyncio.get_running_loop().time() < 1003.0
+            return Answer(BROKEN, 0.01) if ill else Answer(GOOD, 1.0)
+
+        s = setup({"a": script, "b": always()}, limit=8)
+        await s.run(600)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 600
+    assert s.backend.shares["a"] > 150
+
+
+def test_a_rate_limit_of_one_account_holds_up_no_other():
+    async def main():
+        def script(row, number):
+            return Answer(throttled(30.0), 0.1) if number < 4 else Answer(GOOD, 1.0)
+
+        s = setup({"a": script, "b": always()}, limit=4, own_accounts=True)
+        await s.run(60)
+        return s, max(s.recorder.ended_at.values())
+
+    s, end = run_jumping(main())
+    assert len(s.recorder.replies) == 60
+    assert s.backend.shares["b"] >= 50
+    assert end < 1050
+
+
+def test_a_rate_limit_of_a_shared_account_holds_up_all_of_its_endpoints():
+    async def main():
+        def script(row, number):
+            return Answer(throttled(10.0), 0.1) if number < 1 else Answer(GOOD, 0.5)
+
+        s = setup({"a": script, "b": script}, limit=1)
+        await s.run(10)
+        return s
+
+    s = run_jumping(main())
+    starts = sorted(at for at, _, _ in s.backend.sent)
+    assert not [at for at in starts if 1000.2 < at < 1010.0]
+
+
+def test_rows_of_a_row_that_kills_endpoints_cost_no_try_and_it_runs_last_and_alone():
+    async def main():
+        dead_until = {}
+
+        def script_of(name):
+            def script(row, number):
+                now = asyncio.get_running_loop().time()
+                if now < dead_until.get(name, 0.0):
+                    return Answer(REFUSED, 0.01)
+                if row == 3:
+                    dead_until[name] = now + 4.0
+                    return Answer(CLOSED, 0.5)
+                return Answer(GOOD, 0.5)
+
+            return script
+
+        def probe_of(name):
+            return lambda number: (
+                REFUSED
+                if asyncio.get_running_loop().time() < dead_until.get(name, 0.0)
+                else Capabilities()
+            )
+
+        s = setup(
+            {name: script_of(name) for name in "ab"},
+            limit=1,
+            retry=RetryPolicy(retries=0),
+            probes={name: probe_of(name) for name in "ab"},
+        )
+        await s.run(60)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 59
+    failure, _ = s.recorder.failures[3]
+    assert failure.message == "3 endpoints died while they worked on this row"
+    times = s.backend.times(3)
+    assert len(times) == 3
+    assert times[2] >= max(at for row, at in s.recorder.ended_at.items() if row != 3)
+
+
+def test_an_endpoint_that_answers_nothing_gets_no_more_and_its_rows_go_elsewhere_once_it_is_dead():
+    async def main():
+        gate = asyncio.Event()
+
+        def silent(row, number):
+            return Answer(GOOD, gate=gate)
+
+        s = setup(
+            {"hung": silent, "well": always(seconds=1.0)},
+            limit=4,
+            probes={"hung": lambda number: REFUSED},
+        )
+        watching = asyncio.ensure_future(tick(s))
+        await s.run(800)
+        watching.cancel()
+        return s
+
+    async def tick(s):
+        while True:
+            await asyncio.sleep(0.5)
+            s.fleet.tick()
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 800
+    assert s.backend.shares["hung"] == 4
+    assert any("hung takes requests but has answered none" in line for line in s.notices)
+    assert any(sample.endpoint == "hung" and not sample.healthy for sample in s.samples)
