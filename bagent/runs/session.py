@@ -168,7 +168,7 @@ class Session:
         self._feeder = Feeder(rows.batches(), self._pending)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
-        beside = self._watch(self._fleet, recruiter)
+        beside = self._watch(self._fleet, recruiter, model)
         feeding = asyncio.create_task(self._feed(engine, self._feeder))
         stop = await self._first_reason(feeding, engine, ticker)
         if stop is not None:
@@ -183,11 +183,15 @@ class Session:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return Ended(stop, self._snapshot())
 
-    def _watch(self, fleet: Fleet, recruiter: Recruiter) -> list[asyncio.Task[None]]:
+    def _watch(
+        self, fleet: Fleet, recruiter: Recruiter, model: str | None
+    ) -> list[asyncio.Task[None]]:
         """What goes on beside the rows; a fault of it stops nothing that works."""
         job, env = self._prepared.job, self._prepared.options.env
         reader = LoadReader(self._transport)
-        tasks = [asyncio.create_task(watch_loads(fleet, reader, self._store.journal.write_sample))]
+        tasks = [
+            asyncio.create_task(watch_loads(fleet, reader, model, self._store.journal.write_sample))
+        ]
         if job.hostfile is not None:
             follower = HostfileFollower(job.hostfile.path, job.backend, env, self._notice)
             tasks.append(asyncio.create_task(follower.follow(fleet, recruiter)))

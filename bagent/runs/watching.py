@@ -31,9 +31,15 @@ HOSTFILE_SECONDS = 1.0
 
 
 async def watch_loads(
-    fleet: Fleet, reader: LoadReader, on_sample: Callable[[EndpointSample], None]
+    fleet: Fleet,
+    reader: LoadReader,
+    model: str | None,
+    on_sample: Callable[[EndpointSample], None],
 ) -> None:
-    """Look at each busy engine in turn and let its limit follow; goes on until cancelled."""
+    """Look at each busy engine in turn and let its limit follow; goes on until cancelled.
+
+    ``model`` is the one that is asked for: a server of several tells the load of each.
+    """
     gate = asyncio.Semaphore(LOOKS_AT_ONCE)
     loop = asyncio.get_running_loop()
 
@@ -41,7 +47,7 @@ async def watch_loads(
         async with gate:
             load = None
             if reader.due(state.endpoint):
-                load = await reader.read(state.endpoint, LOOK_SECONDS)
+                load = await reader.read(state.endpoint, LOOK_SECONDS, model)
         signal = state.signal
         if signal is None or state.leaving:
             return
