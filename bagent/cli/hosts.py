@@ -26,37 +26,45 @@ MOST_AT_ONCE = 2048
 _STDIN = "-"
 
 
+HostsFile = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[HOSTS]", help="A hostfile or PBS node file; - is stdin; or BAGENT_HOSTFILE."
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Ask again until enough endpoints are ready.")]
+Timeout = Annotated[
+    str, typer.Option("--timeout", metavar="DURATION", help="End after this time in any case.")
+]
+MinFraction = Annotated[
+    float | None,
+    typer.Option("--min-fraction", metavar="F", help="Enough: this share, from 0 to 1."),
+]
+MinHosts = Annotated[
+    int | None, typer.Option("--min-hosts", metavar="N", help="Enough: so many endpoints.")
+]
+Served = Annotated[
+    str | None, typer.Option("--model", help="Only endpoints that serve it are ready.")
+]
+Write = Annotated[
+    Path | None, typer.Option("--write", metavar="FILE", help="Write the ready ones, with tags.")
+]
+Form = Annotated[
+    Literal["table", "json"], typer.Option("--format", help="json: one object a line.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks.")]
+
+
 def hosts(
-    hosts: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[HOSTS]", help="A hostfile or PBS node file; - is stdin; or BAGENT_HOSTFILE."
-        ),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Ask again until enough endpoints are ready.")
-    ] = False,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="End after this time in any case.")
-    ] = "30s",
-    min_fraction: Annotated[
-        float | None,
-        typer.Option("--min-fraction", metavar="F", help="Enough: this share, from 0 to 1."),
-    ] = None,
-    min_hosts: Annotated[
-        int | None, typer.Option("--min-hosts", metavar="N", help="Enough: so many endpoints.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="Only endpoints that serve it are ready.")
-    ] = None,
-    write: Annotated[
-        Path | None,
-        typer.Option("--write", metavar="FILE", help="Write the ready ones, with tags."),
-    ] = None,
-    form: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="json: one object a line.")
-    ] = "table",
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks.")] = False,
+    hosts: HostsFile = None,
+    wait: Wait = False,
+    timeout: Timeout = "30s",
+    min_fraction: MinFraction = None,
+    min_hosts: MinHosts = None,
+    model: Served = None,
+    write: Write = None,
+    form: Form = "table",
+    debug: Debug = False,
 ) -> int:
     """Table of endpoints: ready or why not, engine, model, context, capabilities, load.
 
