@@ -10,12 +10,25 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.context import LoadContext
-from bagent.job.kinds import Choice, Duration, Kind, Whole, WordList, WordMap, Words, wrong
+from bagent.job.kinds import (
+    Choice,
+    Duration,
+    Flag,
+    Kind,
+    Real,
+    Whole,
+    WordList,
+    WordMap,
+    Words,
+    wrong,
+)
 from bagent.job.section import Section
 from bagent.job.words import shown
 from bagent.types import Json
 
 Scheduler = Literal["slurm", "pbs"]
+Launcher = Literal["srun", "pals", "hydra", "openmpi", "ssh"]
+Staging = Literal["none", "copy", "sbcast", "mpi"]
 
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 
@@ -80,6 +93,9 @@ class ClusterSpec(Section):
     exclude: Annotated[tuple[str, ...], WordList()] = Field(
         default=(), description="Nodes never to be used."
     )
+    reserve_node: Annotated[bool, Flag()] = Field(
+        default=False, description="Keep the first node free of engines, for the run itself."
+    )
     walltime: Annotated[float | None, Duration(clock=True)] = Field(
         default=None, description="Time limit of the batch job.", examples=["2h", "02:00:00"]
     )
@@ -95,11 +111,38 @@ class ClusterSpec(Section):
     ports: Annotated[tuple[int, ...], Ports()] = Field(
         default=(), description="The first port, a range, or a list.", examples=["8000-8003"]
     )
+    api_servers: Annotated[int | None, Whole(1)] = Field(
+        default=None, description="API server processes of each engine (vLLM)."
+    )
+    restarts: Annotated[int | None, Whole(0, 1000)] = Field(
+        default=None, description="How often a dead engine is started again; default 2."
+    )
+    min_fraction: Annotated[float | None, Real(0, 1, above=True)] = Field(
+        default=None, description="The share of engines that is enough to begin; default 0.9."
+    )
+    start_timeout: Annotated[float | None, Duration()] = Field(
+        default=None, description="How long engines may take to start; default 30m."
+    )
+    requeues: Annotated[int | None, Whole(0, 1000)] = Field(
+        default=None, description="How often a job that ran out of time goes on; default 5."
+    )
+    launcher: Annotated[Launcher | None, Choice(Launcher)] = Field(
+        default=None, description="What starts a process on every node."
+    )
+    gpus_per_node: Annotated[int | None, Whole(1)] = Field(
+        default=None, description="GPUs of a node, shared evenly by its engines."
+    )
     gpu_mask: Annotated[str | None, Words(empty=False)] = Field(
         default=None, description="The variable that picks GPUs.", examples=["CUDA_VISIBLE_DEVICES"]
     )
     stage: Annotated[tuple[str, ...], WordList()] = Field(
         default=(), description="What is copied to each node's own disk before the start."
+    )
+    stage_by: Annotated[Staging | None, Choice(Staging)] = Field(
+        default=None, description="How it gets there: each node copies, sbcast, or MPI."
+    )
+    stage_to: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="The folder on each node's own disk; {stage} in commands."
     )
     modules: Annotated[tuple[str, ...], WordList()] = Field(
         default=(), description="Environment modules to load."
@@ -109,6 +152,9 @@ class ClusterSpec(Section):
     )
     setup: Annotated[tuple[str, ...], WordList()] = Field(
         default=(), description="Shell lines before the engines start."
+    )
+    node_setup: Annotated[tuple[str, ...], WordList()] = Field(
+        default=(), description="Shell lines on every node, before its engines start."
     )
     directives: Annotated[tuple[str, ...], WordList()] = Field(
         default=(), description="Further lines for the scheduler, without #SBATCH or #PBS."
