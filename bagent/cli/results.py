@@ -2,72 +2,107 @@
 
 from __future__ import annotations
 
+import heapq
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from bagent.cli.results_sql import Asked, say, stages_of_shards, write_by_tables
 from bagent.errors import UsageError, WriteError
 
-if TYPE_CHECKING:
-    from bagent.store.rundir import RunDir
-
+RUNS = Path("runs")
 FORMATS = ("jsonl", "csv", "parquet", "table", "openai-batch")
-TABLE_ROWS = 50
 
 
 def results(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Directories, or names under runs."),
     ] = None,
     form: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "jsonl",
     statuses: Annotated[
         list[str] | None, typer.Option("--status", help="Only these; may be repeated.")
     ] = None,
-    where: Annotated[str | None, typer.Option("--where", help="A DuckDB SQL condition.")] = None,
+    stages: Annotated[
+        list[str] | None, typer.Option("--stage", help="Only this stage; may be repeated.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="A DuckDB SQL condition.")
+    ] = None,
     columns: Annotated[
         str | None, typer.Option("--columns", help="Names parted by commas.")
     ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N.")
+    ] = None,
     ordered: Annotated[
         bool,
-        typer.Option(
-            "--ordered/--as-finished", help="jsonl in input order, or as rows were finished."
-        ),
+        typer.Option("--ordered/--as-finished", help="In input order, or as rows were finished."),
     ] = True,
     with_input: Annotated[bool, typer.Option("--with-input", help="jsonl with the input.")] = False,
+    redact: Annotated[
+        list[str] | None,
+        typer.Option("--redact", metavar="FIELD", help="Show *** for it; may be repeated."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write there.")] = None,
 ) -> None:
     """The current result of every row in input order, from the journal, also while a run goes on.
 
+    Several runs come as one: the parts of one input are brought together in its order, others
+    follow each other. --redact NAME hides that property of input and output, and the texts that
+    may repeat it.
+
     Example: bagent results review --status ok --columns id,output | head
     """
-    from bagent.store.readers import RESULT_NAMES
     from bagent.store.rundir import find_run
 
     if form not in FORMATS:
         raise UsageError(f"--format {form}: no such format", hint=", ".join(FORMATS))
     if form == "parquet" and output is None:
         raise UsageError("parquet needs a file to go to", hint="-o results.parquet")
-    found = find_run(run, Path("runs"))
-    chosen = frozenset(_statuses(statuses))
-    names = [name.strip() for name in columns.split(",") if name.strip()] if columns else None
     if form == "table" and output is not None:
         raise UsageError("--format table goes to the terminal", hint="--format csv -o FILE")
-    if form in ("csv", "parquet", "table") or where:
-        if form == "openai-batch":
-            raise UsageError("--where does not go with openai-batch", hint="--status does")
-        if form == "jsonl" and names is None:
-            names = [*RESULT_NAMES, *(["input"] if with_input else [])]
-        _by_tables(found, form, _condition(chosen, where), names, output)
-        return
-    lines = (
-        _batch_lines(found, chosen)
-        if form == "openai-batch"
-        else _json_lines(found, chosen, names, ordered=ordered, with_input=with_input)
+    if form == "openai-batch" and (where or redact):
+        word = "--where" if where else "--redact"
+        raise UsageError(f"{word} does not go with openai-batch", hint="--status does")
+    asked = Asked(
+        runs=[find_run(r, RUNS) for r in runs] if runs else [find_run(None, RUNS)],
+        form=form,
+        statuses=frozenset(_statuses(statuses)),
+        stages=frozenset(stages or ()),
+        where=where,
+        names=[n.strip() for n in columns.split(",") if n.strip()] if columns else None,
+        ordered=ordered,
+        with_input=with_input,
+        limit=limit,
+        redact=tuple(redact or ()),
+        output=output,
     )
-    _write_to(lines, output)
+    if form == "jsonl":
+        _check_names(asked)
+    _write_to(_lines(asked), output if form in ("jsonl", "openai-batch") else None)
+
+
+def _lines(asked: Asked) -> Iterator[bytes]:
+    """Lines to write; nothing where DuckDB has written already."""
+    if asked.form == "openai-batch":
+        return islice(_batch_lines(asked), asked.limit)
+    if asked.form != "jsonl" or asked.where or asked.redact or _quicker_by_tables(asked):
+        return write_by_tables(asked)
+    return islice(_json_lines(asked), asked.limit)
+
+
+def _quicker_by_tables(asked: Asked) -> bool:
+    """A few rows in order: where fresh tables are there they save looking at the whole journal."""
+    if asked.limit is None or not asked.ordered:
+        return False
+    from bagent.store.asking import has_fresh_tables
+
+    return all(map(has_fresh_tables, asked.runs))
 
 
 def _write_to(lines: Iterator[bytes], output: Path | None) -> None:
@@ -98,121 +133,61 @@ def _statuses(given: list[str] | None) -> list[str]:
     return words
 
 
-def _condition(chosen: frozenset[str], where: str | None) -> str:
-    parts = [f"({where})"] if where else []
-    if chosen:
-        parts.append("status in (" + ", ".join(f"'{word}'" for word in sorted(chosen)) + ")")
-    return f" where {' and '.join(parts)}" if parts else ""
-
-
-def _json_lines(
-    run: RunDir,
-    chosen: frozenset[str],
-    names: list[str] | None,
-    *,
-    ordered: bool,
-    with_input: bool,
-) -> Iterator[bytes]:
-    from bagent.store.readers import RESULT_NAMES, Wanted, encode_result, iter_results
-    from bagent.store.tables import input_reader
+def _check_names(asked: Asked) -> None:
+    from bagent.store.readers import RESULT_NAMES
 
     known = (*RESULT_NAMES, "input")
-    for name in names or ():
+    for name in asked.names or ():
         if name not in known:
             raise UsageError(f"--columns {name}: no such column", hint=", ".join(known))
-    info = run.look(_say)
-    wants_input = with_input or (names is not None and "input" in names)
-    read = input_reader(info) if wants_input and info is not None else None
-    wanted = Wanted(statuses=chosen or None, ordered=ordered)
-    for result in iter_results(run.path, wanted, report=_say, read_input=read):
-        kept = result if names is None else {name: result.get(name) for name in names}
-        yield encode_result(kept)
 
 
-def _batch_lines(run: RunDir, chosen: frozenset[str]) -> Iterator[bytes]:
+def _json_lines(asked: Asked) -> Iterator[bytes]:
+    from bagent.store.readers import encode_result, iter_results
+    from bagent.store.tables import input_reader
+
+    wanted = _wanted(asked)
+    names = asked.shown
+
+    def of_run(run: Any) -> Iterator[dict[str, Any]]:
+        info = run.look(say)
+        read = input_reader(info) if "input" in names and info is not None else None
+        return iter_results(run.path, wanted, report=say, read_input=read)
+
+    def place(result: dict[str, Any]) -> tuple[str, int, int]:
+        return result["stage"], result["row"], result["answer"]
+
+    for result in _as_one(asked, [of_run(run) for run in asked.runs], place):
+        yield encode_result({name: result.get(name) for name in names})
+
+
+def _batch_lines(asked: Asked) -> Iterator[bytes]:
     from bagent.store.batch_output import batch_line
-    from bagent.store.readers import Wanted, iter_outcomes
+    from bagent.store.readers import iter_outcomes
 
-    wanted = Wanted(statuses=chosen or None, ordered=True)
-    for outcome in iter_outcomes(run.path, wanted, report=_say):
-        yield batch_line(outcome)
-
-
-def _by_tables(
-    run: RunDir, form: str, condition: str, names: list[str] | None, output: Path | None
-) -> None:
-    import duckdb
-
-    from bagent.cli.printing import write_rows
-    from bagent.store.asking import open_tables, plain_rows
-    from bagent.store.columns import quoted
-
-    with open_tables(run, _say) as connection:
-        source, shown = "results", ", ".join(map(quoted, names)) if names else "*"
-        if form == "table" and not names:
-            shown, source = _table_columns(connection)
-        sql = f"select {shown} from {source}{condition}"
-        try:
-            if output is not None and form in ("csv", "parquet"):
-                kind = "csv, header" if form == "csv" else "parquet, compression zstd"
-                target = str(output).replace("'", "''")
-                connection.execute(f"copy ({sql}) to '{target}' (format {kind})")
-                return
-            cursor = connection.execute(sql)
-            head = [column[0] for column in cursor.description or []]
-            if form == "table":
-                _print_table(head, cursor.fetchmany(TABLE_ROWS + 1))
-            elif form == "csv":
-                write_rows(head, iter(cursor.fetchone, None), "csv")
-            else:
-                rows = plain_rows(cursor)
-                _write_to((encode(dict(zip(head, row, strict=True))) for row in rows), output)
-        except duckdb.IOException as error:
-            raise WriteError(str(error).splitlines()[0]) from None
-        except duckdb.Error as error:
-            raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
+    wanted = _wanted(asked)
+    several = [iter_outcomes(run.path, wanted, report=say) for run in asked.runs]
+    yield from map(batch_line, _as_one(asked, several, lambda o: (o.stage, o.row, o.answer)))
 
 
-def encode(row: dict[str, Any]) -> bytes:
-    """One row as a JSON line; what JSON has no form for becomes text."""
-    import msgspec
+def _wanted(asked: Asked) -> Any:
+    from bagent.store.readers import Wanted
 
-    return msgspec.json.encode(row, enc_hook=str) + b"\n"
-
-
-def _table_columns(connection: Any) -> tuple[str, str]:
-    """For people: id, status, then the typed columns of the answers, else the text.
-
-    ``answers`` holds the ok rows of ``results`` in the same order, so they are joined by place:
-    an id may be there twice, or not at all.
-    """
-    from bagent.store.columns import quoted
-
-    columns = [row[0] for row in connection.execute("describe answers").fetchall()]
-    typed = [name for name in columns if name not in ("id", "stage", "answer")]
-    if not typed:
-        return "id, status, text, error", "results"
-    values = ", ".join(f"{quoted(name)} as value{n}" for n, name in enumerate(typed))
-    shown = ", ".join(f"value{n} as {quoted(name)}" for n, name in enumerate(typed))
-    source = (
-        "(select * from (select * from results where status = 'ok') positional join"
-        f" (select {values} from answers)"
-        " union all by name select * from results where status <> 'ok'"
-        " order by row, stage, answer)"
-    )
-    return f"id, status, {shown}, error", source
+    ordered = asked.ordered or asked.form == "openai-batch"
+    return Wanted(statuses=asked.statuses or None, stages=asked.stages or None, ordered=ordered)
 
 
-def _print_table(head: list[str], rows: list[Any]) -> None:
-    from bagent.cli.printing import write_rows
+def _as_one(
+    asked: Asked, several: list[Iterator[Any]], place: Callable[[Any], tuple[str, int, int]]
+) -> Iterator[Any]:
+    """What several runs hold: merged in the order of their one input, else one after the other."""
+    stages = stages_of_shards(asked.runs) if _wanted(asked).ordered else None
+    if stages is None:
+        return chain.from_iterable(several)
+    order = {stage: number for number, stage in enumerate(stages)}
 
-    empty = {i for i in range(len(head)) if all(row[i] is None for row in rows)}
-    kept = [i for i in range(len(head)) if i not in empty or head[i] in ("id", "status")]
-    shown = [[row[i] for i in kept] for row in rows[:TABLE_ROWS]]
-    write_rows([head[i] for i in kept], shown, "table")
-    if len(rows) > TABLE_ROWS:
-        typer.echo(f"the first {TABLE_ROWS} rows; --format csv shows all", err=True)
+    def key(item: Any) -> tuple[int, int, int]:
+        stage, row, answer = place(item)
+        return order.setdefault(stage, len(order)), row, answer
 
-
-def _say(words: str) -> None:
-    typer.echo(f"bagent: {words}", err=True)
+    return heapq.merge(*several, key=key)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,17 @@ from bagent.store.columns import TABLES, literal
 from bagent.store.freshness import signatures, stale_tables
 from bagent.store.rundir import RunDir, RunInfo
 from bagent.store.segments import Report
+from bagent.store.views import VIEWS
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
 @contextmanager
-def open_tables(run: RunDir, report: Report) -> Iterator[DuckDBPyConnection]:
-    """A DuckDB connection in memory with a view for each table of ``run``, as it is now.
+def open_tables(runs: RunDir | Sequence[RunDir], report: Report) -> Iterator[DuckDBPyConnection]:
+    """A DuckDB connection in memory with a view for each table of a run, as it is now.
 
+    The tables of several runs follow each other; :data:`bagent.store.views.VIEWS` are there too.
     Stale tables are made anew by a child process: in the run directory, or in a temporary one
     where that cannot be written, is full, keeps no Parquet files, or has a damaged ``run.json``.
     ``report`` is told of that.
@@ -35,20 +37,43 @@ def open_tables(run: RunDir, report: Report) -> Iterator[DuckDBPyConnection]:
     Raises:
         WriteError: the tables could not be made.
     """
+    several = [runs] if isinstance(runs, RunDir) else runs
+    with tempfile.TemporaryDirectory(prefix="bagent-") as spare:
+        folders = [
+            _fresh_folder(run, Path(spare) / str(number), report)
+            for number, run in enumerate(several)
+        ]
+        with connect(folders) as connection:
+            yield connection
+
+
+@contextmanager
+def connect(folders: Sequence[Path]) -> Iterator[DuckDBPyConnection]:
+    """A DuckDB connection in memory with views over the Parquet tables of these folders."""
     import duckdb
 
-    with tempfile.TemporaryDirectory(prefix="bagent-") as spare:
-        folder = _fresh_folder(run, Path(spare), report)
-        connection = duckdb.connect(
-            config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-        )
-        try:
-            for table in TABLES:
-                file = literal(str(folder / f"{table}.parquet"))
-                connection.execute(f"create view {table} as from read_parquet({file})")
-            yield connection
-        finally:
-            connection.close()
+    connection = duckdb.connect(
+        config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+    )
+    try:
+        for table in TABLES:
+            files = ", ".join(literal(str(folder / f"{table}.parquet")) for folder in folders)
+            read = f"read_parquet([{files}]{', union_by_name=true' * (len(folders) > 1)})"
+            connection.execute(f"create view {table} as from {read}")
+        for name, text in VIEWS.items():
+            connection.execute(f"create view {name} as {text}")
+        yield connection
+    finally:
+        connection.close()
+
+
+def has_fresh_tables(run: RunDir) -> bool:
+    """Whether the run directory holds tables of the journal as it is now."""
+    damaged: list[str] = []
+    info = run.look(damaged.append)
+    if info is None or damaged or not info.parquet:
+        return False
+    return not stale_tables(run.path, signatures(run.path, info), parquet=True)
 
 
 def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:

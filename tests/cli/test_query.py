@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
+from bagent.store.journal import Journal
 from bagent.store.tables import Options, make_tables
+from bagent.types import Attempt
 from support.stored import make_run, stored
 
 
@@ -101,3 +105,72 @@ def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_rows(bagent, 
     assert (done.code, done.out.split()[1]) == (0, "4")
     assert done.err.count("\n") == 1
     assert "run.json" in done.err
+
+
+def test_without_sql_a_shell_takes_statements_from_stdin(bagent, run):
+    script = (
+        ".tables\n.format jsonl\nselect count(*) as n\nfrom results;\n"
+        "select max(row) as m from results"
+    )
+    done = bagent(["query", "review"], stdin=script)
+    assert done.code == 0, done.err
+    tables, asked = done.out.split("turns\n")
+    assert "by_endpoint" in tables
+    assert [json.loads(line) for line in asked.splitlines()] == [{"n": 4}, {"m": 3}]
+    assert bagent(["query"], stdin="from latency;").code == 0
+
+
+def test_a_script_ends_at_its_first_wrong_statement(bagent, run):
+    done = bagent(["query", "review"], stdin="select nothing;\nselect 1;\n")
+    assert (done.code, done.out) == (2, "")
+    assert bagent(["query", "revew"]).code == 2
+
+
+def test_the_views_answer_common_questions(bagent, job_dir):
+    full = {"status": "failed", "error_kind": "overloaded", "text": None}
+    outcomes = [
+        stored(0, latency_ms=100.0),
+        stored(1, latency_ms=300.0),
+        stored(2, error="HTTP 503: queue of 17", endpoint="http://a", **full),
+        stored(3, error="HTTP 503: queue of 18", endpoint="http://b", **full),
+    ]
+    directory = make_run(job_dir / "runs" / "v", outcomes)
+    attempt: dict[str, Any] = {
+        "key": "1",
+        "stage": "main",
+        "answer": 0,
+        "group_size": 1,
+        "done": 12.0,
+    }
+    journal = Journal.open(directory.path, "all", clock=time.monotonic, report=print)
+    for row, endpoint, kind in ((0, "http://a", None), (0, "http://a", "timeout"), (1, "b", None)):
+        journal.write_attempt(
+            Attempt(
+                **attempt,
+                row=row,
+                turn=1,
+                try_=1,
+                endpoint=endpoint,
+                group=f"g{row}{kind}",
+                sent=11.0,
+                error_kind=kind,
+                completion_tokens=5,
+            )
+        )
+    journal.close()
+
+    def view(name: str) -> Any:
+        return bagent(["query", "v", f"select * from {name}", "--format", "jsonl"]).lines()
+
+    (error,) = view("errors")
+    assert (error["rows"], error["endpoints"], error["percent"]) == (2, 2, 50.0)
+    assert error["pattern"] == "HTTP #: queue of #"
+    assert error["first_id"] == "r2"
+    (latency,) = view("latency")
+    assert (latency["answers"], latency["latency_p50"], latency["latency_max"]) == (2, 200.0, 300.0)
+    first, second = view("by_endpoint")
+    assert (first["endpoint"], first["tries"], first["failed"]) == ("b", 1, 0)
+    assert (second["tries"], second["failed"], second["most_error"]) == (2, 1, "timeout")
+    assert second["ms_p50"] == 1000.0
+    turns = view("turns")
+    assert [(t["row"], t["tries"], t["tool_calls"]) for t in turns] == [(0, 2, 0), (1, 1, 0)]

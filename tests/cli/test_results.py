@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -219,3 +220,66 @@ def test_tables_that_fit_are_used_as_they_are(bagent, run):
     before = (run / "results.parquet").stat().st_mtime_ns
     assert bagent(["results", "--format", "csv"]).code == 0
     assert (run / "results.parquet").stat().st_mtime_ns == before
+
+
+def test_a_limit_gives_the_first_rows_from_the_journal_and_from_fresh_tables(bagent, run):
+    whole = bagent(["results"]).lines()
+    assert bagent(["results", "--limit", "2"]).lines() == whole[:2]
+    make_tables(run, Options(), print)
+    assert bagent(["results", "--limit", "2"]).lines() == whole[:2]
+    assert bagent(["results", "--limit", "1", "--as-finished"]).lines()[0]["id"] == "r2"
+    assert len(bagent(["results", "--limit", "2", "--format", "openai-batch"]).lines()) == 2
+
+
+def test_shards_of_one_input_come_in_its_order_and_other_runs_one_after_the_other(bagent, job_dir):
+    def shard(part: int, rows: list[int], base: str = "/data") -> str:
+        config = {"inputs": ["rows.jsonl"], "base": base, "shard": [part, 2]}
+        name = f"part{part}{base.strip('/')}"
+        make_run(job_dir / "runs" / name, [stored(n) for n in rows], rows=json.dumps(config))
+        return name
+
+    parts = [shard(1, [0, 2, 4]), shard(2, [1, 3])]
+    in_order = ["r0", "r1", "r2", "r3", "r4"]
+    assert [row["id"] for row in bagent(["results", *parts]).lines()] == in_order
+    by_sql = bagent(["results", *parts, "--where", "row >= 0"]).lines()
+    assert [row["id"] for row in by_sql] == in_order
+    other = shard(2, [0], base="/other")
+    ids = [row["id"] for row in bagent(["results", parts[0], other]).lines()]
+    assert ids == ["r0", "r2", "r4", "r0"]
+
+
+def test_only_the_wanted_stage_comes(bagent, job_dir):
+    outcomes = [stored(0, stage="draft"), stored(0, stage="final"), stored(1, stage="draft")]
+    make_run(job_dir / "runs" / "two", outcomes)
+    shown = bagent(["results", "two", "--stage", "draft", "--columns", "id,stage"]).lines()
+    assert shown == [{"id": "r0", "stage": "draft"}, {"id": "r1", "stage": "draft"}]
+    csv_out = bagent(["results", "two", "--stage", "final", "--format", "csv", "--columns", "row"])
+    assert csv_out.out.split() == ["row", "0"]
+
+
+@pytest.mark.parametrize("field", ["name", "output.name", "output.name.first"])
+def test_a_hidden_property_is_in_no_column_that_could_repeat_it(bagent, job_dir, field):
+    secret = {"name": {"first": "Ada"}, "age": 36}
+    raw = json.dumps(secret)
+    outcome = stored(0, output=msgspec.Raw(raw.encode()), text=raw, reasoning="It is Ada.")
+    listed = stored(1, output=msgspec.Raw(b'[{"name":"Ada"}]'), text="Ada")
+    columns = [("name", "JSON"), ("age", "BIGINT")]
+    make_run(job_dir / "runs" / "who", [outcome, listed], answer_columns=columns)
+    shown = bagent(["results", "who", "--redact", field])
+    assert shown.code == 0, shown.err
+    assert "Ada" not in shown.out
+    first = shown.lines()[0]
+    assert first["output"]["age"] == 36
+    assert (first["text"], first["reasoning"], first["error"]) == ("***", "***", None)
+    for form in ("csv", "table"):
+        hidden = bagent(["results", "who", "--redact", field, "--format", form]).out
+        assert "Ada" not in hidden
+        assert "36" in hidden
+    args = ["--redact", field, "--format", "parquet", "-o", "out.parquet"]
+    assert bagent(["results", "who", *args]).code == 0
+    assert "Ada" not in str(pq.read_table(job_dir / "out.parquet").to_pylist())
+
+
+def test_a_hidden_row_number_is_refused(bagent, run):
+    done = bagent(["results", "--redact", "row"])
+    assert (done.code, done.out) == (2, "")

@@ -1,0 +1,61 @@
+"""Views over the tables of a run that answer the questions people ask most.
+
+They are made when a run is read, and stand in no file.
+"""
+
+from __future__ import annotations
+
+_ALIKE = r"regexp_replace(coalesce(error, finish_reason, ''), '\d+', '#', 'g')"
+
+
+def _spread(column: str, prefix: str) -> str:
+    """Median, 90th, 99th percentile and maximum of a column in milliseconds."""
+    quantiles = ", ".join(
+        f"round(quantile_cont({column}, {share}), 1) AS {prefix}_p{percent}"
+        for share, percent in ((0.5, 50), (0.9, 90), (0.99, 99))
+    )
+    return f"{quantiles}, round(max({column}), 1) AS {prefix}_max"
+
+
+VIEWS: dict[str, str] = {
+    "errors": f"""
+        SELECT error_kind, status, count(*) AS "rows",
+               round(100.0 * count(*) / (SELECT count(*) FROM results), 2) AS percent,
+               count(DISTINCT endpoint) AS endpoints, min_by(id, row) AS first_id,
+               left({_ALIKE}, 200) AS pattern, left(min_by(error, row), 300) AS example
+        FROM results WHERE status <> 'ok'
+        GROUP BY error_kind, status, pattern ORDER BY "rows" DESC, error_kind, pattern""",
+    "latency": f"""
+        SELECT stage, count(latency_ms) AS answers, {_spread("latency_ms", "latency")},
+               {_spread("ttft_ms", "ttft")}, {_spread("queue_ms", "queue")}
+        FROM results WHERE status NOT IN ('failed', 'bad_input') AND copied_from IS NULL
+        GROUP BY stage ORDER BY stage""",
+    "by_endpoint": f"""
+        SELECT endpoint, count(*) AS tries, count(DISTINCT group_id) AS requests,
+               count(*) FILTER (error_kind IS NULL) AS ok,
+               count(*) FILTER (error_kind IS NOT NULL) AS failed,
+               count(*) FILTER (status_code = 429 OR error_kind = 'rate_limited') AS throttled,
+               mode(error_kind) AS most_error, {_spread("(done - sent) * 1000", "ms")},
+               round(quantile_cont((first_token - sent) * 1000, 0.5), 1) AS first_token_p50,
+               sum(prompt_tokens)::BIGINT AS prompt_tokens,
+               sum(completion_tokens)::BIGINT AS completion_tokens,
+               round(sum(completion_tokens) / nullif(max(done) - min(sent), 0), 1)
+                   AS completion_tokens_per_s
+        FROM attempts GROUP BY endpoint ORDER BY endpoint""",
+    "turns": """
+        WITH asked AS (
+            SELECT row, stage, answer, turn, count(*) AS tries, max(endpoint) AS endpoint,
+                   max(error_kind) AS error_kind, sum(prompt_tokens)::BIGINT AS prompt_tokens,
+                   sum(completion_tokens)::BIGINT AS completion_tokens,
+                   round((max(done) - min(sent)) * 1000, 1) AS ms
+            FROM attempts GROUP BY row, stage, answer, turn),
+        called AS (
+            SELECT row, stage, answer, turn, count(*) AS tool_calls,
+                   string_agg(name, ', ' ORDER BY started) AS tools
+            FROM tool_calls GROUP BY row, stage, answer, turn)
+        SELECT asked.*, coalesce(tool_calls, 0) AS tool_calls, tools
+        FROM asked LEFT JOIN called USING (row, stage, answer, turn)
+        ORDER BY stage, row, answer, turn""",
+}
+"""Name and SQL of each view: errors alike but for numbers, percentiles of the times in
+milliseconds by stage, what each endpoint did, and the turns of each conversation."""
