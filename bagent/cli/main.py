@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "results": ("bagent.cli.results", "The rows of a run as jsonl, csv, parquet or a table."),
     "query": ("bagent.cli.query", "Ask a run by SQL, while it goes on or after it."),
     "hosts": ("bagent.cli.hosts", "Which endpoints of a hostfile are ready, and what they are."),
+    "proxy": ("bagent.cli.proxy", "One OpenAI-compatible local address in front of a fleet."),
     "sim": ("bagent.cli.sim", "Serve simulated endpoints to try things without a GPU."),
     "init": ("bagent.cli.init", "Write a small job to start from."),
     "schema": ("bagent.cli.schema", "The JSON Schema of job files, for editors."),

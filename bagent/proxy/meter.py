@@ -1,0 +1,181 @@
+"""What the requests through a proxy took, kept in a run directory like rows of a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from bagent import __version__
+from bagent.backends.chat_wire import read_usage
+from bagent.backends.json_text import decode_json
+from bagent.store.journal import Journal, Syncer
+from bagent.store.owner import Owner, Renewer
+from bagent.store.rundir import RunDir, RunInfo, Start
+from bagent.types import Attempt, Failure, Json, Outcome, Usage
+
+PART = "all"
+STAGE = "proxy"
+TAIL_BYTES = 65536
+"""So much of a stream's end is kept to find its token counts in."""
+
+
+class Record(msgspec.Struct):
+    """One request from a client: times in Unix seconds; ``name`` is what the client calls it."""
+
+    name: str
+    path: str
+    received: float
+    endpoint: str = ""
+    status: int | None = None
+    tries: int = 0
+    first_byte: float | None = None
+    tail: bytes = b""
+    failure: Failure | None = None
+
+
+class Meter:
+    """Writes one outcome for each request and one attempt for each try.
+
+    Args:
+        path: the run directory; made if it is not there.
+        endpoints: names of the fleet, for run.json.
+        report: gets lines for people.
+
+    Raises:
+        OwnedError: another process writes there.
+        WriteError: the directory cannot be written.
+    """
+
+    def __init__(self, path: Path, endpoints: list[str], report: Callable[[str], None]) -> None:
+        self._directory = RunDir.create(path)
+        self._owner = Owner.acquire(path, PART)
+        before = self._directory.load()
+        starts = list(before.starts) if before else []
+        start = Start(time.time(), PART, platform.node(), os.getpid(), __version__)
+        self._count = int(before.total_rows or 0) if before else 0
+        names: list[Json] = [{"name": name} for name in endpoints]
+        self._info = RunInfo(
+            name=path.name,
+            job={"proxy": True},
+            versions={"bagent": __version__},
+            endpoints=names,
+            stages=[STAGE],
+            keep_input=False,
+            created_at=before.created_at if before else start.at,
+            starts=[*starts, start],
+        )
+        self._directory.save(self._info, PART)
+        self._journal = Journal.open(path, PART, clock=time.monotonic, report=report)
+        self._syncer = Syncer(self._journal)
+        self._syncer.start()
+        self._renewer = Renewer(self._owner)
+        self._renewer.start()
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._directory.path
+
+    def attempt(self, record: Record, sent: float, status: int | None, failed: str | None) -> None:
+        """Note one try of a request."""
+        self._journal.write_attempt(
+            Attempt(
+                key=_key(record),
+                row=self._count,
+                stage=STAGE,
+                answer=0,
+                turn=1,
+                try_=record.tries,
+                endpoint=record.endpoint,
+                group=f"{record.endpoint}/{record.tries}",
+                group_size=1,
+                sent=sent,
+                done=time.time(),
+                status_code=status,
+                error=failed,
+            )
+        )
+
+    def request(self, record: Record) -> None:
+        """Note the end of a request."""
+        usage, model = usage_in(record.tail)
+        now = time.time()
+        failure = record.failure
+        first = record.first_byte
+        outcome = Outcome(
+            key=_key(record),
+            row=self._count,
+            id=record.name,
+            source=record.path,
+            line=self._count + 1,
+            stage=STAGE,
+            status="ok" if failure is None else "failed",
+            error_kind=failure.kind if failure else None,
+            error=failure.message if failure else None,
+            endpoint=record.endpoint or None,
+            model=model,
+            attempts=record.tries,
+            turns=1,
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            completion_tokens=usage.completion,
+            reasoning_tokens=usage.reasoning,
+            started_at=round(record.received, 4),
+            finished_at=round(now, 4),
+            latency_ms=round((now - record.received) * 1000, 2),
+            ttft_ms=None if first is None else round((first - record.received) * 1000, 2),
+        )
+        self._count += 1
+        self._journal.write(outcome)
+
+    def tick(self) -> None:
+        """Write what is buffered; call it about every second."""
+        self._journal.tick()
+
+    def close(self, code: int) -> None:
+        """Sync and close the journal and give the directory back."""
+        try:
+            self._syncer.stop()
+            self._journal.close()
+            self._renewer.stop()
+            self._info.total_rows = self._count
+            self._info.starts[-1].ended_at = time.time()
+            self._info.starts[-1].exit_code = code
+            self._directory.save(self._info, PART)
+        finally:
+            self._owner.release()
+
+
+def usage_in(tail: bytes) -> tuple[Usage, str | None]:
+    """Token counts and model of an answer: of a JSON body, or of the last events of a stream."""
+    body: Json = None
+    if tail[:1] == b"{":
+        body = _decoded(tail)
+    else:
+        for line in reversed(tail.splitlines()):
+            if line.startswith(b"data:") and b'"usage"' in line:
+                body = _decoded(line[5:])
+                if isinstance(body, dict) and body.get("usage"):
+                    break
+    if not isinstance(body, dict):
+        return Usage(), None
+    model = body.get("model")
+    return read_usage(body.get("usage")), model if isinstance(model, str) else None
+
+
+def _decoded(raw: bytes) -> Json:
+    try:
+        return decode_json(raw)
+    except ValueError:
+        return None
+
+
+def _key(record: Record) -> str:
+    text = f"{record.name} {record.received}".encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=8).hexdigest()

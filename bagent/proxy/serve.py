@@ -1,0 +1,189 @@
+"""The proxy's own server."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import msgspec
+from aiohttp import web
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.transport import Transport
+from bagent.errors import UsageError
+from bagent.fleet.core import Core, FleetConfig
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.leasing import Lessor
+from bagent.proxy.forward import Forwarder
+from bagent.proxy.meter import Meter
+
+MOST_BODY = 256 << 20
+TICK_SECONDS = 1.0
+PROBE_SECONDS = 5.0
+_PREAMBLE_IN_TEXT = re.compile(rb'(?<=")(?:x-(?:anthropic|amz)-[A-Za-z0-9-]+:[^"\\]*\\n)+', re.I)
+
+
+class ProxyConfig(msgspec.Struct, frozen=True):
+    """Where the proxy listens and whom it lets in.
+
+    ``port`` 0 takes a free one. ``token`` is asked for as a bearer token (or ``x-api-key``); it
+    must be there where ``host`` is not loopback. ``patience`` is how many seconds a request may
+    wait for an endpoint with room. ``strip_preamble`` removes lines such as ``x-anthropic-...:``
+    that begin texts of some CLI agents and differ in every session, so that prefixes stay equal.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    token: str | None = None
+    patience: float = 600.0
+    timeouts: Timeouts = Timeouts()
+    strip_preamble: bool = False
+
+
+class Proxy(msgspec.Struct, frozen=True):
+    """A proxy that serves: its base address, with ``/v1``, and its run directory."""
+
+    url: str
+    run: Path
+
+
+@asynccontextmanager
+async def start_proxy(
+    states: Sequence[EndpointState],
+    config: ProxyConfig,
+    run: Path,
+    notice: Callable[[str], None],
+) -> AsyncIterator[Proxy]:
+    """Serve in front of ``states`` until the context is left.
+
+    Raises:
+        UsageError: the address cannot be had, or is open to others without a token.
+        OwnedError: another process writes to the run directory.
+    """
+    if config.token is None and not _is_loopback(config.host):
+        raise UsageError(
+            f"--host {config.host} is open to others", hint="give a --token-env, or 127.0.0.1"
+        )
+    transport = Transport()
+    backend = OpenAIBackend(transport, notice=notice)
+    core = Core(
+        states,
+        backend,
+        FleetConfig(concurrency=1 << 20),
+        on_attempt=lambda _: None,
+        on_sample=None,
+        notice=notice,
+        random=Random(1),
+    )
+    lessor = Lessor(core)
+    meter = Meter(run, [state.name for state in states], notice)
+    forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
+    app = _app(config, forwarder, backend, states)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    ticker = asyncio.create_task(_tick(meter))
+    try:
+        await runner.setup()
+        site = web.TCPSite(runner, config.host, config.port)
+        try:
+            await site.start()
+        except OSError as error:
+            words = error.strerror or str(error)
+            raise UsageError(
+                f"cannot listen on {config.host}:{config.port}: {words.lower()}",
+                hint="choose another --port; 0 takes a free one",
+            ) from None
+        port = runner.addresses[0][1]
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        yield Proxy(f"http://{host}:{port}/v1", run)
+    finally:
+        lessor.close()
+        await runner.cleanup()
+        ticker.cancel()
+        await asyncio.gather(ticker, *core.probes, return_exceptions=True)
+        await backend.close()
+        meter.close(0)
+
+
+async def _tick(meter: Meter) -> None:
+    while True:
+        await asyncio.sleep(TICK_SECONDS)
+        meter.tick()
+
+
+def _app(
+    config: ProxyConfig,
+    forwarder: Forwarder,
+    backend: OpenAIBackend,
+    states: Sequence[EndpointState],
+) -> web.Application:
+    async def post(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if config.strip_preamble:
+            body = without_preamble(body)
+        return await forwarder.forward(request, request.path.removeprefix("/v1"), body)
+
+    async def models(request: web.Request) -> web.Response:
+        found = await asyncio.gather(
+            *(backend.probe(state.endpoint, PROBE_SECONDS) for state in states if state.up)
+        )
+        names = dict.fromkeys(
+            name for one in found if isinstance(one, Capabilities) for name in one.models
+        )
+        data = [{"id": name, "object": "model", "owned_by": "bagent"} for name in names]
+        return web.json_response({"object": "list", "data": data})
+
+    async def health(request: web.Request) -> web.Response:
+        up = sum(1 for state in states if state.up)
+        return web.json_response({"endpoints": len(states), "up": up}, status=200 if up else 503)
+
+    app = web.Application(client_max_size=MOST_BODY, middlewares=[_guard(config.token)])
+    app.router.add_get("/health", health)
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/v1/{rest:.+}", post)
+    return app
+
+
+def _guard(token: str | None) -> web.middleware:  # type: ignore[valid-type]
+    """Lets in who has the token; loopback needs none."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: object) -> web.StreamResponse:
+        if token is not None and request.path != "/health":
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+            given = given or request.headers.get("x-api-key", "")
+            if not hmac.compare_digest(given.encode(), token.encode()):
+                error = {"message": "a wrong token, or none", "type": "auth", "code": 401}
+                return web.json_response({"error": error}, status=401)
+        answer: web.StreamResponse = await handler(request)  # type: ignore[operator]
+        return answer
+
+    return guard
+
+
+def without_preamble(body: bytes) -> bytes:
+    """A request body whose texts do not begin with header-like lines of a session."""
+    return _PREAMBLE_IN_TEXT.sub(b"", body)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def plain_states(endpoints: Sequence[Endpoint], limit: int) -> list[EndpointState]:
+    """The states of endpoints that may have ``limit`` requests in flight each."""
+    from bagent.fleet.limiter import InFlightLimit
+
+    return [EndpointState(endpoint, InFlightLimit(limit, limit)) for endpoint in endpoints]

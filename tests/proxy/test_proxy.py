@@ -1,0 +1,178 @@
+"""The proxy between a client and scripted servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from bagent.backends.endpoint import Endpoint
+from bagent.errors import UsageError
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.limiter import InFlightLimit
+from bagent.proxy.meter import usage_in
+from bagent.proxy.serve import Proxy, ProxyConfig, start_proxy, without_preamble
+from bagent.store.readers import Wanted, iter_results
+from support.fake_server import FakeServer
+from support.replies import close, delta, hang, ok, status, stream
+
+Work = Callable[[Proxy, aiohttp.ClientSession], Awaitable[Any]]
+
+
+def through(urls: list[str], work: Work, run: Path, **config: Any) -> Any:
+    """What ``work`` returns, done against a proxy in front of ``urls``."""
+
+    async def main() -> Any:
+        states = [
+            EndpointState(
+                Endpoint(f"e{i}", url, {"Authorization": "Bearer own"}), InFlightLimit(8, 8)
+            )
+            for i, url in enumerate(urls)
+        ]
+        settings = ProxyConfig(port=0, **config)
+        async with AsyncExitStack() as stack:
+            proxy = await stack.enter_async_context(
+                start_proxy(states, settings, run, lambda _: None)
+            )
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            return await work(proxy, session)
+
+    return asyncio.run(main())
+
+
+def chat(row: str = "r1", **more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": f"id={row}"}], **more}
+
+
+async def ask(proxy: Proxy, session: aiohttp.ClientSession, **more: Any) -> tuple[int, Any]:
+    async with session.post(f"{proxy.url}/chat/completions", json=chat(**more)) as answer:
+        return answer.status, json.loads(await answer.read())
+
+
+def rows_of(run: Path) -> list[Any]:
+    return list(iter_results(run, Wanted(), report=lambda _: None))
+
+
+def test_a_request_goes_through_as_it_is_with_the_endpoints_own_key(tmp_path):
+    with FakeServer({"r1": [ok("yes")]}) as fs:
+        code, body = through([fs.url], lambda p, s: ask(p, s, temperature=0.5), tmp_path / "run")
+        (seen,) = fs.requests
+    assert code == 200
+    assert body["choices"][0]["message"]["content"] == "yes"
+    assert seen.body["temperature"] == 0.5
+    assert seen.headers["authorization"] == "Bearer own"
+
+
+def test_requests_are_metered_into_a_run_directory(tmp_path):
+    async def work(proxy, session):
+        for _ in range(3):
+            await ask(proxy, session)
+
+    with FakeServer({"*": [ok("yes")]}) as fs:
+        through([fs.url], work, tmp_path / "run")
+    rows = rows_of(tmp_path / "run")
+    assert [row["status"] for row in rows] == ["ok"] * 3
+    assert all(row["completion_tokens"] == 1 and row["endpoint"] == "e0" for row in rows)
+
+
+@pytest.mark.parametrize("bad", [close(), status(503), status(500), status(429)])
+def test_a_bad_endpoint_is_passed_over(tmp_path, bad):
+    async def work(proxy, session):
+        return [await ask(proxy, session) for _ in range(6)]
+
+    with FakeServer({"*": [bad]}) as ill, FakeServer({"*": [ok("yes")]}) as well:
+        answers = through([ill.url, well.url], work, tmp_path / "run")
+        assert ill.requests
+    assert [code for code, _ in answers] == [200] * 6
+    assert [row["status"] for row in rows_of(tmp_path / "run")] == ["ok"] * 6
+
+
+def test_where_nobody_answers_the_failure_is_told_in_openais_form(tmp_path):
+    with FakeServer() as fs:
+        url = fs.url
+    code, body = through([url], ask, tmp_path / "run", patience=1.0)
+    assert code in (502, 503)
+    assert (
+        "cannot connect to e0" in body["error"]["message"]
+        or "no endpoint" in body["error"]["message"]
+    )
+    (row,) = rows_of(tmp_path / "run")
+    assert row["status"] == "failed"
+
+
+def test_a_refusal_of_the_request_itself_is_passed_on_and_not_tried_elsewhere(tmp_path):
+    with FakeServer({"*": [status(400, {"error": {"message": "too long"}})]}) as fs:
+        code, body = through([fs.url, fs.url], ask, tmp_path / "run")
+        assert len(fs.requests) == 1
+    assert (code, body["error"]["message"]) == (400, "too long")
+
+
+def test_a_stream_passes_piece_by_piece_and_its_tokens_are_counted(tmp_path):
+    async def work(proxy, session):
+        sent = chat(stream=True, stream_options={"include_usage": True})
+        async with session.post(f"{proxy.url}/chat/completions", json=sent) as answer:
+            assert answer.content_type == "text/event-stream"
+            return [piece async for piece in answer.content.iter_any()]
+
+    chunks = [delta("a"), delta("b", "stop")]
+    with FakeServer({"r1": [stream(chunks, gap=0.1)]}) as fs:
+        pieces = through([fs.url], work, tmp_path / "run")
+    assert len(pieces) >= 2
+    text = b"".join(pieces)
+    assert text.endswith(b"data: [DONE]\n\n")
+    (row,) = rows_of(tmp_path / "run")
+    assert row["status"] == "ok"
+    assert row["ttft_ms"] is not None
+
+
+def test_a_client_that_hangs_up_frees_the_engine(tmp_path):
+    async def work(proxy, session):
+        with pytest.raises(asyncio.TimeoutError):
+            async with asyncio.timeout(0.5):
+                await ask(proxy, session)
+        await asyncio.to_thread(fs.wait_for, 1, "finished")
+
+    with FakeServer({"r1": [hang()]}) as fs:
+        through([fs.url], work, tmp_path / "run")
+        assert fs.requests[0].cancelled
+
+
+def test_the_token_is_asked_for_and_an_open_address_needs_one(tmp_path):
+    async def work(proxy, session):
+        url = f"{proxy.url}/models"
+        codes = []
+        for headers in (
+            {},
+            {"Authorization": "Bearer no"},
+            {"Authorization": "Bearer t0ken"},
+            {"x-api-key": "t0ken"},
+        ):
+            async with session.get(url, headers=headers) as answer:
+                codes.append(answer.status)
+        return codes
+
+    with FakeServer() as fs:
+        assert through([fs.url], work, tmp_path / "run", token="t0ken") == [401, 401, 200, 200]
+        with pytest.raises(UsageError, match="open to others"):
+            through([fs.url], work, tmp_path / "other", host="0.0.0.0")
+
+
+def test_session_lines_that_begin_a_text_are_dropped():
+    lines = b"x-anthropic-billing-header: cc=1; v=2\\n"
+    body = b'{"system":"' + lines + b'You are.","user":"x-amz-id: 1 is mine"}'
+    assert without_preamble(body) == b'{"system":"You are.","user":"x-amz-id: 1 is mine"}'
+
+
+def test_usage_is_found_in_bodies_and_in_the_last_events():
+    usage, model = usage_in(b'{"model":"m","usage":{"prompt_tokens":3,"completion_tokens":4}}')
+    assert (usage.prompt, usage.completion, model) == (3, 4, "m")
+    last = b'data: {"model":"m","usage":{"prompt_tokens":5}}'
+    events = b'data: {"choices":[]}\n\n' + last + b"\n\ndata: [DONE]\n\n"
+    assert usage_in(events)[0].prompt == 5
+    assert usage_in(b"no json")[1] is None
