@@ -53,6 +53,10 @@ class Row(msgspec.Struct, frozen=True):
     that the job uses, and how often that pair came before. ``line`` is the physical line (from
     1) in ``source``, or the row number where a source has no lines. A row that cannot be read has
     ``error`` and ``raw`` (its bytes) and empty ``data``.
+
+    A row that a stage made has ``parents``: what it was made of, each as ``STAGE:ID:ANSWER``, and
+    ``parents_failed``, how many input rows among those failed. ``extra`` are further names for its
+    prompt. ``endpoint`` is the only one that may answer it.
     """
 
     index: int
@@ -63,15 +67,24 @@ class Row(msgspec.Struct, frozen=True):
     line: int
     error: str | None = None
     raw: bytes | None = None
+    parents: tuple[str, ...] = ()
+    parents_failed: int | None = None
+    extra: dict[str, Any] | None = None
+    endpoint: str | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Token counts as the server told them; None where it did not."""
+    """Token counts as the server told them; None where it did not.
+
+    ``prompt`` is the whole prompt; of it ``cached`` tokens were read from a prompt cache and
+    ``cache_write`` tokens were written to one, where providers bill that apart.
+    """
 
     prompt: int | None = None
     cached: int | None = None
     completion: int | None = None
     reasoning: int | None = None
+    cache_write: int | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -130,7 +143,8 @@ class Outcome(msgspec.Struct, omit_defaults=True):
     input when tables are made). ``key`` is the row's key as 16 hex digits. ``output`` is a raw
     JSON text. Times are Unix seconds (``*_at``) and milliseconds (``*_ms``). ``group`` is the id
     of the request that carried the answer. ``request_hash`` (16 hex digits) names the exact
-    request, so that an equal one can take this answer; empty where none was sent.
+    request, so that an equal one can take this answer; empty where none was sent. ``parents`` and
+    ``parents_failed`` are those of the :class:`Row`.
     """
 
     key: str
@@ -162,6 +176,7 @@ class Outcome(msgspec.Struct, omit_defaults=True):
     started_at: float | None = None
     finished_at: float | None = None
     parents: list[str] | None = None
+    parents_failed: int | None = None
     copied_from: str | None = None
     prompt_sha256: str | None = None
     output_sha256: str | None = None

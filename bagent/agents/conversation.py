@@ -112,9 +112,9 @@ class Conversation:
     def _rendered(self) -> Request:
         plan = self.plan
         if plan.prompt.raw:
-            text = plan.prompt.render_raw(self.row.data)
+            text = plan.prompt.render_raw(self.row.data, self.row.extra)
             return self._request(encode_payload(text), prompt=text, path="/completions")
-        messages = plan.prompt.render(self.row.data)
+        messages = plan.prompt.render(self.row.data, self.row.extra)
         if plan.describe and plan.schema is not None:
             messages = describe(messages, plan.schema)
         self._messages = messages
@@ -159,6 +159,7 @@ class Conversation:
         call = Call(
             self, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
         )
+        call.only = self.row.endpoint
         self._asked = call
         return call
 
@@ -277,6 +278,9 @@ class Conversation:
             outcome.started_at = round(self._started, 4)
             outcome.queue_ms = round(self._queue_ms, 2)
             outcome.latency_ms = round((delivery.done - self._started) * 1000, 2)
+        if row.parents:
+            outcome.parents = list(row.parents)
+            outcome.parents_failed = row.parents_failed
         outcome.prompt_tokens = self._usage.prompt
         outcome.cached_tokens = self._usage.cached
         outcome.completion_tokens = self._usage.completion

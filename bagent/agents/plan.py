@@ -22,11 +22,13 @@ class Renderer(Protocol):
 
     raw: bool
 
-    def render(self, data: Mapping[str, Json]) -> list[Message]:
+    def render(
+        self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None
+    ) -> list[Message]:
         """Messages of one row; raises :class:`bagent.job.template.TemplateFailure`."""
         ...
 
-    def render_raw(self, data: Mapping[str, Json]) -> str:
+    def render_raw(self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None) -> str:
         """Raw text of one row; raises like :meth:`render`."""
         ...
 

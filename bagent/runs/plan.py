@@ -23,11 +23,15 @@ class NoTemplate:
 
     raw = False
 
-    def render(self, data: Mapping[str, object]) -> list[dict[str, object]]:
+    def render(
+        self, data: Mapping[str, object], extra: Mapping[str, object] | None = None
+    ) -> list[dict[str, object]]:
         """Never called: such rows are sent as they are."""
         raise TypeError("request bodies have no template")
 
-    def render_raw(self, data: Mapping[str, object]) -> str:
+    def render_raw(
+        self, data: Mapping[str, object], extra: Mapping[str, object] | None = None
+    ) -> str:
         """Never called either."""
         raise TypeError("request bodies have no template")
 

@@ -127,6 +127,8 @@ def copy_outcome(conversation: Conversation, found: Outcome, now: float, origin:
         prompt_sha256=found.prompt_sha256,
         output_sha256=found.output_sha256,
         logprobs=found.logprobs,
+        parents=list(row.parents) or None,
+        parents_failed=row.parents_failed,
         first_try_valid=None,
         request_hash=found.request_hash,
     )

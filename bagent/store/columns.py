@@ -38,6 +38,7 @@ RESULTS: dict[str, str] = {
     "finished_at": "DOUBLE",
     "input": "JSON",
     "parents": "VARCHAR[]",
+    "parents_failed": "BIGINT",
     "copied_from": "VARCHAR",
     "prompt_sha256": "VARCHAR",
     "output_sha256": "VARCHAR",
