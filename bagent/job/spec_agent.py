@@ -24,7 +24,14 @@ from bagent.job.kinds import (
     Words,
     wrong,
 )
-from bagent.job.places import PathIn, Place, PythonFunction, PythonFunctionIn
+from bagent.job.places import (
+    InputPath,
+    InputPaths,
+    PathIn,
+    Place,
+    PythonFunction,
+    PythonFunctionIn,
+)
 from bagent.job.section import Section
 from bagent.types import Json
 
@@ -122,6 +129,14 @@ class ToolSpec(Section):
     max_tokens: Annotated[int | None, Whole(1)] = Field(
         default=None, description="An answer is cut at this many tokens."
     )
+    concurrency: Annotated[int, Whole(1, 10_000)] = Field(
+        default=16, description="Most calls of it that run at once."
+    )
+    batch: Annotated[str | None, Words(empty=False)] = Field(
+        default=None,
+        description="python, sql with a query: the list argument whose items are gathered from"
+        " calls that come together; for sql also the column that holds them.",
+    )
     root: Annotated[Place | None, PathIn()] = Field(
         default=None,
         description="read_file: the folder that it may read; python, shell: where it runs.",
@@ -131,6 +146,13 @@ class ToolSpec(Section):
     )
     database: Annotated[Place | None, PathIn()] = Field(
         default=None, description="sql: the DuckDB file that it may read."
+    )
+    files: Annotated[tuple[InputPath, ...], InputPaths(stdin=False)] = Field(
+        default=(), description="sql: data files that it may read, each a table."
+    )
+    query: Annotated[str | None, Words(empty=False)] = Field(
+        default=None,
+        description="sql: the one statement that is asked, with $name for each argument.",
     )
     url: Annotated[str | None, Words(empty=False)] = Field(
         default=None, description="web_search: the address of the search service."
