@@ -1,0 +1,25 @@
+"""Runs the Python code on stdin and shows the value of its last line, as a Python prompt does.
+
+Started by path in an isolated interpreter; it imports nothing of bagent.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+
+def main() -> None:
+    """Run the code; an error ends the process with its traceback."""
+    tree = ast.parse(sys.stdin.read(), "<code>")
+    names: dict[str, object] = {"__name__": "__main__"}
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<code>", "exec"), names)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names)
+        if value is not None:
+            sys.stdout.write(f"{value!r}\n")
+
+
+if __name__ == "__main__":
+    main()

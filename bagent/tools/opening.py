@@ -1,0 +1,206 @@
+"""From the tools of a job to a pool of tools that can be called."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bagent.errors import UsageError
+from bagent.job.spec_agent import ToolSpec
+from bagent.tools.builtins import open_builtin
+from bagent.tools.commands import (
+    CLAUDE_CODE,
+    CLAUDE_CODE_ARGV,
+    CLAUDE_CODE_SCHEMA,
+    CLAUDE_CODE_WORDS,
+    Command,
+    places_schema,
+)
+from bagent.tools.environment import tool_environment
+from bagent.tools.functions import Files, Function, read_function
+from bagent.tools.loops import Loops
+from bagent.tools.making import Room, load_schema, make_tool, policy_of
+from bagent.tools.mcp_client import McpConfig, McpServer, McpTool
+from bagent.tools.pool import ToolPool
+from bagent.tools.threads import Threads
+from bagent.tools.tool import Arguments, Tool
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@asynccontextmanager
+async def open_tools(
+    specs: Sequence[ToolSpec], base: Path, env: Mapping[str, str], *, allow_code: bool = False
+) -> AsyncIterator[ToolPool]:
+    """Check and open the tools of a job; they are closed, and their processes ended, at the end.
+
+    Args:
+        specs: the tools.
+        base: the job's folder: where commands run and where their relative paths start.
+        env: the environment of the run; tools get the ordinary part of it, and what they name.
+        allow_code: whether ``python_eval`` and ``shell`` may be among the tools.
+
+    Raises:
+        UsageError: a tool cannot be opened, or two have one name; nothing stays open.
+        MissingPackage: a tool needs a package that is not installed.
+    """
+    async with AsyncExitStack() as stack:
+        scratch = Path(tempfile.mkdtemp(prefix="bagent-tools-"))
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        room = Room(base, env, scratch, stack, allow_code)
+        opener = _Opener(room)
+        # Servers start together: each may take a second or more.
+        opened = await _all_opened(opener, specs)
+        pool = ToolPool(_distinct([tool for tools in opened for tool in tools]))
+        stack.push_async_callback(pool.close)
+        yield pool
+
+
+async def _all_opened(opener: _Opener, specs: Sequence[ToolSpec]) -> list[list[Tool]]:
+    tasks = [asyncio.ensure_future(opener.open(spec)) for spec in specs]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _distinct(tools: list[Tool]) -> list[Tool]:
+    """The tools, if their names are usable and all different."""
+    seen: set[str] = set()
+    for tool in tools:
+        if not _NAME.fullmatch(tool.name):
+            raise UsageError(
+                f"tool name {tool.name!r}: servers take letters, digits, _ and -, at most 64",
+                hint="give it another name:",
+            )
+        if tool.name in seen:
+            raise UsageError(f"two tools are named {tool.name}", hint="give one another name:")
+        seen.add(tool.name)
+    return tools
+
+
+@dataclass
+class _Opener:
+    """Opens one tool after another; files of functions are imported once."""
+
+    room: Room
+    files: Files = field(default_factory=Files)
+
+    async def open(self, spec: ToolSpec) -> list[Tool]:
+        """The tools of one entry: several of an MCP server, else one."""
+        if spec.mcp is not None:
+            return await self._mcp(spec)
+        if spec.builtin is not None:
+            return [open_builtin(spec, self.room)]
+        if spec.python is not None:
+            return [self._python(spec)]
+        return [self._command(spec)]
+
+    def _python(self, spec: ToolSpec) -> Tool:
+        assert spec.python is not None
+        function, signature, words = read_function(self.files, spec.python)
+        name = spec.name or spec.python.function
+        if spec.batch and spec.batch not in signature.lists:
+            raise UsageError(
+                f"{name}: batch: {spec.batch} is no parameter of {spec.python} that is a list",
+                hint=f"its lists: {' '.join(sorted(signature.lists)) or 'none'}",
+            )
+        threads, loops = Threads(name), Loops(name)
+        self.room.stack.callback(threads.close)
+        self.room.stack.callback(loops.close)
+        policy = policy_of(spec, side_effects=True)
+        run = Function(
+            function, signature, words, threads, loops, spec.batch or "", policy.coalesce
+        )
+        return make_tool(
+            spec,
+            name,
+            words,
+            load_schema(signature.schema, self.room.base, name),
+            run.run,
+            run_many=run.run_many if spec.batch else None,
+            abandoned=lambda: threads.abandoned + loops.abandoned,
+        )
+
+    def _command(self, spec: ToolSpec) -> Tool:
+        preset = spec.command == CLAUDE_CODE
+        argv = CLAUDE_CODE_ARGV if preset else spec.command
+        name = spec.name or argv[0]
+        if preset:
+            name = spec.name or CLAUDE_CODE[0]
+        base = self.room.base
+        environment = tool_environment(self.room.env, spec.env)
+        parameters = spec.parameters
+        if parameters is None:
+            parameters = CLAUDE_CODE_SCHEMA if preset else places_schema(argv)
+        schema = load_schema(parameters, base, name)
+        program = find_program(argv[0], base, environment)
+        command = Command(
+            (program, *argv[1:]),
+            frozenset(schema.document.get("properties", {})),
+            base,
+            environment,
+            prompt="prompt" if preset and spec.parameters is None else "",
+            strip_preamble=spec.strip_preamble,
+        )
+        words = CLAUDE_CODE_WORDS if preset else ""
+        return make_tool(spec, name, words, schema, command.run)
+
+    async def _mcp(self, spec: ToolSpec) -> list[Tool]:
+        assert spec.mcp is not None
+        mcp, base = spec.mcp, self.room.base
+        environment = tool_environment(self.room.env, {**spec.env, **mcp.env})
+        command = mcp.command
+        if command:
+            command = (find_program(command[0], base, environment), *command[1:])
+        server = McpServer(McpConfig(mcp.url, mcp.headers, command, environment, base))
+        self.room.stack.push_async_callback(server.close)
+        listed = await server.open()
+        if mcp.tools is not None:
+            names = {tool.name for tool in listed}
+            missing = [name for name in mcp.tools if name not in names]
+            if missing:
+                raise UsageError(
+                    f"mcp: {server.config.shown} has no tool {missing[0]}",
+                    hint=f"it has {' '.join(sorted(names))}",
+                )
+            listed = [tool for tool in listed if tool.name in mcp.tools]
+        return [self._mcp_tool(spec, server, tool) for tool in listed]
+
+    def _mcp_tool(self, spec: ToolSpec, server: McpServer, tool: McpTool) -> Tool:
+        async def run(arguments: Arguments) -> str:
+            return await server.call(tool.name, arguments, again=tool.reads_only)
+
+        # Names of tools may hold dots and slashes; names of functions may not.
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)
+        if spec.name:
+            name = f"{spec.name}_{name}"
+        # A schema from elsewhere leads to no file here.
+        schema = load_schema(tool.parameters, self.room.scratch, name)
+        return make_tool(
+            spec, name, tool.description, schema, run, side_effects=not tool.reads_only
+        )
+
+
+def find_program(word: str, base: Path, env: Mapping[str, str]) -> str:
+    """The program that ``word`` names: a path relative to ``base``, or a name in ``PATH``.
+
+    Raises:
+        UsageError: there is none that can be run.
+    """
+    path = str(base / word) if "/" in word else word
+    found = shutil.which(path, path=env.get("PATH", ""))
+    if found is None:
+        is_there = "/" in word and Path(path).exists()
+        hint = f"chmod +x {word}" if is_there else "is it installed and in PATH?"
+        raise UsageError(f"cannot run {word}: {'no' if is_there else 'no such'} program", hint=hint)
+    return found

@@ -1,0 +1,176 @@
+"""``read_file``: text files below one folder, and nothing outside it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+
+from bagent.tools.threads import Threads
+from bagent.tools.tool import Arguments, ToolFault
+from bagent.types import Json
+
+MOST_BYTES = 1 << 20
+"""What one call reads at most."""
+
+MOST_LINKS = 20
+MOST_NAMES = 100
+
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "description": "The file, relative to the folder."},
+        "first_line": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "Where to begin; default: 1.",
+        },
+        "lines": {"type": "integer", "minimum": 1, "description": "How many; default: all."},
+    },
+    "required": ["path"],
+    "additionalProperties": False,
+}
+WORDS = "Read a text file. The path of a folder (. is the top one) gives the names in it."
+
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
+
+
+class ReadFile:
+    """Reads below ``root``, which must be an existing folder.
+
+    Every part of a path is opened from the folder before it and never through a link, so that
+    nothing that is renamed or linked meanwhile leads outside. Links that stay inside are followed
+    by their text.
+    """
+
+    def __init__(self, root: Path, threads: Threads) -> None:
+        self._roots = (Path(os.path.realpath(root)), root.absolute())
+        self._threads = threads
+
+    async def run(self, arguments: Arguments) -> str:
+        """The text, or the part of it that was asked for.
+
+        Raises:
+            ToolFault: it is outside, missing, unreadable or no text.
+        """
+        return await self._threads.run(lambda: self._read(arguments))
+
+    def _read(self, arguments: Arguments) -> str:
+        given: str = arguments["path"]
+        with ExitStack() as stack:
+            try:
+                number = self._open(given, stack)
+                if stat.S_ISDIR(os.fstat(number).st_mode):
+                    return _names(number)
+                return _text(number, arguments)
+            except OSError as error:
+                raise ToolFault(f"{given}: {error.strerror or error}") from None
+
+    def _open(self, given: str, stack: ExitStack) -> int:
+        """The open file (or folder); ``stack`` closes it and the folders on the way."""
+        if "\0" in given:
+            raise ToolFault("a path holds no NUL character")
+        folders = [_hold(os.open(self._roots[0], _FOLDER), stack)]
+        left = self._parts(given, given)
+        links = 0
+        while left:
+            part = left.pop()
+            if part == "..":
+                folders.pop()
+                if not folders:
+                    raise _outside(given)
+                continue
+            target = _link(part, folders[-1])
+            if target is not None:
+                links += 1
+                if links > MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                if target.startswith("/"):
+                    del folders[1:]
+                left += self._parts(target, given)
+            elif left:
+                folders.append(_hold(os.open(part, _FOLDER, dir_fd=folders[-1]), stack))
+            else:
+                return self._last(part, folders, stack)
+        return folders[-1]
+
+    def _last(self, part: str, folders: list[int], stack: ExitStack) -> int:
+        number = _hold(os.open(part, _FILE, dir_fd=folders[-1]), stack)
+        mode = os.fstat(number).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ToolFault(f"{part} is no file")
+        return number
+
+    def _parts(self, path: str, given: str) -> list[str]:
+        """The parts of ``path``, the last one first; an absolute one must lie below the root."""
+        if path.startswith("/"):
+            below = [Path(path).relative_to(root) for root in self._roots if _is_in(path, root)]
+            if not below:
+                raise _outside(given)
+            path = str(below[0])
+        return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _is_in(path: str, root: Path) -> bool:
+    return Path(path).is_relative_to(root)
+
+
+def _outside(given: str) -> ToolFault:
+    return ToolFault(f"{given} lies outside the folder that may be read")
+
+
+def _hold(number: int, stack: ExitStack) -> int:
+    stack.callback(os.close, number)
+    return number
+
+
+def _link(part: str, folder: int) -> str | None:
+    """Where a link leads, None where ``part`` is none (or is missing: opening it says so)."""
+    try:
+        return os.readlink(part, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOENT):
+            return None
+        raise
+
+
+def _names(number: int) -> str:
+    names = []
+    with os.scandir(number) as entries:
+        for entry in entries:
+            names.append(entry.name + ("/" if entry.is_dir(follow_symlinks=False) else ""))
+            if len(names) > 10 * MOST_NAMES:
+                break
+    shown = sorted(names)[:MOST_NAMES]
+    more = "" if len(shown) == len(names) else "\n[cut: there are more]"
+    return "\n".join(shown) + more if shown else "[an empty folder]"
+
+
+def _text(number: int, arguments: Arguments) -> str:
+    first, count = arguments.get("first_line", 1), arguments.get("lines")
+    kept: list[bytes] = []
+    size, more = 0, False
+    with os.fdopen(os.dup(number), "rb") as file:
+        # In pieces: a line may be as long as the file.
+        line = 1
+        while piece := file.readline(1 << 16):
+            if line >= first:
+                kept.append(piece)
+                size += len(piece)
+            if piece.endswith(b"\n"):
+                line += 1
+            if size > MOST_BYTES:
+                more = True
+                break
+            if count is not None and line >= first + count:
+                break
+    raw = b"".join(kept)[:MOST_BYTES]
+    if b"\0" in raw[:4096]:
+        raise ToolFault("it is not text")
+    if not more:
+        return raw.decode("utf-8-sig", "replace")
+    text = raw.decode("utf-8", "ignore")
+    return f"{text}\n[cut: line {line} is not whole; go on with first_line]"

@@ -1,0 +1,556 @@
+"""Calls of tools: what is run, what is shared, what is kept, what goes back as a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from bagent.tools import CallContext, Policy, Tool, ToolFault, ToolPool, ToolResult
+from fleet.support_time import run_jumping
+from tools.support_tools import answers, asked, tool
+
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+SHARED = Policy(coalesce=True)
+
+
+class Counted:
+    """A tool's function that counts its runs and takes a second."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.runs: list[dict[str, Any]] = []
+        self.stopped = 0
+        self.most = 0
+        self._now = 0
+        self._seconds = seconds
+
+    async def __call__(self, arguments: dict[str, Any]) -> str:
+        self.runs.append(arguments)
+        self._now += 1
+        self.most = max(self.most, self._now)
+        try:
+            await asyncio.sleep(self._seconds)
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        finally:
+            self._now -= 1
+        return json.dumps(arguments, sort_keys=True)
+
+
+def call_once(one: Tool, arguments: Any, context: CallContext | None = None) -> ToolResult:
+    async def main() -> ToolResult:
+        return await ToolPool([one]).call(asked("t", arguments), context or CallContext())
+
+    return run_jumping(main())
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    ['{"a":1,"b":2}', {"a": 1, "b": 2}, json.dumps('{"a":1,"b":2}'), '\ufeff{"b":2,"a":1}'],
+    ids=["text", "object", "encoded twice", "with a mark"],
+)
+def test_arguments_may_be_text_an_object_or_text_in_text(given: Any) -> None:
+    run = Counted()
+    result = call_once(tool(run, ADD), given)
+    assert (result.text, result.error) == ('{"a": 1, "b": 2}', None)
+    assert run.runs == [{"a": 1, "b": 2}]
+
+
+@pytest.mark.parametrize("given", ["", "  ", "null", None, {}, "{}"])
+def test_nothing_and_null_are_no_arguments(given: Any) -> None:
+    run = Counted()
+
+    async def main() -> ToolResult:
+        call = asked("t", "")
+        return await ToolPool([tool(run)]).call(type(call)("1", "t", given))
+
+    assert run_jumping(main()).text == "{}"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ('{"a":1,', "not JSON"),
+        ('"foo"', "not a JSON object"),
+        ("[1]", "not a JSON object"),
+        ("7", "not a JSON object"),
+        ('{"a":1}', "required"),
+        ('{"a":1,"b":true}', "/b"),
+        ('{"a":1,"b":2,"c":3}', "c"),
+        ("[" * 5000, "not JSON"),
+        ('{"a":' + "[" * 300 + "]" * 300 + "}", "deep"),
+        ('{"a":1,"b":"' + "x" * 100_000 + '"}', "/b"),
+    ],
+)
+def test_wrong_arguments_go_back_as_the_result_and_the_tool_does_not_run(
+    given: str, words: str
+) -> None:
+    run = Counted()
+
+    async def main() -> tuple[ToolResult, ToolPool]:
+        pool = ToolPool([tool(run, ADD)])
+        return await pool.call(asked("t", given)), pool
+
+    result, pool = run_jumping(main())
+    assert result.error == "bad_arguments"
+    assert words in result.text
+    assert len(result.text) < 2100
+    assert run.runs == []
+    assert pool.stats()["t"].faults == 1
+    assert pool.stats()["t"].runs == 0
+
+
+def test_a_tool_that_is_not_listed_never_runs() -> None:
+    run = Counted()
+
+    async def main() -> tuple[ToolResult, ToolResult, int]:
+        empty, one = ToolPool([]), ToolPool([tool(run)])
+        name = "nope" * 1000
+        return await empty.call(asked("t")), await one.call(asked(name)), one.unknown_calls
+
+    first, second, count = run_jumping(main())
+    assert first.error == second.error == "unknown_tool"
+    assert "the tools are: none" in first.text
+    assert "the tools are: t" in second.text
+    assert len(second.text) < 300
+    assert (count, run.runs) == (1, [])
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ToolFault("no such page"), "error: no such page"),
+        (ValueError("bad value"), "error: ValueError: bad value"),
+        (KeyError(), "error: KeyError"),
+        (TimeoutError("its own"), "error: TimeoutError: its own"),
+    ],
+)
+def test_whatever_a_tool_raises_is_its_result(error: Exception, text: str) -> None:
+    async def run(_: dict[str, Any]) -> str:
+        raise error
+
+    result = call_once(tool(run), "{}")
+    assert (result.text, result.error) == (text, "failed")
+
+
+def test_a_fault_is_bounded() -> None:
+    async def run(_: dict[str, Any]) -> str:
+        raise ValueError("x" * 1_000_000)
+
+    assert len(call_once(tool(run), "{}").text) < 2100
+
+
+def test_a_run_is_stopped_at_its_time_limit() -> None:
+    run = Counted(3600)
+    result = call_once(tool(run, policy=Policy(timeout=2)), "{}")
+    assert result.error == "timeout"
+    assert "longer than 2 s" in result.text
+    assert result.latency_ms == pytest.approx(2000, abs=5)
+    assert run.stopped == 1
+
+
+def test_a_caller_without_time_gives_up_and_the_run_goes_on_for_the_others() -> None:
+    run = Counted(10)
+
+    async def main() -> tuple[ToolResult, ToolResult]:
+        pool = ToolPool([tool(run, policy=SHARED)])
+        now = asyncio.get_running_loop().time()
+        return await asyncio.gather(
+            pool.call(asked("t"), CallContext(deadline=now + 3)), pool.call(asked("t"))
+        )
+
+    hurried, patient = run_jumping(main())
+    assert (hurried.error, patient.error) == ("timeout", None)
+    assert hurried.latency_ms == pytest.approx(3000, abs=5)
+    assert len(run.runs) == 1
+
+
+# --- sharing ----------------------------------------------------------------------------------
+
+
+def test_equal_calls_in_flight_share_one_run_whatever_the_order_of_their_keys() -> None:
+    run = Counted()
+
+    async def main() -> list[ToolResult]:
+        pool = ToolPool([tool(run, policy=SHARED)])
+        texts = ['{"a":1,"b":2}', '{ "b": 2, "a": 1 }', '{"a":1,"b":3}']
+        return await asyncio.gather(*(pool.call(asked("t", text)) for text in texts))
+
+    results = run_jumping(main())
+    assert [result.shared for result in results] == [False, True, False]
+    assert results[0].text == results[1].text
+    assert len(run.runs) == 2
+
+
+def test_calls_that_json_tells_apart_are_not_shared() -> None:
+    run = Counted()
+
+    async def main() -> None:
+        pool = ToolPool([tool(run, policy=SHARED)])
+        texts = ['{"a":1}', '{"a":true}', '{"a":"1"}', '{"a":null}', "{}"]
+        await asyncio.gather(*(pool.call(asked("t", text)) for text in texts))
+
+    run_jumping(main())
+    assert len(run.runs) == 5
+
+
+def test_cancelling_the_first_of_five_callers_still_serves_four() -> None:
+    run = Counted()
+
+    async def main() -> list[Any]:
+        pool = ToolPool([tool(run, policy=SHARED)])
+        tasks = [asyncio.ensure_future(pool.call(asked("t", x=1))) for _ in range(5)]
+        await asyncio.sleep(0.5)
+        tasks[0].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, *others = run_jumping(main())
+    assert isinstance(first, asyncio.CancelledError)
+    assert [result.text for result in others] == ['{"x": 1}'] * 4
+    assert (len(run.runs), run.stopped) == (1, 0)
+
+
+def test_a_run_that_nobody_waits_for_is_stopped_and_not_joined() -> None:
+    run = Counted()
+
+    async def main() -> ToolResult:
+        pool = ToolPool([tool(run, policy=SHARED)])
+        tasks = [asyncio.ensure_future(pool.call(asked("t"))) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        return await pool.call(asked("t"))
+
+    result = run_jumping(main())
+    assert (result.text, result.shared) == ("{}", False)
+    assert (len(run.runs), run.stopped) == (2, 1)
+
+
+def test_calls_with_side_effects_are_neither_merged_nor_kept_unless_asked_for() -> None:
+    run = Counted()
+
+    async def main() -> list[ToolResult]:
+        pool = ToolPool([tool(run)])
+        return await answers(pool, "t", [{"x": 1}] * 5) + [await pool.call(asked("t", x=1))]
+
+    assert {result.shared or result.cached for result in run_jumping(main())} == {False}
+    assert len(run.runs) == 6
+
+
+def test_all_callers_of_a_shared_run_that_fails_get_the_fault() -> None:
+    async def run(_: dict[str, Any]) -> str:
+        await asyncio.sleep(1)
+        raise ValueError("down")
+
+    async def main() -> list[ToolResult]:
+        return await answers(ToolPool([tool(run, policy=SHARED)]), "t", [{}] * 3)
+
+    assert [result.error for result in run_jumping(main())] == ["failed"] * 3
+
+
+# --- keeping ----------------------------------------------------------------------------------
+
+
+def test_an_answer_is_kept_for_its_time_and_then_asked_anew() -> None:
+    run = Counted(0)
+
+    async def main() -> list[bool]:
+        pool = ToolPool([tool(run, policy=Policy(cache_seconds=60))])
+        seen = []
+        for wait in (0, 59, 2, 0):
+            await asyncio.sleep(wait)
+            seen.append((await pool.call(asked("t", x=1))).cached)
+        return seen
+
+    assert run_jumping(main()) == [False, True, False, True]
+    assert len(run.runs) == 2
+
+
+def test_faults_are_not_kept() -> None:
+    runs = []
+
+    async def run(_: dict[str, Any]) -> str:
+        runs.append(1)
+        raise ValueError("down")
+
+    async def main() -> None:
+        pool = ToolPool([tool(run, policy=Policy(cache_seconds=60))])
+        for _ in range(3):
+            await pool.call(asked("t"))
+
+    run_jumping(main())
+    assert len(runs) == 3
+
+
+def test_the_answer_asked_for_longest_ago_gives_way() -> None:
+    run = Counted(0)
+
+    async def main() -> list[bool]:
+        pool = ToolPool([tool(run, policy=Policy(cache_seconds=1e6))])
+        for x in range(1024):
+            await pool.call(asked("t", x=x))
+        await pool.call(asked("t", x=0))
+        await pool.call(asked("t", x=5000))
+        return [(await pool.call(asked("t", x=x))).cached for x in (0, 1)]
+
+    assert run_jumping(main()) == [True, False]
+
+
+# --- pace and slots ---------------------------------------------------------------------------
+
+
+def test_runs_start_no_faster_than_the_rate_from_the_first_one_on() -> None:
+    starts: list[float] = []
+
+    async def run(_: dict[str, Any]) -> str:
+        starts.append(asyncio.get_running_loop().time())
+        return ""
+
+    async def main() -> None:
+        pool = ToolPool([tool(run, policy=Policy(rate_limit=5))])
+        await asyncio.sleep(100)
+        await answers(pool, "t", [{"x": x} for x in range(11)])
+
+    run_jumping(main())
+    gaps = [after - before for before, after in itertools.pairwise(starts)]
+    assert gaps == pytest.approx([0.2] * 10)
+
+
+def test_a_caller_that_is_cancelled_while_it_waits_for_the_pace_costs_no_turn() -> None:
+    run = Counted(0)
+
+    async def main() -> float:
+        pool = ToolPool([tool(run, policy=Policy(rate_limit=0.1))])
+        begin = asyncio.get_running_loop().time()
+        tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(5)]
+        await asyncio.sleep(1)
+        for task in tasks[1:4]:
+            task.cancel()
+        await tasks[4]
+        return asyncio.get_running_loop().time() - begin
+
+    assert run_jumping(main()) == pytest.approx(10)
+    assert len(run.runs) == 2
+
+
+def test_no_more_runs_at_once_than_the_tool_allows_and_no_slot_is_lost() -> None:
+    run = Counted()
+
+    async def main() -> list[ToolResult]:
+        pool = ToolPool([tool(run, policy=Policy(concurrency=3, timeout=2))])
+        waiting = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(6)]
+        await asyncio.sleep(0.5)
+        for task in waiting[:2] + waiting[4:]:
+            task.cancel()
+        return await answers(pool, "t", [{"x": x} for x in range(10)])
+
+    results = run_jumping(main())
+    assert all(result.error is None for result in results)
+    assert run.most == 3
+
+
+def test_the_time_limit_bounds_the_run_and_not_the_waiting_for_a_slot() -> None:
+    run = Counted(2)
+
+    async def main() -> list[ToolResult]:
+        pool = ToolPool([tool(run, policy=Policy(concurrency=1, timeout=3))])
+        return await answers(pool, "t", [{"x": x} for x in range(5)])
+
+    assert [result.error for result in run_jumping(main())] == [None] * 5
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+def test_a_long_answer_is_cut_with_a_note_and_a_short_one_is_not() -> None:
+    async def run(arguments: dict[str, Any]) -> str:
+        return "é" * int(arguments["n"])
+
+    async def main() -> list[ToolResult]:
+        pool = ToolPool([tool(run, policy=Policy(max_tokens=100))])
+        return await answers(pool, "t", [{"n": 150}, {"n": 151}])
+
+    short, long = run_jumping(main())
+    assert short.text == "é" * 150
+    assert long.text == "é" * 150 + "\n[cut: the first 150 of 151 characters]"
+
+
+def test_the_history_tells_percentiles_of_runs() -> None:
+    async def run(arguments: dict[str, Any]) -> str:
+        await asyncio.sleep(float(arguments["s"]))
+        return ""
+
+    async def main() -> ToolPool:
+        pool = ToolPool([tool(run, policy=Policy(concurrency=100, timeout=None))])
+        assert pool.latency("t") is None
+        await answers(pool, "t", [{"s": s} for s in range(1, 101)])
+        return pool
+
+    pool = run_jumping(main())
+    latency = pool.latency("t")
+    assert latency is not None
+    assert latency.count == 100
+    found = [latency.p50_ms, latency.p90_ms, latency.p99_ms]
+    assert found == pytest.approx([50_000, 90_000, 99_000], abs=50)
+
+
+def test_a_result_tells_when_it_was_asked_for_and_how_long_it_took() -> None:
+    async def main() -> ToolResult:
+        return await ToolPool([tool(Counted())], wall=lambda: 1234.5).call(asked("t"))
+
+    result = run_jumping(main())
+    assert result.started == 1234.5
+    assert result.latency_ms == pytest.approx(1000, abs=5)
+
+
+def test_closing_stops_runs_and_answers_who_waits() -> None:
+    run = Counted(3600)
+
+    async def main() -> ToolResult:
+        pool = ToolPool([tool(run)])
+        waiting = asyncio.ensure_future(pool.call(asked("t")))
+        await asyncio.sleep(1)
+        await pool.close()
+        return await waiting
+
+    assert "stopped" in run_jumping(main()).text
+    assert run.stopped == 1
+
+
+def test_definitions_have_the_openai_form_in_the_order_of_the_job() -> None:
+    async def main() -> list[Any]:
+        names = ["zeta", "alpha", "mid"]
+        one = tool(Counted(), ADD)
+        tools = [Tool(name, one.description, one.schema, one.run) for name in names]
+        return ToolPool(tools).definitions
+
+    definitions = run_jumping(main())
+    assert [one["function"]["name"] for one in definitions] == ["zeta", "alpha", "mid"]
+    assert definitions[0] == {
+        "type": "function",
+        "function": {"name": "zeta", "description": "words", "parameters": ADD},
+    }
+
+
+# --- windows ----------------------------------------------------------------------------------
+
+
+class Batches:
+    """Answers many calls at once and notes how many each time."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.sizes: list[int] = []
+        self.stopped = 0
+        self._answer = answer
+
+    async def one(self, arguments: dict[str, Any]) -> str:
+        raise AssertionError("calls come in windows")
+
+    async def many(self, calls: Any) -> Any:
+        self.sizes.append(len(calls))
+        try:
+            await asyncio.sleep(1)
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        if self._answer is not None:
+            return self._answer(calls)
+        return [str(call["x"]) for call in calls]
+
+    def tool(self, **policy: Any) -> Tool:
+        return tool(self.one, policy=Policy(**policy), run_many=self.many)
+
+
+def test_calls_that_come_within_a_window_share_one_run() -> None:
+    batches = Batches()
+
+    async def main() -> list[ToolResult]:
+        pool = ToolPool([batches.tool()])
+        first = asyncio.ensure_future(answers(pool, "t", [{"x": x} for x in range(5)]))
+        await asyncio.sleep(0.004)
+        second = asyncio.ensure_future(answers(pool, "t", [{"x": 5}]))
+        await asyncio.sleep(0.004)
+        late = await answers(pool, "t", [{"x": 6}])
+        return [*await first, *await second, *late]
+
+    assert [result.text for result in run_jumping(main())] == [str(x) for x in range(7)]
+    assert batches.sizes == [6, 1]
+
+
+def test_a_window_closes_when_it_is_full() -> None:
+    batches = Batches()
+
+    async def main() -> None:
+        await answers(ToolPool([batches.tool()]), "t", [{"x": x} for x in range(250)])
+
+    run_jumping(main())
+    assert batches.sizes == [100, 100, 50]
+
+
+def test_a_cancelled_call_leaves_its_window_to_the_others() -> None:
+    batches = Batches()
+
+    async def main() -> list[Any]:
+        pool = ToolPool([batches.tool()])
+        tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(4)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.sleep(0.5)
+        tasks[1].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    results = run_jumping(main())
+    assert [getattr(result, "text", None) for result in results] == [None, None, "2", "3"]
+    assert (batches.sizes, batches.stopped) == ([3], 0)
+
+
+def test_a_batch_that_nobody_waits_for_is_stopped() -> None:
+    batches = Batches()
+
+    async def main() -> None:
+        pool = ToolPool([batches.tool()])
+        tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(3)]
+        await asyncio.sleep(0.5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await asyncio.sleep(0.1)
+
+    run_jumping(main())
+    assert batches.stopped == 1
+
+
+def test_one_call_of_a_batch_may_fail_alone() -> None:
+    batches = Batches(lambda calls: [ToolFault("no 0") if not c["x"] else "ok" for c in calls])
+
+    async def main() -> list[ToolResult]:
+        return await answers(ToolPool([batches.tool()]), "t", [{"x": 0}, {"x": 1}])
+
+    assert [result.error for result in run_jumping(main())] == ["failed", None]
+
+
+def test_a_batch_with_too_few_answers_answers_nobody_wrongly() -> None:
+    batches = Batches(lambda calls: ["only one"])
+
+    async def main() -> list[ToolResult]:
+        return await answers(ToolPool([batches.tool()]), "t", [{"x": 0}, {"x": 1}])
+
+    results = run_jumping(main())
+    assert [result.error for result in results] == ["failed"] * 2
+    assert "1 answers for 2 calls" in results[0].text
