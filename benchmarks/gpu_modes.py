@@ -1,0 +1,174 @@
+"""``bagent run`` against a real engine: batch modes side by side, by shape of the work.
+
+    python benchmarks/gpu_modes.py HOST:PORT MODEL OUT.json [--repeats 2] [--shapes short,chat]
+
+Every arm is the real command on the same rows; the order is turned round with each repeat, and the
+engine's prefix cache is emptied before each arm where it lets one (vLLM's developer mode). Rows a
+second are from the first request sent to the last answer; ``cpu_us`` is the CPU of the whole client
+process, start-up included, per row. Random-weight models fill ``max_tokens``, so in the raw shapes
+answers are cut and count as truncated: that is what is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from random import Random
+
+WORDS = [
+    f"{a}{b}" for a in ("ta", "re", "mo", "li", "ku", "se") for b in ("ran", "del", "vik", "pon")
+]
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["label", "score"],
+    "properties": {
+        "label": {"enum": ["good", "bad", "mixed", "none"]},
+        "score": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+}
+SHAPES = {
+    "short": {"rows": 6000, "words": 100, "max_tokens": 8},
+    "middle": {"rows": 2000, "words": 300, "max_tokens": 64},
+    "long": {"rows": 200, "words": 2000, "max_tokens": 256},
+    "chat": {"rows": 4000, "words": 100, "max_tokens": 32},
+}
+RAW_ARMS = {
+    "auto": {},
+    "single-256": {"batching": {"mode": "single"}, "limits": {"concurrency": 256}},
+    "single-512": {"batching": {"mode": "single"}, "limits": {"concurrency": 512}},
+    "lists-64": {"batching": {"mode": "completions", "size": 64}},
+    "lists-256": {"batching": {"mode": "completions", "size": 256}},
+}
+CHAT_ARMS = {
+    "auto": {},
+    "single-256": {"batching": {"mode": "single"}, "limits": {"concurrency": 256}},
+    "single-512": {"batching": {"mode": "single"}, "limits": {"concurrency": 512}},
+    "chat-64": {"batching": {"mode": "chat", "size": 64}},
+    "lists-64": {"batching": {"mode": "completions", "size": 64}},
+}
+
+
+def write_rows(path: Path, count: int, words: int) -> None:
+    random = Random(7)
+    with path.open("w") as file:
+        for number in range(count):
+            text = " ".join(random.choice(WORDS) for _ in range(int(words / 2.4)))
+            file.write(json.dumps({"id": f"r{number}", "text": text}) + "\n")
+
+
+def job_of(shape: str, url: str, model: str, rows: Path, arm: dict) -> dict:
+    numbers = SHAPES[shape]
+    sampling: dict = {"temperature": 0, "max_tokens": numbers["max_tokens"]}
+    job = {
+        "name": "gpu",
+        "backend": f"vllm://{url}",
+        "model": model,
+        "input": str(rows),
+        "sampling": sampling,
+        "dedupe": False,
+        "results": {"parquet": False, "duckdb": False},
+    }
+    if shape == "chat":
+        job["prompt"] = {"system": "You judge texts.", "user": "Judge this: {{ text }}"}
+        job["output"] = {"schema": SCHEMA, "describe": "never", "retries": 0}
+    else:
+        job["prompt"] = {"raw": "Judge this: {{ text }}"}
+        sampling["extra"] = {"ignore_eos": True}
+    return job | arm
+
+
+def run_arm(folder: Path, job: dict) -> dict:
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(job))
+    out = folder / f"run-{time.time_ns()}"
+    command = [sys.executable, "-m", "bagent", "run", str(path), "-o", str(out)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [*command, "--no-canary", "--progress", "none"], capture_output=True, text=True, check=False
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode not in (0, 1):
+        return {"error": done.stderr[-800:], "code": done.returncode}
+    rows, answers = [], hashlib.sha256()
+    for file in sorted((out / "journal").glob("rows-*.jsonl")):
+        rows += [json.loads(line) for line in file.open()]
+    sizes = []
+    for file in sorted((out / "journal").glob("attempts-*.jsonl")):
+        sizes += [json.loads(line).get("group_size", 1) for line in file.open()]
+    for row in sorted(rows, key=lambda row: row["row"]):
+        answers.update((row.get("text") or "").encode())
+    seconds = max(r["finished_at"] for r in rows) - min(r["started_at"] for r in rows)
+    latencies = sorted(r["latency_ms"] for r in rows)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    statuses: dict[str, int] = {}
+    for row in rows:
+        statuses[row["status"]] = statuses.get(row["status"], 0) + 1
+    return {
+        "rows": len(rows),
+        "seconds": round(seconds, 3),
+        "rows_per_s": round(len(rows) / seconds, 1),
+        "completion_tokens": sum(r.get("completion_tokens") or 0 for r in rows),
+        "p50_ms": latencies[len(latencies) // 2],
+        "p99_ms": latencies[len(latencies) * 99 // 100],
+        "cpu_us": round(cpu / len(rows) * 1e6, 1),
+        "requests": sum(1 / size for size in sizes),
+        "statuses": statuses,
+        "answers": answers.hexdigest()[:16],
+    }
+
+
+def empty_cache(url: str) -> None:
+    request = urllib.request.Request(f"http://{url}/reset_prefix_cache", method="POST")
+    try:
+        urllib.request.urlopen(request, timeout=10).read()
+    except OSError as error:
+        print("the prefix cache stays as it is:", error)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url", help="HOST:PORT")
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--shapes", default="short,middle,long,chat")
+    parser.add_argument("--scale", type=float, default=1.0, help="Share of the rows.")
+    options = parser.parse_args()
+    runs = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for shape in options.shapes.split(","):
+            rows = folder / f"{shape}.jsonl"
+            count = int(SHAPES[shape]["rows"] * options.scale)
+            write_rows(rows, count, SHAPES[shape]["words"])
+            arms = CHAT_ARMS if shape == "chat" else RAW_ARMS
+            warm = job_of(shape, options.url, options.model, rows, {})
+            few = folder / "few.jsonl"
+            few.write_text("".join(rows.open().readlines()[: min(200, count)]))
+            run_arm(folder, warm | {"input": str(few)})
+            for repeat in range(options.repeats):
+                order = list(arms) if repeat % 2 == 0 else list(reversed(arms))
+                for arm in order:
+                    empty_cache(options.url)
+                    found = run_arm(
+                        folder, job_of(shape, options.url, options.model, rows, arms[arm])
+                    )
+                    runs.append({"shape": shape, "arm": arm, "repeat": repeat} | found)
+                    print(json.dumps(runs[-1]), flush=True)
+                    options.out.write_text(
+                        json.dumps({"device": os.environ.get("DEVICE", ""), "runs": runs}, indent=1)
+                    )
+
+
+if __name__ == "__main__":
+    main()
