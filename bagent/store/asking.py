@@ -38,13 +38,19 @@ def open_tables(runs: RunDir | Sequence[RunDir], report: Report) -> Iterator[Duc
         WriteError: the tables could not be made.
     """
     several = [runs] if isinstance(runs, RunDir) else runs
+    with table_folders(several, report) as folders, connect(folders) as connection:
+        yield connection
+
+
+@contextmanager
+def table_folders(runs: Sequence[RunDir], report: Report) -> Iterator[list[Path]]:
+    """For each run a folder with its Parquet tables, as they are now; see :func:`open_tables`.
+
+    Raises:
+        WriteError: the tables could not be made.
+    """
     with tempfile.TemporaryDirectory(prefix="bagent-") as spare:
-        folders = [
-            _fresh_folder(run, Path(spare) / str(number), report)
-            for number, run in enumerate(several)
-        ]
-        with connect(folders) as connection:
-            yield connection
+        yield [_fresh_folder(run, Path(spare) / str(n), report) for n, run in enumerate(runs)]
 
 
 @contextmanager

@@ -1,0 +1,210 @@
+"""``bagent compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bagent.cli.results_sql import say
+from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError
+
+if TYPE_CHECKING:
+    from bagent.observe.compare import Sameness
+    from bagent.observe.gold import Score
+
+RUNS = Path("runs")
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A run.")],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="A run, or a jsonl, csv or parquet file.")
+    ],
+    on: Annotated[
+        list[str] | None,
+        typer.Option("--on", metavar="FIELD", help="A field of the answer; may be repeated."),
+    ] = None,
+    sql: Annotated[
+        str | None,
+        typer.Option("--sql", metavar="SQL", help="A condition over the rows a and b of two runs."),
+    ] = None,
+    fail_if: Annotated[
+        str | None, typer.Option("--fail-if", metavar="EXPR", help="Exit 1 where this is true.")
+    ] = None,
+    name_field: Annotated[
+        str, typer.Option("--id", metavar="NAME", help="The column of the file that names a row.")
+    ] = "id",
+    stage: Annotated[str | None, typer.Option("--stage", help="Only this stage.")] = None,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="Differing rows to show.")] = 10,
+    form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+) -> int:
+    """Two runs row by row: may they be called the same output? Or a run against known answers.
+
+    --fail-if takes SQL over the numbers that --format json shows, such as
+    "same_text < joined" or "accuracy < 0.9".
+
+    Example: bagent compare review gold.jsonl --on label --fail-if "accuracy < 0.9"
+    """
+    from bagent.observe.gold import GoldFile, is_gold
+
+    if form not in ("table", "json"):
+        raise UsageError(f"--format {form}: no such format", hint="table, json")
+    path = Path(second)
+    if is_gold(path):
+        if sql is not None:
+            raise UsageError("--sql is for two runs", hint="--on FIELD")
+        gold = GoldFile(path, name_field, tuple(on or ()))
+        score = _score(first, gold, stage, rows)
+        numbers = score.numbers
+        _show(score, form, lambda: _show_score(score))
+    else:
+        same = _compare(first, second, (tuple(on or ()), sql, stage), rows)
+        numbers = same.numbers
+        _show(same, form, lambda: _show_same(same))
+    if fail_if is not None and _holds(fail_if, numbers):
+        say(f"--fail-if {fail_if}: true")
+        return EXIT_ROWS_FAILED
+    return EXIT_OK
+
+
+def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
+    import duckdb
+
+    from bagent.observe.compare import Question, compare_runs
+    from bagent.store.asking import table_folders
+    from bagent.store.rundir import find_run
+
+    runs = [find_run(first, RUNS), find_run(second, RUNS)]
+    with table_folders(runs, say) as folders, duckdb.connect() as connection:
+        try:
+            return compare_runs(connection, folders[0], folders[1], Question(*question), rows)
+        except duckdb.Error as error:
+            raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
+
+
+def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
+    import duckdb
+
+    from bagent.observe.gold import score_run
+    from bagent.store.asking import table_folders
+    from bagent.store.rundir import find_run
+
+    with (
+        table_folders([find_run(first, RUNS)], say) as folders,
+        duckdb.connect() as connection,
+    ):
+        return score_run(connection, folders[0], gold, stage, rows)
+
+
+def _holds(expression: str, numbers: dict[str, Any]) -> bool:
+    """Whether an SQL expression over the numbers is true; unknown is not."""
+    import duckdb
+
+    from bagent.store.columns import quoted
+
+    listed = ", ".join(f"? as {quoted(name)}" for name in numbers)
+    sql = f"select ({expression}\n) from (select {listed})"
+    try:
+        with duckdb.connect(config={"enable_external_access": False}) as connection:
+            row = connection.execute(sql, list(numbers.values())).fetchone()
+    except duckdb.Error as error:
+        raise UsageError(
+            f"--fail-if {expression}: {str(error).splitlines()[0]}", hint=", ".join(numbers)
+        ) from None
+    return bool(row is not None and row[0])
+
+
+def _show(found: Any, form: str, show: Any) -> None:
+    if form == "table":
+        show()
+        return
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(found, enc_hook=str)).decode())
+
+
+def _show_same(same: Sameness) -> None:
+    from bagent.cli.printing import write_rows
+
+    n = same.numbers
+    joined = n["joined"]
+    counts = [
+        ("rows", n["rows_a"], n["rows_b"]),
+        ("ok", n["ok_a"], n["ok_b"]),
+        *((name, n[f"{name}_a"], n[f"{name}_b"]) for name in _SIDES),
+    ]
+    shown = [row for row in counts if row[1:] != (None, None)]
+    write_rows(("", "A", "B"), shown, "table")
+    typer.echo("")
+    pairs = [
+        (words, n[name], f"{100 * n[name] / joined:.2f} %" if joined else "")
+        for name, words in _PAIRS.items()
+        if n.get(name) is not None
+    ]
+    write_rows(("rows in both", "rows", "share"), [("all", joined, ""), *pairs], "table")
+    for title, rows in (("status changes", same.changes), ("rows that differ", same.rows)):
+        _section(title, rows)
+    typer.echo(f"\n{same.claim}" + "".join(f"\n  {reason}" for reason in same.why_not))
+
+
+_SIDES = (
+    "latency_p50",
+    "latency_p99",
+    "ttft_p50",
+    "ttft_p99",
+    "prompt_tokens",
+    "completion_tokens",
+    "cost_usd",
+)
+_PAIRS = {
+    "same_prompt": "same prompt",
+    "same_text": "same text, byte for byte",
+    "same_normal": "same text but for blanks and composition",
+    "same_json": "same JSON",
+    "same_on": "both ok and equal in the fields of --on",
+    "same_sql": "--sql holds",
+    "status_changes": "another status",
+}
+
+
+def _show_score(score: Score) -> None:
+    from bagent.cli.printing import write_rows
+
+    n = score.numbers
+    write_rows(
+        ("field", "right", "wrong", "unanswered", "accuracy"),
+        [(s.field, s.right, s.wrong, s.unanswered, s.accuracy) for s in score.fields]
+        + [("all of them", n["all_right"], None, None, n["accuracy"])],
+        "table",
+    )
+    for field in score.fields:
+        _section(f"{field.field}: known and given", _confusion(field.confusion))
+    _section("rows with most wrong fields", score.worst)
+    typer.echo(f"\n{n['rows']:,} rows, {n['not_ok']:,} not ok, {n['missing']:,} not in the run")
+
+
+MOST_VALUES = 8
+
+
+def _confusion(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A matrix where there are few values, else the commonest wrong pairs."""
+    known = sorted({str(pair["known"]) for pair in pairs})
+    given = sorted({_word(pair["given"]) for pair in pairs})
+    if max(len(known), len(given)) > MOST_VALUES:
+        return [pair for pair in pairs if pair["known"] != pair["given"]][:20]
+    counts = {(str(p["known"]), _word(p["given"])): p["rows"] for p in pairs}
+    return [{"known": k, **{g: counts.get((k, g), 0) for g in given}} for k in known]
+
+
+def _word(given: str | None) -> str:
+    return "(no answer)" if given is None else given
+
+
+def _section(title: str, rows: list[dict[str, Any]]) -> None:
+    from bagent.cli.printing import write_rows
+
+    if rows:
+        typer.echo(f"\n{title}")
+        write_rows(list(rows[0]), [list(row.values()) for row in rows], "table")

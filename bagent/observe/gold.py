@@ -1,0 +1,242 @@
+"""How right is a run, held against a file of known answers?
+
+All values are compared as text, numbers as numbers. A row without a usable answer is wrong: an
+accuracy that leaves the failures out would rise with each of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.errors import InputError, UsageError
+from bagent.observe.compare import dicts, equal_sql, field_sql, side_numbers, source_sql
+from bagent.store.columns import literal, quoted
+from bagent.types import Json
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+MOST_PAIRS = 400
+_NOT_FIELDS = frozenset({"id", "answer", "stage", "row", "source", "line", "output"})
+
+
+class FieldScore(msgspec.Struct, frozen=True):
+    """One field: rows that are right, wrong, or without a usable answer, and the share of right.
+
+    ``confusion`` has the commonest pairs of ``known`` and ``given`` value with their ``rows``;
+    ``given`` is None where a row has no usable answer.
+    """
+
+    field: str
+    right: int
+    wrong: int
+    unanswered: int
+    accuracy: float | None
+    confusion: list[dict[str, Json]]
+
+
+class Score(msgspec.Struct, frozen=True):
+    """A run against known answers; ``worst`` are the rows with most wrong fields."""
+
+    numbers: dict[str, Json]
+    fields: list[FieldScore]
+    worst: list[dict[str, Json]]
+
+
+class GoldFile(msgspec.Struct, frozen=True):
+    """A file of known answers: where it is, and its column that names a row.
+
+    ``fields`` are what to compare; none: every column of the file that the answers have too.
+    """
+
+    path: Path
+    id: str = "id"
+    fields: tuple[str, ...] = ()
+
+
+def is_gold(path: Path) -> bool:
+    """Whether a path is a file of rows, and not a run."""
+    return path.is_file() and (path.suffixes[-1:] != [] and _suffix(path) in SUFFIXES)
+
+
+def _suffix(path: Path) -> str:
+    return path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
+
+
+def score_run(
+    connection: DuckDBPyConnection,
+    folder: Path,
+    gold: GoldFile,
+    stage: str | None,
+    examples: int,
+) -> Score:
+    """Hold the tables in ``folder`` against ``gold``.
+
+    Args:
+        stage: the only stage looked at, None: all.
+        examples: how many of the worst rows to show.
+
+    Raises:
+        UsageError: the file has no such field, no ids, or an id twice.
+        InputError: the file cannot be read.
+    """
+    connection.execute(source_sql("a", folder, stage))
+    columns = _load(connection, gold)
+    chosen = list(gold.fields) or _common(connection, folder, columns, gold)
+    keys = "name, answer" if "answer" in columns else "name"
+    _check_ids(connection, gold, keys)
+    parts = [f"a.status = 'ok' as usable, a.name is not null as found, b.name, {_answer(columns)}"]
+    for number, field in enumerate(chosen):
+        known, given = _gold_sql(field, columns, gold), field_sql(field, "a")
+        parts.append(f"{known} as known{number}, {given} as given{number}")
+        right = equal_sql(known, given)
+        parts.append(f"coalesce(a.status = 'ok', false) and {right} as right{number}")
+    connection.execute(
+        f"create or replace temp table scored as select {', '.join(parts)}"
+        f" from b left join a on {_join(columns)}"
+    )
+    every = " and ".join(f"right{n}" for n in range(len(chosen)))
+    (numbers,) = dicts(
+        connection,
+        f"""select count(*) as "rows", count(*) filter (usable) as answered,
+               count(*) filter (not found) as missing,
+               count(*) filter (found and not usable) as not_ok,
+               count(*) filter ({every}) as all_right,
+               round(avg(({every})::int), 6) as accuracy from scored""",
+    )
+    numbers |= side_numbers(connection, "a")
+    scores = [_field_score(connection, field, n) for n, field in enumerate(chosen)]
+    numbers |= {f"accuracy_{s.field.replace('.', '_')}": s.accuracy for s in scores}
+    return Score(numbers, scores, dicts(connection, _worst_sql(chosen, examples)))
+
+
+def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
+    """Make the table ``b`` of the file, all values as text, with ``name``; its columns."""
+    import duckdb
+
+    file, suffix = literal(str(gold.path)), _suffix(gold.path)
+    try:
+        if suffix == ".parquet":
+            names = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
+            values = {name: f"to_json({quoted(name)})->>'$'" for name in names}
+            source = f"read_parquet({file})"
+        elif suffix in (".csv", ".tsv"):
+            source = f"read_csv({file}, header=true, all_varchar=true)"
+            names = [row[0] for row in _rows(connection, f"describe from {source}")]
+            values = {name: quoted(name) for name in names}
+        else:
+            connection.execute(
+                f"create or replace temp view lines as from read_json_objects({file},"
+                " maximum_object_size=268435456)"
+            )
+            keys = _rows(
+                connection, "select distinct unnest(json_keys(json)) from lines order by 1"
+            )
+            names = [row[0] for row in keys]
+            values = {
+                name: "json_extract_string(json, "
+                + literal("/" + name.replace("~", "~0").replace("/", "~1"))
+                + ")"
+                for name in names
+            }
+            source = "lines"
+    except duckdb.Error as error:
+        raise InputError(f"{gold.path}: {str(error).splitlines()[0]}") from None
+    if gold.id not in names:
+        raise UsageError(
+            f"{gold.path} has no column {gold.id}",
+            hint=f"--id NAME; it has {', '.join(names[:12])}",
+        )
+    listed = ", ".join(f"{sql} as {quoted('g_' + name)}" for name, sql in values.items())
+    connection.execute(
+        f"create or replace temp table b as select {values[gold.id]} as name, {listed}"
+        f" from {source}"
+    )
+    return names
+
+
+def _rows(connection: DuckDBPyConnection, sql: str) -> list[Any]:
+    return list(connection.execute(sql).fetchall())
+
+
+def _common(
+    connection: DuckDBPyConnection, folder: Path, columns: list[str], gold: GoldFile
+) -> list[str]:
+    file = literal(str(folder / "answers.parquet"))
+    known = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
+    properties = set(known) - _NOT_FIELDS
+    found = [name for name in columns if name in properties and name != gold.id]
+    if not found and "text" in columns:
+        found = ["text"]
+    if not found:
+        raise UsageError(
+            f"{gold.path} and the answers have no field in common",
+            hint=f"--on FIELD; the answers have {', '.join(sorted(properties)) or 'no fields'}",
+        )
+    return found
+
+
+def _gold_sql(field: str, columns: list[str], gold: GoldFile) -> str:
+    """The known value: a column of that name, else a property of its ``output``."""
+    bare = field.removeprefix("output.")
+    for name in (field, bare):
+        if name in columns:
+            return f"b.{quoted('g_' + name)}"
+    for name in ("output", bare.split(".")[0]):
+        if name in columns:
+            steps = bare.split(".") if name == "output" else bare.split(".")[1:]
+            pointer = "".join("/" + s.replace("~", "~0").replace("/", "~1") for s in steps)
+            parsed = f"try_cast(b.{quoted('g_' + name)} as json)"
+            return f"json_extract_string({parsed}, {literal(pointer)})"
+    raise UsageError(f"--on {field}: {gold.path} has no such field", hint=", ".join(columns[:12]))
+
+
+def _answer(columns: list[str]) -> str:
+    return "b.g_answer as answer" if "answer" in columns else "a.answer"
+
+
+def _join(columns: list[str]) -> str:
+    same = "a.name = b.name"
+    return f"{same} and a.answer::varchar = b.g_answer" if "answer" in columns else same
+
+
+def _check_ids(connection: DuckDBPyConnection, gold: GoldFile, keys: str) -> None:
+    names = keys.replace("answer", "g_answer")
+    twice = _rows(connection, f"select name from b group by {names} having count(*) > 1 limit 1")
+    if twice:
+        raise UsageError(f"{gold.path} has the id {twice[0][0]} twice", hint="one line for each id")
+
+
+def _field_score(connection: DuckDBPyConnection, field: str, number: int) -> FieldScore:
+    (counts,) = dicts(
+        connection,
+        f"""select count(*) filter (right{number}) as "right",
+               count(*) filter (usable and not right{number}) as wrong,
+               count(*) filter (not coalesce(usable, false)) as unanswered,
+               round(avg(right{number}::int), 6) as accuracy from scored""",
+    )
+    confusion = dicts(
+        connection,
+        f"""select left(known{number}, 60) as known,
+               case when usable then coalesce(left(given{number}, 60), 'null') end as given,
+               count(*) as "rows" from scored group by 1, 2 order by 3 desc, 1, 2
+               limit {MOST_PAIRS}""",
+    )
+    return FieldScore(field, **counts, confusion=confusion)
+
+
+def _worst_sql(fields: list[str], examples: int) -> str:
+    wrong = " + ".join(f"(not right{n})::int" for n in range(len(fields)))
+    values = ", ".join(
+        f"left(known{n}, 80) as {quoted(field + ' known')},"
+        f" left(given{n}, 80) as {quoted(field + ' given')}"
+        for n, field in enumerate(fields)
+    )
+    return (
+        f"select name as id, answer, {wrong} as wrong, {values} from scored"
+        f" where {wrong} > 0 order by wrong desc, usable, name limit {examples}"
+    )

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from support.jobs import write_job
+from support.stored import make_run, stored
+
+QUICK = "?speedup=50&output_tokens=6&output_spread=fixed"
+
+
+def answer(row: int, value: Any, **changes: Any) -> Any:
+    raw = json.dumps(value)
+    parts = {"output": msgspec.Raw(raw.encode()), "text": raw, "prompt_sha256": f"{row:064x}"}
+    return stored(row, **{**parts, **changes})
+
+
+def compared(bagent, *args: str) -> Any:
+    done = bagent(["compare", *args, "--format", "json"])
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_runs_of_one_seed_are_the_same_output_and_those_of_another_are_not(bagent, job_dir):
+    job = {"model": "auto", "sampling": {"temperature": 0, "max_tokens": 64, "seed": 7}}
+    write_job(job_dir, "sim://" + QUICK, 20, **job)
+    for name in ("one", "two"):
+        assert bagent(["run", "job.yaml", "--name", name, "--progress", "none"]).code == 0
+    other = ["--set", "sampling.seed=8", "--name", "three", "--progress", "none"]
+    assert bagent(["run", "job.yaml", *other]).code == 0
+    same = compared(bagent, "one", "two")
+    assert (same["claim"], same["why_not"]) == ("the same output, byte for byte", [])
+    assert same["numbers"]["same_output"] is True
+    assert same["numbers"]["same_text"] == same["numbers"]["same_prompt"] == 20
+    differ = compared(bagent, "one", "three")
+    assert differ["numbers"]["same_text"] == 0
+    assert differ["claim"] == "not the same output"
+    assert bagent(["compare", "one", "three", "--fail-if", "same_text < joined"]).code == 1
+    assert bagent(["compare", "one", "two", "--fail-if", "same_text < joined"]).code == 0
+
+
+@pytest.fixture
+def pair(job_dir: Path) -> Path:
+    runs = job_dir / "runs"
+    first = [
+        answer(0, {"a": 1, "b": [1, 2]}),
+        answer(1, {"a": 1}, text="one  two"),
+        answer(2, {"a": 5, "b": "x"}, latency_ms=100.0, cost_usd=0.5),
+        answer(3, {"a": True}),
+        answer(4, {"a": 0}),
+    ]
+    second = [
+        answer(0, {"b": [1.0, 2], "a": 1}),
+        answer(1, {"a": 1}, text="one two "),
+        answer(2, {"a": 5, "b": "y"}, latency_ms=300.0, cost_usd=0.1),
+        answer(3, {"a": 1}),
+        stored(4, status="failed", error_kind="timeout", error="too late", text=None),
+        answer(5, {"a": 0}),
+    ]
+    make_run(runs / "a", first)
+    make_run(runs / "b", second)
+    return runs
+
+
+def test_every_sort_of_equality_is_counted_on_its_own(bagent, pair):
+    sql = "a.output->>'a' = b.output->>'a'"
+    found = compared(bagent, "a", "b", "--on", "a", "--sql", sql)
+    n = found["numbers"]
+    assert (n["rows_a"], n["rows_b"], n["joined"], n["only_b"]) == (5, 6, 5, 1)
+    assert (n["same_text"], n["same_normal"]) == (0, 1)
+    assert n["same_json"] == 2  # the order of keys and 1.0 mean nothing, true is not 1
+    assert (n["both_ok"], n["same_on"], n["same_sql"]) == (4, 3, 3)
+    assert (n["status_changes"], n["same_prompt"], n["unknown_prompt"]) == (1, 4, 1)
+    assert found["changes"] == [{"status_a": "ok", "status_b": "failed", "rows": 1}]
+    assert (n["latency_p50_a"], n["latency_p50_b"]) == (100.0, 300.0)
+    assert (n["cost_usd_a"], n["cost_usd_b"]) == (0.5, 0.1)
+    assert found["rows"][0]["id"] == "r4"
+    assert {row["id"] for row in found["rows"]} == {f"r{n}" for n in range(6)}
+
+
+def test_equal_json_in_other_words_may_be_claimed_as_json_only(bagent, job_dir):
+    make_run(job_dir / "runs" / "x", [answer(0, {"a": 1, "b": 2})])
+    make_run(job_dir / "runs" / "y", [answer(0, {"b": 2, "a": 1})])
+    assert compared(bagent, "x", "y")["claim"] == "the same output as JSON"
+    shown = bagent(["compare", "x", "y"]).out
+    assert shown.splitlines()[-1] == "the same output as JSON"
+
+
+def test_rows_with_one_id_are_joined_in_their_order(bagent, job_dir):
+    for name in ("x", "y"):
+        twice = [answer(n, {"n": n}, id="same") for n in range(2)]
+        make_run(job_dir / "runs" / name, twice)
+    n = compared(bagent, "x", "y")["numbers"]
+    assert (n["joined"], n["same_text"]) == (2, 2)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_a_gold_file_gives_accuracy_with_failures_as_wrong(bagent, job_dir, suffix):
+    outcomes = [
+        answer(0, {"label": "pos", "score": 1}),
+        answer(1, {"label": "neg", "score": 2}),
+        answer(2, {"label": "pos", "score": 3.0}),
+        stored(3, status="failed", error_kind="timeout", text=None),
+    ]
+    columns = [("label", "VARCHAR"), ("score", "DOUBLE")]
+    make_run(job_dir / "runs" / "r", outcomes, answer_columns=columns)
+    gold = [
+        {"id": "r0", "label": "pos", "score": 1},
+        {"id": "r1", "label": "pos", "score": 2},
+        {"id": "r2", "label": "pos", "score": 3},
+        {"id": "r3", "label": "neg", "score": 4},
+        {"id": "r9", "label": "neg", "score": 5},
+    ]
+    path = job_dir / f"gold.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in gold))
+    elif suffix == "csv":
+        lines = ["id,label,score", *(f"{g['id']},{g['label']},{g['score']}" for g in gold)]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        import pandas as pd
+
+        pd.DataFrame(gold).to_parquet(path)
+    found = compared(bagent, "r", path.name)
+    n = found["numbers"]
+    assert (n["rows"], n["answered"], n["not_ok"], n["missing"]) == (5, 3, 1, 1)
+    assert (n["accuracy"], n["accuracy_label"], n["accuracy_score"]) == (0.4, 0.4, 0.6)
+    label = next(field for field in found["fields"] if field["field"] == "label")
+    assert (label["right"], label["wrong"], label["unanswered"]) == (2, 1, 2)
+    assert {"known": "pos", "given": "neg", "rows": 1} in label["confusion"]
+    assert {"known": "neg", "given": None, "rows": 2} in label["confusion"]
+    assert {row["id"] for row in found["worst"]} == {"r1", "r3", "r9"}
+    shown = bagent(["compare", "r", path.name, "--on", "label", "--fail-if", "accuracy < 0.5"])
+    assert shown.code == 1
+    assert "(no answer)" in shown.out
+
+
+def test_wrong_questions_are_told_in_one_line(bagent, pair, job_dir):
+    (job_dir / "gold.csv").write_text("name,a\nr0,1\n")
+    (job_dir / "twice.csv").write_text("id,a\nr0,1\nr0,2\n")
+    wrong = (
+        (["a", "b", "--sql", "nonsense ="], "SQL"),
+        (["a", "b", "--fail-if", "nothing > 1"], "same_text"),
+        (["a", "gold.csv", "--on", "a"], "--id NAME"),
+        (["a", "gold.csv", "--id", "name", "--on", "z"], "no such field"),
+        (["a", "twice.csv", "--on", "a"], "twice"),
+        (["a", "missing"], "no such run"),
+    )
+    for args, words in wrong:
+        done = bagent(["compare", *args])
+        assert done.code == 2, args
+        assert words in done.err
+        assert done.err.count("\n") == 1
