@@ -44,13 +44,15 @@ class Allocation(msgspec.Struct, frozen=True):
     ``job_id`` is the scheduler's own id without a server's name; ``restarts`` counts requeues.
     ``node_list`` is SLURM's compressed list of nodes, ``node_file`` PBS's file of them. ``task``
     is the place in a job array, ``rank`` the place among the processes of one launch; None where
-    there is none. ``end`` is when the job will be killed, in Unix seconds.
+    there is none. ``node`` is the scheduler's name for this node. ``end`` is when the job will be
+    killed, in Unix seconds.
     """
 
     scheduler: Scheduler | None = None
     job_id: str | None = None
     node_list: str | None = None
     node_file: Path | None = None
+    node: str | None = None
     restarts: int = 0
     task: Place | None = None
     rank: Place | None = None
@@ -67,6 +69,7 @@ def read_allocation(env: Mapping[str, str]) -> Allocation:
         job_id=slurm or (pbs.partition(".")[0] if pbs else None),
         node_list=_text(env, "SLURM_JOB_NODELIST"),
         node_file=Path(node_file) if node_file else None,
+        node=_text(env, "SLURMD_NODENAME"),
         restarts=_whole(env, "SLURM_RESTART_COUNT") or 0,
         task=_task(env),
         rank=_rank(env),

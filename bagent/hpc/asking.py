@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from bagent.hpc.allocation import Allocation
+from bagent.hpc.allocation import Allocation, read_allocation
 
 ANSWER_SECONDS = 10.0
 """How long a program of the scheduler may take; a busy one is done without."""
@@ -111,3 +115,14 @@ def _start_and_walltime(started: str, walltime: str) -> float:
     for part in str(walltime).split(":"):
         seconds = seconds * 60 + int(part)
     return datetime.strptime(started, _STIME).timestamp() + seconds
+
+
+def deadline_step(argv: list[str]) -> int:
+    """Print ``@EPOCH`` for BAGENT_DEADLINE: the job's end, less some seconds of one's own."""
+    parser = argparse.ArgumentParser(prog="bagent.hpc deadline")
+    parser.add_argument("--walltime", type=float, required=True, help="seconds, if nobody tells")
+    parser.add_argument("--less", type=float, default=0.0, help="seconds before the end")
+    given = parser.parse_args(argv)
+    end = job_end(read_allocation(os.environ)) or time.time() + given.walltime
+    sys.stdout.write(f"@{end - given.less:.0f}\n")
+    return 0

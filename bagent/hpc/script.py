@@ -1,0 +1,183 @@
+"""The batch script: directives, settings, then the shell parts of ``deploy/`` as they are."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from bagent.hpc.plan import MIN_FRACTION, REQUEUES, RESTARTS, START_SECONDS, Plan
+from bagent.hpc.site import deploy_folder
+
+WARN_SECONDS = 20
+"""SLURM's signal before the end: later than bagent's own deadline, which so comes first."""
+
+_HEAD = "#!/bin/bash"
+
+
+def batch_script(plan: Plan) -> str:
+    """The whole script: one file that can be read, changed and submitted by hand."""
+    parts = [
+        _HEAD,
+        *_directives(plan),
+        "",
+        *_words(plan),
+        "set -euo pipefail",
+        "",
+        *_settings(plan),
+        "",
+        _shell("lib.sh"),
+        _shell(f"{plan.scheduler}/job.sh"),
+        'main "$@"',
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _words(plan: Plan) -> Iterator[str]:
+    # PBS allows no comment between its directives, so what there is to say comes after them.
+    yield f"# Made by bagent submit for {plan.site.name}."
+    for text in (plan.site.about, *(f"Not tried: {text}" for text in plan.site.untried)):
+        yield from textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="#   ")
+    # Functions are called by their names; what settings quote is for the nodes to expand.
+    yield "# shellcheck disable=SC2329,SC2016"
+
+
+def _directives(plan: Plan) -> Iterator[str]:
+    mark = "#SBATCH" if plan.scheduler == "slurm" else "#PBS"
+    lines = _slurm(plan) if plan.scheduler == "slurm" else _pbs(plan)
+    for line in (*lines, *plan.cluster.directives):
+        yield f"{mark} {line}"
+
+
+def _slurm(plan: Plan) -> Iterator[str]:
+    cluster = plan.cluster
+    yield f"--job-name={plan.name}"
+    named = {
+        "account": cluster.account,
+        "partition": plan.queue,
+        "qos": cluster.qos,
+        "reservation": cluster.reservation,
+        "constraint": cluster.constraint,
+        "exclude": ",".join(cluster.exclude),
+    }
+    for option, value in named.items():
+        if value:
+            yield f"--{option}={value}"
+    yield f"--nodes={plan.nodes}"
+    yield "--ntasks-per-node=1"
+    yield "--exclusive"
+    yield f"--time={_clock(plan.walltime)}"
+    yield f"--signal=B:USR1@{WARN_SECONDS}"
+    yield "--no-kill"
+    yield "--requeue"
+    yield "--open-mode=append"
+    yield f"--output={plan.name}.%j.out"
+
+
+def _pbs(plan: Plan) -> Iterator[str]:
+    cluster = plan.cluster
+    yield f"-N {plan.name[:15]}"
+    if cluster.account:
+        yield f"-A {cluster.account}"
+    if plan.queue:
+        yield f"-q {plan.queue}"
+    select = f":{plan.site.select}" if plan.site.select else ""
+    yield f"-l select={plan.nodes}{select}"
+    yield "-l place=scatter"
+    yield f"-l walltime={_clock(plan.walltime)}"
+    if cluster.filesystems:
+        yield f"-l filesystems={cluster.filesystems}"
+    yield "-r y"
+    yield "-j oe"
+
+
+def _settings(plan: Plan) -> Iterator[str]:
+    cluster, request = plan.cluster, plan.request
+    engines = cluster.engines_per_node or 1
+    gpus = cluster.gpus_per_node or 0
+    yield "# --- settings: all that was chosen stands here; what follows is the same for every job"
+    yield f'PYTHON="${{BAGENT_PYTHON:-{request.python}}}"'
+    plain: dict[str, object] = {
+        "WORK_DIR": request.cwd,
+        "JOB_FILE": request.job_file,
+        "BATCH_DIR": plan.batch_folder,
+        "RUN_DIR": plan.run_folder,
+        "LAUNCHER": plan.launcher,
+        "HOST_SUFFIX": plan.site.host_suffix,
+        "WALLTIME": math.floor(plan.walltime),
+        "RESERVE_NODE": int(cluster.reserve_node),
+        "EXCLUDE": " ".join(cluster.exclude),
+        "NODES_PER_ENGINE": cluster.nodes_per_engine or 1,
+        "GPUS_PER_NODE": gpus,
+        "GPU_MASK": (cluster.gpu_mask or "") if gpus else "",
+        "RESTARTS": _or(cluster.restarts, RESTARTS),
+        "REQUEUES": _or(cluster.requeues, REQUEUES),
+        "MIN_FRACTION": f"{_or(cluster.min_fraction, MIN_FRACTION):g}",
+        "START_TIMEOUT": f"{_or(cluster.start_timeout, START_SECONDS):g}s",
+        "STAGE_BY": (cluster.stage_by or "copy") if cluster.stage else "none",
+        "STAGE_TO": cluster.stage_to or "/tmp/bagent",
+        "TAGS": _tags(plan, gpus // engines if gpus else 0),
+    }
+    for name, value in plain.items():
+        yield f"{name}={shlex.quote(str(value))}"
+    yield _array("PORTS", [str(port) for port in plan.ports])
+    yield _array("ENGINE", _engine(plan))
+    yield _array("STAGE", [_beside_job(plan, item) for item in cluster.stage])
+    yield _array("RUN_OPTIONS", request.run_options)
+    yield _array("NODE_ENV", [f"{key}={value}" for key, value in sorted(cluster.env.items())])
+    yield ""
+    yield "# Once, in the shell of the batch job."
+    yield "set_up() {"
+    yield from (f"    module load {shlex.quote(name)}" for name in cluster.modules)
+    yield from (f"    {line}" for line in cluster.setup)
+    yield "    :"
+    yield "}"
+    yield "# On every node, before its engines start."
+    yield "read -r -d '' NODE_SETUP <<'END_OF_NODE_SETUP' || true"
+    yield from cluster.node_setup
+    yield "END_OF_NODE_SETUP"
+
+
+def _engine(plan: Plan) -> list[str]:
+    """The engine's command as words; a single text is split as a shell would."""
+    given = plan.cluster.engine
+    words = shlex.split(given[0]) if len(given) == 1 else list(given)
+    if plan.cluster.api_servers is not None:
+        words += ["--api-server-count", str(plan.cluster.api_servers)]
+    return words
+
+
+def _beside_job(plan: Plan, item: str) -> str:
+    """A path of the job file, which is relative to it, as an absolute one."""
+    return str(plan.job.source.folder / item)
+
+
+def _tags(plan: Plan, gpus: int) -> str:
+    model = plan.job.model
+    tags = [] if model == "auto" or any(c.isspace() for c in model) else [f"model={model}"]
+    tags.append("role=worker")
+    if gpus:
+        tags.append(f"gpus={gpus * (plan.cluster.nodes_per_engine or 1)}")
+    return "\t".join(tags)
+
+
+def _array(name: str, words: Sequence[str]) -> str:
+    return f"{name}=({' '.join(map(shlex.quote, words))})"
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _clock(seconds: float) -> str:
+    whole = math.floor(seconds)
+    return f"{whole // 3600:02d}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+
+
+def _shell(name: str) -> str:
+    """A shell part, less its own first lines: they stand at the top of the script already."""
+    text = (deploy_folder() / name).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    kept = [line for line in lines if line not in (_HEAD, "set -euo pipefail")]
+    return "\n".join(kept).strip("\n") + "\n"

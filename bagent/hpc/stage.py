@@ -1,0 +1,172 @@
+"""Files copied to a node's own disk: once, also where several processes of a node want them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagent.errors import WriteError
+from bagent.hpc.nodes import short, this_node
+
+SENTINEL = ".staged"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where files go: ``folder`` on this node's disk, ``done`` the shared folder in which each
+    node leaves a file of its name, ``signature`` what tells equal sources."""
+
+    folder: Path
+    done: Path
+    signature: str
+
+
+def signature(sources: Sequence[Path]) -> str:
+    """A short text that changes when the names, sizes or times of the files change.
+
+    Raises:
+        WriteError: a source is missing.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for source in sources:
+        if not source.exists():
+            raise WriteError(f"cannot stage {source}: it is not there")
+        for path in [source, *sorted(source.rglob("*"))]:
+            stat = path.stat()
+            size = stat.st_size if path.is_file() else 0
+            digest.update(f"{path}\0{size}\0{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process of this node at a time: two that unpack at once would mix their files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_staged(target: Target) -> bool:
+    """Whether the node has these very files, whole."""
+    try:
+        return (target.folder / SENTINEL).read_text(encoding="utf-8") == target.signature
+    except OSError:
+        return False
+
+
+def stage(target: Target, names: Sequence[str], fill: Callable[[Path], None]) -> bool:
+    """Bring files to ``target``; False where they were there already.
+
+    They are made by ``fill`` in a folder aside, then moved into place, then vouched for: a half
+    copy is never taken for a whole one.
+
+    Args:
+        names: the entries that ``fill`` makes in the folder it is given.
+
+    Raises:
+        WriteError: the disk refuses, or is full.
+    """
+    try:
+        with locked(target.folder):
+            if is_staged(target):
+                return False
+            (target.folder / SENTINEL).unlink(missing_ok=True)
+            part = target.folder / ".part"
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            fill(part)
+            for name in names:
+                place = target.folder / name
+                if place.is_dir() and not place.is_symlink():
+                    shutil.rmtree(place)
+                (part / name).rename(place)
+            part.rmdir()
+            (target.folder / SENTINEL).write_text(target.signature, encoding="utf-8")
+    except (OSError, tarfile.TarError) as error:
+        raise WriteError(f"cannot stage to {target.folder}: {error}") from None
+    return True
+
+
+def vouch(target: Target, seconds: float) -> None:
+    """Tell the job that this node has its files."""
+    name = short(this_node())
+    (target.done / name).write_text(f"{seconds:.1f}\n", encoding="utf-8")
+
+
+def copy_into(sources: Sequence[Path]) -> Callable[[Path], None]:
+    """A filler that copies files and folders."""
+
+    def fill(part: Path) -> None:
+        for source in sources:
+            if source.is_dir():
+                shutil.copytree(source, part / source.name, symlinks=False)
+            else:
+                shutil.copy2(source, part / source.name)
+
+    return fill
+
+
+def unpack_into(archive: Path, size: int) -> Callable[[Path], None]:
+    """A filler that unpacks a tar file of ``size`` bytes: a shorter one came only in part."""
+
+    def fill(part: Path) -> None:
+        found = archive.stat().st_size
+        if found != size:
+            raise OSError(f"{archive} has {found} of {size} bytes")
+        with tarfile.open(archive) as tar:
+            tar.extractall(part, filter="tar")
+
+    return fill
+
+
+def target_parser(prog: str) -> argparse.ArgumentParser:
+    """The options that all ways of staging share."""
+    parser = argparse.ArgumentParser(prog=f"bagent.hpc {prog}")
+    parser.add_argument("--to", required=True, help="folder on this node's disk")
+    parser.add_argument("--done", type=Path, required=True, help="shared folder of those done")
+    parser.add_argument("--signature", required=True)
+    parser.add_argument("sources", type=Path, nargs="+")
+    return parser
+
+
+def target_of(given: argparse.Namespace) -> Target:
+    """The target that the options of :func:`target_parser` name."""
+    return Target(Path(os.path.expandvars(given.to)), given.done, given.signature)
+
+
+def signature_step(argv: list[str]) -> int:
+    """Print the signature of some paths."""
+    sys.stdout.write(signature([Path(word) for word in argv]) + "\n")
+    return 0
+
+
+def stage_step(argv: list[str]) -> int:
+    """Bring paths to this node's disk, from where they are or from an archive on this node."""
+    parser = target_parser("stage")
+    parser.add_argument("--archive", help="a tar file of all sources")
+    parser.add_argument("--size", type=int, default=0, help="its bytes")
+    given = parser.parse_args(argv)
+    begun = time.monotonic()
+    target = target_of(given)
+    fill = copy_into(given.sources)
+    archive = Path(os.path.expandvars(given.archive)) if given.archive else None
+    if archive is not None:
+        fill = unpack_into(archive, given.size)
+    try:
+        stage(target, [source.name for source in given.sources], fill)
+    finally:
+        if archive is not None:
+            archive.unlink(missing_ok=True)
+    vouch(target, time.monotonic() - begun)
+    return 0

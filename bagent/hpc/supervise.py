@@ -1,0 +1,271 @@
+"""The engines of one node: started, watched, started again when they die.
+
+Runs once on every node, and imports little: a thousand nodes load it from one file system at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bagent.errors import UsageError
+from bagent.hpc.nodes import read_names, short, this_position
+from bagent.hpc.states import EngineState, write_state
+
+PORT_STRIDE = 100
+"""Ports that each engine of a node has to itself for its own processes' talk."""
+
+INNER_PORT = 20_000
+"""The first of those."""
+
+KILL_SECONDS = 10.0
+LONGEST_PAUSE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """What runs on each node; ``words`` is the command of one engine.
+
+    In ``words``, ``{port} {slot} {node} {head} {rank} {span} {stage}`` are filled in; where there
+    is no ``{port}``, ``--host 0.0.0.0 --port PORT`` is added, as vLLM and SGLang take it. ``span``
+    nodes make one engine. ``gpus`` are the node's, ``mask`` the variable that picks some of them.
+    ``suffix`` makes a short node name an address.
+    """
+
+    words: tuple[str, ...]
+    ports: tuple[int, ...]
+    span: int = 1
+    gpus: int = 0
+    mask: str = ""
+    restarts: int = 2
+    stage: str = ""
+    suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine's process on one node: its command, what its environment adds, its port."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    slot: int
+    port: int
+    serves: bool
+
+
+def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[Engine]:
+    """The engines of the node at ``position``; none where it is left over from even groups."""
+    first = position // plan.span * plan.span
+    if first + plan.span > len(nodes):
+        return []
+    rank = position - first
+    head = f"{short(nodes[first])}{plan.suffix}" if plan.suffix else nodes[first]
+    engines = []
+    caches = f"{os.environ.get('TMPDIR', '/tmp')}/bagent-vllm-{os.getuid()}"
+    for slot, port in enumerate(plan.ports):
+        inner = INNER_PORT + slot * PORT_STRIDE
+        values = {
+            "port": port,
+            "slot": slot,
+            "node": short(nodes[position]),
+            "head": head,
+            "rank": rank,
+            "span": plan.span,
+            "stage": os.path.expandvars(plan.stage),
+        }
+        words = [_filled(word, values) for word in plan.words]
+        if not any("{port}" in word for word in plan.words):
+            words += ["--host", "0.0.0.0", "--port", str(port)]
+        if plan.span > 1 and not any("{rank}" in word for word in plan.words):
+            words += ["--nnodes", str(plan.span), "--node-rank", str(rank)]
+            words += ["--master-addr", head, "--master-port", str(inner)]
+            words += ["--headless"] if rank else []
+        env = {
+            "VLLM_PORT": str(inner + 1),
+            "MASTER_PORT": str(inner),
+            # A cache that two engines write at once breaks: each has its own, on the node.
+            "VLLM_CACHE_ROOT": f"{caches}-{slot}",
+        }
+        if plan.gpus and plan.mask:
+            share = plan.gpus // len(plan.ports)
+            env[plan.mask] = ",".join(map(str, range(slot * share, (slot + 1) * share)))
+        engines.append(Engine(tuple(words), env, slot, port, serves=rank == 0))
+    return engines
+
+
+def _filled(word: str, values: Mapping[str, object]) -> str:
+    """``word`` with known ``{names}`` filled in; other braces, such as JSON, stay."""
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", str(value))
+    return word
+
+
+class Keeper:
+    """Keeps one engine running: starts it, notes what becomes of it, starts it again.
+
+    Args:
+        engine: what to run.
+        state: what is told of it, in a file in ``folder`` beside its log.
+        restarts: how often it may be started again.
+        clock: Unix seconds.
+        pause: seconds before a start, by how many there were.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        state: EngineState,
+        folder: Path,
+        restarts: int,
+        *,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[int], float] = lambda starts: min(LONGEST_PAUSE, 2.0**starts),
+    ) -> None:
+        self._engine = engine
+        self._state = state
+        self._folder = folder
+        self._restarts = restarts
+        self._clock = clock
+        self._pause = pause
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+
+    async def keep(self) -> bool:
+        """Run the engine until it is stopped (True) or has died too often (False)."""
+        state = self._state
+        for start in range(self._restarts + 1):
+            if start:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), self._pause(start))
+            if self._stopping.is_set():
+                break
+            state.exit_code = await self._run_once()
+            if not self._stopping.is_set():
+                sys.stderr.write(f"engine {state.name} ended with exit code {state.exit_code}\n")
+        state.state = "stopped" if self._stopping.is_set() else "failed"
+        write_state(self._folder, state)
+        return self._stopping.is_set()
+
+    async def _run_once(self) -> int:
+        state = self._state
+        state.state, state.listening_at = "starting", None
+        state.starts += 1
+        state.started_at = self._clock()
+        write_state(self._folder, state)
+        with (self._folder / f"{state.name}.log").open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._engine.words,
+                    env={**os.environ, **self._engine.env},
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                log.write(f"{self._engine.words[0]}: {error.strerror}\n".encode())
+                return 127
+        looking = asyncio.create_task(self._look_for_port())
+        try:
+            return await self._process.wait()
+        finally:
+            looking.cancel()
+            _signal_group(self._process.pid, signal.SIGKILL)  # what it may have left behind
+
+    async def _look_for_port(self) -> None:
+        """Note when the engine first takes a connection; ready to answer it is seen to be later."""
+        if not self._engine.serves:
+            return
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self._engine.port)
+            except OSError:
+                await asyncio.sleep(1.0)
+                continue
+            writer.close()
+            self._state.state, self._state.listening_at = "listening", self._clock()
+            write_state(self._folder, self._state)
+            return
+
+    async def stop(self) -> None:
+        """End the engine: asked first, killed after 10 s."""
+        self._stopping.set()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        _signal_group(process.pid, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), KILL_SECONDS)
+        except TimeoutError:
+            _signal_group(process.pid, signal.SIGKILL)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+async def supervise(engines: Sequence[Engine], folder: Path, node: str, restarts: int) -> int:
+    """Keep the engines of this node until a signal (TERM, INT, HUP); 1 if all of them died.
+
+    Files are written to ``folder``, which all nodes share.
+    """
+    keepers = [
+        Keeper(engine, EngineState(node, engine.slot, engine.port), folder, restarts)
+        for engine in engines
+    ]
+    stops: set[asyncio.Task[None]] = set()
+
+    def stop() -> None:
+        stops.update(asyncio.ensure_future(keeper.stop()) for keeper in keepers)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    ended = await asyncio.gather(*(keeper.keep() for keeper in keepers))
+    await asyncio.gather(*stops)
+    return 0 if not keepers or any(ended) else 1
+
+
+def supervise_step(argv: list[str]) -> int:
+    """Keep the engines of this node; the command of an engine stands after ``--``."""
+    parser = argparse.ArgumentParser(prog="bagent.hpc supervise")
+    parser.add_argument("--folder", type=Path, required=True, help="for states and logs")
+    parser.add_argument("--nodes", type=Path, required=True, help="file of all engine nodes")
+    parser.add_argument("--ports", required=True, help="parted by blanks, one an engine")
+    parser.add_argument("--span", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--mask", default="")
+    parser.add_argument("--restarts", type=int, default=2)
+    parser.add_argument("--stage", default="")
+    parser.add_argument("--suffix", default="")
+    parser.add_argument("words", nargs="+")
+    given = parser.parse_args(argv)
+    try:
+        ports = tuple(int(port) for port in given.ports.split())
+    except ValueError:
+        raise UsageError(f"--ports {given.ports}: not numbers") from None
+    plan = NodePlan(
+        tuple(given.words),
+        ports,
+        given.span,
+        given.gpus,
+        given.mask,
+        given.restarts,
+        given.stage,
+        given.suffix,
+    )
+    nodes = read_names(given.nodes)
+    position = this_position(nodes)
+    node = short(nodes[position]) or socket.gethostname()
+    engines = node_engines(plan, nodes, position)
+    return asyncio.run(supervise(engines, given.folder, node, plan.restarts))

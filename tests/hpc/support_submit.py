@@ -1,0 +1,37 @@
+"""Plans and scripts for tests, with paths that are the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bagent.hpc.plan import Plan, Request, make_plan
+from bagent.hpc.site import load_site
+from bagent.job.load import JobRequest, load_job
+
+HOME = Path("/home/ada/genes")
+
+JOB = """\
+name: review
+model: meta-llama/Llama-3.1-8B-Instruct
+input: genes.jsonl
+prompt: "Review {{ symbol }}"
+cluster:
+"""
+
+CLUSTER = """\
+  nodes: 2
+  walltime: 45m
+  engine: vllm serve meta-llama/Llama-3.1-8B-Instruct
+"""
+
+
+def plan_of(cluster: str = CLUSTER, site: str = "generic", **options: object) -> Plan:
+    """The plan of the usual job with these lines under ``cluster:``."""
+    job = load_job(JobRequest(path=Path("job.yaml"), text=JOB + cluster, cwd=HOME))
+    given: dict[str, object] = {
+        "job_file": HOME / "job.yaml",
+        "cwd": HOME,
+        "python": "/opt/bagent/bin/python",
+        "scheduler": "slurm" if site == "generic" else None,
+    }
+    return make_plan(job, load_site(site), Request(**(given | options)))  # type: ignore[arg-type]

@@ -1,0 +1,229 @@
+"""The whole batch script on this machine, with stand-ins for the scheduler's programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.cli import clean_env, run_bagent
+from support.jobs import results_by_id, rows, write_rows
+
+PROGRAMS = {
+    "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    "mpiexec": 'while [[ $1 == -* ]]; do shift 2; done; exec "$@"',
+    "scontrol": """case $1:$2 in
+        show:hostnames) echo 127.0.0.1 ;;
+        requeue:*) echo "scontrol $*" >>calls ;;
+    esac""",
+    "qsub": 'echo "qsub $*" >>calls; echo 78.server',
+    "sbatch": 'echo "sbatch $*" >>calls; echo "77"',
+    "squeue": "exit 1",
+    "qstat": "exit 1",
+}
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1]"}
+SIM = "bagent sim --decode 100 --output-tokens 8 --api-key $VLLM_API_KEY --port {port}"
+ENGINE = f"{sys.executable} -m {SIM}"
+
+
+def free_ports(count):
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
+    return ports
+
+
+@pytest.fixture
+def env(tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, words in PROGRAMS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{words}\n")
+        (folder / name).chmod(0o755)
+    found = clean_env(tmp_path / "home", {"BAGENT_NODE": "127.0.0.1"})
+    return found | {"PATH": f"{folder}:{found['PATH']}"}
+
+
+def write(folder, count=12, **cluster):
+    write_rows(folder / "rows.jsonl", count)
+    usual = {
+        "walltime": "10m",
+        "engine": ["sh", "-c", f"exec {ENGINE}"],
+        "engines_per_node": 2,
+        "ports": free_ports(2),
+        "restarts": 0,
+    }
+    job = {
+        "name": "job",
+        "input": "rows.jsonl",
+        "prompt": "say {{ text }}",
+        "sampling": {"max_tokens": 500},
+        "results": {"parquet": False, "duckdb": False},
+        "cluster": usual | cluster,
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+
+
+def submit(folder, env, *words):
+    done = run_bagent(["submit", "job.yaml", *words], folder, env=env)
+    assert done.code == 0, done.err
+    (folder / "job.sh").write_text(done.out)
+    return done
+
+
+def start(folder, env, more):
+    return subprocess.Popen(
+        ["bash", "job.sh"],
+        cwd=folder,
+        env=env | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    try:
+        out, err = process.communicate(timeout=90)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, out + err
+
+
+def calls(folder):
+    path = folder / "calls"
+    return path.read_text() if path.exists() else ""
+
+
+def wait_for(process, seen):
+    end = time.monotonic() + 60
+    while not seen():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_engines_start_with_a_key_of_their_own_and_every_row_is_answered(job_dir, env):
+    write(job_dir, stage="rows.jsonl", stage_by="copy", stage_to=str(job_dir / "disk"))
+    submit(job_dir, env, "--scheduler", "slurm", "--", "--progress", "plain")
+    code, text = finish(start(job_dir, env | {"http_proxy": "http://127.0.0.1:9"}, SLURM))
+    assert code == 0, text
+    assert sorted(results_by_id(job_dir)) == sorted(row["id"] for row in rows(12))
+    batch = job_dir / "runs" / "job.batch" / "77.0"
+    assert (batch / "ready.txt").read_text() == (batch / "hosts.txt").read_text()
+    assert (job_dir / "disk" / "rows.jsonl").exists()
+    assert (batch / "key").stat().st_mode & 0o077 == 0
+    assert (batch / "node.sh").stat().st_mode & 0o077 == 0
+    assert (batch / "key").read_text().strip() not in text
+    assert "2 of 2 engines started" in text
+    assert calls(job_dir) == ""
+
+
+def test_a_job_that_ran_out_of_time_is_requeued_and_goes_on(job_dir, env):
+    write(job_dir, 60, engines_per_node=1, ports=free_ports(1), requeues=1)
+    submit(job_dir, env, "--scheduler", "slurm", "--set", "limits.concurrency=1")
+    process = start(job_dir, env, SLURM)
+    journal = job_dir / "runs" / "job" / "journal"
+    wait_for(process, lambda: any(p.stat().st_size for p in journal.glob("rows-*.jsonl")))
+    process.send_signal(signal.SIGUSR1)
+    code, text = finish(process)
+    assert code == 75, text
+    assert "scontrol requeue 77" in calls(job_dir)
+    done = len(results_by_id(job_dir))
+    assert 0 < done < 60
+    more = SLURM | {"SLURM_RESTART_COUNT": "1"}
+    code, text = finish(start(job_dir, env, more))
+    assert code == 0, text
+    assert len(results_by_id(job_dir)) == 60
+    assert (job_dir / "runs" / "job.batch" / "77.1").is_dir()
+
+
+def test_the_number_of_requeues_has_an_end(job_dir, env):
+    write(job_dir, requeues=1)
+    submit(job_dir, env, "--scheduler", "slurm")
+    code, text = finish(
+        start(job_dir, env, SLURM | {"SLURM_RESTART_COUNT": "1", "BAGENT_DEADLINE": "@1"})
+    )
+    assert code == 75, text
+    assert "went on 1 times already" in text
+    assert calls(job_dir) == ""
+
+
+def test_under_pbs_a_successor_goes_on(job_dir, env):
+    write(job_dir)
+    submit(job_dir, env, "--scheduler", "pbs")
+    (job_dir / "nodes").write_text("127.0.0.1\n127.0.0.1\n")
+    pbs = {"PBS_JOBID": "5.server", "PBS_NODEFILE": str(job_dir / "nodes")}
+    code, text = finish(start(job_dir, env, pbs | {"BAGENT_DEADLINE": "@1"}))
+    assert code == 75, text
+    script = job_dir / "runs" / "job.batch" / "5.0" / "job.sh"
+    assert calls(job_dir) == f"qsub -W depend=afterany:5.server -v BAGENT_CHAIN=1 {script}\n"
+    code, text = finish(start(job_dir, env, pbs | {"BAGENT_CHAIN": "1"}))
+    assert code == 0, text
+    assert len(results_by_id(job_dir)) == 12
+
+
+def test_a_job_that_a_person_cancels_does_not_come_back(job_dir, env):
+    write(job_dir, engine="sleep 600")
+    submit(job_dir, env, "--scheduler", "slurm")
+    process = start(job_dir, env, SLURM)
+    engines = job_dir / "runs" / "job.batch" / "77.0" / "engines"
+    wait_for(process, lambda: len(list(engines.glob("*.json"))) == 2)
+    process.send_signal(signal.SIGTERM)
+    code, text = finish(process)
+    assert code == 75, text
+    assert "stopped by hand" in text
+    assert calls(job_dir) == ""
+
+
+def test_engines_that_cannot_start_need_a_person(job_dir, env):
+    write(job_dir, engine=["sh", "-c", "echo out of memory; exit 9", "{port}"])
+    submit(job_dir, env, "--scheduler", "slurm")
+    code, text = finish(start(job_dir, env, SLURM))
+    assert code == 76, text
+    assert "out of memory" in text
+    assert calls(job_dir) == ""
+
+
+def test_rows_that_fail_give_the_code_of_the_run(job_dir, env):
+    write(job_dir)
+    text = (job_dir / "job.yaml").read_text().replace("max_tokens: 500", "max_tokens: 999999")
+    (job_dir / "job.yaml").write_text(text)
+    submit(job_dir, env, "--scheduler", "slurm", "--", "--no-canary")
+    code, text = finish(start(job_dir, env, SLURM))
+    assert code == 1, text
+
+
+@pytest.mark.parametrize(("scheduler", "said"), [("slurm", "sbatch --parsable"), ("pbs", "qsub")])
+def test_go_submits_the_script_that_is_printed(job_dir, env, scheduler, said):
+    write(job_dir)
+    done = submit(job_dir, env, "--scheduler", scheduler, "--go", "-A", "gene")
+    path = job_dir / "runs" / "job.batch" / f"job.{scheduler}.sh"
+    assert path.read_text() == done.out
+    assert "gene" in done.out
+    assert calls(job_dir) == f"{said} {path}\n"
+    assert "submitted job 7" in done.err
+
+
+def test_a_refusal_of_the_scheduler_is_passed_on(job_dir, env, tmp_path):
+    write(job_dir)
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid account' >&2; exit 1\n")
+    done = run_bagent(["submit", "job.yaml", "--scheduler", "slurm", "--go"], job_dir, env=env)
+    assert done.code == 2
+    assert "invalid account" in done.err
+    sbatch.unlink()
+    only = env | {"PATH": f"{tmp_path / 'bin'}:{Path(sys.executable).parent}"}
+    done = run_bagent(["submit", "job.yaml", "--scheduler", "slurm", "--go"], job_dir, env=only)
+    assert done.code == 2
+    assert "submit by hand" in done.err

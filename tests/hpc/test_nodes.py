@@ -1,0 +1,67 @@
+"""Which nodes get engines, and which one this is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bagent.errors import UsageError
+from bagent.hpc.nodes import engine_nodes, position_of, read_names
+
+NODES = ["x1.site.org", "x2.site.org", "x3.site.org"]
+
+
+def test_nodes_count_once_in_their_order():
+    assert engine_nodes(["b", "b", "a", "b"], []) == ["b", "a"]
+
+
+def test_a_bad_node_is_left_out_with_or_without_its_domain():
+    assert engine_nodes(NODES, ["x2", "x3.other.org"]) == ["x1.site.org"]
+
+
+def test_the_first_good_node_may_be_kept_free():
+    assert engine_nodes(NODES, ["x1"], skip=1) == ["x3.site.org"]
+
+
+def test_no_node_left_is_an_error():
+    with pytest.raises(UsageError, match="no node is left for engines of 3"):
+        engine_nodes(NODES, ["x1", "x2"], skip=1)
+
+
+def test_a_node_finds_itself_by_name_before_rank():
+    assert position_of(NODES, ["x2", "localhost"], rank=0) == 1
+    assert position_of(NODES, ["localhost", "x3.hsn.org"], rank=0) == 2
+    assert position_of(NODES, ["localhost"], rank=2) == 2
+    with pytest.raises(UsageError, match="not in the list"):
+        position_of(NODES, ["localhost"], rank=3)
+
+
+def test_a_file_of_names_may_have_comments(tmp_path):
+    path = tmp_path / "bad"
+    path.write_text("# broken\n\nx1 # fan\n  x2\n")
+    assert read_names(path) == ["x1", "x2"]
+    with pytest.raises(UsageError, match="no such file"):
+        read_names(tmp_path / "none")
+
+
+def test_the_step_reads_the_node_file_of_the_job(tmp_path):
+    (tmp_path / "nodes").write_text("a1.x\na1.x\na2.x\na3.x\n")
+    (tmp_path / "bad").write_text("a3\n")
+    command = [sys.executable, "-m", "bagent.hpc", "nodes", "--exclude", "a9"]
+    done = subprocess.run(
+        [*command, "--exclude-file", tmp_path / "bad"],
+        env={"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "nodes")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "a1.x\na2.x\n"
+
+
+def test_an_unknown_step_is_an_error_that_names_the_steps():
+    command = [sys.executable, "-m", "bagent.hpc", "wiat"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "supervise" in done.stderr

@@ -1,0 +1,129 @@
+"""What a batch job needs, brought together and checked."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.errors import JobError, UsageError
+from bagent.hpc.site import load_site, merged, read_site, site_names
+from bagent.job.spec_cluster import ClusterSpec
+from hpc.support_submit import CLUSTER, plan_of
+
+
+def test_everything_that_is_missing_is_named_at_once():
+    with pytest.raises(JobError) as error:
+        plan_of("  nodes: 1\n", "aurora")
+    text = str(error.value)
+    assert text.startswith("job.yaml:")
+    assert "cluster.walltime, cluster.engine, cluster.account" in text
+
+
+def test_without_a_scheduler_one_is_asked_for():
+    with pytest.raises(JobError, match=r"not said: cluster.scheduler"):
+        plan_of(scheduler=None)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("  qos: debug\n", "qos is SLURM's"),
+        ("  stage: a\n  stage_by: sbcast\n", "sbcast are SLURM's"),
+        ("  launcher: srun\n", "srun and sbcast"),
+        ("  launcher: ssh\n  stage: a\n  stage_by: mpi\n", "needs an MPI launcher"),
+        ("  nodes_per_engine: 4\n", "2 nodes for engines, and one engine spans 4"),
+        ("  reserve_node: true\n  nodes_per_engine: 2\n", "1 nodes for engines"),
+        ("  gpus_per_node: 4\n  engines_per_node: 3\n", "4 GPUs cannot be shared evenly by 3"),
+        ("  ports: [8000, 8000]\n  engines_per_node: 2\n", "1 ports for 2 engines"),
+        ("  ports: 65535\n  engines_per_node: 2\n", "2 ports for 2 engines"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(more, words):
+    with pytest.raises(JobError, match=words):
+        plan_of(CLUSTER + more, scheduler="pbs")
+
+
+def test_one_port_is_the_first_of_a_node():
+    assert plan_of(CLUSTER + "  ports: 9000\n  engines_per_node: 3\n").ports == (9000, 9001, 9002)
+    assert plan_of(CLUSTER + "  ports: 9000-9009\n  engines_per_node: 2\n").ports == (9000, 9001)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hours", "queue"),
+    [(1, 1, "debug"), (16, 1, "debug-scaling"), (16, 100, "capacity"), (256, 24, "prod")],
+)
+def test_the_first_queue_that_takes_the_job_is_chosen(nodes, hours, queue):
+    cluster = f"  nodes: {nodes}\n  walltime: {hours}h\n  engine: e\n"
+    assert plan_of(cluster, "aurora", account="a").queue == queue
+
+
+def test_a_job_that_no_queue_takes_is_told_the_limits():
+    cluster = "  nodes: 100\n  walltime: 6h\n  engine: e\n"
+    with pytest.raises(JobError) as error:
+        plan_of(cluster, "aurora", account="a")
+    assert "no queue takes 100 nodes for 6 h" in str(error.value)
+    assert "prod 256+ nodes, at most 24 h" in str(error.value)
+
+
+def test_a_named_queue_is_held_to_its_limits_and_an_unknown_one_is_believed():
+    cluster = "  nodes: 16\n  walltime: 1h\n  engine: e\n  queue: "
+    with pytest.raises(JobError, match="prod 256"):
+        plan_of(cluster + "prod\n", "aurora", account="a")
+    assert plan_of(cluster + "R123\n", "aurora", account="a").queue == "R123"
+
+
+def test_a_name_is_made_of_letters_that_schedulers_take():
+    job_name = plan_of().name
+    assert job_name == "review"
+    plan = plan_of("  walltime: 1h\n  engine: e\n")
+    assert plan.run_folder.name == "review"
+    assert plan.batch_folder.name == "review.batch"
+
+
+def test_lists_and_environment_of_site_and_job_are_joined_and_the_rest_replaced():
+    site = load_site("aurora")
+    job = ClusterSpec.model_validate(
+        {"modules": ["vllm"], "env": {"TMPDIR": "/local", "A": "1"}, "gpu_mask": "OTHER"}
+    )
+    found = merged(site, job)
+    assert found.modules == ("frameworks", "vllm")
+    assert (found.env["TMPDIR"], found.env["A"]) == ("/local", "1")
+    assert found.env["ZE_FLAT_DEVICE_HIERARCHY"] == "FLAT"
+    assert (found.gpu_mask, found.filesystems) == ("OTHER", "home:flare")
+
+
+@pytest.mark.parametrize("name", site_names())
+def test_a_site_says_what_nobody_could_try(name):
+    site = load_site(name)
+    assert site.name == name
+    assert site.untried
+    assert site.about.endswith(".")
+
+
+def test_the_known_sites():
+    assert site_names() == ["aurora", "frontier", "generic", "perlmutter", "polaris"]
+    with pytest.raises(UsageError, match=r"no such site .*did you mean aurora\?"):
+        load_site("aurorra")
+
+
+def test_a_site_may_be_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "ours.yaml"
+    path.write_text("name: ours\nabout: Ours.\ncluster: {scheduler: pbs, queue: big}\n")
+    assert load_site(str(path)).cluster["queue"] == "big"
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_site(str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("about: x\n", "name"),
+        ("name: a\nabout: b\ncluser: {}\n", "cluser"),
+        ("name: a\nabout: b\ncluster: {nods: 2}\n", "nods"),
+        ("name: a\nabout: b\ncluster: {walltime: soon}\n", "walltime"),
+        ("name: [", "not a site profile"),
+    ],
+)
+def test_a_wrong_profile_is_named(tmp_path, text, words):
+    with pytest.raises(JobError, match=words) as error:
+        read_site(text, tmp_path / "ours.yaml")
+    assert "ours.yaml" in str(error.value)
