@@ -1,0 +1,75 @@
+"""``bagent report``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bagent.cli.results_sql import say
+from bagent.errors import WriteError
+
+if TYPE_CHECKING:
+    from bagent.observe.report import About
+    from bagent.store.rundir import RunDir
+
+MEMORY = "300MB"
+"""DuckDB's own limit; it uses the disk beyond it."""
+
+
+def report(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file; RUN/report.html unless given.")
+    ] = None,
+) -> None:
+    """One HTML page about a run, without need of any network: what failed, was slow, and cost.
+
+    Example: bagent report review
+    """
+    import duckdb
+
+    from bagent.observe.report import make_page
+    from bagent.store.asking import open_tables
+    from bagent.store.rundir import find_run
+
+    found = find_run(run, Path("runs"))
+    target = output or found.path / "report.html"
+    with open_tables(found, say) as connection:
+        connection.execute(f"set memory_limit = '{MEMORY}'; set threads = 2")
+        connection.execute("set preserve_insertion_order = false")
+        try:
+            page = make_page(connection, _about(found))
+        except duckdb.Error as error:
+            raise WriteError(f"the page cannot be made: {str(error).splitlines()[0]}") from None
+    try:
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise WriteError(f"{target}: {error.strerror}", hint="-o FILE") from None
+    say(f"{target}, {len(page.encode()) / 1000:,.0f} kB: open it in a browser")
+
+
+def _about(run: RunDir) -> About:
+    from bagent.cli.status import describe
+    from bagent.observe.report import About
+
+    facts = describe(run)
+    info = run.look(lambda _: None)
+    model = info.fingerprints.get("model") if info else None
+    if info and info.job.get("simulated"):
+        model = f"{model} (simulated)"
+    began = facts["started"] or None
+    pairs = {
+        "state": facts["state"],
+        "exit code": facts["exit_code"],
+        "model": model,
+        "last row": facts["last"] if began is None else f"{began} to {facts['last']}",
+        "version": ", ".join(sorted({s.version for s in info.starts if s.version})) if info else "",
+        "page of": time.strftime("%Y-%m-%d"),
+    }
+    shown = [(what, str(value)) for what, value in pairs.items() if value not in (None, "")]
+    return About(run.path.name, shown)

@@ -1,0 +1,99 @@
+"""Single rows: the slowest, the longest, and a sample to search in."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from bagent.observe.report.ask import Ask
+from bagent.observe.report.html import Html, block, heading, note, section, table, text
+
+MOST = 12
+SAMPLE = 300
+SEED = 11
+INPUT_CHARACTERS = 700
+ANSWER_CHARACTERS = 1600
+PAGE_CHARACTERS = 900_000
+"""Characters of all rows of the sample together: the page stays under 2 MB, escapes included."""
+
+_SHOWN = """id, stage, status, endpoint, attempts, queue_ms, ttft_ms, latency_ms, prompt_tokens,
+    completion_tokens, left(coalesce(text, error), 160) as answer"""
+
+
+def extremes(ask: Ask) -> Html:
+    """The rows that took longest and those with the longest answers."""
+    slowest = ask.rows(
+        f"select {_SHOWN} from results where latency_ms is not null"
+        f" order by latency_ms desc, row limit {MOST}"
+    )
+    longest = ask.rows(
+        f"select {_SHOWN} from results where completion_tokens is not null"
+        f" order by completion_tokens desc, row limit {MOST}"
+    )
+    if not slowest and not longest:
+        return Html("")
+    return section(
+        "Slowest and longest rows",
+        heading("slowest") if slowest else "",
+        table(slowest),
+        heading("longest answers") if longest else "",
+        table(longest),
+    )
+
+
+def sample(ask: Ask) -> Html:
+    """Rows with input and answer, to be searched; one third of them not ok where there are some."""
+    picked = []
+    for wanted, count in (("status <> 'ok'", SAMPLE // 3), ("status = 'ok'", SAMPLE)):
+        picked += ask.rows(
+            f"select row, answer from (select row, answer from results where {wanted})"
+            f" using sample reservoir({count} rows) repeatable ({SEED})"
+        )
+    ask.run("create or replace temp table picked (row bigint, answer bigint)")
+    for row in picked[:SAMPLE]:
+        ask.run(f"insert into picked values ({int(row['row'])}, {int(row['answer'])})")
+    found = ask.rows(
+        f"""select id, row, source, line, stage, answer, status, error_kind, endpoint, latency_ms,
+                   completion_tokens, left(input::varchar, {INPUT_CHARACTERS + 1}) as input,
+                   left(coalesce(text, output::varchar), {ANSWER_CHARACTERS + 1}) as shown,
+                   left(error, {ANSWER_CHARACTERS + 1}) as error
+            from results semi join picked using (row, answer) order by row, stage, answer"""
+    )
+    if not found:
+        return Html("")
+    shown, left = [], PAGE_CHARACTERS
+    for row in found:
+        one = _row(row)
+        if len(one) > left:
+            continue
+        left -= len(one)
+        shown.append(one)
+    return section(
+        "Rows",
+        note("A sample drawn at random; bagent results shows all rows."),
+        Html(
+            '<input type="search" id="find" placeholder="search in these rows" aria-label="search">'
+        ),
+        Html(f'<p class="note" id="shown">{len(shown):,} rows of the sample</p><div id="rows">'),
+        *shown,
+        Html("</div>"),
+        name="sample",
+    )
+
+
+def _row(row: dict[str, Any]) -> Html:
+    ok = row["status"] == "ok"
+    name = row["id"] if row["id"] is not None else f"row {row['row']}"
+    words = [row["stage"], row["endpoint"], row["error_kind"]]
+    place = f"{row['source']}:{row['line']}"
+    parts = [f'<div class="note">{escape(" · ".join(str(w) for w in (place, *words) if w))}</div>']
+    for title, value, most in (
+        ("input", row["input"], INPUT_CHARACTERS),
+        ("answer", row["shown"], ANSWER_CHARACTERS),
+        ("error", row["error"], ANSWER_CHARACTERS),
+    ):
+        if value is not None:
+            parts.append(f'<div class="note">{title}</div>{block(value, most)}')
+    mark = f'<span class="{"ok" if ok else "not"}">{text(row["status"])}</span>'
+    head = f"{mark} {text(name, 120)} {text(row['shown'] or row['error'], 100)}"
+    return Html(f"<details><summary>{head}</summary>{''.join(parts)}</details>")
