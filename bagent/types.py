@@ -101,7 +101,9 @@ class Reply(msgspec.Struct, frozen=True):
     ``finish_reason`` is the wire's word, normalised to the OpenAI words where a provider has
     others (``stop length tool_calls content_filter``); unknown words are kept as they are, a
     missing one is None. ``ttft_ms`` is None where nothing streamed and the server did not tell.
-    ``text`` is None where the server sent no content at all.
+    ``text`` is None where the server sent no content at all. ``blocks`` is the turn in the
+    provider's own form where a conversation has to give it back unchanged, such as thinking with
+    its signature; None where text and tool calls say all.
     """
 
     text: str | None
@@ -114,6 +116,7 @@ class Reply(msgspec.Struct, frozen=True):
     ttft_ms: float | None = None
     logprobs: Json = None
     request_id: str | None = None
+    blocks: list[Json] | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):

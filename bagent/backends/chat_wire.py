@@ -40,7 +40,8 @@ class BodyWriter:
     ``model`` empty sends no model at all, for servers that have only one.
     ``completion_limit`` names the parameter that bounds the answer: ``max_tokens``, or
     ``max_completion_tokens`` for OpenAI's newer models. ``native_schema`` False leaves
-    ``response_format`` out, for endpoints that refuse it.
+    ``response_format`` out, for endpoints that refuse it, ``without`` the sampling parameters
+    of these names.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class BodyWriter:
         native_schema: bool = True,
         completion_limit: str = "max_tokens",
         messages_key: str = "messages",
+        without: frozenset[str] = frozenset(),
     ) -> None:
         self.model = model
         self.native_schema = native_schema
         self._limit_key = completion_limit
         self._messages_key = messages_key
+        self._without = without
         self._heads: dict[tuple[int, int | None], tuple[CallSettings, bytes, bool]] = {}
 
     def body(self, request: Request, *, key: str | None = None, stream: bool = True) -> bytes:
@@ -101,6 +104,8 @@ class BodyWriter:
         fields.update(settings.sampling)
         if seed is not None:
             fields["seed"] = seed
+        for name in self._without:
+            fields.pop(name, None)
         if settings.tools:
             fields["tools"] = list(settings.tools)
         if settings.output is not None and self.native_schema:

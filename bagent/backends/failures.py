@@ -126,7 +126,16 @@ def from_status(status: int, text: str, headers: Mapping[str, str]) -> Failure:
     wait = retry_after(headers, time.time())
     if wait is None and status in (429, 503):
         wait = retry_after_words(words)
-    return classify(status, shown, words, wait)
+    return _as_advised(classify(status, shown, words, wait), headers.get("x-should-retry"))
+
+
+def _as_advised(failure: Failure, advice: str | None) -> Failure:
+    """The failure as ``x-should-retry`` has it, by which OpenAI and Anthropic tell their SDKs."""
+    if advice == "false" and failure.passing:
+        return msgspec.structs.replace(failure, passing=False, busy=False)
+    if advice == "true" and failure.kind == "rejected":
+        return msgspec.structs.replace(failure, kind="overloaded", passing=True)
+    return failure
 
 
 def from_body_error(body: Json, headers: Mapping[str, str]) -> Failure | None:

@@ -12,19 +12,33 @@ from bagent.backends.request import Request
 from bagent.types import Failure
 
 _NO_SCHEMA = re.compile(
-    r"response[_ ]format|json[_ ]schema|structured[_ ]output|guided[_ ](json|decoding)|grammar",
+    r"response[_ ]format|json[_ ]schema|structured[_ ]output|guided[_ ](json|decoding)|grammar"
+    r"|output_?(config|format)|text_?format",
     re.IGNORECASE,
 )
 _NEW_LIMIT = re.compile(r"max_tokens\b.*\bmax_completion_tokens", re.IGNORECASE | re.DOTALL)
+_NOT_TAKEN = re.compile(
+    r"unsupported|not support|deprecated|cannot both|only be set|not permitted|not allowed"
+    r"|unrecogni[sz]ed|unknown (parameter|field|name)|extra inputs",
+    re.IGNORECASE,
+)
+_DROPPED = ("top_k", "top_p", "temperature", "seed", "presence_penalty", "frequency_penalty")
+"""Sampling that a model may refuse to be told: reasoning models set their own. Of two that exclude
+each other the first goes."""
+
 _NO_STREAM = re.compile(r"\bstream(_options|ing|ed)?\b", re.IGNORECASE)
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The form of a request; see :class:`bagent.backends.chat_wire.BodyWriter`."""
+    """The form of a request; see :class:`bagent.backends.chat_wire.BodyWriter`.
+
+    ``without`` names sampling parameters that are left out.
+    """
 
     native_schema: bool = True
     completion_limit: str = "max_tokens"
     stream: bool = True
+    without: frozenset[str] = frozenset()
 
 
 FIRST_FORM = Form()
@@ -72,6 +86,9 @@ class Forms:
         elif request.stream and used.stream and _NO_STREAM.search(words):
             change = {"stream": False}
             told = "refuses to stream; it is asked for whole answers"
+        elif dropped := _refused_name(request, words, used):
+            change = {"without": used.without | {dropped}}
+            told = f"refuses {dropped}; it is no longer sent"
         else:
             return False
         key = _lesson_key(endpoint, request)
@@ -80,6 +97,18 @@ class Forms:
         if told and after != before:
             self._notice(f"{endpoint.name} {told} ({words})")
         return True
+
+
+def _refused_name(request: Request, words: str, used: Form) -> str | None:
+    """The sampling parameter of the job that the server refuses to be told."""
+    if request.body is not None or not _NOT_TAKEN.search(words):
+        return None
+    sampling = request.settings.sampling
+    for name in _DROPPED:
+        camel = re.sub("_(.)", lambda found: found[1].upper(), name)
+        if name in sampling and name not in used.without and (name in words or camel in words):
+            return name
+    return None
 
 
 def _lesson_key(endpoint: Endpoint, request: Request) -> tuple[str, str | None, bytes | None]:

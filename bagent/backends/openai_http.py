@@ -74,7 +74,7 @@ class OpenAIBackend:
         self._enforce = enforce
         self._clock = clock
         self._forms = Forms(enforce, notice)
-        self._writers: dict[tuple[str, bool, str], BodyWriter] = {}
+        self._writers: dict[tuple[str, bool, str, frozenset[str]], BodyWriter] = {}
         self._served: dict[str, str] = {}
         self._groups = Groups(batching, clock, notice)
         self._learner = Learner(self._groups, self._ask, self.probe, self._model)
@@ -260,10 +260,15 @@ class OpenAIBackend:
     def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> BodyWriter:
         model = self._model(endpoint, request)
         native = form.native_schema and self._enforce != "prompt"
-        key = (model, native, form.completion_limit)
+        key = (model, native, form.completion_limit, form.without)
         writer = self._writers.get(key)
         if writer is None:
-            writer = BodyWriter(model, native_schema=native, completion_limit=form.completion_limit)
+            writer = BodyWriter(
+                model,
+                native_schema=native,
+                completion_limit=form.completion_limit,
+                without=form.without,
+            )
             self._writers[key] = writer
         return writer
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import msgspec
 
 from bagent.agents.plan import StagePlan
-from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.choose import BackendConfig, make_backend
 from bagent.backends.transport import Transport
 from bagent.checks import describing
 from bagent.checks.estimate import (
@@ -102,7 +102,11 @@ class _Look:
     async def report(self) -> CheckReport:
         """Everything that is to be told."""
         transport = Transport()
-        backend = OpenAIBackend(transport, enforce=self._prepared.job.output.enforce)
+        servers = self._target.servers
+        config = BackendConfig(
+            enforce=self._prepared.job.output.enforce, keys=servers.keys, bedrock=servers.bedrock
+        )
+        backend = make_backend(servers.kind, transport, config)
         try:
             probed = await probe_all(backend, transport, self._target.servers)
             model = self._model(probed)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.json_text import decode_json
-from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.transport import NETWORK_ERRORS, Transport
 from bagent.job.backend import BackendRef
 from bagent.job.spec import Job
@@ -97,7 +97,7 @@ def _local(ref: BackendRef) -> Target:
     return Target(servers, words, local.model)
 
 
-async def probe_all(backend: OpenAIBackend, transport: Transport, servers: Servers) -> list[Probed]:
+async def probe_all(backend: Backend, transport: Transport, servers: Servers) -> list[Probed]:
     """Ask all endpoints in parallel what they serve, in their order."""
     gate = asyncio.Semaphore(PROBES_AT_ONCE)
 

@@ -35,6 +35,7 @@ _SCHEMES = (*NAMES, "http", "https")
 _PORTS = {"vllm": 8000, "sglang": 30000, "dynamo": 8000}
 _TLS = frozenset({"openai", "anthropic", "https"})
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
+_BEDROCK_OPTIONS = ("endpoint", "profile")
 _HOST = re.compile(r"[\w.-]+")
 _ROUTES = ("/chat/completions", "/completions", "/messages", "/responses")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -46,8 +47,8 @@ class Address:
 
     ``base`` is ``http(s)://host[:port][/path]`` without a slash at its end, None where the kind
     knows its own address or has none. ``region`` is bedrock's. ``file`` is local's model file.
-    ``options`` are what stands after ``?`` in sim: and local: URLs, ``query`` in all others. What
-    the options of sim: may be is the simulator's matter.
+    ``options`` are what stands after ``?`` in sim:, local: and bedrock: URLs, ``query`` in all
+    others. What the options of sim: may be is the simulator's matter.
     ``authorization`` is a header value made of ``user:password@`` in the URL.
     """
 
@@ -260,12 +261,16 @@ def _not_a_backend(text: str) -> Any:
 
 
 def _bedrock(text: str, rest: str) -> Address:
-    region = rest.rstrip("/")
+    region, _, tail = rest.partition("?")
+    region, options = region.rstrip("/"), _pairs(tail)
+    for name in options:
+        if name not in _BEDROCK_OPTIONS:
+            raise wrong(f"bedrock has no option {name}", f"known: {' '.join(_BEDROCK_OPTIONS)}")
     if not region:
-        return Address("bedrock", text)
+        return Address("bedrock", text, options=options)
     if not _REGION.fullmatch(region):
         raise wrong(f"{region} is no AWS region", "write bedrock://us-east-1")
-    return Address("bedrock", text, region=region)
+    return Address("bedrock", text, region=region, options=options)
 
 
 def _local(value: str, rest: str, context: LoadContext | None) -> Address:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,11 +11,21 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.keys import KeySource, run_key_command
 from bagent.backends.proxy import proxy_for
 from bagent.errors import HostfileError, Position, UsageError
 from bagent.fleet.hostfile import Host, read_hostfile
+from bagent.runs.hosted import (
+    anthropic_base,
+    anthropic_headers,
+    bedrock_config,
+    bedrock_endpoint,
+    check_model,
+    host_of,
+)
 
 if TYPE_CHECKING:
+    from bagent.backends.bedrock import BedrockConfig
     from bagent.job.backend import BackendRef
     from bagent.job.spec import Job
 
@@ -25,17 +33,22 @@ OWN_KINDS = frozenset({"vllm", "sglang", "dynamo", "local", "sim"})
 """Engines of the user's own: no environment proxy, and the schema is described in the prompt."""
 
 _OPENAI = "https://api.openai.com/v1"
-_KEY_COMMAND_SECONDS = 60.0
 
 
 class Servers(msgspec.Struct, frozen=True):
-    """Where the calls of a run go. ``context`` and ``slots`` are known for embedded servers."""
+    """Where the calls of a run go. ``context`` and ``slots`` are known for embedded servers.
+
+    ``keys`` is where newer keys come from, None where the key does not change; ``bedrock`` is how
+    Bedrock is reached.
+    """
 
     endpoints: list[Endpoint]
     kind: str
     simulated: bool = False
     context: int | None = None
     slots: int | None = None
+    keys: KeySource | None = None
+    bedrock: BedrockConfig | None = None
 
     @property
     def own(self) -> bool:
@@ -60,7 +73,7 @@ async def open_servers(
     """
     ref = job.backend
     if job.hostfile is not None:
-        return hostfile_servers(job.hostfile.path, ref, env)
+        return hostfile_servers(job.hostfile.path, ref, env, notice)
     if ref is None:
         raise UsageError(
             "the job names no backend", hint="write backend: vllm://HOST:PORT, or local"
@@ -69,28 +82,62 @@ async def open_servers(
         return await _start_local(ref, stack, log_file, notice)
     if ref.kind == "sim" and ref.base is None:
         return await _start_sim(ref, stack, notice)
-    if ref.kind in ("anthropic", "bedrock"):
-        raise UsageError(
-            f"backend {ref.kind} is not part of this version",
-            hint="use an OpenAI-compatible address, such as a gateway's https://HOST/v1",
-        )
-    return Servers([endpoint_of(ref, env)], ref.kind, simulated=ref.kind == "sim")
+    check_model(job, ref)
+    if ref.kind == "bedrock":
+        key = api_key(ref, env)
+        endpoint, reached = bedrock_endpoint(ref, env, key), bedrock_config(job, ref, env)
+        return Servers([endpoint], ref.kind, keys=_keys(ref, key, notice), bedrock=reached)
+    key = api_key(ref, env)
+    return Servers(
+        [endpoint_of(ref, env, key)],
+        ref.kind,
+        simulated=ref.kind == "sim",
+        keys=_keys(ref, key, notice),
+    )
 
 
-def hostfile_servers(path: Path, ref: BackendRef | None, env: Mapping[str, str]) -> Servers:
+def _keys(
+    ref: BackendRef | None, key: str | None, notice: Callable[[str], None]
+) -> KeySource | None:
+    """Where a newer key comes from once this one is refused."""
+    if ref is None or not ref.api_key_command or not key:
+        return None
+    command = ref.api_key_command
+    return KeySource(key, lambda: run_key_command(command), notice)
+
+
+def hostfile_servers(
+    path: Path,
+    ref: BackendRef | None,
+    env: Mapping[str, str],
+    notice: Callable[[str], None] = lambda _: None,
+) -> Servers:
     """The endpoints of a hostfile: engines of the user's own, reached without any proxy.
 
     Headers and key of ``ref`` hold for all; a line's ``api_key_env`` goes before it.
     """
-    endpoints = host_endpoints(read_hostfile(path), path, ref, env)
-    return Servers(endpoints, ref.kind if ref and ref.kind in OWN_KINDS else "vllm")
+    key = _fleet_key(ref, env)
+    endpoints = host_endpoints(read_hostfile(path), path, ref, env, key)
+    kind = ref.kind if ref and ref.kind in OWN_KINDS else "vllm"
+    return Servers(endpoints, kind, keys=_keys(ref, key, notice))
+
+
+def _fleet_key(ref: BackendRef | None, env: Mapping[str, str]) -> str | None:
+    return api_key(ref, env) if ref is not None else env.get("VLLM_API_KEY")
 
 
 def host_endpoints(
-    hosts: Sequence[Host], path: Path, ref: BackendRef | None, env: Mapping[str, str]
+    hosts: Sequence[Host],
+    path: Path,
+    ref: BackendRef | None,
+    env: Mapping[str, str],
+    key: str | None = None,
 ) -> list[Endpoint]:
-    """The endpoints of ``hosts``, which were read from ``path``; see :func:`hostfile_servers`."""
-    key = api_key(ref, env) if ref is not None else env.get("VLLM_API_KEY")
+    """The endpoints of ``hosts``, which were read from ``path``; see :func:`hostfile_servers`.
+
+    ``key`` is the fleet's, where it is known already.
+    """
+    key = key or _fleet_key(ref, env)
     endpoints = []
     for host in hosts:
         headers = {"Content-Type": "application/json", **(ref.all_headers if ref else {})}
@@ -117,29 +164,22 @@ def host_endpoints(
     return endpoints
 
 
-def endpoint_of(ref: BackendRef, env: Mapping[str, str]) -> Endpoint:
-    """The one address of ``ref``, with its key from ``env`` and its proxy decided."""
-    base = ref.base
-    if ref.kind == "openai" and base is None:
-        base = env.get("OPENAI_BASE_URL", "").rstrip("/") or _OPENAI
-    if base is None:
-        raise UsageError(
-            f"backend {ref.kind} needs an address",
-            hint=f"write backend: {ref.kind}://HOST:PORT, or give a hostfile",
-        )
-    if not urlsplit(base).path.strip("/"):
-        base += "/v1"
-    headers = {"Content-Type": "application/json", **ref.all_headers}
-    key = api_key(ref, env)
-    if key and not any(name.lower() == "authorization" for name in headers):
-        headers["Authorization"] = f"Bearer {key}"
+def endpoint_of(ref: BackendRef, env: Mapping[str, str], key: str | None) -> Endpoint:
+    """The one address of ``ref``, with its ``key`` and its proxy decided."""
+    if ref.kind == "anthropic":
+        base, headers = anthropic_base(ref, env), anthropic_headers(ref, env, key)
+    else:
+        base = _base_of(ref, env)
+        headers = {"Content-Type": "application/json", **ref.all_headers}
+        if key and not any(name.lower() == "authorization" for name in headers):
+            headers["Authorization"] = f"Bearer {key}"
     own = ref.kind in OWN_KINDS
     if ref.proxy is not None:
         proxy = None if ref.proxy == "none" else ref.proxy
     else:
         proxy = None if own else proxy_for(base, env)
     return Endpoint(
-        name=urlsplit(base).netloc.rpartition("@")[2],
+        name=host_of(base),
         url=base,
         headers=headers,
         query=dict(ref.all_query),
@@ -148,6 +188,18 @@ def endpoint_of(ref: BackendRef, env: Mapping[str, str]) -> Endpoint:
         account=urlsplit(base).netloc,
         own=own,
     )
+
+
+def _base_of(ref: BackendRef, env: Mapping[str, str]) -> str:
+    base = ref.base
+    if ref.kind == "openai" and base is None:
+        base = env.get("OPENAI_BASE_URL", "").rstrip("/") or _OPENAI
+    if base is None:
+        raise UsageError(
+            f"backend {ref.kind} needs an address",
+            hint=f"write backend: {ref.kind}://HOST:PORT, or give a hostfile",
+        )
+    return base if urlsplit(base).path.strip("/") else f"{base}/v1"
 
 
 def api_key(ref: BackendRef, env: Mapping[str, str]) -> str | None:
@@ -164,7 +216,7 @@ def api_key(ref: BackendRef, env: Mapping[str, str]) -> str | None:
             )
         return value.strip()
     if ref.api_key_command:
-        return _run_key_command(ref.api_key_command)
+        return run_key_command(ref.api_key_command)
     if ref.kind == "openai":
         value = env.get("OPENAI_API_KEY")
         if not value and not any(name.lower() == "authorization" for name in ref.all_headers):
@@ -175,21 +227,6 @@ def api_key(ref: BackendRef, env: Mapping[str, str]) -> str | None:
     if ref.kind == "vllm":
         return env.get("VLLM_API_KEY") or None
     return None
-
-
-def _run_key_command(command: tuple[str, ...]) -> str:
-    argv = ["/bin/sh", "-c", command[0]] if len(command) == 1 else list(command)
-    shown = command[0] if len(command) == 1 else shlex.join(command)
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_KEY_COMMAND_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"api_key_command failed: {shown}: {error}") from None
-    if done.returncode or not done.stdout.strip():
-        words = done.stderr.strip().splitlines()[-1:] or ["it printed no key"]
-        raise UsageError(f"api_key_command failed ({done.returncode}): {shown}: {words[0]}")
-    return done.stdout.strip()
 
 
 async def _start_local(

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from bagent.backends.base import Backend
+from bagent.backends.choose import BackendConfig, check_asked, make_backend
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.engine_metrics import LoadReader
-from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.transport import Transport
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly
 from bagent.fleet.deadline import read_deadline
@@ -104,12 +104,7 @@ class Session:
             log_file=self._store.path / "local-server.log",
             notice=self._notice,
         )
-        backend = OpenAIBackend(
-            self._transport,
-            enforce=job.output.enforce,
-            batching=job.batching.mode,
-            notice=self._notice,
-        )
+        backend = self._backend(servers)
         stack.push_async_callback(backend.close)
         try:
             known = await find_servers(
@@ -127,6 +122,21 @@ class Session:
         model = None if keeps_model else resolve_model(job, known)
         self._store.begin(model, endpoint_summary(servers.endpoints, known), servers.simulated)
         return await self._drive(backend, servers, model, known)
+
+    def _backend(self, servers: Servers) -> Backend:
+        job, prompt = self._prepared.job, self._prepared.prompt
+        asked = job.sampling.request_fields()
+        names = asked.keys() - job.sampling.extra.keys() - {"max_tokens"}
+        check_asked(
+            servers.kind, names, raw=prompt is not None and prompt.raw, batching=job.batching.mode
+        )
+        config = BackendConfig(
+            enforce=job.output.enforce,
+            batching=job.batching.mode,
+            keys=servers.keys,
+            bedrock=servers.bedrock,
+        )
+        return make_backend(servers.kind, self._transport, config, self._notice)
 
     # --- the run ------------------------------------------------------------------------------
 

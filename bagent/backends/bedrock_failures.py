@@ -1,0 +1,99 @@
+"""What boto3 raises, as failures by kind.
+
+Sources: botocore 1.44 (``botocore.exceptions``, ``botocore.eventstream``) and the errors that its
+service model lists for Converse. Bedrock sends no Retry-After: the fleet's own waits hold.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from bagent.backends.failures import classify, shorten
+from bagent.types import Failure
+
+_STATUS = {
+    "throttlingexception": 429,
+    "modelnotreadyexception": 429,
+    "modeltimeoutexception": 408,
+    "internalserverexception": 500,
+    "serviceunavailableexception": 503,
+    "modelerrorexception": 424,
+    "modelstreamerrorexception": 424,
+    "validationexception": 400,
+    "accessdeniedexception": 403,
+    "resourcenotfoundexception": 404,
+    "servicequotaexceededexception": 400,
+}
+"""What errors inside a stream mean: there the HTTP status is 200 already."""
+
+_AUTH = re.compile(
+    r"unrecognizedclient|invalidsignature|expiredtoken|invalidclienttoken|missingauth"
+)
+_PER_DAY = re.compile(r"tokens? per day|requests? per day|daily", re.IGNORECASE)
+
+
+def failure_of(error: BaseException, where: str) -> Failure | None:
+    """The failure that an exception of a Bedrock call means; None: it is a fault of ours.
+
+    ``where`` names the endpoint for people.
+    """
+    from botocore import exceptions as aws
+    from botocore.eventstream import ParserError
+    from urllib3.exceptions import HTTPError
+
+    if isinstance(error, aws.ClientError):
+        return _refused(error.response)
+    words = shorten(f"{where}: {error}")
+    if isinstance(error, aws.ParamValidationError):
+        return Failure("rejected", f"no request to {words}")
+    if isinstance(error, aws.SSLError):
+        return Failure("connect", words, True)
+    if isinstance(error, aws.ConnectTimeoutError | aws.EndpointConnectionError):
+        return Failure("connect", words, True)
+    if isinstance(error, aws.ProxyConnectionError | aws.ConnectionClosedError):
+        return Failure("connect", words, True)
+    if isinstance(error, aws.ReadTimeoutError):
+        return Failure("timeout", words, True)
+    if isinstance(error, aws.HTTPClientError):
+        return Failure("connect", words, True)
+    if isinstance(error, aws.BotoCoreError):
+        return _setup(error, words)
+    if isinstance(error, ParserError):
+        return Failure("bad_response", f"a broken event from {words}", True, 200)
+    if isinstance(error, HTTPError | OSError):
+        return Failure("bad_response", f"the answer broke off: {words}", True, 200)
+    return None
+
+
+def _setup(error: BaseException, words: str) -> Failure:
+    """Credentials, regions, profiles: what is wrong on this side."""
+    name = type(error).__name__
+    if "Cred" in name or "Token" in name or "Auth" in name:
+        hint = "set AWS_PROFILE, AWS_ACCESS_KEY_ID or AWS_BEARER_TOKEN_BEDROCK, or log in"
+        return Failure("auth", f"{words} ({hint})")
+    return Failure("rejected", words)
+
+
+def _refused(answer: dict[str, Any]) -> Failure:
+    """The failure that an error answer, or an error inside a stream, means."""
+    told = answer.get("Error") or {}
+    code, message = str(told.get("Code") or ""), str(told.get("Message") or "")
+    key = code.lower()
+    told_status = (answer.get("ResponseMetadata") or {}).get("HTTPStatusCode")
+    status = _STATUS.get(key, 502)
+    if isinstance(told_status, int) and told_status != 200:
+        status = told_status
+    shown = f"{code}: {shorten(message) or 'no text'}"
+    if _AUTH.search(key):
+        return Failure("auth", f"HTTP {status}: {shown}", status=status)
+    if _STATUS.get(key) == 429 and _PER_DAY.search(message):
+        return Failure("budget", f"HTTP {status}: {shown}", status=status)
+    if _STATUS.get(key) == 424:
+        return Failure("overloaded", f"HTTP 424: {shown}", True, 424)
+    found = classify(_STATUS.get(key, status), shown, message)
+    if key == "serviceunavailableexception":
+        return msgspec.structs.replace(found, busy=True)
+    return found

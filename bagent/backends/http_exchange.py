@@ -1,0 +1,180 @@
+"""One HTTP request of a call: sent, read whole or as a stream, its failures named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import aiohttp
+import msgspec
+
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import from_status
+from bagent.backends.http_connection import PlainResponse
+from bagent.backends.transport import (
+    NETWORK_ERRORS,
+    NOT_CONNECTED,
+    Patience,
+    Transport,
+    is_stale,
+    network_failure,
+    reused,
+    through,
+)
+from bagent.types import Failure, Reply
+
+STALE_SECONDS = 1.0
+"""A kept-open connection that closes within this time was closed before the request came."""
+
+AFTER_FINISH = 5.0
+"""Seconds for which the token counts are waited for once a streamed answer is whole."""
+
+AFTER_DONE = 0.5
+"""Seconds for which the end of a stream is waited for after its last event, to keep the
+connection."""
+
+EVENTS = re.compile(rb"\s*((data|event):|:)")
+
+WholeReader = Callable[[bytes, str, Mapping[str, str]], Reply | Failure]
+"""Reads the body of an answer, given its content type and headers."""
+
+
+class EventReader(Protocol):
+    """Puts a streamed answer together; see :class:`bagent.backends.chat_stream.StreamReader`."""
+
+    first_token: float | None
+    pieces: int
+    done: bool
+    error: Failure | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of the answer is missing."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The answer's text so far."""
+        ...
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        ...
+
+    def result(self) -> Reply | Failure:
+        """The reply once the stream has ended, or why there is none."""
+        ...
+
+
+class Posted(msgspec.Struct):
+    """A body (JSON) for a path below the endpoint's address."""
+
+    endpoint: Endpoint
+    path: str
+    body: bytes
+    timeouts: Timeouts
+
+
+class HttpExchange:
+    """Sends calls over one transport; ``clock`` is Unix seconds."""
+
+    def __init__(self, transport: Transport, clock: Callable[[], float]) -> None:
+        self._transport = transport
+        self._clock = clock
+
+    async def send(
+        self, post: Posted, exchange: Exchange, read: WholeReader, reader: EventReader | None
+    ) -> Reply | Failure:
+        """Send ``post``; ``reader`` is for streamed calls. Notes status and times in ``exchange``.
+
+        A failure's words hold none of the endpoint's secrets, and name the proxy if there is one.
+        """
+        if reader is None:
+            found = await self._whole(post, exchange, read)
+        else:
+            found = await self._streamed(post, exchange, read, reader)
+        if isinstance(found, Failure) and exchange.status is not None:
+            words = post.endpoint.without_secrets(found.message)
+            if post.endpoint.proxy and exchange.first_token is None:
+                words += through(post.endpoint)
+            found = msgspec.structs.replace(found, message=words)
+        return found
+
+    async def _whole(self, post: Posted, exchange: Exchange, read: WholeReader) -> Reply | Failure:
+        try:
+            async with self._transport.post(
+                post.endpoint, post.path, post.body, post.timeouts
+            ) as response:
+                _note(exchange, response)
+                raw = await response.read()
+        except NETWORK_ERRORS as error:
+            return self._broken(error, post, exchange)
+        exchange.first_byte = self._clock()
+        if not 200 <= response.status < 300:
+            return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
+        return read(raw, response.headers.get("Content-Type", ""), response.headers)
+
+    async def _streamed(
+        self, post: Posted, exchange: Exchange, read: WholeReader, reader: EventReader
+    ) -> Reply | Failure:
+        limits = post.timeouts
+        try:
+            async with (
+                Patience(limits.first_token, limits.idle) as patience,
+                self._transport.post(post.endpoint, post.path, post.body, limits) as response,
+            ):
+                _note(exchange, response)
+                if response.status == 200 and response.content_type == "text/event-stream":
+                    return await self._read_events(response, reader, patience, exchange)
+                patience.lift()
+                raw = await response.read()
+        except NETWORK_ERRORS as error:
+            if reader.whole:  # a cut after the stop reason has taken nothing from the answer
+                return reader.result()
+            failure = self._broken(error, post, exchange)
+            return msgspec.structs.replace(failure, text=reader.text) if reader.text else failure
+        finally:
+            exchange.first_token = reader.first_token
+        exchange.first_byte = self._clock()
+        if not 200 <= response.status < 300:
+            return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
+        if EVENTS.match(raw):  # a stream under another name
+            reader.feed(raw)
+            return reader.result()
+        return read(raw, response.headers.get("Content-Type", ""), response.headers)
+
+    async def _read_events(
+        self,
+        response: aiohttp.ClientResponse | PlainResponse,
+        reader: EventReader,
+        patience: Patience,
+        exchange: Exchange,
+    ) -> Reply | Failure:
+        pieces = 0
+        async for data in response.content.iter_any():
+            if exchange.first_byte is None:
+                exchange.first_byte = self._clock()
+            reader.feed(data)
+            if reader.error is not None or (reader.done and not reader.whole):
+                break
+            if reader.whole:
+                patience.ends_soon(AFTER_DONE if reader.done else AFTER_FINISH)
+            elif reader.first_token is not None and reader.pieces > pieces:
+                patience.went_on()
+            pieces = reader.pieces
+        return reader.result()
+
+    def _broken(self, error: BaseException, post: Posted, exchange: Exchange) -> Failure:
+        """The failure of a request that the network ended, and whether to send it again free."""
+        quick = self._clock() - exchange.sent < STALE_SECONDS
+        exchange.again = reused() and quick and is_stale(error)
+        exchange.connected = not isinstance(error, NOT_CONNECTED)
+        return network_failure(error, post.endpoint, post.timeouts)
+
+
+def _note(exchange: Exchange, response: aiohttp.ClientResponse | PlainResponse) -> None:
+    exchange.status = response.status
+    headers = response.headers
+    exchange.request_id = headers.get("request-id") or headers.get("X-Request-Id")

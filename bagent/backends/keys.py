@@ -1,0 +1,81 @@
+"""API keys that a program prints, and that may be asked for again when they expire."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from bagent.errors import UsageError
+
+COMMAND_SECONDS = 60.0
+"""How long a program may take to print a key."""
+
+
+def run_key_command(command: Sequence[str]) -> str:
+    """What ``command`` prints, without blanks around it; one text is for a shell.
+
+    Raises:
+        UsageError: it failed, took too long or printed nothing. Its output is not repeated.
+    """
+    argv = ["/bin/sh", "-c", command[0]] if len(command) == 1 else list(command)
+    shown = command[0] if len(command) == 1 else shlex.join(command)
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"api_key_command failed: {shown}: {error}") from None
+    if done.returncode or not done.stdout.strip():
+        words = done.stderr.strip().splitlines()[-1:] or ["it printed no key"]
+        raise UsageError(f"api_key_command failed ({done.returncode}): {shown}: {words[0]}")
+    return done.stdout.strip()
+
+
+class KeySource:
+    """A key and the way to a newer one; shared by all calls that are made with it.
+
+    Args:
+        first: the key to begin with.
+        ask: gets a newer key; called in a thread. Raises UsageError.
+        notice: called with a line for people at each renewal, and where one fails.
+    """
+
+    def __init__(
+        self, first: str, ask: Callable[[], str], notice: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.key = first
+        self._ask = ask
+        self._notice = notice
+        self._lock = asyncio.Lock()
+        self._refused: str | None = None
+
+    async def renew(self, used: str) -> bool:
+        """``used`` was refused: whether there is another key now.
+
+        Of many calls with one expired key the first asks, and the others take what it got. A key
+        that the program keeps printing is asked about once.
+        """
+        async with self._lock:
+            if self.key != used:
+                return True
+            if self._refused == used:
+                return False
+            self._refused = used
+            try:
+                found = await asyncio.to_thread(self._ask)
+            except UsageError as error:
+                self._notice(f"the key was refused and there is no other: {error}")
+                return False
+            if found == used:
+                self._notice("the key was refused, and api_key_command prints the same one")
+                return False
+            self.key = found
+            self._notice("the key was refused; api_key_command gave another one")
+            return True
+
+
+def with_key(headers: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+    """``headers`` with ``new`` in place of ``old`` wherever that stands."""
+    return {name: value.replace(old, new) if old else value for name, value in headers.items()}

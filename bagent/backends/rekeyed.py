@@ -1,0 +1,89 @@
+"""Any backend with keys that are renewed once a server refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import msgspec
+
+from bagent.backends.base import Backend, Exchange, Timeouts
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.keys import KeySource, with_key
+from bagent.backends.request import Request
+from bagent.types import Failure
+
+
+class RekeyedBackend:
+    """Sends through ``inner``; after a 401 gets a new key and sends once more.
+
+    Args:
+        keys: the key that endpoints were given in their headers, and the way to newer ones.
+    """
+
+    def __init__(self, inner: Backend, keys: KeySource) -> None:
+        self._inner = inner
+        self._keys = keys
+        self._first = keys.key
+        self._current: dict[str, tuple[str, Endpoint]] = {}
+
+    def group_key(self, request: Request) -> Hashable | None:
+        """As the inner backend has it."""
+        return self._inner.group_key(request)
+
+    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
+        """As the inner backend has it."""
+        return self._inner.group_limit(endpoint, request)
+
+    async def learn(
+        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
+    ) -> None:
+        """As the inner backend does, with the key of now."""
+        await self._inner.learn(self._with_key(endpoint), samples, timeouts)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """As the inner backend does."""
+        self._inner.forget(endpoint)
+
+    async def send(
+        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
+    ) -> Exchange:
+        """Send, and once more with a new key where the old one was refused."""
+        used = self._keys.key
+        exchange = await self._inner.send(self._with_key(endpoint), group, timeouts)
+        if _refused(exchange) and await self._keys.renew(used):
+            return await self._inner.send(self._with_key(endpoint), group, timeouts)
+        return exchange
+
+    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
+        """Probe, and once more with a new key where the old one was refused."""
+        used = self._keys.key
+        found = await self._inner.probe(self._with_key(endpoint), seconds)
+        if isinstance(found, Failure) and found.status == 401 and await self._keys.renew(used):
+            return await self._inner.probe(self._with_key(endpoint), seconds)
+        return found
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._inner.close()
+
+    def _with_key(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint with the key of now; the same object as long as that holds."""
+        key = self._keys.key
+        if key == self._first:
+            return endpoint
+        found = self._current.get(endpoint.name)
+        if found is None or found[0] != key:
+            headers = with_key(endpoint.headers, self._first, key)
+            found = key, msgspec.structs.replace(endpoint, headers=headers)
+            self._current[endpoint.name] = found
+        return found[1]
+
+
+def _refused(exchange: Exchange) -> bool:
+    """Whether the server did not know the key: 401, or expired credentials under 403."""
+    return all(
+        isinstance(result, Failure)
+        and result.kind == "auth"
+        and (result.status == 401 or "expired" in result.message.lower())
+        for result in exchange.results
+    )
