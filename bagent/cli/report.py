@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,14 +61,11 @@ def _about(run: RunDir) -> About:
     model = info.fingerprints.get("model") if info else None
     if info and info.job.get("simulated"):
         model = f"{model} (simulated)"
-    began = facts["started"] or None
     pairs = {
         "state": facts["state"],
         "exit code": facts["exit_code"],
         "model": model,
-        "last row": facts["last"] if began is None else f"{began} to {facts['last']}",
         "version": ", ".join(sorted({s.version for s in info.starts if s.version})) if info else "",
-        "page of": time.strftime("%Y-%m-%d"),
     }
     shown = [(what, str(value)) for what, value in pairs.items() if value not in (None, "")]
     return About(run.path.name, shown)

@@ -8,6 +8,7 @@ from html import escape
 from bagent.observe.report.html import Html, number
 
 WIDTH, HEIGHT = 720, 170
+NARROW = 440
 LEFT, RIGHT, TOP, BOTTOM = 58, 8, 8, 22
 
 Label = Callable[[float], str]
@@ -23,26 +24,28 @@ def _nice(top: float) -> float:
     return next((power * step for step in (1, 2, 2.5, 5, 10) if power * step >= top), power * 10)
 
 
-def _frame(inner: str, title: str, top: float, ticks: Sequence[tuple[float, str]]) -> Html:
+def _frame(
+    inner: str, title: str, top: float, ticks: Sequence[tuple[float, str]], wide: int = WIDTH
+) -> Html:
     """Axes around a drawing; ``ticks`` are (share of the width, words) below it."""
     floor = HEIGHT - BOTTOM
     lines = []
     for share in (0.0, 0.5, 1.0):
         y = floor - share * (floor - TOP)
         lines.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<line class="grid" x1="{LEFT}" x2="{wide - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         lines.append(
             f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(top * share)}</text>'
         )
     for share, words in ticks:
-        x = LEFT + share * (WIDTH - LEFT - RIGHT)
+        x = LEFT + share * (wide - LEFT - RIGHT)
         anchor = "start" if share < 0.02 else "end" if share > 0.98 else "middle"
         lines.append(
             f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(words)}</text>'
         )
     return Html(
-        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}"'
+        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {wide} {HEIGHT}"'
         f' role="img" aria-label="{escape(title)}">{"".join(lines)}{inner}</svg></figure>'
     )
 
@@ -94,7 +97,7 @@ def histogram(title: str, bars: Sequence[tuple[float, float, int]], label: Label
     if not bars:
         return Html("")
     top = _nice(max(count for _, _, count in bars))
-    width = (WIDTH - LEFT - RIGHT) / len(bars)
+    width = (NARROW - LEFT - RIGHT) / len(bars)
     floor = HEIGHT - BOTTOM
     heights = [count / top * (floor - TOP) for _, _, count in bars]
     drawn = "".join(
@@ -105,7 +108,7 @@ def histogram(title: str, bars: Sequence[tuple[float, float, int]], label: Label
     )
     places = sorted({0, len(bars) // 3, 2 * len(bars) // 3})
     ticks = [(i / len(bars), label(bars[i][0])) for i in places] + [(1.0, label(bars[-1][1]))]
-    return _frame(drawn, title, top, ticks)
+    return _frame(drawn, title, top, ticks, NARROW)
 
 
 def meter(share: float, color: str = "accent") -> Html:

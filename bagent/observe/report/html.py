@@ -63,19 +63,33 @@ def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = N
     """
     if not rows:
         return Html("")
-    names = dict(heads) if heads else {name: name.replace("_", " ") for name in rows[0]}
+    names = dict(heads) if heads else {name: _title(name) for name in rows[0]}
     shown = [n for n in names if any(row.get(n) is not None for row in rows)]
-    head = "".join(f"<th>{escape(names[name])}</th>" for name in shown)
+    numeric = {n for n in shown if all(_is_number(row.get(n)) for row in rows)}
+    head = "".join(
+        f"<th{' class=n' * (name in numeric)}>{escape(names[name])}</th>" for name in shown
+    )
     body = "".join(
         f"<tr>{''.join(_cell(name, row.get(name)) for name in shown)}</tr>" for row in rows
     )
     return Html(f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>')
 
 
+def _title(name: str) -> str:
+    """A column's name as words, less the unit that its values show."""
+    for unit in ("_ms", "_usd"):
+        name = name.removesuffix(unit)
+    return name.replace("_", " ")
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "<td></td>"
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is_number(value):
         return f'<td class="n">{_measure(name, value)}</td>'
     return f"<td>{text(value)}</td>"
 

@@ -62,7 +62,10 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
         rows.extremes(ask),
         rows.sample(ask),
     ]
-    return _page(about, parts)
+    facts = list(about.facts)
+    if sums["began"] is not None:
+        facts.append(("rows from", f"{_when(sums['began'])} to {_when(sums['ended'])}"))
+    return _page(About(about.name, facts), parts)
 
 
 def _findings(words: Sequence[str]) -> Html:
@@ -72,11 +75,15 @@ def _findings(words: Sequence[str]) -> Html:
     return section("What stands out", Html(f'<ul class="findings">{items}</ul>'))
 
 
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+
+
 def _page(about: About, parts: Sequence[Html]) -> str:
     style = (_HERE / "page.css").read_text(encoding="utf-8")
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     facts = " · ".join(f"{escape(what)} {text(value, 120)}" for what, value in about.facts)
-    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    made = f"{_when(time.time())} UTC"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
