@@ -188,22 +188,29 @@ class Function:
         """
         answers: list[str | ToolFault] = [""] * len(calls)
         for places in _alike(calls, self.batch):
-            items: list[Json] = [item for place in places for item in calls[place][self.batch]]
-            if self.unique:
-                items = list({_name(item): item for item in items}.values())
-            arguments = {**calls[places[0]], self.batch: items}
-
-            def made(result: Any, asked: list[Json] = items) -> list[Any]:
-                return _by_item(result, asked)
-
-            results = await self._call(arguments, made)
-            given = iter(results)
-            known = dict(zip(map(_name, items), results, strict=True)) if self.unique else {}
-            for place in places:
-                own = calls[place][self.batch]
-                parts = [known[_name(item)] if self.unique else next(given) for item in own]
-                answers[place] = result_text(parts)
+            try:
+                parts = await self._call_together([calls[place] for place in places])
+            except ToolFault as fault:
+                for place in places:
+                    answers[place] = fault
+            else:
+                for place, part in zip(places, parts, strict=True):
+                    answers[place] = part
         return answers
+
+    async def _call_together(self, calls: Sequence[Arguments]) -> list[str]:
+        """The answers to calls that differ in their lists alone."""
+        items: list[Json] = [item for call in calls for item in call[self.batch]]
+        if self.unique:
+            items = list({_name(item): item for item in items}.values())
+        results = await self._call(
+            {**calls[0], self.batch: items}, lambda result: _by_item(result, items)
+        )
+        if not self.unique:
+            given = iter(results)
+            return [result_text([next(given) for _ in call[self.batch]]) for call in calls]
+        known = dict(zip(map(_name, items), results, strict=True))
+        return [result_text([known[_name(item)] for item in call[self.batch]]) for call in calls]
 
 
 def is_async(function: Callable[..., Any]) -> bool:

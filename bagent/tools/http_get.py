@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
@@ -139,7 +140,9 @@ def _url(text: str) -> URL:
 
 
 def _reason(error: OSError) -> str:
-    return str(error) if isinstance(error, _Forbidden) else error.strerror or str(error)
+    if isinstance(error, _Forbidden) or error.errno is None or error.errno < 0:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 async def _body(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:

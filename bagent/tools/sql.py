@@ -129,19 +129,29 @@ class Sql:
 
     async def run_many(self, calls: Sequence[Arguments]) -> list[str | ToolFault]:
         """The rows of several calls that differ in their keys, by one statement."""
-        key = self._config.key
         answers: dict[int, str | ToolFault] = {}
-        for places in _alike(calls, key):
-            wanted = list(dict.fromkeys(item for place in places for item in calls[place][key]))
-            arguments = {**calls[places[0]], key: wanted}
-            rows, note = await self._ask(self._config.query, arguments, len(places))
-            if any(row_key is None for row_key, _ in rows):
-                raise ToolFault(f"the query has no column {key}, by which rows belong to calls")
-            for place in places:
-                own = {str(item) for item in calls[place][key]}
-                mine = [text for row_key, text in rows if row_key in own]
-                answers[place] = f"[{','.join(mine)}]{note}"
+        for places in _alike(calls, self._config.key):
+            try:
+                answers.update(await self._ask_together(calls, places))
+            except ToolFault as fault:
+                answers.update(dict.fromkeys(places, fault))
         return [answers[place] for place in range(len(calls))]
+
+    async def _ask_together(
+        self, calls: Sequence[Arguments], places: Sequence[int]
+    ) -> dict[int, str | ToolFault]:
+        key = self._config.key
+        wanted = list(dict.fromkeys(item for place in places for item in calls[place][key]))
+        arguments = {**calls[places[0]], key: wanted}
+        rows, note = await self._ask(self._config.query, arguments, len(places))
+        if any(row_key is None for row_key, _ in rows):
+            raise ToolFault(f"the query has no column {key}, by which rows belong to calls")
+        answers: dict[int, str | ToolFault] = {}
+        for place in places:
+            own = {str(item) for item in calls[place][key]}
+            mine = [text for row_key, text in rows if row_key in own]
+            answers[place] = f"[{','.join(mine)}]{note}"
+        return answers
 
     # --- asking -------------------------------------------------------------------------------
 
@@ -269,10 +279,11 @@ def _plain(value: Any) -> Any:
 
 
 def _alike(calls: Sequence[Arguments], key: str) -> list[list[int]]:
-    """The places of calls that are equal but for their keys."""
+    """The places of calls that are equal but for their keys, and whose keys are of one type."""
     groups: dict[bytes, list[int]] = {}
     for place, call in enumerate(calls):
-        rest = {name: value for name, value in call.items() if name != key}
+        kinds = sorted({type(item).__name__ for item in call[key]})
+        rest = {**call, key: kinds}
         groups.setdefault(msgspec.json.encode(rest, order="deterministic"), []).append(place)
     return list(groups.values())
 

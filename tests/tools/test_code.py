@@ -1,0 +1,104 @@
+"""Code that a model wrote, in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.errors import UsageError
+from tools.support_tools import ENV, answers, once, opened
+
+PYTHON = {"builtin": "python_eval"}
+SHELL = {"builtin": "shell"}
+
+
+@pytest.mark.parametrize("name", ["python_eval", "shell"])
+def test_code_runs_only_where_the_job_allows_it(tmp_path: Path, name: str) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, {"builtin": name}):
+            raise AssertionError("it was opened")
+
+    with pytest.raises(UsageError, match="allow_code"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("6 * 7", "42\n"),
+        ("x = 2\nprint('a')\nx + 1", "a\n3\n"),
+        ("None", ""),
+        ("def f():\n    return [n for n in range(3)]\nf()", "[0, 1, 2]\n"),
+        ("if __name__ == '__main__':\n    print('main')", "main\n"),
+    ],
+)
+def test_python_gives_what_it_prints_and_its_last_value(
+    tmp_path: Path, code: str, shown: str
+) -> None:
+    result = once(tmp_path, PYTHON, {"code": code})
+    assert (result.text, result.error) == (shown, None)
+
+
+def test_an_error_goes_back_with_its_traceback(tmp_path: Path) -> None:
+    result = once(tmp_path, PYTHON, {"code": "1 / 0"})
+    assert result.error == "failed"
+    assert "ZeroDivisionError" in result.text
+
+
+def test_the_shell_gives_its_output_and_may_read_an_empty_stdin(tmp_path: Path) -> None:
+    assert once(tmp_path, SHELL, {"command": "cat; echo a | tr a b; exit"}).text == "b\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "arguments"),
+    [
+        (PYTHON, {"code": "import os; print(dict(os.environ))"}),
+        (SHELL, {"command": "env"}),
+    ],
+)
+def test_code_sees_no_secrets_and_not_the_home_of_the_user(
+    tmp_path: Path, entry: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    env = {**ENV, "API_KEY": "k-123"}
+    shown = once(tmp_path, entry, arguments, env=env).text
+    assert not any(word in shown for word in ("k-123", "s3cret", "/nonexistent"))
+    named = {**entry, "env": {"API_KEY": "k-123"}}
+    assert "k-123" in once(tmp_path, named, arguments, env=env).text
+
+
+def test_every_call_has_an_empty_folder_of_its_own_that_is_gone_after_it(tmp_path: Path) -> None:
+    async def main() -> list[str]:
+        async with opened(tmp_path, SHELL, allow_code=True) as pool:
+            command = "ls -A; touch left-behind; pwd"
+            results = await answers(pool, "shell", [{"command": command}, {"command": command}])
+            return [result.text for result in results]
+
+    folders = [Path(text.strip()) for text in asyncio.run(main())]
+    assert len(set(folders)) == 2
+    assert not any(folder.exists() or folder.parent.exists() for folder in folders)
+
+
+def test_code_runs_in_the_root_of_the_tool_where_it_has_one(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("")
+    assert once(tmp_path, {**SHELL, "root": "data"}, {"command": "ls"}).text == "a.txt\n"
+    with pytest.raises(UsageError, match="no such folder"):
+        once(tmp_path, {**SHELL, "root": "nope"}, {"command": "ls"})
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    result = once(tmp_path, PYTHON, {"code": "x = bytearray(16 << 30)"})
+    assert "MemoryError" in result.text
+
+
+def test_files_are_bounded(tmp_path: Path) -> None:
+    code = "open('big', 'wb').truncate(1 << 30)"
+    assert once(tmp_path, PYTHON, {"code": code}).error == "failed"
+
+
+def test_endless_code_is_stopped(tmp_path: Path) -> None:
+    entry = {**PYTHON, "timeout": 1}
+    assert once(tmp_path, entry, {"code": "while True: pass"}).error == "timeout"

@@ -1,0 +1,211 @@
+"""Programs as tools, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.errors import UsageError
+from bagent.tools import CallContext, ToolResult
+from bagent.tools.commands import without_preamble
+from tools.support_tools import ENV, asked, once, opened
+
+SHOW = (
+    "import json,os,sys; print(json.dumps([sys.argv[1:], json.load(sys.stdin), dict(os.environ)]))"
+)
+TEXT = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+
+
+def python(code: str, *words: str, **keys: Any) -> dict[str, Any]:
+    """A command that runs Python code."""
+    argv = [sys.executable, "-c", code, *words]
+    return {"name": "p", "command": argv, "parameters": {"type": "object"}, **keys}
+
+
+def test_arguments_stand_on_stdin_as_one_object_and_in_their_places(tmp_path: Path) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"q": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}},
+    }
+    entry = python(SHOW, "--q={q}", "{n}", "{o}", "{else}", "{q}{q}", parameters=parameters)
+    given = {"q": "a b; $(id) {n}", "n": 5, "o": {"x": [1, None]}}
+    argv, stdin, _ = json.loads(once(tmp_path, entry, given).text)
+    assert stdin == given
+    assert argv == ["--q=a b; $(id) {n}", "5", '{"x":[1,null]}', "{else}", "a b; $(id) {n}" * 2]
+
+
+def test_an_argument_that_is_not_given_leaves_its_place_empty(tmp_path: Path) -> None:
+    parameters = {"type": "object", "properties": {"q": {"type": "string"}}}
+    entry = python(SHOW, "--q={q}", parameters=parameters)
+    assert json.loads(once(tmp_path, entry, {}).text)[0] == ["--q="]
+
+
+def test_a_command_without_parameters_has_those_of_its_places(tmp_path: Path) -> None:
+    async def main() -> Any:
+        entry = {"name": "g", "command": [sys.executable, "-c", SHOW, "{pattern}", "{file}"]}
+        async with opened(tmp_path, entry) as pool:
+            return pool.definitions[0]["function"]["parameters"]
+
+    assert asyncio.run(main()) == {
+        "type": "object",
+        "properties": {"pattern": {"type": "string"}, "file": {"type": "string"}},
+        "required": ["pattern", "file"],
+        "additionalProperties": False,
+    }
+
+
+def test_no_secret_reaches_a_command_unless_it_is_named(tmp_path: Path) -> None:
+    env = {**ENV, "OPENAI_API_KEY": "k", "LANG": "C.UTF-8", "AWS_SESSION_TOKEN": "t"}
+    entry = python(SHOW)
+    seen = json.loads(once(tmp_path, entry, {}, env=env).text)[2]
+    assert set(seen) <= {"PATH", "HOME", "LANG", "LC_CTYPE", "PWD", "SHLVL", "_"}
+    named = {**entry, "env": {"OPENAI_API_KEY": "k"}}
+    seen = json.loads(once(tmp_path, named, {}, env=env).text)[2]
+    assert seen["OPENAI_API_KEY"] == "k"
+    assert "AWS_SESSION_TOKEN" not in seen
+
+
+def test_a_command_runs_in_the_folder_of_the_job_and_its_path_starts_there(tmp_path: Path) -> None:
+    script = tmp_path / "where.sh"
+    script.write_text("#!/bin/sh\npwd\n")
+    script.chmod(0o755)
+    result = once(tmp_path, {"name": "w", "command": ["./where.sh"]}, {})
+    assert result.text.strip() == os.path.realpath(tmp_path)
+
+
+def test_another_code_than_0_is_a_fault_with_the_end_of_stderr(tmp_path: Path) -> None:
+    code = "import sys; sys.stderr.write('x' * 100_000 + ' the end'); print('out'); sys.exit(3)"
+    result = once(tmp_path, python(code), {})
+    assert result.error == "failed"
+    assert "it ended with code 3" in result.text
+    assert result.text.endswith("the end")
+    assert len(result.text) < 2100
+
+
+def test_a_program_that_a_signal_ends_is_a_fault(tmp_path: Path) -> None:
+    result = once(tmp_path, python("import os; os.kill(os.getpid(), 9)"), {})
+    assert (result.error, result.text) == ("failed", "error: it ended with signal 9")
+
+
+def test_a_program_that_writes_without_end_is_stopped_and_its_start_kept(tmp_path: Path) -> None:
+    entry = {"name": "y", "command": ["yes"], "max_tokens": 1_000_000}
+    result = once(tmp_path, entry, {})
+    assert result.error is None
+    assert result.text.startswith("y\ny\n")
+    assert result.text.endswith("[cut: the program wrote more and was stopped]")
+    assert len(result.text) == pytest.approx(1 << 20, rel=0.001)
+
+
+def test_a_program_need_not_read_its_input(tmp_path: Path) -> None:
+    result = once(tmp_path, python("print('done')"), {"q": "x" * 1_000_000})
+    assert result.text == "done\n"
+
+
+def test_output_that_is_not_utf8_is_shown_as_well_as_it_can_be(tmp_path: Path) -> None:
+    entry = python("import sys; sys.stdout.buffer.write(b'caf\\xe9')")
+    assert once(tmp_path, entry, {}).text == "caf\ufffd"
+
+
+@pytest.mark.parametrize("how", ["timeout", "deadline", "cancelled"])
+def test_the_whole_process_group_is_killed(tmp_path: Path, how: str) -> None:
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    # The grandchild holds the pipe open: it is at its end only when both are dead.
+    code = (
+        "import subprocess, sys, time\n"
+        f"out = open({str(fifo)!r}, 'w')\n"
+        "subprocess.Popen(['sleep', '1000'], stdout=out)\n"
+        "out.write('started'); out.flush()\n"
+        "time.sleep(1000)"
+    )
+
+    async def main() -> ToolResult | None:
+        entry = python(code, timeout=3 if how == "timeout" else 500)
+        aside = asyncio.get_running_loop().run_in_executor
+        async with opened(tmp_path, entry) as pool:
+            deadline = asyncio.get_running_loop().time() + 3 if how == "deadline" else None
+            call = asyncio.ensure_future(pool.call(asked("p"), CallContext(deadline)))
+            with await aside(None, fifo.open) as pipe:
+                assert await aside(None, pipe.read, 7) == "started"
+                if how == "cancelled":
+                    call.cancel()
+                assert await aside(None, pipe.read) == ""
+            return None if how == "cancelled" else await call
+
+    result = asyncio.run(main())
+    assert result is None or result.error == "timeout"
+
+
+def test_what_a_program_leaves_in_the_background_neither_lives_on_nor_holds_the_call(
+    tmp_path: Path,
+) -> None:
+    entry = {"name": "b", "command": ["sh", "-c", "sleep 1000 & echo $!"]}
+    result = once(tmp_path, entry, {}, deadline=20)
+    assert result.error is None
+    assert result.latency_ms < 10_000
+    state = Path(f"/proc/{int(result.text)}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_preambles_of_headers_are_dropped_where_the_job_says_so(tmp_path: Path) -> None:
+    code = "print('x-anthropic-billing: 1\\nX-Amz-Id: 2\\n\\nthe answer\\nx-amz-later: 3')"
+    kept = once(tmp_path, python(code), {}).text
+    assert kept.startswith("x-anthropic-billing")
+    dropped = once(tmp_path, python(code, strip_preamble=True), {}).text
+    assert dropped == "the answer\nx-amz-later: 3\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("x-amz-id: 1", ""),
+        ("\n\nplain", "\n\nplain"),
+        ("x-other: 1\nbody", "x-other: 1\nbody"),
+        ("  x-amz-a: 1\r\n\nbody", "body"),
+    ],
+)
+def test_only_those_headers_are_a_preamble(text: str, rest: str) -> None:
+    assert without_preamble(text) == rest
+
+
+def test_claude_code_gets_its_task_as_text_on_stdin(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "claude"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$@"\ncat\n')
+    program.chmod(0o755)
+    env = {**ENV, "PATH": f"{program.parent}:{ENV['PATH']}"}
+    result = once(tmp_path, {"command": "claude_code"}, {"prompt": "Fix it.\nNow."}, env=env)
+    assert result.text == "--print --output-format text\nFix it.\nNow."
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"name": "n", "command": ["no-such-program-here"]}, "no such program"),
+        ({"name": "n", "command": ["./missing.sh"]}, "no such program"),
+        ({"name": "n", "command": ["./plain.txt"]}, "chmod +x ./plain.txt"),
+        ({"command": "claude_code"}, "cannot run claude"),
+        ({"name": "a b", "command": ["true"]}, "letters, digits"),
+        ({"name": "n", "command": ["true"], "parameters": {"type": "string"}}, "object"),
+        ({"name": "n", "command": ["true"], "parameters": {"properties": {"q": 1}}}, "not a JSON"),
+    ],
+)
+def test_a_command_that_cannot_work_is_found_before_the_run(
+    tmp_path: Path, entry: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "plain.txt").write_text("")
+    with pytest.raises(UsageError) as caught:
+        once(tmp_path, entry, {})
+    assert words in str(caught.value)
+
+
+def test_an_argument_with_a_nul_character_is_a_fault(tmp_path: Path) -> None:
+    entry = {"name": "e", "command": ["echo", "{q}"], "parameters": TEXT}
+    result = once(tmp_path, entry, {"q": "a\0b"})
+    assert result.error == "bad_arguments"

@@ -1,0 +1,368 @@
+"""Python functions as tools: how they are found, called, stopped and gathered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.errors import UsageError
+from bagent.tools import CallContext, ToolPool, ToolResult
+from tools.support_tools import answers, asked, once, opened
+
+SOURCE = '''
+from __future__ import annotations
+import asyncio, dataclasses, sys, threading, time
+from typing import Optional
+import neighbour
+
+@dataclasses.dataclass
+class Ship:
+    name: str
+    built: int | None = None
+
+def look_up(ship: Ship, tags: list[str] = [], exact: bool = False) -> dict:
+    """Look a ship up.
+
+    Args:
+        ship: which one
+    """
+    return {"ship": ship, "tags": tags, "exact": exact, "kind": type(ship).__name__}
+
+def near() -> str:
+    return neighbour.WORD
+
+ERRORS = {"value": ValueError, "exit": SystemExit, "stop": StopIteration, "key": KeyError}
+
+def fails(kind: str) -> str:
+    raise ERRORS[kind]("bad")
+
+async def fails_async(kind: str) -> str:
+    await asyncio.sleep(0)
+    raise ERRORS[kind]("bad")
+
+def odd() -> object:
+    return object()
+
+async def twice(x: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * x
+
+gate = threading.Event()
+
+def wait_for_gate(x: int) -> int:
+    gate.wait()
+    return x
+
+async def wait_forever(x: int) -> int:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        gate.set()
+    return x
+
+async def block(x: int) -> int:
+    if x:
+        gate.wait()
+    return x
+
+def where() -> str:
+    return threading.current_thread().name
+
+batches = []
+
+def prices(ids: list[int], unit: str = "EUR") -> list[str]:
+    batches.append(ids)
+    return [f"{n} {unit}" for n in ids]
+
+def prices_by_id(ids: list[int]) -> dict[int, str]:
+    batches.append(ids)
+    return {n: f"{n} EUR" for n in ids if n < 100}
+
+async def prices_async(ids: list[int]) -> list[int]:
+    batches.append(ids)
+    return ids
+
+def too_few(ids: list[int]) -> list[int]:
+    return ids[1:]
+
+def seen() -> list:
+    return batches
+
+plain = 5
+
+class Thing:
+    pass
+'''
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "tools.py").write_text(SOURCE)
+    (tmp_path / "neighbour.py").write_text("WORD = 'next door'\n")
+    return tmp_path
+
+
+def entry(function: str, **keys: Any) -> dict[str, Any]:
+    return {"python": f"tools.py:{function}", **keys}
+
+
+def gate(base: Path) -> threading.Event:
+    """The gate in the file that was imported last."""
+    import sys
+
+    found = [
+        module
+        for module in list(sys.modules.values())
+        if getattr(module, "__file__", None) == str(base / "tools.py")
+    ]
+    event: threading.Event = found[-1].gate
+    return event
+
+
+def test_a_function_gets_its_types_and_its_result_is_json(base: Path) -> None:
+    result = once(base, entry("look_up"), {"ship": {"name": "Vasa", "built": 1628}, "exact": True})
+    assert json.loads(result.text) == {
+        "ship": {"name": "Vasa", "built": 1628},
+        "tags": [],
+        "exact": True,
+        "kind": "Ship",
+    }
+
+
+def test_the_definition_comes_from_signature_and_docstring(base: Path) -> None:
+    async def main() -> Any:
+        async with opened(base, entry("look_up"), entry("twice", name="t2", description="d")) as p:
+            return [one["function"] for one in p.definitions]
+
+    first, second = asyncio.run(main())
+    assert (first["name"], first["description"]) == ("look_up", "Look a ship up.")
+    assert first["parameters"]["properties"]["ship"]["description"] == "which one"
+    assert first["parameters"]["required"] == ["ship"]
+    assert (second["name"], second["description"]) == ("t2", "d")
+
+
+def test_wrong_types_go_back_and_the_function_does_not_run(base: Path) -> None:
+    for wrong in ({}, {"ship": {"name": 5}}, {"ship": {"name": "x"}, "exact": 1}):
+        assert once(base, entry("look_up"), wrong).error == "bad_arguments"
+
+
+def test_a_file_may_import_its_neighbours(base: Path) -> None:
+    assert once(base, entry("near"), {}).text == "next door"
+
+
+def test_async_functions_are_awaited(base: Path) -> None:
+    assert once(base, entry("twice"), {"x": 4}).text == "8"
+
+
+@pytest.mark.parametrize("function", ["fails", "fails_async"])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("value", "ValueError: bad"), ("exit", "SystemExit: bad"), ("key", "KeyError: 'bad'")],
+)
+def test_what_a_function_raises_goes_back(base: Path, function: str, kind: str, text: str) -> None:
+    result = once(base, entry(function), {"kind": kind})
+    assert (result.error, result.text) == ("failed", f"error: {text}")
+
+
+def test_a_function_may_raise_stop_iteration(base: Path) -> None:
+    assert once(base, entry("fails"), {"kind": "stop"}).text == "error: StopIteration: bad"
+
+
+def test_a_result_without_a_json_form_is_a_fault(base: Path) -> None:
+    result = once(base, entry("odd"), {})
+    assert result.error == "failed"
+    assert "no JSON form" in result.text
+
+
+def test_a_blocking_function_is_left_at_its_time_limit_and_counted(base: Path) -> None:
+    async def main() -> tuple[ToolResult, int, ToolResult]:
+        async with opened(base, entry("wait_for_gate", timeout=0.2)) as pool:
+            first = await pool.call(asked("wait_for_gate", x=1))
+            abandoned = pool.stats()["wait_for_gate"].abandoned
+            gate(base).set()
+            async with asyncio.timeout(20):
+                while pool.stats()["wait_for_gate"].abandoned:
+                    await asyncio.sleep(0.01)
+            return first, abandoned, await pool.call(asked("wait_for_gate", x=2))
+
+    first, abandoned, second = asyncio.run(main())
+    assert (first.error, abandoned) == ("timeout", 1)
+    assert second.text == "2"
+
+
+def test_a_tool_whose_calls_all_hang_is_not_started_for_ever(base: Path) -> None:
+    async def main() -> list[ToolResult]:
+        keys = {"timeout": 0.2, "concurrency": 100}
+        async with opened(base, entry("wait_for_gate", **keys)) as pool:
+            results = await answers(pool, "wait_for_gate", [{"x": x} for x in range(64)])
+            results.append(await pool.call(asked("wait_for_gate", x=100)))
+            gate(base).set()
+            return results
+
+    *hung, refused = asyncio.run(main())
+    assert {result.error for result in hung} == {"timeout"}
+    assert refused.error == "overloaded"
+
+
+def test_a_hanging_function_does_not_keep_the_program_from_ending(base: Path) -> None:
+    began = time.monotonic()
+    result = once(base, entry("wait_for_gate", timeout=0.1), {"x": 1})
+    assert result.error == "timeout"
+    assert time.monotonic() - began < 20
+    gate(base).set()
+
+
+def test_a_coroutine_is_cancelled_at_its_time_limit(base: Path) -> None:
+    async def main() -> tuple[ToolResult, bool]:
+        async with opened(base, entry("wait_forever", timeout=0.1)) as pool:
+            result = await pool.call(asked("wait_forever", x=1))
+            loop = asyncio.get_running_loop()
+            return result, await loop.run_in_executor(None, gate(base).wait, 20)
+
+    result, ended = asyncio.run(main())
+    assert (result.error, ended) == ("timeout", True)
+
+
+def test_a_coroutine_that_blocks_stops_neither_the_run_nor_later_calls(base: Path) -> None:
+    async def main() -> tuple[ToolResult, ToolResult, int]:
+        async with opened(base, entry("block", timeout=0.3)) as pool:
+            first = await pool.call(asked("block", x=1))
+            async with asyncio.timeout(20):
+                while not pool.stats()["block"].abandoned:
+                    await asyncio.sleep(0.01)
+            second = await pool.call(asked("block", x=0))
+            gate(base).set()
+            return first, second, pool.stats()["block"].abandoned
+
+    first, second, abandoned = asyncio.run(main())
+    assert (first.error, second.text, abandoned) == ("timeout", "0", 1)
+
+
+def test_threads_are_used_again(base: Path) -> None:
+    async def main() -> int:
+        async with opened(base, entry("where")) as pool:
+            before = threading.active_count()
+            for _ in range(20):
+                await pool.call(asked("where"))
+            return threading.active_count() - before
+
+    assert asyncio.run(main()) == 1
+
+
+# --- gathering --------------------------------------------------------------------------------
+
+
+def gathered(
+    base: Path, function: str, calls: list[dict[str, Any]], **keys: Any
+) -> tuple[list[ToolResult], list[list[int]]]:
+    """The results of calls that come together, and the lists that the function got."""
+
+    async def main() -> tuple[list[ToolResult], list[list[int]]]:
+        entries = (entry(function, batch="ids", **keys), entry("seen"))
+        async with opened(base, *entries) as pool:
+            results = await answers(pool, function, calls)
+            return results, json.loads((await pool.call(asked("seen"))).text)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("function", ["prices", "prices_by_id"])
+def test_lists_of_calls_that_come_together_are_one_list(base: Path, function: str) -> None:
+    calls: list[dict[str, Any]] = [{"ids": [1, 2]}, {"ids": [3]}, {"ids": []}, {"ids": [2, 1]}]
+    results, batches = gathered(base, function, calls, coalesce=True)
+    assert batches == [[1, 2, 3]]
+    assert [json.loads(result.text) for result in results] == [
+        ["1 EUR", "2 EUR"],
+        ["3 EUR"],
+        [],
+        ["2 EUR", "1 EUR"],
+    ]
+
+
+def test_items_are_asked_as_often_as_they_were_named_unless_calls_may_be_shared(base: Path) -> None:
+    results, batches = gathered(base, "prices", [{"ids": [1]}, {"ids": [1, 1]}])
+    assert batches == [[1, 1, 1]]
+    assert [len(json.loads(result.text)) for result in results] == [1, 2]
+
+
+def test_calls_that_differ_in_other_arguments_are_called_apart(base: Path) -> None:
+    calls: list[dict[str, Any]] = [{"ids": [1]}, {"ids": [2], "unit": "USD"}, {"ids": [3]}]
+    results, batches = gathered(base, "prices", calls, coalesce=True)
+    assert batches == [[1, 3], [2]]
+    assert [json.loads(result.text) for result in results] == [["1 EUR"], ["2 USD"], ["3 EUR"]]
+
+
+def test_an_item_that_a_mapping_lacks_is_null(base: Path) -> None:
+    results, _ = gathered(base, "prices_by_id", [{"ids": [1, 100]}])
+    assert json.loads(results[0].text) == ["1 EUR", None]
+
+
+def test_async_functions_gather_too(base: Path) -> None:
+    results, batches = gathered(base, "prices_async", [{"ids": [1]}, {"ids": [2]}])
+    assert batches == [[1, 2]]
+    assert [result.text for result in results] == ["[1]", "[2]"]
+
+
+def test_a_result_that_cannot_be_told_apart_answers_nobody(base: Path) -> None:
+    results, _ = gathered(base, "too_few", [{"ids": [1]}, {"ids": [2]}])
+    assert [result.error for result in results] == ["failed"] * 2
+    assert "as many results" in results[0].text
+
+
+# --- what is found before the run -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"python": "nope.py:f"}, "nope.py: no such file"),
+        ({"python": "tools.py:look_down"}, "no function look_down (did you mean look_up?)"),
+        ({"python": "tools.py:plain"}, "not a function: plain"),
+        ({"python": "tools.py:Thing"}, "not a function: Thing"),
+        ({"python": "bare.py:f"}, "bare.py:3: f cannot be a tool: its parameter x has no"),
+        ({"python": "syntax.py:f"}, "syntax.py:2:"),
+        ({"python": "raises.py:f"}, "raises.py:2: importing it fails: ValueError: no"),
+        ({"python": "missing.py:f"}, "missing.py:1: no module named surely_not_here (pip install"),
+        ({"python": "exits.py:f"}, "exits.py:1: importing it fails: SystemExit: 3"),
+        ({"python": "tools.py:prices", "batch": "unit"}, "its lists: ids"),
+        ({"python": "tools.py:prices", "name": "a.b"}, "letters, digits"),
+    ],
+)
+def test_a_function_that_cannot_be_a_tool_is_told_with_its_place(
+    base: Path, keys: dict[str, Any], words: str
+) -> None:
+    (base / "bare.py").write_text("import os\n\ndef f(x): ...\n")
+    (base / "syntax.py").write_text("x = 1\ndef f(:\n")
+    (base / "raises.py").write_text("x = 1\nraise ValueError('no')\n")
+    (base / "missing.py").write_text("import surely_not_here.sub\n")
+    (base / "exits.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(UsageError) as caught:
+        once(base, keys, {})
+    assert words in str(caught.value)
+
+
+def test_two_tools_of_one_name_are_told(base: Path) -> None:
+    async def main() -> ToolPool:
+        entries = (entry("near"), {"name": "near", "command": ["true"]})
+        async with opened(base, *entries) as pool:
+            return pool
+
+    with pytest.raises(UsageError, match="two tools are named near"):
+        asyncio.run(main())
+
+
+def test_a_caller_without_time_left_leaves_a_function_running(base: Path) -> None:
+    async def main() -> ToolResult:
+        async with opened(base, entry("wait_for_gate")) as pool:
+            now = asyncio.get_running_loop().time()
+            result = await pool.call(asked("wait_for_gate", x=1), CallContext(deadline=now + 0.1))
+            gate(base).set()
+            return result
+
+    assert asyncio.run(main()).error == "timeout"

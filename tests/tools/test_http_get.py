@@ -1,0 +1,275 @@
+"""Pages from a real server on the loopback interface."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from bagent.errors import UsageError
+from bagent.tools import ToolResult
+from tools.support_tools import asked, once, opened
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SIZE = 2 << 20
+
+
+class Site:
+    """What the server was asked, and where it is."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.port = 0
+        self.endless_closed = asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.paths.append(request.path_qs)
+        answer = getattr(self, request.path.strip("/").replace("-", "_"), None)
+        if answer is None:
+            return web.Response(text="here", status=404)
+        made: web.StreamResponse = await answer(request)
+        return made
+
+    async def page(self, _: web.Request) -> web.StreamResponse:
+        html = "<html><head><title>T</title><script>x()</script></head><body><p>Hello &amp; <b>you"
+        return web.Response(text=html, content_type="text/html")
+
+    async def plain(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=f"plain {request.query.get('q', '')}")
+
+    async def latin(self, _: web.Request) -> web.StreamResponse:
+        headers = {"Content-Type": "text/plain; charset=iso-8859-1"}
+        return web.Response(body="café".encode("latin-1"), headers=headers)
+
+    async def odd(self, _: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"odd", headers={"Content-Type": "text/plain; charset=nope"})
+
+    async def binary(self, _: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"\x89PNG\0\0", content_type="image/png")
+
+    async def to(self, request: web.Request) -> web.StreamResponse:
+        status = int(request.query.get("status", "302"))
+        return web.Response(status=status, headers={"Location": request.query["where"]})
+
+    async def circle(self, _: web.Request) -> web.StreamResponse:
+        return web.Response(status=302, headers={"Location": "/circle"})
+
+    async def bomb(self, _: web.Request) -> web.StreamResponse:
+        body = gzip.compress(b"x" * (64 << 20))
+        headers = {"Content-Type": "text/plain", "Content-Encoding": "gzip"}
+        return web.Response(body=body, headers=headers)
+
+    async def endless(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"y" * 65536)
+        finally:
+            self.endless_closed.set()
+
+    async def silent(self, request: web.Request) -> web.StreamResponse:
+        await self.endless_closed.wait()
+        return web.Response()
+
+    async def cookie(self, request: web.Request) -> web.StreamResponse:
+        response = web.Response(text=f"cookies: {dict(request.cookies)}")
+        response.set_cookie("a", "b")
+        return response
+
+
+@asynccontextmanager
+async def site() -> AsyncIterator[Site]:
+    served = Site()
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", served.handle)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    both = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, both).start()
+    served.port = both.getsockname()[1]
+    try:
+        yield served
+    finally:
+        served.endless_closed.set()
+        await runner.cleanup()
+
+
+def get(
+    path: str, *hosts: str, base: str = "http://127.0.0.1:{port}", **keys: Any
+) -> tuple[ToolResult, list[str]]:
+    """What a call of ``http_get`` gives, and the paths that the server was asked for."""
+
+    async def main() -> tuple[ToolResult, list[str]]:
+        async with site() as served:
+            allow = [host.format(port=served.port) for host in hosts or ("127.0.0.1",)]
+            entry = {"builtin": "http_get", "allow_hosts": allow, "max_tokens": 10_000_000, **keys}
+            async with opened(Path("/nonexistent"), entry) as pool:
+                url = (base + path).format(port=served.port)
+                return await pool.call(asked("http_get", url=url)), served.paths
+
+    return asyncio.run(main())
+
+
+def test_a_page_is_given_as_its_text() -> None:
+    result, paths = get("/page")
+    assert (result.text, result.error) == ("T\nHello & you", None)
+    assert paths == ["/page"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"), [("/plain?q=a%20b", "plain a b"), ("/latin", "café"), ("/odd", "odd")]
+)
+def test_text_is_decoded_as_the_server_says(path: str, text: str) -> None:
+    assert get(path)[0].text == text
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ("localhost",),
+        ("localhost:{port}",),
+        ("127.0.0.1:{port}", "localhost"),
+        ("127.0.0.0/8", "localhost"),
+    ],
+)
+def test_this_machine_is_asked_where_it_is_listed(hosts: tuple[str, ...]) -> None:
+    assert get("/plain", *hosts, base="http://localhost:{port}")[0].error is None
+
+
+FORMS = [
+    "http://127.0.0.1:{port}",
+    "http://localhost:{port}",
+    "http://127.1:{port}",
+    "http://2130706433:{port}",
+    "http://0x7f000001:{port}",
+    "http://0177.0.0.1:{port}",
+    "http://0.0.0.0:{port}",
+    "http://[::1]:{port}",
+    "http://[::ffff:127.0.0.1]:{port}",
+    "http://[::ffff:7f00:1]:{port}",
+    "http://[::127.0.0.1]:{port}",
+    "http://[64:ff9b::7f00:1]:{port}",
+    "http://127.0.0.1.:{port}",
+    "http://LOCALHOST.:{port}",
+    "http://①②⑦.0.0.1:{port}",
+    "http://169.254.169.254",
+    "http://[::ffff:169.254.169.254]",
+    "http://[fd00:ec2::254]",
+]
+
+
+@pytest.mark.parametrize("base", FORMS)
+@pytest.mark.parametrize("hosts", [("*",), ("example.org",), ("*", "10.0.0.0/8", "127.0.0.1:1")])
+def test_no_form_of_a_private_address_is_asked_unless_it_is_listed(
+    base: str, hosts: tuple[str, ...]
+) -> None:
+    result, paths = get("/plain", *hosts, base=base, timeout=20)
+    assert result.error == "failed"
+    assert paths == []
+
+
+@pytest.mark.parametrize("base", FORMS)
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_leads_to_a_private_address_that_is_not_listed(base: str, status: int) -> None:
+    # Only the first hop's own address and port are listed, "*" stands for every public host.
+    where = base.replace("{port}", "1").replace("127.0.0.1:1", "127.0.0.2:1")
+    result, paths = get(f"/to?status={status}&where={where}/x", "127.0.0.1:{port}", "*", timeout=20)
+    assert result.error == "failed"
+    assert len(paths) == 1
+
+
+def test_a_redirect_leads_only_to_hosts_that_are_listed() -> None:
+    result, paths = get("/to?where=http://example.org/x")
+    assert "example.org may not be asked" in result.text
+    assert len(paths) == 1
+
+
+def test_redirects_are_followed_to_listed_hosts_also_relative_ones() -> None:
+    result, paths = get("/to?where=/plain?q=1")
+    assert result.text == "plain 1"
+    assert paths == ["/to?where=/plain?q=1", "/plain?q=1"]
+
+
+def test_redirects_end() -> None:
+    result, paths = get("/circle")
+    assert "more than 5 times" in result.text
+    assert len(paths) == 6
+
+
+def test_a_name_that_is_listed_may_not_lead_to_a_private_address() -> None:
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, 80)
+    except OSError:
+        pytest.skip("this machine does not know its own name")
+    result, paths = get("/plain", name, base=f"http://{name}:{{port}}")
+    assert result.error == "failed"
+    assert paths == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/passwd", "ftp://127.0.0.1/", "gopher://x", "/x", "", "http://", "http://[::1"],
+)
+def test_only_http_and_https_are_asked(tmp_path: Path, url: str) -> None:
+    result = once(tmp_path, {"builtin": "http_get", "allow_hosts": ["*"]}, {"url": url})
+    assert result.error == "failed"
+
+
+def test_an_address_with_a_login_is_refused() -> None:
+    result, paths = get("/plain", base="http://me:pw@127.0.0.1:{port}")
+    assert (result.error, paths) == ("failed", [])
+
+
+def test_an_error_status_is_a_fault_with_the_start_of_the_page() -> None:
+    result, _ = get("/nope")
+    assert result.error == "failed"
+    assert "404 Not Found: here" in result.text
+
+
+def test_what_is_not_text_is_a_fault() -> None:
+    assert "image/png, not text" in get("/binary")[0].text
+
+
+@pytest.mark.parametrize("path", ["/endless", "/bomb"])
+def test_a_body_is_read_up_to_a_bound(path: str) -> None:
+    result, _ = get(path)
+    assert result.text.endswith("[cut: only the first 2 MiB were read]")
+    assert len(result.text) < SIZE + 100
+
+
+def test_a_server_that_is_silent_is_left_after_the_time_limit() -> None:
+    assert get("/silent", timeout=0.5)[0].error == "timeout"
+
+
+def test_a_port_that_nobody_serves_is_a_fault() -> None:
+    result, _ = get("/", base="http://127.0.0.1:1")
+    assert result.error == "failed"
+    assert "refused" in result.text
+
+
+def test_cookies_are_not_kept_between_calls() -> None:
+    async def main() -> list[str]:
+        async with site() as served:
+            entry = {"builtin": "http_get", "allow_hosts": ["127.0.0.1"], "cache": False}
+            async with opened(Path("/nonexistent"), entry) as pool:
+                url = f"http://127.0.0.1:{served.port}/cookie"
+                return [(await pool.call(asked("http_get", url=url))).text for _ in range(2)]
+
+    assert asyncio.run(main()) == ["cookies: {}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"), [([], "needs allow_hosts"), (["http://a.org/"], "is no host")]
+)
+def test_hosts_must_be_listed_and_be_hosts(tmp_path: Path, hosts: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        once(tmp_path, {"builtin": "http_get", "allow_hosts": hosts}, {})

@@ -1,0 +1,289 @@
+"""Tools of MCP servers: real servers, over pipes and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.errors import UsageError
+from bagent.tools import ToolPool, ToolResult
+from tools.support_tools import ENV, asked, opened
+
+pytest.importorskip("mcp")
+SERVER = str(Path(__file__).with_name("support_mcp.py"))
+
+
+def small(folder: Path, **keys: Any) -> dict[str, Any]:
+    """The entry of the small server over pipes."""
+    return {"mcp": {"command": [sys.executable, SERVER, "stdio", str(folder)]}, **keys}
+
+
+def call(
+    base: Path, name: str, entry: dict[str, Any] | None = None, **arguments: Any
+) -> ToolResult:
+    async def main() -> ToolResult:
+        async with opened(base, entry or small(base)) as pool:
+            return await pool.call(asked(name, **arguments))
+
+    return asyncio.run(main())
+
+
+def starts(folder: Path) -> list[int]:
+    """The process ids of all starts of the small server."""
+    return [int(line) for line in (folder / "starts").read_text().splitlines()]
+
+
+def is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{process}/stat").read_text().split()[2] == "Z"
+
+
+@dataclass
+class Visit:
+    """What one visit to the small server gave."""
+
+    names: list[str]
+    definition: Any
+    effects: dict[str, bool]
+    results: dict[str, ToolResult]
+    starts: list[int]
+
+
+@pytest.fixture(scope="module")
+def visit(tmp_path_factory: pytest.TempPathFactory) -> Visit:
+    """One visit for all tests that only look."""
+    folder = tmp_path_factory.mktemp("mcp")
+    calls = {
+        "add": asked("add", a=2, b=3),
+        "wrong": asked("add", a="2", b=3),
+        "fail": asked("fail", words="no such ship"),
+        "dotted": asked("dotted_name"),
+        "environment": asked("environment"),
+    }
+
+    async def main() -> Visit:
+        async with opened(folder, small(folder, env={"NAMED": "x"})) as pool:
+            results = {name: await pool.call(one) for name, one in calls.items()}
+            effects = {name: pool.has_side_effects(name) for name in pool.names}
+            return Visit(pool.names, pool.definitions[0], effects, results, starts(folder))
+
+    return asyncio.run(main())
+
+
+def test_the_tools_of_a_server_are_listed_at_start_and_called(visit: Visit) -> None:
+    expected = "add fail dotted_name environment die die_once hang header"
+    assert visit.names == expected.split()
+    assert visit.definition["function"]["description"] == "Add two numbers."
+    assert visit.definition["function"]["parameters"]["required"] == ["a", "b"]
+    assert (visit.results["add"].text, visit.results["add"].error) == ("5", None)
+
+
+def test_a_server_is_started_once_and_ends_with_the_pool(visit: Visit) -> None:
+    assert len(visit.starts) == 1
+    assert is_gone(visit.starts[0])
+
+
+def test_arguments_are_checked_before_the_server_sees_them(visit: Visit) -> None:
+    assert visit.results["wrong"].error == "bad_arguments"
+
+
+def test_only_tools_that_say_so_are_free_of_side_effects(visit: Visit) -> None:
+    assert [name for name, has in visit.effects.items() if not has] == ["add", "die_once"]
+
+
+def test_a_tool_that_fails_is_a_fault_with_its_words(visit: Visit) -> None:
+    assert visit.results["fail"].error == "failed"
+    assert "no such ship" in visit.results["fail"].text
+
+
+def test_a_name_that_no_function_may_have_is_changed(visit: Visit) -> None:
+    assert visit.results["dotted"].text == "dotted"
+
+
+def test_no_secret_reaches_a_server_unless_it_is_named(visit: Visit) -> None:
+    seen = visit.results["environment"].text.split()
+    assert "SECRET" not in seen
+    assert {"PATH", "NAMED"} <= set(seen)
+
+
+def test_the_name_of_the_entry_goes_before_the_names_of_its_tools(tmp_path: Path) -> None:
+    entry = small(tmp_path, name="my")
+    assert call(tmp_path, "my_add", entry, a=1, b=1).text == "2"
+
+
+def test_only_the_named_tools_are_taken(tmp_path: Path) -> None:
+    entry = small(tmp_path)
+    entry["mcp"]["tools"] = ["fail", "add"]
+
+    async def main() -> list[str]:
+        async with opened(tmp_path, entry) as pool:
+            return pool.names
+
+    assert asyncio.run(main()) == ["add", "fail"]
+
+
+def test_a_tool_that_the_server_has_not_is_told(tmp_path: Path) -> None:
+    entry = small(tmp_path)
+    entry["mcp"]["tools"] = ["nope"]
+    with pytest.raises(UsageError, match=r"has no tool nope \(it has add "):
+        call(tmp_path, "nope", entry)
+
+
+def test_a_server_that_died_is_started_once_more(tmp_path: Path) -> None:
+    async def main() -> list[ToolResult]:
+        async with opened(tmp_path, small(tmp_path)) as pool:
+            first = await pool.call(asked("add", a=1, b=1))
+            os.kill(starts(tmp_path)[-1], signal.SIGKILL)
+            again = await pool.call(asked("add", a=2, b=2))
+            os.kill(starts(tmp_path)[-1], signal.SIGKILL)
+            last = await pool.call(asked("add", a=3, b=3))
+            return [first, again, last]
+
+    first, again, last = asyncio.run(main())
+    assert (first.text, again.text) == ("2", "4")
+    assert last.error == "failed"
+    assert "restarted 1 time" in last.text
+    assert len(starts(tmp_path)) == 2
+
+
+def test_a_call_with_side_effects_in_which_the_server_dies_is_not_run_again(
+    tmp_path: Path,
+) -> None:
+    async def main() -> tuple[ToolResult, ToolResult]:
+        async with opened(tmp_path, small(tmp_path)) as pool:
+            return await pool.call(asked("die")), await pool.call(asked("add", a=1, b=1))
+
+    died, after = asyncio.run(main())
+    assert died.error == "failed"
+    assert "may have run" in died.text
+    assert after.text == "2"
+    assert len(starts(tmp_path)) == 2
+
+
+def test_a_call_that_only_reads_is_run_again_when_its_server_died(tmp_path: Path) -> None:
+    assert call(tmp_path, "die_once").text == "alive"
+    assert len(starts(tmp_path)) == 2
+
+
+def test_calls_run_side_by_side_and_one_that_hangs_is_left(tmp_path: Path) -> None:
+    async def main() -> tuple[ToolResult, ToolResult, ToolResult]:
+        async with opened(tmp_path, small(tmp_path, timeout=1)) as pool:
+            hanging = asyncio.ensure_future(pool.call(asked("hang")))
+            beside = await pool.call(asked("add", a=1, b=1))
+            hung = await hanging
+            return beside, hung, await pool.call(asked("add", a=2, b=2))
+
+    beside, hung, after = asyncio.run(main())
+    assert (beside.text, hung.error, after.text) == ("2", "timeout", "4")
+    assert len(starts(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["false"], "mcp: "),
+        (["sh", "-c", "echo no key given >&2; exit 1"], "no key given"),
+        (["no-such-server"], "no such program"),
+    ],
+)
+def test_a_server_that_does_not_start_is_told_with_its_words(
+    tmp_path: Path, command: list[str], words: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        call(tmp_path, "x", {"mcp": {"command": command}})
+    assert words in str(caught.value)
+
+
+def test_nothing_stays_open_when_another_tool_cannot_be_opened(tmp_path: Path) -> None:
+    async def main() -> None:
+        bad = {"name": "n", "command": ["no-such-program"]}
+        async with opened(tmp_path, small(tmp_path), bad):
+            raise AssertionError("it was opened")
+
+    with pytest.raises(UsageError, match="no-such-program"):
+        asyncio.run(main())
+    assert not (tmp_path / "starts").exists() or all(map(is_gone, starts(tmp_path)))
+
+
+# --- over HTTP --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def http_server(folder: Path) -> AsyncIterator[str]:
+    """The address of the small server over HTTP."""
+    process = subprocess.Popen([sys.executable, SERVER, "http", str(folder)])
+    try:
+        until = time.monotonic() + 30
+        while not (folder / "port").exists():
+            assert process.poll() is None
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        yield f"http://127.0.0.1:{(folder / 'port').read_text()}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def over_http(base: Path, *calls: Any, **keys: Any) -> list[ToolResult]:
+    async def main() -> list[ToolResult]:
+        async with http_server(base) as url, opened(base, {"mcp": {"url": url, **keys}}) as pool:
+            return [await pool.call(one) for one in calls]
+
+    return asyncio.run(main())
+
+
+def test_a_server_is_called_over_http_with_its_headers(tmp_path: Path) -> None:
+    calls = asked("add", a=2, b=3), asked("header"), asked("fail", words="w")
+    added, key, failed = over_http(tmp_path, *calls, headers={"X-Key": "k-1"})
+    assert (added.text, key.text, failed.error) == ("5", "k-1", "failed")
+
+
+def test_an_address_that_nobody_serves_is_told_without_its_query(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        call(tmp_path, "x", {"mcp": "http://127.0.0.1:1/mcp?key=k-1"})
+    assert "mcp: http://127.0.0.1:1/mcp:" in str(caught.value)
+    assert "k-1" not in str(caught.value)
+
+
+def test_an_http_server_that_is_gone_is_a_fault(tmp_path: Path) -> None:
+    async def main() -> ToolResult:
+        async with http_server(tmp_path) as url, opened(tmp_path, {"mcp": url}) as pool:
+            os.kill(starts(tmp_path)[0], signal.SIGKILL)
+            return await pool.call(asked("add", a=1, b=1))
+
+    assert asyncio.run(main()).error == "failed"
+
+
+# --- a server that others made ----------------------------------------------------------------
+
+
+def test_the_time_server_tells_the_time(tmp_path: Path) -> None:
+    pytest.importorskip("mcp_server_time")
+
+    async def main() -> tuple[ToolResult, ToolResult, ToolPool]:
+        entry = {"mcp": f"{sys.executable} -m mcp_server_time --local-timezone Europe/Rome"}
+        async with opened(tmp_path, entry, env=ENV) as pool:
+            arguments = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
+            converted = await pool.call(asked("convert_time", **arguments))
+            nowhere = await pool.call(asked("get_current_time", timezone="Nowhere/At_All"))
+            return converted, nowhere, pool
+
+    converted, nowhere, pool = asyncio.run(main())
+    assert pool.names == ["get_current_time", "convert_time"]
+    assert json.loads(converted.text)["time_difference"] == "+9.0h"
+    assert nowhere.error == "failed"

@@ -1,0 +1,162 @@
+"""Files below one folder, and none outside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.errors import UsageError
+from bagent.tools import ToolResult
+from tools.support_tools import once
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "secret.txt").write_text("the secret")
+    folder = tmp_path / "root"
+    (folder / "sub" / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_text("one\ntwo\nthree\n")
+    (folder / "sub" / "b.txt").write_text("bee")
+    return folder
+
+
+def read(root: Path, path: str, **arguments: Any) -> ToolResult:
+    entry = {"builtin": "read_file", "root": "root", "max_tokens": 1_000_000}
+    return once(root.parent, entry, {"path": path, **arguments})
+
+
+@pytest.mark.parametrize(
+    "path", ["a.txt", "./a.txt", "sub/../a.txt", "sub//deep/../../a.txt", "sub/deep/../../a.txt"]
+)
+def test_a_file_below_the_root_is_read(root: Path, path: str) -> None:
+    assert read(root, path).text == "one\ntwo\nthree\n"
+
+
+def test_an_absolute_path_below_the_root_is_read(root: Path) -> None:
+    assert read(root, str(root / "sub" / "b.txt")).text == "bee"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../secret.txt",
+        "sub/../../secret.txt",
+        "sub/deep/../../../secret.txt",
+        "..",
+        "/etc/passwd",
+        "{root}/../secret.txt",
+        "{root}2/secret.txt",
+        "//etc/passwd",
+    ],
+)
+def test_no_path_leads_outside(root: Path, path: str) -> None:
+    (root.parent / "root2").mkdir()
+    (root.parent / "root2" / "secret.txt").write_text("the secret")
+    result = read(root, path.replace("{root}", str(root)))
+    assert result.error == "failed"
+    assert "outside the folder" in result.text
+    assert "secret\n" not in result.text
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("out", "../secret.txt"),
+        ("out", "/etc/passwd"),
+        ("sub/out", "../../secret.txt"),
+        ("up", ".."),
+        ("abs", "/"),
+        ("far", "sub/../../secret.txt"),
+    ],
+)
+def test_no_link_leads_outside(root: Path, link: str, target: str) -> None:
+    (root / link).symlink_to(target)
+    tail = {"up": "/secret.txt", "abs": "/etc/passwd"}.get(link, "")
+    result = read(root, link + tail)
+    assert result.error == "failed"
+    assert "outside the folder" in result.text
+
+
+def test_a_chain_of_links_does_not_lead_outside_either(root: Path) -> None:
+    (root / "first").symlink_to("sub/second")
+    (root / "sub" / "second").symlink_to("../third")
+    (root / "third").symlink_to(root.parent / "secret.txt")
+    assert "outside the folder" in read(root, "first").text
+
+
+def test_links_that_stay_below_the_root_are_followed(root: Path) -> None:
+    (root / "near").symlink_to("sub/b.txt")
+    (root / "whole").symlink_to(root / "sub")
+    (root / "sub" / "back").symlink_to("../a.txt")
+    assert read(root, "near").text == "bee"
+    assert read(root, "whole/b.txt").text == "bee"
+    assert read(root, "whole/back").text.startswith("one")
+
+
+def test_links_in_a_circle_are_a_fault(root: Path) -> None:
+    (root / "loop").symlink_to("loop")
+    assert "symbolic links" in read(root, "loop").text
+
+
+def test_a_root_that_is_a_link_itself_may_be_read(root: Path) -> None:
+    root.rename(root.parent / "real")
+    root.symlink_to("real")
+    assert read(root, "a.txt").text.startswith("one")
+    assert read(root, str(root / "a.txt")).text.startswith("one")
+    assert "outside" in read(root, "../secret.txt").text
+
+
+def test_pipes_and_devices_are_not_read_and_hold_nobody(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    result = read(root, "pipe")
+    assert (result.error, "no file" in result.text) == ("failed", True)
+
+
+@pytest.mark.parametrize("path", ["nope.txt", "nope/a.txt", "a.txt/b", "", "x\0y", "n" * 5000])
+def test_what_is_not_there_is_a_fault_or_the_root(root: Path, path: str) -> None:
+    result = read(root, path)
+    assert (result.error == "failed") == (path != "")
+    assert str(root) not in result.text
+
+
+def test_a_folder_gives_its_names(root: Path) -> None:
+    assert read(root, ".").text == "a.txt\nsub/"
+    assert read(root, "sub/deep").text == "[an empty folder]"
+
+
+def test_part_of_a_file_is_read_by_lines(root: Path) -> None:
+    assert read(root, "a.txt", first_line=2).text == "two\nthree\n"
+    assert read(root, "a.txt", first_line=2, lines=1).text == "two\n"
+    assert read(root, "a.txt", first_line=9).text == ""
+
+
+def test_a_large_file_is_read_up_to_a_bound(root: Path) -> None:
+    with (root / "big").open("wb") as file:
+        file.write(b"x" * 1000 + b"\n")
+        file.write(b"y" * (4 << 20))
+    text = read(root, "big").text
+    assert text.startswith("x" * 1000 + "\ny")
+    assert len(text) == pytest.approx(1 << 20, rel=0.001)
+    assert text.endswith("[cut: line 2 is not whole; go on with first_line]")
+
+
+def test_binary_files_are_not_text(root: Path) -> None:
+    (root / "bin").write_bytes(b"\x7fELF\0\0")
+    (root / "latin").write_bytes("café".encode("latin-1"))
+    (root / "mark").write_bytes(b"\xef\xbb\xbfhi")
+    assert "not text" in read(root, "bin").text
+    assert read(root, "latin").text == "caf\ufffd"
+    assert read(root, "mark").text == "hi"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"), [({}, "needs root"), ({"root": "nope"}, "no such folder")]
+)
+def test_a_root_must_be_given_and_be_there(
+    tmp_path: Path, keys: dict[str, str], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        once(tmp_path, {"builtin": "read_file", **keys}, {})
