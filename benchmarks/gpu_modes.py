@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--shapes", default="short,middle,long,chat")
+    parser.add_argument("--arms", help="Only these, parted by commas.")
     parser.add_argument("--scale", type=float, default=1.0, help="Share of the rows.")
     options = parser.parse_args()
     runs = []
@@ -152,6 +153,8 @@ def main() -> None:
             count = int(SHAPES[shape]["rows"] * options.scale)
             write_rows(rows, count, SHAPES[shape]["words"])
             arms = CHAT_ARMS if shape == "chat" else RAW_ARMS
+            if options.arms:
+                arms = {name: arm for name, arm in arms.items() if name in options.arms.split(",")}
             warm = job_of(shape, options.url, options.model, rows, {})
             few = folder / "few.jsonl"
             few.write_text("".join(rows.open().readlines()[: min(200, count)]))

@@ -20,8 +20,6 @@ from bagent.fleet.waiting import Waiting
 from bagent.types import Attempt, EndpointSample, Failure
 
 RECENT = 256
-FIRST_EXPECTED = 64.0
-"""Completion tokens that a row is thought to take before one was seen."""
 
 
 class FleetConfig(msgspec.Struct, frozen=True):
@@ -31,7 +29,8 @@ class FleetConfig(msgspec.Struct, frozen=True):
     many). ``lookahead`` is how many rows may stand ready or wait for a retry beyond those in
     flight: it bounds memory. ``outage`` is how long, in seconds, a run waits when no endpoint
     answers before it stops. ``hedge`` is after how many seconds a late call is sent a second time
-    at the end of a run: None never, 0 by what others took.
+    at the end of a run: None never, 0 by what others took. ``first_expected`` is how many
+    completion tokens a row is thought to take before one was seen.
     """
 
     concurrency: int
@@ -43,6 +42,7 @@ class FleetConfig(msgspec.Struct, frozen=True):
     group: GroupRule = GroupRule()
     hedge: float | None = None
     connections: int | None = None
+    first_expected: float = 64.0
 
 
 class Core:
@@ -80,7 +80,7 @@ class Core:
         self.throttle_answers = 0
         self.closed = False
         self.expecting = False
-        self.expected = FIRST_EXPECTED
+        self.expected = config.first_expected
         self.last_served = float("-inf")
         self.latencies: deque[float] = deque(maxlen=RECENT)
         self.tasks: set[asyncio.Task[None]] = set()

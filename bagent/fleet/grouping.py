@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-GROUP_TOKENS = 16_384
+GROUP_TOKENS = 8192
 """Completion tokens that one group should bring at most: of long answers the slowest decides."""
 
 IN_FLIGHT = 2

@@ -24,7 +24,18 @@ if TYPE_CHECKING:
 
 AUTO_START = 16
 AUTO_CEILING = 256
-"""In flight per endpoint where the user names no number: where vLLM's own batches end."""
+"""In flight per endpoint where the user names no number."""
+
+OWN_START = 64
+OWN_CEILING = 1024
+"""The same for engines of the user's own: they queue what is too much and tell so, and vLLM's
+batches end at 256 to 1024 sequences. What is measured of the engine decides in between."""
+
+MOST_IN_FLIGHT = 65_536
+"""Rows in flight over a whole fleet where the user names no number: each takes some 15 KB here."""
+
+FIRST_EXPECTED = (16, 256)
+"""Bounds of what a row is first thought to answer, half its max_tokens, until some have."""
 
 NO_CAP = 1e9
 """Seconds that stand for no cap on a wait that a server asks for."""
@@ -82,11 +93,20 @@ class Recruiter:
             # More than the slots of an embedded engine would only wait inside it.
             most = min(cap, self._servers.slots * 2)
         else:
-            size = self._rule.size or 0
-            start = max(AUTO_START, 2 * size)
-            ceiling = min(cap, max(AUTO_CEILING, 4 * size))
-            return InFlightLimit(round(start * weight), max(1, round(ceiling * weight))), True
+            start, ceiling = auto_limits(self._servers, self._rule)
+            top = max(1, min(cap, round(ceiling * weight)))
+            return InFlightLimit(min(top, max(1, round(start * weight))), top), True
         return InFlightLimit(most, most, growing=False), False
+
+
+def auto_limits(servers: Servers, rule: GroupRule) -> tuple[int, int]:
+    """The first limit of an endpoint, and the highest, where the user names none."""
+    own = servers.own and servers.kind not in ("local", "compatible")
+    start, ceiling = (OWN_START, OWN_CEILING) if own else (AUTO_START, AUTO_CEILING)
+    share = MOST_IN_FLIGHT // max(1, len(servers.endpoints))
+    start = max(AUTO_START, min(start, share))
+    size = rule.size or 0
+    return max(start, 2 * size), max(ceiling, 4 * size)
 
 
 def group_rule(job: Job, servers: Servers) -> GroupRule:
@@ -119,8 +139,11 @@ def make_fleet(
     limits = job.limits
     rule = group_rule(job, servers)
     wanted = limits.concurrency
-    per_endpoint = max(AUTO_CEILING, 4 * (rule.size or 0))
-    most = per_endpoint * len(servers.endpoints) if wanted == "auto" else int(wanted)
+    start, ceiling = auto_limits(servers, rule)
+    count = len(servers.endpoints)
+    most = min(ceiling * count, max(MOST_IN_FLIGHT, start * count))
+    if wanted != "auto":
+        most = int(wanted)
     if most > handles and rule.single:
         if wanted != "auto":
             notice(
@@ -135,6 +158,7 @@ def make_fleet(
         retry=RetryPolicy(retries=limits.retries, told_longest=limits.retry_after_max or NO_CAP),
         lookahead=min(MOST_AHEAD, max(16, most)) if not rule.single else _few_ahead(most),
         group=rule,
+        first_expected=_first_expected(job),
         hedge=None if hedge in ("off", None) else 0.0 if hedge == "auto" else float(hedge),
         connections=handles,
     )
@@ -149,6 +173,12 @@ def make_fleet(
         random=Random(SEED),
     )
     return fleet, recruiter
+
+
+def _first_expected(job: Job) -> float:
+    least, most = FIRST_EXPECTED
+    asked = job.sampling.max_tokens
+    return float(max(least, min(most, (asked or most) // 2)))
 
 
 def _few_ahead(most: int) -> int:

@@ -26,6 +26,13 @@ LOOKS_PER_SECOND = 100.0
 """Looks at engines, over all of them: a large fleet is looked at less often."""
 
 LOOKS_AT_ONCE = 32
+
+HASTE_SECONDS = 4.0
+HASTY_LOOKS = 0.25
+HASTY_FLEET = 64
+"""At the beginning a fleet of up to so many engines is looked at so often, in seconds: short runs
+are over before limits that double every few seconds have grown. Nothing is held or cut that early:
+a queue may be the first burst."""
 LOOK_SECONDS = 5.0
 HOSTFILE_SECONDS = 1.0
 
@@ -43,7 +50,9 @@ async def watch_loads(
     gate = asyncio.Semaphore(LOOKS_AT_ONCE)
     loop = asyncio.get_running_loop()
 
-    async def look(state: EndpointState) -> None:
+    began = loop.time()
+
+    async def look(state: EndpointState, *, hasty: bool) -> None:
         async with gate:
             load = None
             if reader.due(state.endpoint):
@@ -52,15 +61,18 @@ async def watch_loads(
         if signal is None or state.leaving:
             return
         verdict = signal.judge(loop.time(), load, state.in_flight)
-        follow(state.limit, verdict, loop.time())
+        if not hasty or verdict.action == "grow":
+            follow(state.limit, verdict, loop.time())
         fleet.changed(state)
         if load is not None or verdict.action != "grow":
             on_sample(_sample(state, load, verdict.reason))
 
     while True:
         busy = [state for state in fleet.states if state.signal is not None and state.in_flight]
-        await asyncio.gather(*(look(state) for state in busy))
-        await asyncio.sleep(max(POLL_SECONDS, len(busy) / LOOKS_PER_SECOND))
+        hasty = loop.time() - began < HASTE_SECONDS and len(busy) <= HASTY_FLEET
+        await asyncio.gather(*(look(state, hasty=hasty) for state in busy))
+        pause = HASTY_LOOKS if hasty else POLL_SECONDS
+        await asyncio.sleep(max(pause, len(busy) / LOOKS_PER_SECOND))
 
 
 def _sample(state: EndpointState, load: EngineLoad | None, reason: str) -> EndpointSample:
