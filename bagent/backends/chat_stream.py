@@ -37,14 +37,17 @@ class StreamReader:
     Args:
         started: when the request was sent, on ``clock`` (seconds).
 
-    ``first_token`` is when the first piece of an answer came. ``pieces`` counts the events that
-    showed life: comments do not, a proxy sends them for a server that is long gone.
+    ``first_token`` is when the first piece of an answer came, ``first_answer`` the first that is
+    no thinking. ``pieces`` counts the events that showed life: comments do not, a proxy sends them
+    for a server that is long gone. ``deltas`` counts those that held a piece of an answer.
     """
 
     def __init__(self, started: float, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.first_token: float | None = None
+        self.first_answer: float | None = None
         self.pieces = 0
+        self.deltas = 0
         self.done = False
         self.error: Failure | None = None
         self._started = started
@@ -159,8 +162,12 @@ class StreamReader:
         reasoning = reasoning_text(delta)
         refusal = delta.get("refusal")
         calls = delta.get("tool_calls")
-        if self.first_token is None and (content or reasoning or refusal or calls):
-            self.first_token = self._clock()
+        if content or reasoning or refusal or calls:
+            self.deltas += 1
+            if self.first_token is None:
+                self.first_token = self._clock()
+            if self.first_answer is None and (content or refusal or calls):
+                self.first_answer = self._clock()
         if content is not None:
             self._seen_content = True
             self._text.append(content)
@@ -183,6 +190,11 @@ class StreamReader:
     def whole(self) -> bool:
         """Whether a finish reason has come: what follows may be cut without harm."""
         return self._finish is not None
+
+    @property
+    def usage(self) -> Usage:
+        """The token counts that the server told last."""
+        return self._usage
 
     @property
     def text(self) -> str:

@@ -78,7 +78,7 @@ def hosts(
     """
     from bagent.cli.hosts_view import print_called, tell_end
 
-    fleet = _fleet(hosts)
+    fleet = read_fleet(hosts)
     count = len(fleet.hosts)
     plan = _plan(count, timeout, _wanted(count, min_fraction, min_hosts), model, wait)
     found = _call(fleet.endpoints, plan)
@@ -101,7 +101,7 @@ def hosts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Fleet:
+class Fleet:
     """The hostfile as it was read: where from, its text, its hosts, and how each is reached."""
 
     path: str
@@ -110,14 +110,23 @@ class _Fleet:
     endpoints: Sequence[Endpoint]
 
 
-def _fleet(given: str | None) -> _Fleet:
+def read_fleet(given: str | None, how: str = "bagent hosts FILE") -> Fleet:
+    """The hostfile ``given`` (``-`` is stdin), else the one that BAGENT_HOSTFILE names.
+
+    Args:
+        how: how to name one, for people.
+
+    Raises:
+        UsageError: there is none.
+        HostfileError: it cannot be read, or a line of it is wrong.
+    """
     from bagent.fleet.hostfile import hosts_in
     from bagent.runs.endpoints import host_endpoints
     from bagent.runs.environment import read_environment
 
     named = given or read_environment(os.environ, _notice).hostfile
     if named is None:
-        raise UsageError("no hostfile", hint="bagent hosts FILE, or set BAGENT_HOSTFILE")
+        raise UsageError("no hostfile", hint=f"{how}, or set BAGENT_HOSTFILE")
     path = Path("stdin") if named == _STDIN else Path(named).expanduser()
     if named == _STDIN:
         content = sys.stdin.buffer.read()
@@ -131,7 +140,7 @@ def _fleet(given: str | None) -> _Fleet:
             ) from None
     found = hosts_in(content, path)
     endpoints = host_endpoints(found, path, None, os.environ)
-    return _Fleet(named, content.decode("utf-8-sig"), found, endpoints)
+    return Fleet(named, content.decode("utf-8-sig"), found, endpoints)
 
 
 def _wanted(count: int, min_fraction: float | None, min_hosts: int | None) -> int:

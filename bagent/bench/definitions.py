@@ -1,0 +1,175 @@
+"""What each number means: the words of the report, and the SQL that makes it from raw rows.
+
+Views, from the bottom: ``timed`` has the times of every counted request in milliseconds;
+``gaps`` the time between two tokens (or pieces) of an answer; ``spread_tokens`` when tokens came.
+"""
+
+from __future__ import annotations
+
+WORDS: dict[str, str] = {
+    "TTFT": "first token, be it thinking, minus sent",
+    "TTFOT": "first token of the answer itself, minus sent",
+    "TPOT": "(last token - first token) / (output tokens - 1); none below two tokens",
+    "NTPOT": "E2E from sent / output tokens",
+    "pace": "NTPOT that also counts unfinished requests, by the tokens that they had got",
+    "ITL": "gaps between tokens as a reader sees them, where the server counts tokens chunk by "
+    "chunk: of m tokens that come together, the gap before them and m - 1 gaps of 0",
+    "ICL": "the same gaps between pieces of the stream, where it does not; not comparable with ITL",
+    "E2E": "done minus scheduled; scheduled is when the load's clock said to send, so waiting in "
+    "the client counts. In a closed loop it is when it was sent",
+    "E2E sent": "done minus sent",
+    "lag": "sent minus scheduled, in open loops",
+    "censored": "requests that timed out or were given up: in TTFT and E2E they count with the "
+    "time that they had waited, which is a lower bound",
+    "window": "from a tenth of the stage's time after its start until feeding ended; where a "
+    "number of requests bounds it, from the start, and the whole stage where feeding took less "
+    "than half of it. Latencies: requests scheduled in it. Requests "
+    "a second: those that ended in it. Tokens a second: those that came in it, spread evenly from "
+    "first to last token of each request",
+    "goodput": "requests scheduled in the window that kept every limit of the SLO, per second of "
+    "it; failed, timed-out and unfinished ones did not",
+    "percentiles": "of the raw requests of all endpoints and repeats together (linear "
+    "interpolation), never averaged; p99 is hidden below 100 requests, p99.9 below 1,000",
+}
+"""One definition each, printed in the report."""
+
+REQUESTS = {
+    "stage": "INTEGER",
+    "worker": "INTEGER",
+    "number": "BIGINT",
+    "endpoint": "VARCHAR",
+    "way": "VARCHAR",
+    "scheduled": "DOUBLE",
+    "sent": "DOUBLE",
+    "first_byte": "DOUBLE",
+    "first_token": "DOUBLE",
+    "first_answer": "DOUBLE",
+    "last_token": "DOUBLE",
+    "done": "DOUBLE",
+    "status": "VARCHAR",
+    "size": "INTEGER",
+    "warmup": "BOOLEAN",
+    "group": "INTEGER",
+    "code": "INTEGER",
+    "error_kind": "VARCHAR",
+    "error": "VARCHAR",
+    "finish_reason": "VARCHAR",
+    "prompt_tokens": "BIGINT",
+    "cached_tokens": "BIGINT",
+    "completion_tokens": "BIGINT",
+    "reasoning_tokens": "BIGINT",
+    "estimated": "BOOLEAN",
+    "opened": "BOOLEAN",
+    "in_flight": "INTEGER",
+    "chunk_at": "INTEGER[]",
+    "chunk_count": "INTEGER[]",
+    "chunk_tokens": "INTEGER[]",
+}
+DEFAULTS = {
+    "status": "'unfinished'",
+    "size": "1",
+    "warmup": "false",
+    "estimated": "false",
+    "opened": "false",
+    "in_flight": "0",
+    "sent": "0",
+    "done": "0",
+}
+"""Columns that raw rows leave out where they have these values."""
+
+STAGES = {
+    "stage": "INTEGER",
+    "load": "VARCHAR",
+    "repeat": "INTEGER",
+    "way": "VARCHAR",
+    "routing": "VARCHAR",
+    "endpoints": "INTEGER",
+    "began": "DOUBLE",
+    "feeding_ended": "DOUBLE",
+    "ended": "DOUBLE",
+    "window_from": "DOUBLE",
+    "window_to": "DOUBLE",
+    "only": "VARCHAR",
+    "concurrency": "INTEGER",
+    "rate": "DOUBLE",
+    "arrival": "VARCHAR",
+    "cut": "BOOLEAN",
+}
+CLIENT = {
+    "stage": "INTEGER",
+    "worker": "INTEGER",
+    "seconds": "DOUBLE",
+    "cpu_seconds": "DOUBLE",
+    "lags_us": "BIGINT[]",
+}
+SERVERS = {
+    "stage": "INTEGER",
+    "endpoint": "VARCHAR",
+    "at": "DOUBLE",
+    "running": "BIGINT",
+    "waiting": "BIGINT",
+    "kv_usage": "DOUBLE",
+    "preemptions": "BIGINT",
+    "cache_hits": "BIGINT",
+    "cache_queries": "BIGINT",
+    "prompt_tokens": "BIGINT",
+    "generation_tokens": "BIGINT",
+}
+
+TIMED = """
+create view timed as
+select r.*, s.load, s.repeat, s.routing, s.window_from, s.window_to,
+    r.scheduled >= s.window_from and r.scheduled < s.window_to as counted,
+    r.status = 'unfinished' or coalesce(r.error_kind = 'timeout', false) as censored,
+    1000 * (coalesce(r.first_token,
+        case when r.status = 'unfinished' or r.error_kind = 'timeout' then r.done end) - r.sent)
+        * case when r.status = 'failed' and r.error_kind <> 'timeout' then null else 1 end
+        as ttft_ms,
+    case when r.status = 'ok' then 1000 * (r.first_answer - r.sent) end as ttfot_ms,
+    case when r.status = 'ok' and r.completion_tokens >= 2 and r.size = 1
+        then 1000 * (r.last_token - r.first_token) / (r.completion_tokens - 1) end as tpot_ms,
+    case when r.status = 'ok' and r.completion_tokens >= 1
+        then 1000 * (r.done - r.sent) / r.completion_tokens end as ntpot_ms,
+    case when r.status <> 'failed' and r.completion_tokens >= 1
+        then 1000 * (r.done - r.sent) / r.completion_tokens end as pace_ms,
+    case when r.status <> 'failed' or r.error_kind = 'timeout'
+        then 1000 * (r.done - r.scheduled) end as e2e_ms,
+    case when r.status <> 'failed' or r.error_kind = 'timeout'
+        then 1000 * (r.done - r.sent) end as e2e_sent_ms,
+    case when s.rate is not null then 1000 * (r.sent - r.scheduled) end as lag_ms,
+    coalesce(r.first_token, r.sent) as tokens_from,
+    coalesce(r.last_token, r.done) as tokens_to
+from requests r join stages s using (stage)
+where not r.warmup
+"""
+
+SPREAD_TOKENS = """
+create view spread_tokens as
+select *, completion_tokens * case
+    when tokens_to > tokens_from then
+        greatest(0, least(tokens_to, window_to) - greatest(tokens_from, window_from))
+        / (tokens_to - tokens_from)
+    when tokens_from >= window_from and tokens_from < window_to then 1 else 0 end as tokens_inside,
+    case when coalesce(first_token, done) >= window_from and coalesce(first_token, done) < window_to
+        then prompt_tokens end as prompt_inside
+from timed
+"""
+
+GAPS = """
+create view gaps as
+with pieces as (
+    select load, stage, repeat, endpoint, number, worker,
+        unnest(chunk_at) as at_us, unnest(chunk_count) as pieces, unnest(chunk_tokens) as total,
+        generate_subscripts(chunk_at, 1) as place
+    from timed where counted and chunk_at is not null and len(chunk_at) > 0
+), steps as (
+    select *, at_us - lag(at_us) over w as gap_us, total - coalesce(lag(total) over w, 0) as tokens
+    from pieces window w as (partition by stage, worker, number order by place)
+), many as (
+    select *, coalesce(tokens, pieces) as count from steps
+)
+select load, stage, repeat, endpoint, total is not null as by_token, gap_us / 1000 as gap_ms
+from many where gap_us is not null and count > 0
+union all
+select load, stage, repeat, endpoint, total is not null, 0 from many, range(greatest(count - 1, 0))
+"""

@@ -1,0 +1,67 @@
+"""Which endpoint of a stage gets a request, and which endpoints are out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bagent.bench.records import Routing
+
+REFUSALS = 3
+"""Connections in a row that could not be made, after which an endpoint is out of the stage."""
+
+
+class Placer:
+    """Chooses endpoints by their place in the list of targets.
+
+    An endpoint to which no connection can be made is out for the rest of the stage: a closed loop
+    would do nothing but knock there, and an open one would count knocks as requests.
+
+    Args:
+        among: the places that take part.
+        start: where the round begins; workers begin at different ones.
+    """
+
+    def __init__(self, routing: Routing, among: Sequence[int], start: int = 0) -> None:
+        self._routing = routing
+        self.among = list(among)
+        self.in_flight = dict.fromkeys(among, 0)
+        self._refused = dict.fromkeys(among, 0)
+        self._turn = start
+
+    def pick(self, number: int, group: int | None) -> int | None:
+        """The place for request ``number`` with its prefix group; None where all are out."""
+        among = self.among
+        if not among:
+            return None
+        if self._routing == "affinity" and group is not None:
+            return among[group % len(among)]
+        if self._routing == "least-inflight":
+            self._turn += 1
+            order = among[self._turn % len(among) :] + among[: self._turn % len(among)]
+            return min(order, key=self.in_flight.__getitem__)
+        return among[(number + self._turn) % len(among)]
+
+    def groups_of(self, place: int, count: int) -> list[int] | None:
+        """With ``affinity``, those of ``count`` prefix groups that belong to an endpoint."""
+        if self._routing != "affinity" or place not in self.among:
+            return None
+        return [one for one in range(count) if self.among[one % len(self.among)] == place]
+
+    def begun(self, place: int) -> int:
+        """A request goes there; returns how many are in flight there with it."""
+        self.in_flight[place] += 1
+        return self.in_flight[place]
+
+    def ended(self, place: int, error_kind: str | None) -> None:
+        """A request ended there, with that failure or well."""
+        self.in_flight[place] -= 1
+        if error_kind != "connect":
+            self._refused[place] = 0
+            return
+        self._refused[place] += 1
+        if self._refused[place] >= REFUSALS and place in self.among:
+            self.among.remove(place)
+
+    def out(self, place: int) -> bool:
+        """Whether an endpoint is out of the stage."""
+        return place not in self.among

@@ -1,0 +1,171 @@
+"""What a load test is to do: its settings, and the stages they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from bagent.backends.base import Timeouts
+from bagent.bench.records import Routing, Way
+from bagent.bench.shape import Arrival, StageSpec
+
+
+class Slo(msgspec.Struct, frozen=True):
+    """What a good request keeps, in milliseconds; None is no limit.
+
+    ``e2e`` counts from when the request was scheduled. A limit on what a request does not have
+    (a first token where nothing streams) is passed over.
+    """
+
+    ttft: float | None = 2000.0
+    tpot: float | None = 100.0
+    e2e: float | None = None
+
+
+class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a load test.
+
+    Attributes:
+        concurrency: closed loops: calls in flight at each endpoint.
+        rates: open loops: requests a second over the whole fleet.
+        sweep: find the saturation, then measure at rates below and at it.
+        seconds: of each stage; None where ``requests`` alone bound it.
+        requests: of each stage, over the whole fleet.
+        input_tokens, output_tokens: of each call, chat template and shared prefix included.
+        as_json: answers by a JSON Schema.
+        prefix_tokens: shared by the prompts of a group; 0 shares nothing.
+        groups: number of shared prefixes; 0 is four for each endpoint.
+        skew: how unevenly groups are asked for (Zipf's exponent).
+        drain: seconds that requests in flight get after a stage.
+        warmup: requests to each endpoint before the first stage.
+    """
+
+    name: str = "custom"
+    concurrency: Sequence[int] = ()
+    rates: Sequence[float] = ()
+    sweep: bool = False
+    arrival: Arrival = "poisson"
+    burstiness: float = 1.0
+    seconds: float | None = 20.0
+    requests: int | None = None
+    input_tokens: int = 256
+    output_tokens: int = 64
+    as_json: bool = False
+    prefix_tokens: int = 0
+    groups: int = 0
+    skew: float = 0.0
+    ways: Sequence[Way] = ("chat",)
+    list_size: int = 8
+    routings: Sequence[Routing] = ("balanced",)
+    warmup: int = 2
+    repeats: int = 1
+    seed: int = 0
+    workers: int = 1
+    drain: float = 30.0
+    slo: Slo = Slo()
+    timeouts: Timeouts = Timeouts(connect=5.0, first_token=60.0, idle=60.0, total=300.0)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"concurrency": (1, 8), "seconds": 20.0, "drain": 5.0},
+    "saturation": {
+        "concurrency": (16, 32, 64, 128, 256),
+        "seconds": 60.0,
+        "input_tokens": 750,
+        "output_tokens": 150,
+        "as_json": True,
+    },
+    "prefix": {
+        "concurrency": (16,),
+        "seconds": 30.0,
+        "input_tokens": 2548,
+        "prefix_tokens": 2048,
+        "output_tokens": 32,
+        "routings": ("balanced", "affinity"),
+    },
+}
+"""``quick`` is over in a minute. ``saturation`` takes five minutes. ``prefix`` sends prompts that
+share long beginnings, first to any endpoint and then each group to its own."""
+
+
+def make_plan(preset: str | None, given: dict[str, Any]) -> BenchPlan:
+    """The preset's settings with those ``given`` in their place.
+
+    A given load (``rates``, ``concurrency`` or ``sweep``) replaces the preset's; a given number of
+    requests without a time bounds each stage alone.
+    """
+    values: dict[str, Any] = {"name": preset, **PRESETS[preset]} if preset else {}
+    if given.get("rates") or given.get("sweep"):
+        values.pop("concurrency", None)
+    values |= given
+    if given.get("requests") is not None and given.get("seconds") is None:
+        values["seconds"] = None
+    plan = BenchPlan(**values)
+    if not (plan.concurrency or plan.rates or plan.sweep):
+        plan = msgspec.structs.replace(plan, concurrency=(1, 8))
+    return plan
+
+
+def stages(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[StageSpec]:
+    """The stages of all repeats, in the order of sending; a sweep makes its own.
+
+    Every second repeat goes backwards, so that what drifts with time favours no stage.
+    """
+    once = list(_once(plan, endpoints))
+    number = 0
+    for repeat in range(plan.repeats):
+        for stage in once if repeat % 2 == 0 else reversed(once):
+            yield msgspec.structs.replace(stage, number=number, repeat=repeat)
+            number += 1
+
+
+def _once(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[StageSpec]:
+    for routing in plan.routings:
+        targets = endpoints if routing == "isolated" else (None,)
+        for only in targets:
+            for way in plan.ways:
+                for calls in plan.concurrency:
+                    yield stage_of(plan, f"c={calls}", way, routing, only, concurrency=calls)
+                for rate in plan.rates:
+                    yield stage_of(plan, f"rate={rate:g}", way, routing, only, rate=rate)
+
+
+def stage_of(
+    plan: BenchPlan,
+    shape: str,
+    way: Way,
+    routing: Routing = "balanced",
+    only: str | None = None,
+    **more: Any,
+) -> StageSpec:
+    """A stage of the plan; ``shape`` is the part of its name that says how much load it is."""
+    words = [shape]
+    if len(plan.ways) > 1:
+        words.append(way)
+    if len(plan.routings) > 1:
+        words.append(routing)
+    return StageSpec(
+        number=more.pop("number", 0),
+        load=" ".join(words),
+        way=way,
+        routing=routing,
+        arrival=plan.arrival,
+        burstiness=plan.burstiness,
+        seconds=plan.seconds,
+        requests=plan.requests,
+        drain=plan.drain,
+        only=only,
+        seed=plan.seed,
+        **more,
+    )
+
+
+def expected_seconds(plan: BenchPlan, endpoints: int) -> float | None:
+    """How long the stages take at least, drains left out; None where nothing bounds it."""
+    if plan.seconds is None or plan.sweep:
+        return None
+    loads = len(plan.concurrency) + len(plan.rates)
+    rounds = sum(endpoints if one == "isolated" else 1 for one in plan.routings)
+    return plan.seconds * loads * rounds * len(plan.ways) * plan.repeats

@@ -1,0 +1,152 @@
+"""The raw rows of a load test. All times are seconds since its start, on the monotonic clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+Way = Literal["chat", "completions", "list", "chat-batch", "job"]
+"""How calls travel: a chat or a text each, lists of texts, batches of chats, rows of a job."""
+
+Routing = Literal["balanced", "least-inflight", "affinity", "isolated"]
+"""Which endpoint gets a request: each as many, the one with the fewest in flight, the one that the
+prompt's group belongs to, or one endpoint after the other while the rest are idle."""
+
+T = TypeVar("T")
+
+
+class RequestRow(msgspec.Struct, omit_defaults=True):
+    """One HTTP request.
+
+    Attributes:
+        stage: number of the stage; ``warmup`` rows count nowhere.
+        number: place in the stage's schedule, over all workers.
+        size: calls in the request; tokens are sums over them.
+        scheduled: when it was to be sent; in a closed loop that is when it was sent.
+        first_token: first piece of an answer, be it thinking; ``first_answer`` the first that is
+            none. Both None where nothing streamed.
+        done: when the answer was whole, or the request failed or was given up.
+        status: ``unfinished`` was still going on when the stage's time was over: its times up to
+            ``done`` are lower bounds, as those of a timeout are.
+        group: number of the shared prefix.
+        estimated: the server told no token count; pieces are counted in its place.
+        chunk_at: microseconds from ``sent`` to each read that held pieces of an answer,
+            ``chunk_count`` how many, ``chunk_tokens`` the tokens so far where the server tells.
+        opened: a connection had to be opened, which is part of the times.
+        in_flight: requests of this worker in flight to the endpoint when it was sent, with it.
+    """
+
+    stage: int
+    worker: int
+    number: int
+    endpoint: str
+    way: str
+    scheduled: float
+    sent: float = 0.0
+    done: float = 0.0
+    status: Literal["ok", "failed", "unfinished"] = "unfinished"
+    size: int = 1
+    warmup: bool = False
+    group: int | None = None
+    first_byte: float | None = None
+    first_token: float | None = None
+    first_answer: float | None = None
+    last_token: float | None = None
+    code: int | None = None
+    error_kind: str | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    estimated: bool = False
+    opened: bool = False
+    in_flight: int = 0
+    chunk_at: list[int] = []
+    chunk_count: list[int] = []
+    chunk_tokens: list[int] = []
+
+
+class StageRow(msgspec.Struct):
+    """One stage as it went.
+
+    ``load`` names what all repeats of it share; ``feeding_ended`` is when the last request was
+    sent. ``window_from`` and ``window_to`` bound the steady window.
+    """
+
+    stage: int
+    load: str
+    repeat: int
+    way: str
+    routing: str
+    endpoints: int
+    began: float
+    feeding_ended: float
+    ended: float
+    window_from: float
+    window_to: float
+    only: str | None = None
+    concurrency: int | None = None
+    rate: float | None = None
+    arrival: str | None = None
+    cut: bool = False
+
+
+class ClientRow(msgspec.Struct):
+    """What a stage cost one worker: ``lags_us`` are how late its event loop was, sampled."""
+
+    stage: int
+    worker: int
+    seconds: float
+    cpu_seconds: float
+    lags_us: list[int]
+
+
+class ServerRow(msgspec.Struct):
+    """One reading of an endpoint's own counters; see bagent.backends.engine_metrics.EngineLoad."""
+
+    stage: int
+    endpoint: str
+    at: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    preemptions: int | None = None
+    cache_hits: int | None = None
+    cache_queries: int | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+
+
+class RowFile:
+    """Appends raw rows to a JSONL file; rows are written out at :meth:`flush` and :meth:`close`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=1 << 20)
+        self._encode = msgspec.json.Encoder().encode
+
+    def write(self, row: msgspec.Struct) -> None:
+        """Add one row."""
+        self._file.write(self._encode(row) + b"\n")
+
+    def flush(self) -> None:
+        """Hand everything to the system, for other readers."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write all and close."""
+        self._file.close()
+
+
+def read_rows(paths: Iterable[Path], kind: type[T]) -> list[T]:
+    """All rows of JSONL files, in order; a last line that was cut off is passed over."""
+    decode = msgspec.json.Decoder(kind).decode
+    found: list[T] = []
+    for path in paths:
+        lines: Sequence[bytes] = path.read_bytes().split(b"\n")
+        found += [decode(line) for line in lines[:-1] if line]
+    return found

@@ -1,0 +1,220 @@
+"""Sends one request and notes when what came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from bagent.backends.base import Timeouts
+from bagent.backends.chat_stream import StreamReader
+from bagent.backends.chat_wire import read_reply, read_usage
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import from_status
+from bagent.backends.group_wire import read_group
+from bagent.backends.http_connection import PlainResponse
+from bagent.backends.json_text import decode_json
+from bagent.backends.transport import (
+    NETWORK_ERRORS,
+    Patience,
+    Transport,
+    network_failure,
+    reused,
+)
+from bagent.bench.records import RequestRow
+from bagent.bench.shots import Shot
+from bagent.types import Failure, Reply, Usage
+
+_WORDS = 200
+
+
+async def fire(
+    transport: Transport,
+    endpoint: Endpoint,
+    shot: Shot,
+    row: RequestRow,
+    limits: tuple[Timeouts, Callable[[], float]],
+) -> None:
+    """Send ``shot`` and fill ``row``; nothing is sent a second time.
+
+    What a server or the network does becomes the row's ``error_kind``. A cancelled request stays
+    ``unfinished``, with the time at which it was given up.
+
+    Args:
+        row: a negative ``scheduled`` in it stands for now.
+        limits: time limits of the request, and the clock of the row's times.
+    """
+    timeouts, clock = limits
+    row.size = shot.size
+    row.sent = clock()
+    if row.scheduled < 0:
+        row.scheduled = row.sent
+    reader = StreamReader(row.sent, clock) if shot.stream else None
+    try:
+        found = await _exchange(transport, endpoint, shot, row, reader, limits)
+    except NETWORK_ERRORS as error:
+        if reader is not None and reader.whole:
+            found = reader.result()
+        else:
+            found = network_failure(error, endpoint, timeouts)
+    except asyncio.CancelledError:
+        row.done = clock()
+        _note_stream(row, reader)
+        raise
+    row.done = clock()
+    row.opened = not reused()
+    _note_stream(row, reader)
+    if isinstance(found, Reply) and not _has_answer(found):
+        found = Failure("empty", "an answer without content", status=row.code)
+    if isinstance(found, Failure):
+        row.status, row.error_kind = "failed", found.kind
+        row.error = endpoint.without_secrets(found.message)[:_WORDS]
+        return
+    row.status = "ok"
+    if isinstance(found, Reply):
+        row.finish_reason = found.finish_reason
+        _note_usage(row, found.usage)
+
+
+async def _exchange(
+    transport: Transport,
+    endpoint: Endpoint,
+    shot: Shot,
+    row: RequestRow,
+    reader: StreamReader | None,
+    limits: tuple[Timeouts, Callable[[], float]],
+) -> Reply | Failure | None:
+    """The answer; None is a good one to several calls, whose usage is noted already."""
+    timeouts, clock = limits
+    first, idle = (timeouts.first_token, timeouts.idle) if reader else (None, None)
+    async with (
+        Patience(first, idle) as patience,
+        transport.post(endpoint, shot.path, shot.body, timeouts) as response,
+    ):
+        row.code = response.status
+        if not 200 <= response.status < 300:
+            patience.lift()
+            text = (await response.read()).decode("utf-8", "replace")
+            return from_status(response.status, text, response.headers)
+        if reader is not None and response.content_type == "text/event-stream":
+            await _read_stream(response, reader, patience, row, clock)
+            return reader.result()
+        patience.lift()
+        raw = await response.read()
+        row.first_byte = clock()
+        if shot.size == 1:
+            return read_reply(raw, response.content_type, response.headers)
+        return _read_group(raw, response.headers, shot.size, row)
+
+
+async def _read_stream(
+    response: aiohttp.ClientResponse | PlainResponse,
+    reader: StreamReader,
+    patience: Patience,
+    row: RequestRow,
+    clock: Callable[[], float],
+) -> None:
+    deltas, sent = 0, row.sent
+    row.chunk_at, row.chunk_count, row.chunk_tokens = (
+        [],
+        [],
+        [],
+    )  # appended to often: by short names
+    at, count, tokens = row.chunk_at, row.chunk_count, row.chunk_tokens
+    async for data in response.content.iter_any():
+        now = clock()
+        if row.first_byte is None:
+            row.first_byte = now
+        reader.feed(data)
+        if reader.deltas > deltas:
+            at.append(int(1e6 * (now - sent)))
+            count.append(reader.deltas - deltas)
+            told = reader.usage.completion
+            if told is not None:
+                tokens.append(told)
+            deltas = reader.deltas
+            row.last_token = now
+            patience.went_on()
+        if reader.error is not None or reader.done:
+            break
+
+
+def _read_group(
+    raw: bytes, headers: Mapping[str, str], size: int, row: RequestRow
+) -> Failure | None:
+    found = read_group(raw, headers, size)
+    if isinstance(found, Failure):
+        return found
+    for result in found.results:
+        if isinstance(result, Failure):
+            return result
+        if not _has_answer(result):
+            return Failure("empty", "one of the answers has no content")
+    _note_usage(row, found.total)
+    return None
+
+
+def _has_answer(reply: Reply) -> bool:
+    return bool(reply.text or reply.reasoning or reply.refusal or reply.tool_calls)
+
+
+def _note_stream(row: RequestRow, reader: StreamReader | None) -> None:
+    """What a stream told, be it whole or not."""
+    if reader is None or not reader.pieces:
+        return
+    row.first_token, row.first_answer = reader.first_token, reader.first_answer
+    _note_usage(row, reader.usage)
+    if len(row.chunk_tokens) != len(row.chunk_at):
+        row.chunk_tokens = []  # counts of the closing chunk alone say nothing of the others
+    if row.completion_tokens is None and reader.deltas:
+        row.completion_tokens, row.estimated = reader.deltas, True
+
+
+def _note_usage(row: RequestRow, usage: Usage) -> None:
+    row.prompt_tokens = usage.prompt if usage.prompt is not None else row.prompt_tokens
+    row.cached_tokens = usage.cached if usage.cached is not None else row.cached_tokens
+    row.reasoning_tokens = usage.reasoning if usage.reasoning is not None else row.reasoning_tokens
+    if usage.completion is not None:
+        row.completion_tokens, row.estimated = usage.completion, False
+
+
+class _Count(msgspec.Struct):
+    count: int | None = None
+
+
+async def count_tokens(
+    transport: Transport, endpoint: Endpoint, body: dict[str, Any], seconds: float
+) -> int | None:
+    """The tokens of a prompt by the server's ``/tokenize``; None where it does not tell."""
+    root = msgspec.structs.replace(endpoint, url=endpoint.root)
+    limits = Timeouts(total=seconds, connect=seconds)
+    try:
+        async with transport.post(root, "/tokenize", msgspec.json.encode(body), limits) as response:
+            raw = await response.read()
+            if response.status != 200:
+                return None
+        return msgspec.json.decode(raw, type=_Count).count
+    except (*NETWORK_ERRORS, msgspec.DecodeError):
+        return None
+
+
+async def prompt_tokens_by_usage(
+    transport: Transport, endpoint: Endpoint, shot: Shot, timeouts: Timeouts
+) -> int | Failure:
+    """The prompt tokens that a real, unstreamed request is told to have."""
+    try:
+        async with transport.post(endpoint, shot.path, shot.body, timeouts) as response:
+            raw = await response.read()
+    except NETWORK_ERRORS as error:
+        return network_failure(error, endpoint, timeouts)
+    if not 200 <= response.status < 300:
+        return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
+    try:
+        body = decode_json(raw)
+    except ValueError:
+        body = None
+    found = read_usage(body.get("usage") if isinstance(body, dict) else None).prompt
+    return found if found is not None else Failure("bad_response", "no token counts in the answer")

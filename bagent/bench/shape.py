@@ -1,0 +1,101 @@
+"""Load shapes: what a stage is, and when each of its requests is to be sent."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from bagent.bench.records import Routing, Way
+
+Arrival = Literal["constant", "poisson", "gamma"]
+"""How the requests of an open loop come: evenly, at random, or at random with bursts."""
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a load test; with ``rate`` an open loop, with ``concurrency`` a closed one.
+
+    Attributes:
+        number: place in the test, from 0.
+        load: name of the load, the same for all its repeats.
+        concurrency: calls in flight at each endpoint, all the time.
+        rate: requests a second over the whole fleet, whatever comes back.
+        burstiness: shape of ``gamma`` arrivals: 1 is Poisson, less comes in bursts.
+        seconds: how long it feeds; None until ``requests`` are sent.
+        requests: how many it sends over the whole fleet; None until ``seconds`` are over.
+        drain: seconds that requests in flight get to end afterwards.
+        only: the endpoint that gets all of it; None is all.
+        warmup: requests to each endpoint whose rows count nowhere.
+    """
+
+    number: int
+    load: str
+    way: Way = "chat"
+    routing: Routing = "balanced"
+    repeat: int = 0
+    concurrency: int | None = None
+    rate: float | None = None
+    arrival: Arrival = "poisson"
+    burstiness: float = 1.0
+    seconds: float | None = None
+    requests: int | None = None
+    drain: float = 30.0
+    only: str | None = None
+    seed: int = 0
+    warmup: bool = False
+
+
+def arrivals(stage: StageSpec, part: int = 0, parts: int = 1) -> Iterator[tuple[int, float]]:
+    """The send times of an open loop: (number, seconds from the stage's start), without end
+    unless ``requests`` or ``seconds`` bound them.
+
+    All workers draw the same times from the seed and take every ``parts``-th, so that together
+    they are one schedule. Gaps of ``gamma`` arrivals have the mean ``1 / rate`` and the shape
+    ``burstiness`` (as in vLLM's ``bench serve``).
+    """
+    assert stage.rate is not None
+    gaps = _gaps(stage, stage.rate)
+    at = next(gaps) if stage.arrival != "constant" else 0.0
+    for number in itertools.count():
+        if stage.requests is not None and number >= stage.requests:
+            return
+        if stage.seconds is not None and at >= stage.seconds:
+            return
+        if number % parts == part:
+            yield number, at
+        at += next(gaps)
+
+
+def _gaps(stage: StageSpec, rate: float) -> Iterator[float]:
+    if stage.arrival == "constant":
+        while True:
+            yield 1 / rate
+    rng = random.Random(f"{stage.seed}/arrivals/{stage.load}/{stage.repeat}")
+    shape = 1.0 if stage.arrival == "poisson" else stage.burstiness
+    while True:
+        yield rng.gammavariate(shape, 1 / (rate * shape))
+
+
+def share(count: int, part: int, parts: int) -> int:
+    """What worker ``part`` of ``parts`` gets of ``count``; the shares add up to it."""
+    return count // parts + (part < count % parts)
+
+
+def window(
+    stage: StageSpec, began: float, feeding_ended: float, last_done: float
+) -> tuple[float, float]:
+    """The steady window of a stage: from and to, on the clock of the arguments.
+
+    It begins after the first tenth of a stage that is bounded by time, and ends when feeding
+    does: what is left to drain is no load. Where a number of requests bounds the stage and
+    feeding took less than half of it (few requests, all sent at once) it is the whole stage.
+    """
+    fed = feeding_ended - began
+    if stage.seconds is not None and fed >= 0.9 * stage.seconds:
+        return began + 0.1 * stage.seconds, feeding_ended
+    if fed < 0.5 * (last_done - began):
+        return began, last_done
+    return began, feeding_ended

@@ -1,0 +1,214 @@
+"""From raw rows to ``summary.json``: numbers, verdicts, and what they were measured with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from bagent import __version__
+from bagent.bench import measure
+from bagent.bench.definitions import WORDS
+from bagent.bench.gate import SCHEMA_VERSION
+from bagent.bench.plan import BenchPlan
+from bagent.bench.session import Course
+from bagent.bench.tables import Tables
+from bagent.bench.verdict import Judged, Seen, judge
+from bagent.bench.watch import limits_met
+from bagent.fleet.called import Called
+
+SIMULATED = "bagent.sim"
+"""In the version that simulated endpoints tell."""
+
+_SPREAD = ("output_tok_s", "rps", "ttft_p50_ms", "e2e_p50_ms")
+_ENDPOINT = (
+    "requests",
+    "ok",
+    "failed",
+    "ok_share",
+    "rps",
+    "output_tok_s",
+    "ttft_p50_ms",
+    "ttft_p99_ms",
+    "tpot_p50_ms",
+    "e2e_p50_ms",
+    "in_flight_mean",
+    "cached_share",
+)
+
+Numbers = dict[str, Any]
+
+
+def summarise(
+    tables: Tables, plan: BenchPlan, course: Course, called: Sequence[Called], command: str
+) -> Numbers:
+    """The whole summary as JSON values; the keys of each load and endpoint are its columns."""
+    loads = _loads(tables, plan)
+    judged = _judged(tables, plan, called)
+    endpoints = _endpoints(tables, plan, called, judged)
+    states = measure.client_states(tables)
+    limited = {state.load: limits_met(state) for state in states if limits_met(state)}
+    fleet: Numbers = dict.fromkeys(("ok", "slow", "failing", "dead"), 0)
+    for one in judged:
+        fleet[one.verdict] += 1
+    fleet |= _spread(endpoints)
+    found = course.saturation
+    fleet["best_rate"] = found.best_rate if found else None
+    fleet["sustained_rate"] = found.sustained_rate if found else None
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "bagent": __version__,
+        "command": command,
+        "started_at": datetime.fromtimestamp(course.started_at, UTC).isoformat(),
+        "client": {
+            "host": platform.node(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "workers": plan.workers,
+        },
+        "simulated": any(_simulated(one) for one in called),
+        "stopped": course.stopped,
+        "plan": msgspec.to_builtins(plan),
+        "salt": course.salt,
+        "seconds": max((one.ended for one in course.stages), default=0.0)
+        - min((one.began for one in course.stages), default=0.0),
+        "models": sorted({one.model for one in called if one.ready and one.model}),
+        "prompts": msgspec.to_builtins(course.lengths),
+        "fleet": fleet,
+        "saturation": msgspec.to_builtins(found) if found else None,
+        "client_limited": limited,
+        "client_states": msgspec.to_builtins(states),
+        "loads": loads,
+        "endpoints": endpoints,
+        "failures": measure.failures(tables),
+        "servers": measure.server_numbers(tables),
+        "definitions": WORDS,
+    }
+
+
+def _simulated(one: Called) -> bool:
+    return bool(one.known and one.known.version and SIMULATED in one.known.version)
+
+
+def _loads(tables: Tables, plan: BenchPlan) -> list[Numbers]:
+    """The numbers of each load, with the lowest and highest of its repeats."""
+    gaps, peaks = measure.gap_numbers(tables), measure.peak_tokens(tables)
+    loads = measure.load_numbers(tables, plan.slo)
+    for one in loads:
+        one |= gaps.get(one["load"], {})
+        one["peak_tok_s"] = peaks.get(one["load"])
+    if plan.repeats > 1:
+        repeats = measure.load_numbers(tables, plan.slo, "load, repeat")
+        for one in loads:
+            own = [each for each in repeats if each["load"] == one["load"]]
+            for name in _SPREAD:
+                values = [each[name] for each in own if each[name] is not None]
+                one[f"{name}_repeats"] = values
+                one[f"{name}_median"] = statistics.median(values) if values else None
+    return loads
+
+
+def _judged(tables: Tables, plan: BenchPlan, called: Sequence[Called]) -> list[Judged]:
+    not_ready = {one.endpoint.name: f"{one.state}: {one.reason}" for one in called if not one.ready}
+    not_ready |= measure.gone(tables)
+    gpus = _gpus(called)
+    seen = [
+        Seen(
+            one["endpoint"],
+            one["load"],
+            one["requests"],
+            one["ok"],
+            one["failed"],
+            one["tokens"],
+            _per_gpu(one["output_tok_s"], gpus.get(one["endpoint"])),
+            one["pace_p50_ms"] or one["e2e_sent_p50_ms"],
+            closed=one["rate"] is None,
+        )
+        for one in measure.load_numbers(tables, plan.slo, "load, endpoint")
+    ]
+    return judge([one.endpoint.name for one in called], not_ready, seen)
+
+
+def _gpus(called: Sequence[Called]) -> dict[str, int]:
+    """GPUs by endpoint, where every endpoint's line tells them (``gpus=``)."""
+    found = {one.endpoint.name: one.endpoint.tags.get("gpus") for one in called}
+    if any(value is None for value in found.values()):
+        return {}
+    return {name: int(value) for name, value in found.items() if value}
+
+
+def _per_gpu(value: float | None, gpus: int | None) -> float | None:
+    return value / gpus if value is not None and gpus else value
+
+
+def _endpoints(
+    tables: Tables, plan: BenchPlan, called: Sequence[Called], judged: Sequence[Judged]
+) -> list[Numbers]:
+    """A row for each endpoint of the hostfile, over all loads."""
+    numbers = {one["endpoint"]: one for one in measure.load_numbers(tables, plan.slo, "endpoint")}
+    servers = _server_totals(measure.server_numbers(tables))
+    gpus = _gpus(called)
+    sent = sum(one["requests"] for one in numbers.values())
+    fair = sent / len(numbers) if numbers else 0
+    found = []
+    for one, verdict in zip(called, judged, strict=True):
+        name = one.endpoint.name
+        own = numbers.get(name, {})
+        row: Numbers = {
+            "endpoint": name,
+            "verdict": verdict.verdict,
+            "reason": verdict.reason,
+            "speed": verdict.speed,
+            **{key: own.get(key) for key in _ENDPOINT},
+            "share": own["requests"] / fair if own and fair else None,
+            "tok_s_gpu": _per_gpu(own.get("output_tok_s"), gpus[name]) if name in gpus else None,
+            **servers.get(name, {"kv_max": None, "waiting_max": None, "hit_rate": None}),
+            "preemptions": servers.get(name, {}).get("preemptions"),
+            "engine": one.known.engine if one.known else None,
+            "version": one.known.version if one.known else None,
+            "model": one.model,
+            "url": one.endpoint.url,
+            "tags": dict(one.endpoint.tags),
+        }
+        found.append(row)
+    return found
+
+
+def _server_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
+    """What the counters told of each endpoint over all loads."""
+    found: dict[str, Numbers] = {}
+    for name in dict.fromkeys(row["endpoint"] for row in rows):
+        own = [row for row in rows if row["endpoint"] == name]
+        hits, queries = _sum(own, "cache_hits"), _sum(own, "cache_queries")
+        found[name] = {
+            "kv_max": _most(own, "kv_max"),
+            "waiting_max": _most(own, "waiting_max"),
+            "hit_rate": hits / queries if hits is not None and queries else None,
+            "preemptions": _sum(own, "preemptions"),
+        }
+    return found
+
+
+def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    known = [row[name] for row in rows if row[name] is not None]
+    return float(sum(known)) if known else None
+
+
+def _most(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    return max((row[name] for row in rows if row[name] is not None), default=None)
+
+
+def _spread(endpoints: Sequence[Mapping[str, Any]]) -> Numbers:
+    """How different the answering endpoints are: highest by lowest output tokens a second, and
+    the standard deviation by the mean (CV)."""
+    rates = [one["output_tok_s"] for one in endpoints if one["output_tok_s"]]
+    if len(rates) < 2:
+        return {"max_by_min": None, "cv": None}
+    mean = statistics.fmean(rates)
+    return {"max_by_min": max(rates) / min(rates), "cv": statistics.stdev(rates) / mean}

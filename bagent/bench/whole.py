@@ -1,0 +1,210 @@
+"""A whole load test: hostfile in, raw rows, summary and report out."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.backends.names import NamesLoop
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.proof import Prover
+from bagent.backends.transport import Transport
+from bagent.bench.plan import BenchPlan
+from bagent.bench.session import Course, Session
+from bagent.errors import StoppedEarly, UsageError, WriteError
+from bagent.fleet.called import Called, counts, grouped
+from bagent.fleet.roll_call import RollCall, RollCallPlan
+from bagent.runs.stop import raise_file_limit
+
+if TYPE_CHECKING:
+    from bagent.backends.endpoint import Endpoint
+    from bagent.bench.config import JobBody
+    from bagent.runs.prepare import Prepared
+
+CALL_SECONDS = 30.0
+"""How long endpoints have to answer a first request."""
+
+MOST_AT_ONCE = 2048
+SUMMARY, PAGE, ENDPOINTS, LOADS = "summary.json", "report.html", "endpoints.csv", "loads.csv"
+_TOLD = 5
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be tested, and where the results go.
+
+    Attributes:
+        model: only endpoints that serve it get load; None is any.
+        command: the command line, for the summary.
+    """
+
+    plan: BenchPlan
+    endpoints: Sequence[Endpoint]
+    folder: Path
+    model: str | None = None
+    command: str = ""
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder for the results.
+
+    Raises:
+        UsageError: it holds another load test, or is a file.
+        WriteError: it cannot be made.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--output {folder}: this is a file", hint="name a folder")
+    if folder.is_dir() and any(folder.glob("*.jsonl")):
+        raise UsageError(f"{folder} holds another load test", hint="name another with -o DIR")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteError(f"cannot make {folder}: {error.strerror or error}") from None
+
+
+def send_all(
+    wanted: Wanted, job: Prepared | None, tell: Callable[[str], None]
+) -> tuple[list[Called], Course]:
+    """Call the endpoints and send the load to those that are ready.
+
+    The first Ctrl-C, or SIGTERM, ends the load; what was measured by then is kept. A second
+    Ctrl-C is a KeyboardInterrupt.
+
+    Raises:
+        StoppedEarly: a signal came before anything was sent.
+    """
+    with asyncio.Runner(loop_factory=NamesLoop) as runner:
+        return runner.run(_send_all(wanted, job, tell))
+
+
+async def _send_all(
+    wanted: Wanted, job: Prepared | None, tell: Callable[[str], None]
+) -> tuple[list[Called], Course]:
+    switch = _Switch(tell)
+    try:
+        called = await switch.or_stop(_call(wanted, tell))
+        bodies: list[JobBody] = []
+        if job is not None and any(one.ready for one in called):
+            from bagent.bench.jobs import job_bodies
+
+            bodies = await asyncio.to_thread(job_bodies, job, called)
+            tell(f"{len(bodies)} rows of the job are sent in turn")
+        session = Session(wanted.plan, called, wanted.folder, bodies, tell)
+        switch.session = session
+        if switch.stopped:
+            session.stop()
+        return called, await session.run()
+    finally:
+        switch.close()
+
+
+class _Switch:
+    """Ends a load test early at the first signal, and at once at the second Ctrl-C."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tell = tell
+        self._task = asyncio.current_task()
+        self._asked = asyncio.Event()
+        self.session: Session | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._signalled, number)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal came."""
+        return self._asked.is_set()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self.stopped and number == signal.SIGINT and self._task is not None:
+            self._task.cancel()
+            return
+        self._asked.set()
+        if self.session is not None:
+            self._tell(
+                f"got {number.name}: no further requests; the report is made of what there is"
+            )
+            self.session.stop()
+
+    async def or_stop(self, calling: Any) -> list[Called]:
+        """The endpoints as they were found, unless a signal comes first."""
+        work = asyncio.ensure_future(calling)
+        stop = asyncio.ensure_future(self._asked.wait())
+        await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait([work])
+            raise StoppedEarly("stopped by a signal before any load was sent")
+        found: list[Called] = work.result()
+        return found
+
+    def close(self) -> None:
+        """Give the signals back."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
+
+
+async def _call(wanted: Wanted, tell: Callable[[str], None]) -> list[Called]:
+    count = len(wanted.endpoints)
+    calls = max(wanted.plan.concurrency, default=64) * count
+    room = raise_file_limit(max(2 * count, calls))
+    if room < calls:
+        tell(f"this machine allows {room} open connections, fewer than {calls} calls in flight")
+    plan = RollCallPlan(CALL_SECONDS, min(MOST_AT_ONCE, count), count, wanted.model)
+    transport = Transport()
+    try:
+        backend = OpenAIBackend(transport)
+        called = await RollCall(wanted.endpoints, plan, transport, Prover(backend)).run()
+    finally:
+        await transport.close()
+    tell(counts(called))
+    for group in grouped(called)[:_TOLD]:
+        tell(f"  {group.words()}")
+    return called
+
+
+def write_results(
+    wanted: Wanted,
+    called: Sequence[Called],
+    course: Course,
+    old: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Make all results from the raw rows in the folder; returns the summary.
+
+    Raises:
+        WriteError: the disk is full, or the folder cannot be written.
+    """
+    from bagent.bench import measure
+    from bagent.bench.page import page
+    from bagent.bench.summary import summarise
+    from bagent.bench.tables import Tables, write_csv
+
+    folder = wanted.folder
+    with Tables(folder) as tables:
+        summary = summarise(tables, wanted.plan, course, called, wanted.command)
+        heat = measure.heat(tables)
+        tables.write_parquet()
+    write_csv(folder / ENDPOINTS, [_flat(one) for one in summary["endpoints"]])
+    loads = summary["loads"]
+    columns = dict.fromkeys(name for one in loads for name in one)
+    write_csv(folder / LOADS, [_flat({**dict.fromkeys(columns), **one}) for one in loads])
+    try:
+        text = msgspec.json.format(msgspec.json.encode(summary), indent=1)
+        (folder / SUMMARY).write_bytes(text + b"\n")
+        (folder / PAGE).write_text(page(summary, heat, old), encoding="utf-8")
+    except OSError as error:
+        raise WriteError(f"cannot write to {folder}: {error.strerror or error}") from None
+    return summary
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose lists and objects are JSON texts."""
+    return {
+        key: msgspec.json.encode(value).decode() if isinstance(value, dict | list) else value
+        for key, value in row.items()
+    }

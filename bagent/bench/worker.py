@@ -1,0 +1,68 @@
+"""One worker of a load test as a process: ``python -m bagent.bench.worker``.
+
+Its stdin holds a line of :class:`~bagent.bench.config.LoadConfig`, then one of
+:class:`~bagent.bench.crew.Order` for each stage; its stdout gets lines of
+:class:`~bagent.bench.crew.Word`. It ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+
+import msgspec
+
+from bagent.backends.names import NamesLoop
+from bagent.backends.transport import Transport
+from bagent.bench.config import LoadConfig
+from bagent.bench.crew import TELL_SECONDS, Order, Word
+from bagent.bench.load import Load
+
+LINE_LIMIT = 1 << 30
+"""Bytes of the longest line: the first one holds the bodies of a job."""
+
+
+async def work() -> None:
+    """Send the parts of all stages that stdin orders."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=LINE_LIMIT)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    first = await reader.readline()
+    if not first:
+        return
+    transport = Transport()
+    load = Load(msgspec.json.decode(first, type=LoadConfig), transport)
+    loop.add_signal_handler(signal.SIGTERM, load.stopping.set)
+    gc.freeze()
+    try:
+        while line := await reader.readline():
+            order = msgspec.json.decode(line, type=Order)
+            if order.stage is None:
+                break
+            telling = asyncio.ensure_future(_tell(load))
+            try:
+                part = await load.run(order.stage, order.start_at)
+            finally:
+                telling.cancel()
+            _say(Word(part, over=True))
+    finally:
+        load.close()
+        await transport.close()
+
+
+async def _tell(load: Load) -> None:
+    while True:
+        await asyncio.sleep(TELL_SECONDS)
+        _say(Word(load.part))
+
+
+def _say(word: Word) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=NamesLoop) as runner:
+        runner.run(work())

@@ -1,0 +1,234 @@
+"""``bagent bench``: what can this fleet do, and which endpoint is bad?"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bagent.cli import bench_options as bench_opt
+from bagent.cli import options as opt
+from bagent.errors import EXIT_ROWS_FAILED, EXIT_STOPPED, UsageError
+
+if TYPE_CHECKING:
+    from bagent.bench.plan import BenchPlan
+    from bagent.runs.prepare import Prepared
+
+EXIT_CLIENT_LIMITED = 3
+"""The client was the limit: the numbers say nothing of the servers."""
+
+
+def bench(
+    hostfile: opt.Hostfile = None,
+    model: opt.Model = None,
+    preset: bench_opt.Preset = None,
+    concurrency: bench_opt.Concurrency = None,
+    rate: bench_opt.Rate = None,
+    sweep: bench_opt.Sweep = False,
+    arrival: bench_opt.Arrival = None,
+    burstiness: bench_opt.Burstiness = None,
+    requests: bench_opt.Requests = None,
+    seconds: bench_opt.Seconds = None,
+    input_tokens: bench_opt.InputTokens = None,
+    output_tokens: bench_opt.OutputTokens = None,
+    prefix_tokens: bench_opt.PrefixTokens = None,
+    groups: bench_opt.Groups = None,
+    skew: bench_opt.Skew = None,
+    ways: bench_opt.Ways = None,
+    list_size: bench_opt.ListSize = None,
+    routing: bench_opt.Routing = None,
+    job: bench_opt.Job = None,
+    warmup: bench_opt.Warmup = None,
+    repeats: bench_opt.Repeats = None,
+    seed: bench_opt.Seed = None,
+    workers: bench_opt.Workers = None,
+    slo: bench_opt.Slo = None,
+    timeout: bench_opt.Timeout = None,
+    output: bench_opt.Output = None,
+    write_hostfile: bench_opt.WriteHostfile = None,
+    compare: bench_opt.Compare = None,
+    fail_if: bench_opt.FailIf = None,
+    debug: opt.Debug = False,
+) -> int:
+    """Load test of a whole fleet, endpoint by endpoint: what it can do, and which one is bad.
+
+    Every ready endpoint of the hostfile gets load at the same time; each gets a verdict: ok, slow,
+    failing or dead. DIR holds summary.json, report.html, CSV, Parquet, DuckDB and the raw rows.
+
+    Exit codes: 0 measured; 1 a --fail-if holds, or no request ended well; 2 an option or a file
+    is wrong; 3 the client was the limit; 75 stopped early, the report holds what there is.
+
+    Example: bagent bench --hostfile nodes.txt --preset quick --write-hostfile good.hosts
+    """
+    # Typer calls with every option by name: all that is here are options.
+    return _bench(dict(locals()))
+
+
+def _bench(given: dict[str, Any]) -> int:
+    from bagent.bench.gate import read_rule, read_summary
+    from bagent.bench.whole import Wanted, make_folder, send_all, write_results
+    from bagent.cli.bench_view import tell_end
+    from bagent.cli.hosts import read_fleet
+
+    plan = _plan(given)
+    rules = [read_rule(text) for text in given["fail_if"] or ()]
+    old = read_summary(given["compare"]) if given["compare"] else None
+    job, hostfile = _job(given)
+    fleet = read_fleet(hostfile, "give --hostfile FILE")
+    folder = given["output"] or Path("bench") / time.strftime("%Y%m%d-%H%M%S")
+    make_folder(folder)
+    wanted = Wanted(
+        plan=plan,
+        endpoints=fleet.endpoints,
+        folder=folder,
+        model=given["model"],
+        command=shlex.join(["bagent", *sys.argv[1:]]),
+    )
+    began = time.monotonic()
+
+    def tell(words: str) -> None:
+        from bagent.observe.words import duration, visible
+
+        sys.stderr.write(f"[{duration(time.monotonic() - began)}] {visible(words)}\n")
+        sys.stderr.flush()
+
+    called, course = send_all(wanted, job, tell)
+    summary = write_results(wanted, called, course, old)
+    good = {one["url"] for one in summary["endpoints"] if one["verdict"] == "ok"}
+    if given["write_hostfile"] is not None and good:
+        from bagent.fleet.host_lines import hostfile_text, write_hostfile
+
+        write_hostfile(given["write_hostfile"], hostfile_text(fleet.hosts, good, fleet.text))
+    broken = tell_end(summary, folder, rules, old, given["write_hostfile"] if good else None)
+    return _exit_code(summary, broken)
+
+
+def _exit_code(summary: dict[str, Any], broken: Sequence[str]) -> int:
+    if summary["client_limited"]:
+        return EXIT_CLIENT_LIMITED
+    if summary["stopped"]:
+        return EXIT_STOPPED
+    nothing = not any(one["ok"] for one in summary["endpoints"])
+    return EXIT_ROWS_FAILED if broken or nothing else 0
+
+
+def _job(given: dict[str, Any]) -> tuple[Prepared | None, str | None]:
+    """The checked job, if one is given, and the hostfile: the option's, else the job's."""
+    if given["job"] is None:
+        return None, given["hostfile"]
+    from bagent.bench.jobs import prepare_job
+
+    job = prepare_job(given["job"], os.environ, Path.cwd())
+    named = job.job.hostfile.path if job.job.hostfile is not None else None
+    return job, given["hostfile"] or (str(named) if named else None)
+
+
+_PLAIN = (
+    "sweep",
+    "arrival",
+    "burstiness",
+    "requests",
+    "input_tokens",
+    "output_tokens",
+    "prefix_tokens",
+    "groups",
+    "skew",
+    "list_size",
+    "warmup",
+    "repeats",
+    "seed",
+    "workers",
+)
+_WAYS = ("chat", "completions", "list", "chat-batch")
+_ROUTINGS = ("balanced", "least-inflight", "affinity", "isolated")
+
+
+def _plan(given: dict[str, Any]) -> BenchPlan:
+    """The plan that the options make.
+
+    Raises:
+        UsageError: one of them is wrong.
+    """
+    from bagent.backends.base import Timeouts
+    from bagent.bench.plan import make_plan
+
+    values = {name: given[name] for name in _PLAIN if given[name] not in (None, False)}
+    if given["concurrency"]:
+        values["concurrency"] = tuple(_numbers("--concurrency", given["concurrency"], int))
+    if given["rate"]:
+        values["rates"] = tuple(_numbers("--rate", given["rate"], float))
+    if given["seconds"]:
+        values["seconds"] = _duration("--duration", given["seconds"])
+    if given["ways"]:
+        values["ways"] = _words("--as", given["ways"], _WAYS)
+    if given["job"] is not None:
+        values["ways"] = ("job",)
+    if given["routing"]:
+        text = given["routing"].replace("spread", "balanced")
+        values["routings"] = _words("--routing", text, _ROUTINGS)
+    if given["slo"]:
+        values["slo"] = _slo(given["slo"])
+    if given["timeout"]:
+        total = _duration("--timeout", given["timeout"])
+        values["timeouts"] = Timeouts(
+            connect=min(5.0, total), first_token=total, idle=total, total=total
+        )
+    plan = make_plan(given["preset"], values)
+    if plan.prefix_tokens >= plan.input_tokens:
+        raise UsageError(
+            f"--prefix-tokens {plan.prefix_tokens}: not below the {plan.input_tokens} input tokens",
+            hint="--input-tokens counts the prefix too",
+        )
+    if plan.burstiness <= 0:
+        raise UsageError(f"--burstiness {plan.burstiness:g}: not above 0", hint="1 is Poisson")
+    if "affinity" in plan.routings and not plan.prefix_tokens:
+        raise UsageError("--routing affinity needs groups", hint="give --prefix-tokens N")
+    return plan
+
+
+def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
+    """The numbers above 0 of a list with commas."""
+    try:
+        found = [kind(part) for part in text.split(",")]
+        if all(0 < number < 1e7 for number in found):
+            return found
+    except ValueError:
+        pass
+    raise UsageError(f"{option} {text}: not numbers above 0", hint=f"such as {option} 1,8,64")
+
+
+def _words(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(","))
+    for word in found:
+        if word not in known:
+            raise UsageError(f"{option} {word}: unknown", hint=", ".join(known))
+    return found
+
+
+def _duration(option: str, text: str) -> float:
+    from bagent.job.scalars import read_duration
+
+    try:
+        seconds = read_duration(text)
+    except ValueError:
+        seconds = None
+    if not seconds:
+        raise UsageError(f"{option} {text}: not a duration", hint="write 30s, 5m or 1h30m")
+    return seconds
+
+
+def _slo(text: str) -> Any:
+    """The limits of ``ttft=2s,tpot=100ms,e2e=30s``; those that are not named are no limits."""
+    from bagent.bench.plan import Slo
+
+    limits: dict[str, float | None] = {"ttft": None, "tpot": None, "e2e": None}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name.strip() not in limits:
+            raise UsageError(f"--slo {part}: unknown", hint="ttft=2s,tpot=100ms,e2e=30s")
+        limits[name.strip()] = 1000 * _duration("--slo", value)
+    return Slo(**limits)
