@@ -61,6 +61,11 @@ MinHosts = Annotated[
 ]
 Ordered = Annotated[bool, typer.Option("--ordered", help="-o - in input order.")]
 ProgressMode = Annotated[str, typer.Option("--progress", help="auto, rich, plain, json or none.")]
+Dashboard = Annotated[bool, typer.Option("--dashboard", help="Show the run on a full screen.")]
+MetricsPort = Annotated[
+    Text,
+    typer.Option("--metrics-port", metavar="PORT", help="Prometheus metrics, here or at HOST:PORT."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks and more words.")]
 LookRows = Annotated[
     int, typer.Option("--rows", min=1, metavar="N", help="Look at this many rows.")

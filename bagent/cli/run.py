@@ -39,6 +39,8 @@ def run(
     min_hosts: opt.MinHosts = 1,
     ordered: opt.Ordered = False,
     progress: opt.ProgressMode = "auto",
+    dashboard: opt.Dashboard = False,
+    metrics_port: opt.MetricsPort = None,
     debug: opt.Debug = False,
 ) -> int:
     """Run a job: rows in, validated rows out. The same command again goes on where it stopped.
@@ -61,6 +63,12 @@ def _options(given: dict[str, Any]) -> RunOptions:
 
     _choice("--progress", given["progress"], "display", PROGRESS)
     _choice("--on-change", given["on_change"], "choice", ON_CHANGE)
+    if given.pop("dashboard"):
+        given["progress"] = "dashboard"
+    if given["metrics_port"] is not None:
+        from bagent.observe.metrics import parse_address
+
+        parse_address(given["metrics_port"])
     job_keys = {
         "name": given.pop("name"),
         "hostfile": given.pop("hostfile"),

@@ -6,6 +6,7 @@ or the live histograms of a :class:`Tally`.
 """
 
 from bagent.observe.histogram import LogHistogram
+from bagent.observe.live import EndpointLine, Live
 from bagent.observe.progress import Mode, Progress, make_progress
 from bagent.observe.runlog import RunLog
 from bagent.observe.snapshot import (
@@ -22,7 +23,9 @@ from bagent.observe.tally import Tally
 __all__ = [
     "Distribution",
     "EndInfo",
+    "EndpointLine",
     "ErrorGroup",
+    "Live",
     "LogHistogram",
     "Mode",
     "Progress",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TextIO, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, get_args
 
 import msgspec
 
@@ -19,7 +19,10 @@ from bagent.observe.phrases import one_line
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.words import visible
 
-Mode = Literal["auto", "rich", "plain", "json", "none"]
+if TYPE_CHECKING:
+    from bagent.observe.live import Live
+
+Mode = Literal["auto", "rich", "plain", "json", "none", "dashboard"]
 
 FIRST_S = 2.0
 """The first line comes early, so that a log shows at once that the run lives."""
@@ -48,6 +51,9 @@ class Progress(Protocol):
 
     def update(self, snapshot: Snapshot) -> None:
         """Take the newest state; the display decides whether it is time to show it."""
+
+    def attach(self, live: Live) -> None:
+        """Take what may be looked at beyond snapshots, before the first of them."""
 
     def note(self, text: str) -> None:
         """Show a one-line message at once and keep it; an equal text is shown once."""
@@ -81,6 +87,9 @@ class NoProgress:
         """Do nothing."""
 
     def update(self, snapshot: Snapshot) -> None:
+        """Do nothing."""
+
+    def attach(self, live: Live) -> None:
         """Do nothing."""
 
     def note(self, text: str) -> None:
@@ -170,6 +179,9 @@ class PlainProgress:
             line = one_line(snapshot)
             self._out.line(f"{line}; {words}" if words else line)
 
+    def attach(self, live: Live) -> None:
+        """Snapshots are enough here."""
+
     def note(self, text: str) -> None:
         """Write the message as a line."""
         text = visible(text)
@@ -209,6 +221,9 @@ class JsonProgress:
         if self._schedule.due():
             self._write_state("progress", snapshot)
 
+    def attach(self, live: Live) -> None:
+        """Snapshots are enough here."""
+
     def note(self, text: str) -> None:
         """Write a ``note`` object with ``text``."""
         text = visible(text)
@@ -243,6 +258,7 @@ def make_progress(
 ) -> Progress:
     """Choose and make a display.
 
+    ``dashboard`` fills the screen of a terminal; without one it is ``plain`` and says so.
     ``auto`` is ``rich`` on a terminal that can move its cursor and is not a CI log, else
     ``plain``. ``rich`` without a terminal is ``plain``, so that logs hold no control codes.
 
@@ -255,7 +271,7 @@ def make_progress(
         clock: monotonic seconds.
 
     Raises:
-        JobError: ``mode`` is none of the five.
+        JobError: ``mode`` is none of them.
     """
     if mode not in get_args(Mode):
         raise JobError(
@@ -273,7 +289,15 @@ def make_progress(
         from bagent.observe.rich_view import RichProgress, make_console
 
         return RichProgress(make_console(out, env, width))
-    return PlainProgress(out, clock)
+    if can_move and mode == "dashboard":
+        from bagent.observe.dashboard import Dashboard
+        from bagent.observe.rich_view import make_console
+
+        return Dashboard(make_console(out, env, width), clock)
+    plain = PlainProgress(out, clock)
+    if mode == "dashboard":
+        plain.note("--dashboard needs a terminal: lines of progress instead")
+    return plain
 
 
 def _in_ci(env: Mapping[str, str]) -> bool:

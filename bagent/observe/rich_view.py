@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from bagent.observe.live import Live as LiveRun
 from bagent.observe.outlet import Outlet
 from bagent.observe.phrases import Phrase, arrival, position, results, speed, work
 from bagent.observe.progress import Once
@@ -117,6 +118,9 @@ class RichProgress:
     def update(self, snapshot: Snapshot) -> None:
         """Draw the state."""
         self._live.update(RunView(snapshot), refresh=True)
+
+    def attach(self, live: LiveRun) -> None:
+        """Snapshots are enough here."""
 
     def note(self, text: str) -> None:
         """Print the message above the display."""

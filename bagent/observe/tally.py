@@ -11,13 +11,15 @@ from typing import Generic, TypeVar
 from bagent.observe.groups import ErrorGroups
 from bagent.observe.histogram import LogHistogram
 from bagent.observe.snapshot import Rates, Snapshot, TokenCount, Tokens
-from bagent.types import Attempt, FeedStats, FleetStats, Outcome
+from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome
 
 WINDOW_S = 30
 """Length of the sliding window of the recent speed, in seconds."""
 
 _FOLD_AT = 256
 """So many finished rows are held at most before they are added up."""
+
+_LAST = 10
 
 _ENOUGH_ROWS = 10
 """Fewer rows than this in the window say too little about the speed to come."""
@@ -87,7 +89,8 @@ class Tally:
     """Counts finished rows and requests.
 
     ``latency`` and ``ttft`` are live histograms in milliseconds, for whoever exports them. They
-    hold answers only: no failed rows, no copied ones.
+    hold answers only: no failed rows, no copied ones. ``by_endpoint`` has (tries, failed tries),
+    ``samples`` the last sample of each endpoint, ``last`` a few of the rows that ended last.
 
     Args:
         clock: seconds that never go back, e.g. ``time.monotonic``; the run begins now.
@@ -119,7 +122,10 @@ class Tally:
         "_tries",
         "_valid",
         "_window",
+        "by_endpoint",
+        "last",
         "latency",
+        "samples",
         "ttft",
     )
 
@@ -140,6 +146,14 @@ class Tally:
         self._valid = self._not_valid = 0
         self._requests = self._tries = self._retries = self._throttled = 0
         self._group: str | None = None
+        self.by_endpoint: dict[str, tuple[int, int]] = {}
+        self.samples: dict[str, EndpointSample] = {}
+        self.last: list[Outcome] = []
+
+    def sample(self, sample: EndpointSample) -> None:
+        """Keep what an endpoint told last of its load."""
+        if sample.waiting is not None or sample.endpoint not in self.samples:
+            self.samples[sample.endpoint] = sample
 
     def outcome(self, o: Outcome) -> None:
         """Count one finished (row, stage, answer); it must not be changed afterwards."""
@@ -157,6 +171,7 @@ class Tally:
         if not rows:
             return
         self._pending = []
+        self.last = (self.last + rows[-_LAST:])[-_LAST:]
         answers = [o for o in rows if o.status == "ok" and o.copied_from is None]
         if len(answers) < len(rows):
             answers = self._sift(rows)
@@ -207,6 +222,8 @@ class Tally:
             self._group = a.group
             self._requests += 1
         kind = a.error_kind
+        tries, failed = self.by_endpoint.get(a.endpoint, (0, 0))
+        self.by_endpoint[a.endpoint] = (tries + 1, failed + (kind is not None))
         if kind is not None:
             self._failed_tries[kind] = self._failed_tries.get(kind, 0) + 1
         if new_request and (a.status_code == 429 or kind == "rate_limited"):

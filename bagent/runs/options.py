@@ -36,6 +36,7 @@ class RunOptions:
     min_hosts: int = 1
     ordered: bool = False
     progress: str = "auto"
+    metrics_port: str | None = None
     debug: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)

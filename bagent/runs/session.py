@@ -19,7 +19,7 @@ from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly
 from bagent.fleet.deadline import read_deadline
 from bagent.fleet.dispatcher import Fleet
 from bagent.hpc.asking import job_end
-from bagent.observe import Progress, Snapshot, Tally
+from bagent.observe import Live, Progress, Snapshot, Tally
 from bagent.runs.emit import StdoutWriter
 from bagent.runs.endpoints import Servers, open_servers
 from bagent.runs.finding import FIRST_ANSWER_SECONDS, Patience, find_servers
@@ -34,7 +34,7 @@ from bagent.stages.engine import Engine
 from bagent.stages.feeder import Feeder
 from bagent.stages.guards import Guards
 from bagent.stages.sharing import Sharing
-from bagent.types import Attempt, FeedStats, FleetStats, Outcome, Row
+from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
 
 TICK_SECONDS = 0.25
 
@@ -75,6 +75,7 @@ class Session:
         self._transport = Transport()
         self._fleet: Fleet | None = None
         self._feeder: Feeder | None = None
+        progress.attach(Live(self._tally, lambda: self._fleet.states if self._fleet else ()))
 
     async def run(self) -> Ended:
         """Send everything that is still to do; returns how it ended, raises only UsageError."""
@@ -200,7 +201,7 @@ class Session:
         job, env = self._prepared.job, self._prepared.options.env
         reader = LoadReader(self._transport)
         tasks = [
-            asyncio.create_task(watch_loads(fleet, reader, model, self._store.journal.write_sample))
+            asyncio.create_task(watch_loads(fleet, reader, model, self._on_sample))
         ]
         if job.hostfile is not None:
             follower = HostfileFollower(job.hostfile.path, job.backend, env, self._notice)
@@ -310,6 +311,10 @@ class Session:
     def _on_attempt(self, attempt: Attempt) -> None:
         self._store.journal.write_attempt(attempt)
         self._tally.attempt(attempt)
+
+    def _on_sample(self, sample: EndpointSample) -> None:
+        self._store.journal.write_sample(sample)
+        self._tally.sample(sample)
 
     def _emit(self, outcome: Outcome, location: int, row: Row) -> None:
         self._tally.outcome(outcome)

@@ -79,6 +79,10 @@ def _run_open(prepared: Prepared, store: OpenRun) -> int:
     log = RunLog(store.path / "run.log")
     mode: Any = options.progress
     progress = make_progress(mode, sys.stderr, is_tty=sys.stderr.isatty(), env=options.env)
+    if options.metrics_port is not None:
+        from bagent.observe.metrics import MetricsServer
+
+        progress = MetricsServer(progress, options.metrics_port)
 
     def notice(text: str) -> None:
         log.info(text)

@@ -1,0 +1,214 @@
+"""The full-screen display of ``--dashboard``: it fits 80 columns and any height."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live as Screen
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from bagent.observe.live import EndpointLine, Live
+from bagent.observe.progress import Once
+from bagent.observe.rich_view import RunView
+from bagent.observe.snapshot import Snapshot
+from bagent.observe.words import name_of, percent, rate, visible
+
+STEP_S = 5.0
+"""Seconds that one bar of the history stands for."""
+
+BARS = 60
+REDRAW_S = 1.0
+"""Drawing takes some 10 ms: once a second it is one part in a hundred of one core."""
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_HEADS = 6
+_NOTES = 3
+_HEALTH = {"ok": "green", "down": "red", "leaving": "dim"}
+
+
+class History:
+    """Rows and answer tokens of the last five minutes, in steps of :data:`STEP_S`."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)], maxlen=BARS + 1)
+
+    def add(self, s: Snapshot) -> None:
+        """Take a snapshot, if a step is over."""
+        if s.elapsed_s - self._marks[-1][0] >= STEP_S:
+            self._marks.append((s.elapsed_s, s.done, s.tokens.completion.total or 0))
+
+    def rates(self, column: int) -> list[float]:
+        """Per second for each step: column 1 is rows, 2 answer tokens."""
+        marks = list(self._marks)
+        return [(b[column] - a[column]) / (b[0] - a[0]) for a, b in pairwise(marks)]
+
+
+def bars(values: Sequence[float], width: int) -> str:
+    """Values as a line of blocks, the newest at the right."""
+    shown = values[-width:]
+    top = max(shown, default=0.0)
+    if top <= 0:
+        return ""
+    return "".join(_BLOCKS[round(value / top * 8)] for value in shown)
+
+
+class _View:
+    """The whole screen: parts below give way where it is low."""
+
+    def __init__(self, board: Dashboard, snapshot: Snapshot) -> None:
+        self._board = board
+        self._s = snapshot
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
+        board, width = self._board, options.max_width
+        left = (options.height or console.size.height) - _HEADS - 3
+        parts: list[RenderableType] = [
+            Text(board.header, style="bold", no_wrap=True, overflow="ellipsis"),
+            RunView(self._s),
+            *_history(board.history, width),
+        ]
+        notes = list(board.notes)[-_NOTES:]
+        left -= len(notes) + 2
+        lines = board.live.endpoints() if board.live else []
+        shown = lines_shown(lines, max(2, min(len(lines), left // 2)))
+        parts += [Rule("endpoints", style="dim"), _endpoints(shown, len(lines))]
+        left -= len(shown) + 3
+        errors = self._s.errors[: max(0, min(4, left // 2))]
+        if errors:
+            parts.append(Rule("errors", style="dim"))
+            parts += [_line(f"{e.count:,} x {e.kind}: {e.text}", "red") for e in errors]
+            left -= len(errors) + 1
+        last = list(board.live.last())[-max(0, left - 1) :] if board.live and left > 1 else []
+        if last:
+            parts.append(Rule("last answers", style="dim"))
+            parts += [
+                _line(f"{name_of(o.id, 24)}: {o.text or o.error or o.status}", _mood(o.status))
+                for o in reversed(last)
+            ]
+        parts += [_line(words, "yellow") for words in notes]
+        yield Group(*parts)
+
+
+def lines_shown(lines: Sequence[EndpointLine], most: int) -> list[EndpointLine]:
+    """Those that need attention first, then the busiest."""
+    order = sorted(lines, key=lambda e: (e.health == "ok", -e.failed, -e.in_flight))
+    return order[:most]
+
+
+def _history(history: History, width: int) -> Iterable[Text]:
+    room = max(10, min(BARS, width - 24))
+    for words, column in (("rows/s", 1), ("tokens/s", 2)):
+        values = history.rates(column)
+        if any(values):
+            line = Text(f"{words:<9}", no_wrap=True, overflow="crop")
+            line.append(bars(values, room), style="cyan").append(f" {rate(values[-1])}")
+            yield line
+
+
+def _endpoints(lines: Sequence[EndpointLine], count: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=False)
+    for name in ("endpoint", "", "in flight", "waiting", "cache", "tries", "failed"):
+        table.add_column(
+            name,
+            no_wrap=True,
+            overflow="ellipsis",
+            justify="left" if name in ("endpoint", "") else "right",
+            max_width=34 if name == "endpoint" else None,
+        )
+    for e in lines:
+        table.add_row(
+            Text(visible(e.name, 60)),
+            Text(e.health, style=_HEALTH.get(e.health, "yellow")),
+            f"{e.in_flight:,}/{e.limit:,}",
+            "" if e.waiting is None else f"{e.waiting:,}",
+            "" if e.hit_rate is None else percent(e.hit_rate),
+            f"{e.tries:,}",
+            Text(f"{e.failed:,}", style="red" if e.failed else ""),
+        )
+    if count > len(lines):
+        table.add_row(Text(f"and {count - len(lines):,} more", style="dim"))
+    return table
+
+
+def _line(words: str, style: str) -> Text:
+    return Text(visible(words, 400), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _mood(status: str) -> str:
+    return "" if status == "ok" else "red"
+
+
+class Dashboard:
+    """The display.
+
+    Messages stay on the screen for a while, and are printed below each other once it is gone.
+
+    Args:
+        console: where to draw; it decides on size and colour.
+        clock: monotonic seconds.
+    """
+
+    interval_s = REDRAW_S
+
+    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
+        self._console = console
+        self._clock = clock
+        self._drawn = float("-inf")
+        self._screen = Screen(
+            console=console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        self._once = Once()
+        self._started = False
+        self.header = ""
+        self.history = History()
+        self.notes: deque[str] = deque(maxlen=1000)
+        self.live: Live | None = None
+
+    def start(self, header: str) -> None:
+        """Take the screen."""
+        self.header = visible(header)
+        self._started = True
+        self._screen.start()
+
+    def attach(self, live: Live) -> None:
+        """Show its endpoints and last answers."""
+        self.live = live
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Draw the state, at most once a second."""
+        self.history.add(snapshot)
+        now = self._clock()
+        if now - self._drawn >= REDRAW_S:
+            self._drawn = now
+            self._screen.update(_View(self, snapshot), refresh=True)
+
+    def note(self, text: str) -> None:
+        """Show the message at the next drawing."""
+        text = visible(text)
+        if self._once.is_new(text):
+            self.notes.append(text)
+            if not self._started:
+                self._print(text)
+
+    def stop(self) -> None:
+        """Give the screen back and print what was said meanwhile."""
+        if not self._started:
+            return
+        self._started = False
+        self._screen.stop()
+        for text in self.notes:
+            self._print(text)
+        self.notes.clear()
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(f"bagent: {text}", style="yellow"), soft_wrap=False)
