@@ -37,7 +37,9 @@ def test_the_lock_holds_what_the_package_and_its_extras_ask_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = project["dependencies"] + [
-        line for name in ("local", "mcp", "fast", "test", "bench") for line in extras[name]
+        line
+        for name in ("local", "mcp", "metrics", "fast", "test", "bench")
+        for line in extras[name]
     ]
     names = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in wanted}
     assert sorted(names - set(PINNED)) == []
