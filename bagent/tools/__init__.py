@@ -33,7 +33,8 @@ kills a program's process group, interrupts a query, cancels a coroutine; a Pyth
 thread cannot be stopped, goes on, and is counted (``ToolStats.abandoned``).
 
 Calls of tools with side effects are neither shared nor kept unless the job says so
-(``coalesce: true``, ``cache: true``). Free of side effects are ``http_get``, ``read_file``,
+(``coalesce: true``, ``cache: true``). Kept unless the job says otherwise, for 60 s, are answers of
+``http_get``, ``web_search`` and ``sql``. Free of side effects are ``http_get``, ``read_file``,
 ``web_search``, ``sql``, and tools of MCP servers with ``readOnlyHint``; functions, commands,
 ``python_eval``, ``shell`` and other MCP tools count as having them.
 ``pool.has_side_effects(name)`` tells whether a call that was cut off may have done something.

@@ -55,7 +55,8 @@ def _http_get(spec: ToolSpec, room: Room) -> Tool:
     room.stack.push_async_callback(tool.close)
     schema = load_schema(http_get.SCHEMA, room.base, "http_get")
     words = f"{http_get.WORDS} Hosts that may be asked: {hosts}."
-    return make_tool(spec, spec.name or "http_get", words, schema, tool.run, side_effects=False)
+    name = spec.name or "http_get"
+    return make_tool(spec, name, words, schema, tool.run, side_effects=False, keeps=True)
 
 
 def _read_file(spec: ToolSpec, room: Room) -> Tool:
@@ -74,7 +75,8 @@ def _web_search(spec: ToolSpec, room: Room) -> Tool:
     room.stack.push_async_callback(tool.close)
     schema = load_schema(web_search.SCHEMA, room.base, "web_search")
     name = spec.name or "web_search"
-    return make_tool(spec, name, web_search.WORDS, schema, tool.run, side_effects=False)
+    words = web_search.WORDS
+    return make_tool(spec, name, words, schema, tool.run, side_effects=False, keeps=True)
 
 
 def _sql(spec: ToolSpec, room: Room) -> Tool:
@@ -100,6 +102,7 @@ def _sql(spec: ToolSpec, room: Room) -> Tool:
         load_schema(tool.schema, room.base, "sql"),
         tool.run,
         side_effects=False,
+        keeps=True,
         run_many=tool.run_many if spec.batch else None,
         abandoned=lambda: threads.abandoned,
     )

@@ -57,11 +57,14 @@ def load_schema(schema: Mapping[str, Any], base: Path, name: str) -> OutputSchem
         ) from None
 
 
-def policy_of(spec: ToolSpec, *, side_effects: bool) -> Policy:
-    """How calls are run: what the job says, else by whether running twice may do harm."""
-    cache = spec.cache
-    if cache is None:
-        cache = not side_effects
+def policy_of(spec: ToolSpec, *, side_effects: bool, keeps: bool = False) -> Policy:
+    """How calls are run: what the job says, else by whether running twice may do harm.
+
+    Args:
+        keeps: whether answers are kept where the job does not say. An answer without side effects
+            may still be another one a moment later: the time, or a file that the agent changes.
+    """
+    cache = keeps if spec.cache is None else spec.cache
     if isinstance(cache, bool):
         cache = DEFAULT_CACHE_SECONDS if cache else 0.0
     return Policy(
@@ -86,7 +89,8 @@ def make_tool(
 
     Args:
         description: what the model reads where the job has no words.
-        more: ``side_effects`` (default: True), ``run_many``, ``abandoned``.
+        more: ``side_effects`` (default: True), ``keeps`` (default: False), ``run_many``,
+            ``abandoned``.
     """
     side_effects: bool = more.get("side_effects", True)
     run_many: RunMany | None = more.get("run_many")
@@ -97,7 +101,7 @@ def make_tool(
         schema=schema,
         run=run,
         side_effects=side_effects,
-        policy=policy_of(spec, side_effects=side_effects),
+        policy=policy_of(spec, side_effects=side_effects, keeps=more.get("keeps", False)),
         run_many=run_many,
         abandoned=abandoned,
     )

@@ -70,7 +70,7 @@ class McpServer:
         self._client: Client | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._starting = asyncio.Lock()
+        self._restarting: asyncio.Task[str] | None = None
         self._restarts = 0
         self._stderr: IO[str] | None = None
 
@@ -132,6 +132,9 @@ class McpServer:
 
     async def close(self) -> None:
         """End the server."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.wait((self._restarting,))
         await self._end()
         if self._stderr is not None:
             self._stderr.close()
@@ -140,19 +143,26 @@ class McpServer:
     # --- the connection -----------------------------------------------------------------------
 
     async def _alive(self) -> Client:
-        async with self._starting:
-            if self._owner is not None and self._owner.done():
-                self._client = None
-            if self._client is None:
+        if self._owner is not None and self._owner.done():
+            self._client = None
+        if self._client is None:
+            if self._restarting is None:
                 if self._restarts >= RESTARTS:
                     raise ToolFault(f"its server ended; it was restarted {self._restarts} time")
                 self._restarts += 1
-                await self._end()
-                fault = await self._start()
-                if fault:
-                    raise ToolFault(f"its server ended and cannot be started again: {fault}")
-            assert self._client is not None
-            return self._client
+                self._restarting = asyncio.ensure_future(self._restart())
+            # All calls wait for one restart, and it goes on when one of them is cancelled.
+            fault = await asyncio.shield(self._restarting)
+            if fault or self._client is None:
+                raise ToolFault(f"its server ended and cannot be started again: {fault}")
+        return self._client
+
+    async def _restart(self) -> str:
+        try:
+            await self._end()
+            return await self._start()
+        finally:
+            self._restarting = None
 
     async def _start(self) -> str:
         """Connect; why it failed, empty if it did not."""

@@ -94,6 +94,7 @@ class _Opener:
 
     room: Room
     files: Files = field(default_factory=Files)
+    loops: dict[Path, Loops] = field(default_factory=dict)
 
     async def open(self, spec: ToolSpec) -> list[Tool]:
         """The tools of one entry: several of an MCP server, else one."""
@@ -114,9 +115,9 @@ class _Opener:
                 f"{name}: batch: {spec.batch} is no parameter of {spec.python} that is a list",
                 hint=f"its lists: {' '.join(sorted(signature.lists)) or 'none'}",
             )
-        threads, loops = Threads(name), Loops(name)
+        threads = Threads(name)
         self.room.stack.callback(threads.close)
-        self.room.stack.callback(loops.close)
+        loops = self._loops_of(spec.python.file.path)
         policy = policy_of(spec, side_effects=True)
         run = Function(
             function, signature, words, threads, loops, spec.batch or "", policy.coalesce
@@ -130,6 +131,13 @@ class _Opener:
             run_many=run.run_many if spec.batch else None,
             abandoned=lambda: threads.abandoned + loops.abandoned,
         )
+
+    def _loops_of(self, file: Path) -> Loops:
+        """One event loop for the functions of one file: they may share clients and locks."""
+        if file not in self.loops:
+            self.loops[file] = Loops(file.stem)
+            self.room.stack.callback(self.loops[file].close)
+        return self.loops[file]
 
     def _command(self, spec: ToolSpec) -> Tool:
         preset = spec.command == CLAUDE_CODE

@@ -1,0 +1,205 @@
+"""From a job's entries to a pool: defaults, order, what is loaded, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.errors import UsageError
+from bagent.tools import Policy, open_tools
+from tools.support_tools import ENV, asked, opened, spec
+
+ENTRIES: dict[str, dict[str, Any]] = {
+    "http_get": {"builtin": "http_get", "allow_hosts": ["example.org"]},
+    "read_file": {"builtin": "read_file", "root": "."},
+    "web_search": {"builtin": "web_search"},
+    "sql": {"builtin": "sql", "files": ["a.csv"]},
+    "python_eval": {"builtin": "python_eval"},
+    "shell": {"builtin": "shell"},
+    "f": {"python": "tools.py:f"},
+    "run": {"name": "run", "command": ["true"]},
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "tools.py").write_text(
+        "import asyncio\n"
+        "def f(x: int = 0) -> int:\n    return x\n"
+        "async def loop_a() -> int:\n    return id(asyncio.get_running_loop())\n"
+        "loop_b = loop_a\n"
+    )
+    return tmp_path
+
+
+def policies(base: Path, **keys: Any) -> dict[str, tuple[Policy, bool]]:
+    """The policy of every kind of tool, and whether it has side effects."""
+
+    async def main() -> dict[str, tuple[Policy, bool]]:
+        entries = [{**entry, **keys} for entry in ENTRIES.values()]
+        env = {**ENV, "BRAVE_API_KEY": "k"}
+        async with opened(base, *entries, env=env, allow_code=True) as pool:
+            tools = [pool.tool(name) for name in pool.names]
+            return {tool.name: (tool.policy, tool.side_effects) for tool in tools if tool}
+
+    return asyncio.run(main())
+
+
+def test_definitions_stand_in_the_order_of_the_job(base: Path) -> None:
+    assert list(policies(base)) == list(ENTRIES)
+
+
+def test_only_tools_without_side_effects_share_and_keep_by_default(base: Path) -> None:
+    found = policies(base)
+    assert {name for name, (_, effects) in found.items() if not effects} == {
+        *("http_get", "read_file", "web_search", "sql")
+    }
+    assert {name for name, (policy, _) in found.items() if policy.coalesce} == {
+        *("http_get", "read_file", "web_search", "sql")
+    }
+    assert {name for name, (policy, _) in found.items() if policy.cache_seconds} == {
+        *("http_get", "web_search", "sql")
+    }
+
+
+def test_what_the_job_says_goes_before_the_defaults(base: Path) -> None:
+    keys = {
+        "cache": "5m",
+        "coalesce": True,
+        "timeout": "3s",
+        "rate_limit": "30/m",
+        "max_tokens": 7,
+        "concurrency": 2,
+    }
+    for policy, _ in policies(base, **keys).values():
+        assert policy == Policy(3.0, 0.5, 300.0, True, 7, 2)
+    for policy, _ in policies(base, cache=False, coalesce=False).values():
+        assert (policy.cache_seconds, policy.coalesce) == (None, False)
+    for policy, _ in policies(base, cache=True, timeout="none").values():
+        assert (policy.cache_seconds, policy.timeout) == (60.0, None)
+
+
+def test_functions_of_one_file_share_an_event_loop(base: Path) -> None:
+    async def main() -> list[str]:
+        entries = ({"python": "tools.py:loop_a"}, {"python": "tools.py:loop_b"})
+        async with opened(base, *entries) as pool:
+            return [(await pool.call(asked(name))).text for name in ("loop_a", "loop_b")]
+
+    first, second = asyncio.run(main())
+    assert first == second
+
+
+def test_two_entries_may_be_one_tool_under_two_names(base: Path) -> None:
+    async def main() -> list[str]:
+        entry = ENTRIES["read_file"]
+        async with opened(base, entry, {**entry, "name": "again"}) as pool:
+            return pool.names
+
+    assert asyncio.run(main()) == ["read_file", "again"]
+
+
+def test_a_builtin_tool_that_is_not_there_is_told(base: Path) -> None:
+    async def main() -> None:
+        made = spec(base, builtin="shell").model_copy(update={"builtin": "telnet"})
+        async with open_tools([made], base, ENV):
+            raise AssertionError("it was opened")
+
+    with pytest.raises(UsageError, match="no built-in tool telnet"):
+        asyncio.run(main())
+
+
+PIECES = ['"', "{", "\\", "é", "\0", ""]
+"""What is put into texts, or in place of parts of them."""
+
+PROGRAM = """
+import asyncio, json, sys
+from pathlib import Path
+for name in json.loads(sys.argv[1]):
+    sys.modules[name] = None
+from bagent.job.spec_agent import ToolSpec
+from bagent.job.context import LoadContext
+from bagent.tools import open_tools
+base = Path(sys.argv[2])
+entries = json.loads(sys.argv[3])
+context = LoadContext(base, base, {})
+specs = [ToolSpec.model_validate(one, context=context) for one in entries]
+async def main():
+    async with open_tools(specs, base, {"PATH": "/bin:/usr/bin"}) as pool:
+        print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+asyncio.run(main())
+"""
+
+
+def in_process(
+    base: Path, missing: list[str], *entries: dict[str, Any]
+) -> subprocess.CompletedProcess[str]:
+    """A program that opens tools where packages are missing, and tells what it has loaded."""
+    words = [json.dumps(missing), str(base), json.dumps(entries)]
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_packages_are_loaded_only_by_tools_that_need_them(base: Path) -> None:
+    done = in_process(base, [], ENTRIES["http_get"], ENTRIES["read_file"], ENTRIES["f"])
+    loaded = set(json.loads(done.stdout))
+    assert not loaded & {"duckdb", "mcp", "httpx2", "httpx", "openai", "boto3", "rich", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("package", "entry", "hint"),
+    [
+        ("duckdb", ENTRIES["sql"], "pip install duckdb"),
+        ("mcp", {"mcp": ["true"]}, "pip install 'bagent[mcp]'"),
+    ],
+)
+def test_a_package_that_is_missing_is_told_with_the_command_that_mends_it(
+    base: Path, package: str, entry: dict[str, Any], hint: str
+) -> None:
+    done = in_process(base, [package], entry)
+    assert "MissingPackage" in done.stderr
+    assert hint in done.stderr
+
+
+def test_no_text_that_a_model_may_write_makes_a_call_raise(base: Path) -> None:
+    rng = random.Random(4)
+    seeds = [
+        '{"x": 1}',
+        '{"x": "\\ud800", "y": [1, {"z": null}]}',
+        '"{\\"x\\": 1}"',
+        '{"x": 1' + "0" * 400 + "}",
+        '{"x": 1e999, "x": -0.0}',
+        "[[[[]]]]",
+        '{"": {"": {"": {}}}}',
+        "\ufeff{}",
+        "\ud83d",
+        "NaN",
+        '{"x": NaN}',
+        "9" * 5000,
+    ]
+
+    async def main() -> set[str | None]:
+        errors: set[str | None] = set()
+        async with opened(base, ENTRIES["f"]) as pool:
+            for _ in range(2000):
+                text = list(rng.choice(seeds))
+                for _ in range(rng.randrange(4)):
+                    place = rng.randrange(len(text) + 1)
+                    text[place : place + rng.randrange(3)] = rng.choice(
+                        ['"', "{", "\\", "é", "\0", ""]
+                    )
+                result = await pool.call(asked("f", "".join(text)))
+                assert len(result.text) < 2500
+                result.text.encode("utf-8")
+                errors.add(result.error)
+        return errors
+
+    assert asyncio.run(main()) == {None, "bad_arguments"}
