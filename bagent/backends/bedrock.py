@@ -181,6 +181,8 @@ class BedrockBackend:
             if left is not None and left <= 0:
                 what = "sent nothing more" if begun else "sent no first token"
                 return f"{what} within {limit:g} s"
+            if not begun and timeouts.idle is not None:  # it may begin, and stall, meanwhile
+                left = timeouts.idle if left is None else min(left, timeouts.idle)
             done, _ = await asyncio.wait({running}, timeout=left)
             if done:
                 return ""

@@ -1,0 +1,123 @@
+"""Each hosted backend with a server that speaks its provider's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+
+from bagent.backends.base import Backend, Exchange, Timeouts
+from bagent.backends.bedrock import BedrockConfig
+from bagent.backends.choose import BackendConfig, make_backend
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.keys import KeySource
+from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.backends.transport import Transport
+from bagent.types import Failure, Reply
+from support.provider_bedrock import BedrockWire
+from support.provider_server import Fault, ProviderServer, serve
+from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
+
+SECRET = "key-5up3rs3cret"
+QUICK = Timeouts(connect=5.0, first_token=5.0, idle=5.0, total=10.0)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a town.",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    },
+}
+
+
+class Provider(msgspec.Struct, frozen=True):
+    """One kind of backend under test."""
+
+    kind: str
+    wire: Callable[[], Wire]
+
+    def endpoint(self, url: str, key: str = SECRET) -> Endpoint:
+        """An endpoint called ``here`` at the server's address."""
+        if self.kind == "anthropic":
+            headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+            return Endpoint("here", f"{url}/v1", headers=headers)
+        headers = {"Authorization": f"Bearer {key}"}
+        return Endpoint("here", url if self.kind == "bedrock" else f"{url}/v1", headers=headers)
+
+    def backend(
+        self,
+        url: str,
+        notice: Callable[[str], None] = lambda _: None,
+        keys: KeySource | None = None,
+    ) -> Backend:
+        """A backend with connections of its own."""
+        reached = BedrockConfig(4, region="us-east-1", endpoint_url=url, proxy="none")
+        config = BackendConfig(keys=keys, bedrock=reached)
+        return make_backend(self.kind, Transport(), config, notice)
+
+
+PROVIDERS = [
+    Provider("openai", OpenAIWire),
+    Provider("anthropic", AnthropicWire),
+    Provider("bedrock", BedrockWire),
+]
+
+
+class Talk(msgspec.Struct):
+    """What came of the calls: the exchanges in order, the server, what people were told."""
+
+    exchanges: list[Exchange]
+    server: ProviderServer
+    notices: list[str]
+
+    @property
+    def reply(self) -> Reply:
+        """The last result, which must be a reply."""
+        (found,) = self.exchanges[-1].results
+        assert isinstance(found, Reply), found
+        assert self.server.faults == []
+        return found
+
+    @property
+    def failure(self) -> Failure:
+        """The last result, which must be a failure."""
+        (found,) = self.exchanges[-1].results
+        assert isinstance(found, Failure), found
+        assert self.server.faults == []
+        return found
+
+
+def call(
+    *messages: dict[str, Any], stream: bool = False, max_tokens: int | None = None, **settings: Any
+) -> Request:
+    """A call of model ``m-1``; ``settings`` are fields of CallSettings."""
+    told = list(messages) or [{"role": "user", "content": "Say hello."}]
+    fields: dict[str, Any] = {"model": "m-1", "sampling": {}, "extra": {}, **settings}
+    payload = encode_payload(told)
+    return Request(
+        CallSettings(**fields), payload, messages=told, stream=stream, max_tokens=max_tokens
+    )
+
+
+def ask(
+    provider: Provider,
+    *script: Say | Fault,
+    calls: list[Request] | None = None,
+    timeouts: Timeouts = QUICK,
+) -> Talk:
+    """Send the calls one after the other to a server with that script."""
+
+    async def main() -> Talk:
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serve(provider.wire(), *script))
+            notices: list[str] = []
+            backend = provider.backend(server.url, notices.append)
+            stack.push_async_callback(backend.close)
+            to = provider.endpoint(server.url)
+            found = [await backend.send(to, [one], timeouts) for one in calls or [call()]]
+            return Talk(found, server, notices)
+
+    return asyncio.run(main())

@@ -1,0 +1,84 @@
+"""Streamed messages put together, however they are cut into bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from bagent.backends.anthropic_stream import AnthropicStream
+from bagent.types import Failure, Reply
+from support.provider_wire import AnthropicWire, Say, sse
+
+SAY = Say(text="hällo", calls=(("t1", "f", {"a": 1}), ("t2", "g", {})), thought="hm")
+
+
+def reader(events: Sequence[bytes]) -> AnthropicStream:
+    ticks = iter(range(1, 10_000))
+    found = AnthropicStream(0.0, lambda: float(next(ticks)))
+    for event in events:
+        found.feed(event)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 4096])
+def test_bytes_may_be_cut_anywhere(size: int) -> None:
+    raw = b"".join(AnthropicWire().events(SAY))
+    found = reader([raw[at : at + size] for at in range(0, len(raw), size)]).result()
+    assert isinstance(found, Reply)
+    assert (found.text, found.reasoning) == ("hällo", "hm")
+    assert [call.arguments for call in found.tool_calls] == ['{"a":1}', "{}"]
+    assert found.blocks is not None
+    assert found.blocks[0] == {"type": "thinking", "thinking": "hm", "signature": "s1g=="}
+
+
+def test_a_tool_call_is_there_as_soon_as_its_block_ends() -> None:
+    events = AnthropicWire().events(SAY)
+    found = reader([])
+    seen = []
+    for event in events:
+        found.feed(event)
+        seen.append(len(found.tool_calls))
+    first = seen.index(1)
+    assert b"content_block_stop" in events[first]
+    assert first < len(events) - 3
+
+
+def test_counts_are_cumulative_and_the_last_ones_hold() -> None:
+    found = reader(AnthropicWire().events(Say(completion=41))).result()
+    assert isinstance(found, Reply)
+    assert (found.usage.prompt, found.usage.completion) == (30, 41)
+
+
+def test_pings_are_no_sign_of_an_answer() -> None:
+    ping = sse({"type": "ping"}, "ping")
+    found = reader([ping, ping])
+    assert (found.pieces, found.first_token) == (0, None)
+
+
+@pytest.mark.parametrize("kept", range(1, 8))
+def test_a_stream_without_its_stop_reason_is_no_answer(kept: int) -> None:
+    events = AnthropicWire().events(Say(text="hello world"))
+    found = reader(events[:kept]).result()
+    assert isinstance(found, Failure)
+    assert (found.kind, found.passing) == ("bad_response", True)
+
+
+def test_a_stream_cut_after_its_stop_reason_is_whole() -> None:
+    events = AnthropicWire().events(Say())
+    found = reader(events[:-1])
+    assert found.whole
+    assert not found.done
+    assert isinstance(found.result(), Reply)
+
+
+def test_garbage_among_the_events_is_a_failure_that_shows_it() -> None:
+    found = reader([*AnthropicWire().events(Say())[:3], b"data: {broken\n\n"]).result()
+    assert isinstance(found, Failure)
+    assert "{broken" in found.message
+
+
+def test_a_page_in_place_of_a_stream_is_shown() -> None:
+    found = reader([b"<h1>bad gateway</h1>\n"]).result()
+    assert isinstance(found, Failure)
+    assert "bad gateway" in found.message

@@ -1,0 +1,150 @@
+"""Anthropic's Messages API: bodies, caches, usage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backends.support_providers import WEATHER, call
+from bagent.backends.anthropic_wire import (
+    MAX_TOKENS,
+    AnthropicWriter,
+    read_message,
+    read_usage,
+    tool_choice,
+    tool_definition,
+)
+from bagent.backends.forms import Form
+from bagent.backends.prefix_cache import SharedPrefix
+from bagent.backends.request import Request
+from bagent.types import Failure, Message, Reply, Usage
+
+LONG = "rule " * 1000
+MARK = {"type": "ephemeral"}
+
+
+def body(*calls: Request) -> dict[str, Any]:
+    """The body of the last call, after those before it went out."""
+    writer = AnthropicWriter("m-1", Form(), SharedPrefix())
+    *_, last = [writer.body(one, stream=False) for one in calls]
+    found: dict[str, Any] = json.loads(last)
+    return found
+
+
+def said(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
+
+
+def test_max_tokens_is_always_sent() -> None:
+    assert body(call())["max_tokens"] == MAX_TOKENS
+    assert body(call(max_tokens=5))["max_tokens"] == 5
+    assert body(call(extra={"max_tokens": 7}, max_tokens=5))["max_tokens"] == 7
+
+
+def test_sampling_has_anthropics_names_and_what_is_not_set_is_not_sent() -> None:
+    found = body(call(sampling={"temperature": 0, "stop": ("a", "b"), "seed": 1, "top_k": 5}))
+    assert found["stop_sequences"] == ["a", "b"]
+    assert (found["temperature"], found["top_k"]) == (0, 5)
+    assert not {"seed", "top_p", "stream", "system", "tools", "output_config"} & found.keys()
+    assert body(call(sampling={"stop": "x"}))["stop_sequences"] == ["x"]
+
+
+def test_an_unknown_parameter_is_never_dropped_in_silence() -> None:
+    with pytest.raises(ValueError, match="min_p"):
+        body(call(sampling={"min_p": 0.1}))
+
+
+@pytest.mark.parametrize(
+    ("effort", "fields"),
+    [
+        ("high", {"output_config": {"effort": "high"}}),
+        ("minimal", {"output_config": {"effort": "low"}}),
+        ("none", {"thinking": {"type": "disabled"}}),
+    ],
+)
+def test_effort_is_told_in_anthropics_words(effort: str, fields: dict[str, Any]) -> None:
+    found = body(call(sampling={"reasoning_effort": effort}))
+    assert {name: found[name] for name in fields} == fields
+
+
+def test_tools_and_their_choice_are_translated() -> None:
+    told = tool_definition(WEATHER)
+    assert told["input_schema"]["properties"] == {"town": {"type": "string"}}
+    assert told["description"] == "The weather of a town."
+    own = {"type": "web_search_20250305", "name": "web_search"}
+    assert tool_definition(own) == own
+    assert tool_choice("required") == {"type": "any"}
+    assert tool_choice({"type": "function", "function": {"name": "f"}}) == {
+        "type": "tool",
+        "name": "f",
+    }
+
+
+def test_a_long_system_text_is_marked_for_the_cache_and_a_short_one_is_not() -> None:
+    found = body(call(said("system", LONG), said("user", "x")))
+    assert found["system"] == [{"type": "text", "text": LONG, "cache_control": MARK}]
+    assert "cache_control" not in json.dumps(body(call(said("system", "s"), said("user", "x"))))
+
+
+def test_a_shared_user_prefix_is_marked_and_the_text_stays_whole() -> None:
+    first, second = (call(said("user", f"{LONG}gene {name}")) for name in ("TP53", "KRAS"))
+    content = body(first, second)["messages"][0]["content"]
+    assert [block["text"] for block in content] == [LONG + "gene ", "KRAS"]
+    assert [block.get("cache_control") for block in content] == [MARK, None]
+
+
+def test_tools_without_a_system_text_carry_the_mark() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": LONG}}
+    assert body(call(tools=(WEATHER, tool)))["tools"][-1]["cache_control"] == MARK
+
+
+def test_the_end_of_a_conversation_with_tools_is_marked_for_its_next_turn() -> None:
+    messages = [said("system", LONG), said("user", "x"), said("assistant", "y"), said("user", "z")]
+    found = body(call(*messages, tools=(WEATHER,)))
+    assert found["messages"][-1]["content"][-1]["cache_control"] == MARK
+    assert "cache_control" not in json.dumps(found["messages"][:-1])
+
+
+def test_an_answer_begun_for_the_model_ends_without_blanks() -> None:
+    found = body(call(said("user", "x"), said("assistant", "It is \n")))
+    assert found["messages"][-1]["content"] == [{"type": "text", "text": "It is"}]
+
+
+def test_a_prompt_of_system_text_only_is_said_to_lack_a_user_message() -> None:
+    with pytest.raises(ValueError, match="user message"):
+        body(call(said("system", "x")))
+
+
+def test_a_prompt_is_what_was_read_written_and_neither() -> None:
+    told = {
+        "input_tokens": 5,
+        "cache_creation_input_tokens": 100,
+        "cache_read_input_tokens": 2000,
+        "output_tokens": 7,
+        "output_tokens_details": {"thinking_tokens": 3},
+    }
+    assert read_usage(told) == Usage(2105, 2000, 7, 3, 100)
+    assert read_usage({"input_tokens": 5, "output_tokens": 7}) == Usage(5, None, 7)
+    assert read_usage(None) == Usage()
+
+
+@pytest.mark.parametrize("raw", [b"<h1>gateway</h1>", b"[]", b'{"content":null}', b""])
+def test_no_message_behind_200_is_a_passing_failure_with_its_text(raw: bytes) -> None:
+    found = read_message(raw, "text/html", {})
+    assert isinstance(found, Failure)
+    assert (found.kind, found.passing) == ("bad_response", True)
+
+
+def test_an_error_behind_200_is_found() -> None:
+    raw = b'{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}'
+    found = read_message(raw, "application/json", {})
+    assert isinstance(found, Failure)
+    assert found.kind == "overloaded"
+
+
+def test_an_answer_without_a_stop_reason_keeps_none() -> None:
+    found = read_message(b'{"content":[{"type":"text","text":"a"}],"stop_reason":null}', "", {})
+    assert isinstance(found, Reply)
+    assert found.finish_reason is None

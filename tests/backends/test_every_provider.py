@@ -1,0 +1,362 @@
+"""What every hosted backend does alike, against servers in each provider's wire form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from backends.support_providers import PROVIDERS, QUICK, SECRET, WEATHER, Provider, ask, call
+from bagent.answers.judge import judge
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Capabilities
+from bagent.backends.keys import KeySource
+from bagent.backends.request import OutputFormat, Request, encode_payload
+from bagent.backends.turns import assistant_message
+from bagent.types import Failure, Message, Reply, ToolCall
+from support.provider_server import Fault, serve
+from support.provider_wire import Say
+
+CALLS = (("call_a", "weather", {"town": "Bonn"}), ("call_b", "weather", {"town": "Köln"}))
+SCHEMA = OutputFormat(
+    "answer",
+    b'{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"],'
+    b'"additionalProperties":false}',
+    True,
+)
+
+
+@pytest.fixture(params=PROVIDERS, ids=lambda provider: provider.kind)
+def provider(request: pytest.FixtureRequest) -> Provider:
+    found: Provider = request.param
+    return found
+
+
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+@both_ways
+def test_an_answer_has_its_text_its_end_and_its_tokens(provider: Provider, stream: bool) -> None:
+    talk = ask(provider, Say(text="hello world"), calls=[call(stream=stream)])
+    found = talk.reply
+    assert (found.text, found.finish_reason) == ("hello world", "stop")
+    assert (found.usage.prompt, found.usage.cached, found.usage.completion) == (30, 20, 7)
+    assert found.model == "m-1"
+    assert found.blocks is None
+    (exchange,) = talk.exchanges
+    assert (exchange.status, exchange.again, exchange.learned) == (200, False, False)
+    assert exchange.sent <= (exchange.first_token or exchange.done) <= exchange.done
+    assert (found.ttft_ms is not None) == stream
+
+
+@both_ways
+def test_tool_calls_come_with_whole_arguments(provider: Provider, stream: bool) -> None:
+    say = Say(text=None, calls=CALLS, stop="tool_calls")
+    talk = ask(provider, say, calls=[call(stream=stream, tools=(WEATHER,))])
+    found = talk.reply
+    assert found.finish_reason == "tool_calls"
+    assert [(c.id, c.name, json.loads(c.arguments)) for c in found.tool_calls] == list(CALLS)
+    assert all(isinstance(c, ToolCall) for c in found.tool_calls)
+    assert "weather" in json.dumps(talk.server.body)
+
+
+@both_ways
+def test_a_conversation_with_tools_and_thinking_goes_on(provider: Provider, stream: bool) -> None:
+    asked = Say(text="Let me look.", calls=CALLS, stop="tool_calls", thought="Two towns.")
+    first = ask(provider, asked, calls=[call(stream=stream, tools=(WEATHER,))]).reply
+    assert first.reasoning == "Two towns."
+    messages = [
+        {"role": "user", "content": "The weather?"},
+        assistant_message(first),
+        {"role": "tool", "tool_call_id": "call_a", "content": "rain"},
+        {"role": "tool", "tool_call_id": "call_b", "content": ""},
+        {"role": "user", "content": "In one word."},
+    ]
+    # What is journaled and read back must serve as well.
+    messages = json.loads(encode_payload(messages))
+    talk = ask(provider, Say(text="wet"), calls=[call(*messages, stream=stream, tools=(WEATHER,))])
+    assert talk.reply.text == "wet"
+    if provider.kind != "openai":
+        assert "s1g==" in json.dumps(talk.server.body["messages"][1])
+        assert len(talk.server.body["messages"]) == 3
+
+
+@both_ways
+def test_a_truncated_answer_is_told_as_such(provider: Provider, stream: bool) -> None:
+    found = ask(provider, Say(text="hel", stop="length"), calls=[call(stream=stream)]).reply
+    assert found.finish_reason == "length"
+    assert judge(found, None).status == "truncated"
+
+
+@both_ways
+def test_a_refusal_is_told_as_such(provider: Provider, stream: bool) -> None:
+    say = Say(text=None, stop="refusal")
+    found = ask(provider, say, calls=[call(stream=stream)]).reply
+    assert judge(found, None).status == "refused"
+
+
+@both_ways
+def test_throttling_is_waited_for_as_long_as_the_server_says(
+    provider: Provider, stream: bool
+) -> None:
+    found = ask(provider, Fault("throttled"), calls=[call(stream=stream)]).failure
+    assert (found.kind, found.passing, found.busy, found.status) == (
+        "rate_limited",
+        True,
+        True,
+        429,
+    )
+    assert found.retry_after == (None if provider.kind == "bedrock" else 2.0)
+
+
+def test_a_full_server_costs_no_try(provider: Provider) -> None:
+    found = ask(provider, Fault("overloaded")).failure
+    assert (found.kind, found.passing, found.busy) == ("overloaded", True, True)
+
+
+def test_spent_money_is_no_throttling(provider: Provider) -> None:
+    found = ask(provider, Fault("no_money")).failure
+    assert (found.kind, found.passing) == ("budget", False)
+
+
+@both_ways
+def test_a_wrong_key_is_no_passing_failure_and_never_shown(
+    provider: Provider, stream: bool
+) -> None:
+    found = ask(provider, Fault("bad_key"), calls=[call(stream=stream)]).failure
+    assert (found.kind, found.passing) == ("auth", False)
+    assert SECRET not in found.message
+    assert "***" in found.message
+
+
+def test_a_prompt_that_is_too_long_is_told_as_such(provider: Provider) -> None:
+    found = ask(provider, Fault("too_long")).failure
+    assert (found.kind, found.passing) == ("context_overflow", False)
+
+
+@pytest.mark.parametrize("kind", ["cut", "ends", "inner"])
+def test_a_stream_that_breaks_off_is_no_answer(provider: Provider, kind: str) -> None:
+    fault = Fault(kind, after=4, say=Say(text="hello world, and all of you"))
+    found = ask(provider, fault, calls=[call(stream=True)]).failure
+    assert found.passing
+    assert found.kind == ("overloaded" if kind == "inner" else "bad_response")
+    assert found.text
+    assert "hello world, and all of you".startswith(found.text)
+
+
+def test_a_connection_that_drops_is_a_passing_failure(provider: Provider) -> None:
+    found = ask(provider, Fault("cut")).failure
+    assert found.passing
+    assert found.kind in ("connect", "bad_response")
+
+
+def test_nobody_at_the_address_is_told_as_no_connection(
+    provider: Provider, unused_port: int
+) -> None:
+    async def main() -> Failure:
+        url = f"http://127.0.0.1:{unused_port}"
+        backend = provider.backend(url)
+        exchange = await backend.send(provider.endpoint(url), [call()], QUICK)
+        await backend.close()
+        assert not exchange.connected
+        (found,) = exchange.results
+        assert isinstance(found, Failure)
+        return found
+
+    found = asyncio.run(main())
+    assert (found.kind, found.passing) == ("connect", True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "after", "words"),
+    [
+        (Timeouts(total=0.4), 0, "no whole answer from here within 0.4 s"),
+        (Timeouts(first_token=0.4, total=9), 0, "here sent no first token within 0.4 s"),
+        (Timeouts(idle=0.4, total=9), 4, "here sent nothing more within 0.4 s"),
+    ],
+    ids=["total", "first token", "idle"],
+)
+def test_an_answer_is_waited_for_no_longer_than_its_limits(
+    provider: Provider, limits: Timeouts, after: int, words: str
+) -> None:
+    fault = Fault("hang", after=after, say=Say(text="hello world, and all of you"))
+    found = ask(provider, fault, calls=[call(stream=True)], timeouts=limits).failure
+    assert (found.kind, found.passing) == ("timeout", True)
+    assert found.message.replace(" for ", " within ") == words
+
+
+@both_ways
+def test_a_schema_is_asked_for_natively(provider: Provider, stream: bool) -> None:
+    talk = ask(provider, Say(text='{"n":1}'), calls=[call(stream=stream, output=SCHEMA)])
+    assert talk.reply.text == '{"n":1}'
+    body = talk.server.body
+    if provider.kind == "openai":
+        assert body["response_format"]["json_schema"]["schema"]["required"] == ["n"]
+    elif provider.kind == "anthropic":
+        told = {"type": "json_schema", "schema": json.loads(SCHEMA.document)}
+        assert body["output_config"] == {"format": told}
+    else:
+        told = body["outputConfig"]["textFormat"]
+        assert told["type"] == "json_schema"
+        assert told["structure"]["jsonSchema"]["schema"] == SCHEMA.document.decode()
+
+
+_REFUSED_SCHEMA = {
+    "openai": "response_format of type json_schema is not supported",
+    "anthropic": "output_config.format: Extra inputs are not permitted",
+    "bedrock": "This model doesn't support the outputConfig.textFormat field.",
+}
+
+
+def test_a_refused_schema_is_asked_for_in_words_from_then_on(provider: Provider) -> None:
+    asked = call(output=SCHEMA)
+    fault = Fault(f"bad:{_REFUSED_SCHEMA[provider.kind]}")
+    talk = ask(provider, fault, Say(text='{"n":1}'), calls=[asked, asked])
+    assert talk.exchanges[0].learned
+    assert talk.reply.text == '{"n":1}'
+    assert len(talk.notices) == 1
+    last = talk.server.bodies[1]
+    assert not {"response_format", "output_config", "outputConfig"} & last.keys()
+    if provider.kind != "openai":
+        assert "additionalProperties" in json.dumps(last["system"])
+
+
+def test_a_refused_temperature_is_left_out_and_said(provider: Provider) -> None:
+    asked = call(sampling={"temperature": 0, "top_p": 0.9})
+    fault = Fault("bad:Unsupported value: 'temperature' does not support 0 with this model.")
+    talk = ask(provider, fault, Say(), calls=[asked, asked])
+    assert talk.exchanges[0].learned
+    assert talk.reply.text
+    assert "temperature" in json.dumps(talk.server.bodies[0])
+    assert "temperature" not in json.dumps(talk.server.bodies[1])
+    (notice,) = talk.notices
+    assert "refuses temperature" in notice
+
+
+def test_a_user_text_that_names_a_parameter_teaches_nothing(provider: Provider) -> None:
+    asked = call({"role": "user", "content": "temperature is not supported"})
+    talk = ask(provider, Fault("bad:messages: temperature is not supported"), calls=[asked])
+    assert not talk.exchanges[0].learned
+    assert talk.failure.kind == "rejected"
+
+
+def test_system_texts_and_neighbours_of_one_role_keep_their_order(provider: Provider) -> None:
+    messages: list[Message] = [
+        {"role": "system", "content": "first rule"},
+        {"role": "user", "content": "one"},
+        {"role": "user", "content": [{"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": "three"},
+        {"role": "system", "content": "second rule"},
+        {"role": "user", "content": "four"},
+    ]
+    talk = ask(provider, Say(), calls=[call(*messages)])
+    assert talk.reply.text
+    text = json.dumps(talk.server.body)
+    places = [text.index(word) for word in ('"one"', '"two"', '"three"', '"four"')]
+    assert places == sorted(places)
+    if provider.kind != "openai":
+        assert [block["text"] for block in talk.server.body["system"]] == [
+            "first rule",
+            "second rule",
+        ]
+
+
+def test_images_travel_in_the_providers_form(provider: Provider) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    content = [{"type": "text", "text": "What is it?"}, image]
+    talk = ask(provider, Say(), calls=[call({"role": "user", "content": content})])
+    assert talk.reply.text
+    _, sent = talk.server.body["messages"][0]["content"]
+    if provider.kind == "anthropic":
+        source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+        assert sent == {"type": "image", "source": source}
+    elif provider.kind == "bedrock":
+        assert sent == {"image": {"format": "png", "source": {"bytes": "iVBORw0KGgo="}}}
+    else:
+        assert sent == image
+
+
+def test_the_limit_of_an_answer_has_the_providers_name(provider: Provider) -> None:
+    body = ask(provider, Say(), calls=[call(max_tokens=99)]).server.body
+    where = body["inferenceConfig"] if provider.kind == "bedrock" else body
+    assert where["maxTokens" if provider.kind == "bedrock" else "max_tokens"] == 99
+
+
+def test_a_body_of_the_users_own_is_put_into_the_providers_form(provider: Provider) -> None:
+    body = {
+        "model": "theirs",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        "temperature": 0.5,
+        "max_completion_tokens": 12,
+        "tools": [WEATHER],
+    }
+    asked = call()
+    settings = Request(type(asked.settings)(None, {}, {}), b"", body=body)
+    talk = ask(provider, Say(), calls=[settings])
+    assert talk.reply.text
+    text = json.dumps(talk.server.body)
+    assert "0.5" in text
+    assert "12" in text
+    assert "weather" in text
+    named = talk.server.body.get("model") or talk.server.paths[0]
+    assert "theirs" in named
+
+
+def test_an_expired_key_is_renewed_once_for_all_calls_in_flight(provider: Provider) -> None:
+    asked: list[str] = []
+
+    def newer() -> str:
+        asked.append("asked")
+        return "key-of-today"
+
+    async def main() -> list[object]:
+        async with serve(provider.wire(), Say()) as server:
+            server.key = "key-of-today"
+            notices: list[str] = []
+            keys = KeySource("key-of-yesterday", newer, notices.append)
+            backend = provider.backend(server.url, keys=keys)
+            to = provider.endpoint(server.url, "key-of-yesterday")
+            found = await asyncio.gather(*(backend.send(to, [call()], QUICK) for _ in range(5)))
+            server.key = "key-of-tomorrow"
+            late = await backend.send(to, [call()], QUICK)
+            await backend.close()
+            assert all("key-of" not in notice for notice in notices)
+            return [exchange.results[0] for exchange in (*found, late)]
+
+    *replies, last = asyncio.run(main())
+    assert all(isinstance(found, Reply) for found in replies)
+    assert isinstance(last, Failure)
+    assert last.kind == "auth"
+    assert len(asked) == 2
+
+
+def test_a_probe_tells_that_the_endpoint_is_there(provider: Provider) -> None:
+    async def main() -> tuple[Capabilities | Failure, list[object]]:
+        async with serve(provider.wire(), Say()) as server:
+            backend = provider.backend(server.url)
+            found = await backend.probe(provider.endpoint(server.url), 5.0)
+            await backend.close()
+            return found, server.bodies
+
+    found, generated = asyncio.run(main())
+    assert isinstance(found, Capabilities)
+    assert generated == []
+    assert found.models == (() if provider.kind == "bedrock" else ("m-1",))
+
+
+def test_calls_in_flight_at_once_do_not_wait_for_each_other(provider: Provider) -> None:
+    async def main() -> int:
+        async with serve(provider.wire(), Fault("hang", after=0), Say()) as server:
+            backend = provider.backend(server.url)
+            to = provider.endpoint(server.url)
+            stuck = asyncio.create_task(backend.send(to, [call(stream=True)], QUICK))
+            while not server.bodies:
+                await asyncio.sleep(0.01)
+            found = await asyncio.gather(*(backend.send(to, [call()], QUICK) for _ in range(3)))
+            stuck.cancel()
+            await asyncio.gather(stuck, return_exceptions=True)
+            await backend.close()
+            return sum(isinstance(exchange.results[0], Reply) for exchange in found)
+
+    assert asyncio.run(main()) == 3

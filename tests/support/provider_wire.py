@@ -1,0 +1,310 @@
+"""Providers' wire forms for one neutral answer, and the rules that each makes of requests.
+
+``Say`` is what a model says; a wire writes it as its provider would, whole or streamed, and
+complains of requests that the provider would refuse.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+import msgspec
+
+Json = Any
+
+
+class Say(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. ``calls`` are (id, name, arguments); ``thought`` is thinking with a signature.
+
+    ``prompt`` counts the whole prompt, ``cached`` what was read from a cache and ``written``
+    what was written to one.
+    """
+
+    text: str | None = "hello world"
+    calls: tuple[tuple[str, str, dict[str, Json]], ...] = ()
+    stop: str = "stop"
+    thought: str | None = None
+    prompt: int = 30
+    cached: int = 20
+    written: int = 0
+    completion: int = 7
+
+
+class Wire(Protocol):
+    """One provider's protocol, as a server speaks it."""
+
+    def complaint(self, body: Json) -> str | None:
+        """What is wrong with a request, None if nothing is."""
+        ...
+
+    def streamed(self, path: str, body: Json) -> bool:
+        """Whether the request asks for a stream."""
+        ...
+
+    def whole(self, say: Say) -> Json:
+        """The body of an answer."""
+        ...
+
+    def events(self, say: Say) -> list[bytes]:
+        """The pieces of a streamed answer."""
+        ...
+
+    def error(self, kind: str) -> tuple[int, dict[str, str], Json]:
+        """Status, headers and body of a refusal: throttled, overloaded, no_money, bad_key,
+        too_long, or ``bad:WORDS`` for a request that is wrong."""
+        ...
+
+    def inner_error(self) -> bytes:
+        """The piece of a stream that reports an error."""
+        ...
+
+
+# --- OpenAI -----------------------------------------------------------------------------------
+
+
+class OpenAIWire:
+    """Chat completions."""
+
+    content_type = "text/event-stream"
+
+    def complaint(self, body: Json) -> str | None:
+        """OpenAI takes roles in any order; only what it never takes is refused."""
+        known = {"system", "developer", "user", "assistant", "tool"}
+        roles = [message.get("role") for message in body["messages"]]
+        return None if set(roles) <= known else f"roles {roles}"
+
+    def streamed(self, path: str, body: Json) -> bool:
+        """By the field ``stream``."""
+        return bool(body.get("stream"))
+
+    def whole(self, say: Say) -> Json:
+        """A chat completion."""
+        message: dict[str, Json] = {"role": "assistant", "content": say.text}
+        if say.thought:
+            message["reasoning"] = say.thought
+        if say.calls:
+            message["tool_calls"] = [self._call(*call) for call in say.calls]
+        if say.stop == "refusal":
+            message["content"], message["refusal"] = None, "I cannot help with that."
+        choice = {"index": 0, "message": message, "finish_reason": self._stop(say)}
+        return {"id": "c1", "model": "m-1", "choices": [choice], "usage": self._usage(say)}
+
+    def events(self, say: Say) -> list[bytes]:
+        """Chunks, the usage in one of its own."""
+        deltas: list[dict[str, Json]] = []
+        if say.thought:
+            deltas.append({"reasoning": say.thought})
+        deltas += [{"content": piece} for piece in pieces(say.text)]
+        if say.stop == "refusal":
+            deltas = [{"refusal": "I cannot help with that."}]
+        for place, (call_id, name, arguments) in enumerate(say.calls):
+            text = json.dumps(arguments)
+            begin = {"index": place, "id": call_id, "function": {"name": name, "arguments": ""}}
+            deltas.append({"tool_calls": [begin]})
+            deltas += [
+                {"tool_calls": [{"index": place, "function": {"arguments": part}}]}
+                for part in (text[:3], text[3:])
+            ]
+        chunks: list[Json] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": self._stop(say)}]})
+        chunks.append({"choices": [], "usage": self._usage(say)})
+        return [sse({"id": "c1", "model": "m-1", **chunk}) for chunk in chunks] + [
+            b"data: [DONE]\n\n"
+        ]
+
+    @staticmethod
+    def _call(call_id: str, name: str, arguments: Json) -> Json:
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        return {"id": call_id, "type": "function", "function": function}
+
+    @staticmethod
+    def _stop(say: Say) -> str:
+        return "stop" if say.stop == "refusal" else say.stop
+
+    @staticmethod
+    def _usage(say: Say) -> Json:
+        details = {"cached_tokens": say.cached}
+        tokens = {"prompt_tokens": say.prompt, "completion_tokens": say.completion}
+        return {**tokens, "prompt_tokens_details": details}
+
+    def error(self, kind: str) -> tuple[int, dict[str, str], Json]:
+        """OpenAI's error objects."""
+        if kind.startswith("bad:"):
+            return 400, {}, {"error": {"message": kind[4:], "type": "invalid_request_error"}}
+        words = "This model's maximum context length is 100 tokens."
+        quota = "You exceeded your current quota, please check your plan and billing details."
+        errors: dict[str, tuple[int, dict[str, str], str, str | None]] = {
+            "throttled": (429, {"Retry-After": "2"}, "Rate limit reached", None),
+            "overloaded": (503, {"Retry-After": "1"}, "The engine is overloaded", None),
+            "no_money": (429, {}, quota, "insufficient_quota"),
+            "bad_key": (401, {}, "Incorrect API key provided: key-5up3rs3cret", "invalid_api_key"),
+            "too_long": (400, {}, words, "context_length_exceeded"),
+        }
+        status, headers, message, code = errors[kind]
+        return status, headers, {"error": {"message": message, "code": code}}
+
+    def inner_error(self) -> bytes:
+        """An error object in place of a chunk."""
+        return sse({"error": {"message": "The server had an error", "code": 503}})
+
+
+# --- Anthropic --------------------------------------------------------------------------------
+
+STOP_WORDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class AnthropicWire:
+    """The Messages API, with the rules that it enforces."""
+
+    content_type = "text/event-stream"
+
+    def complaint(self, body: Json) -> str | None:
+        """max_tokens, alternating roles, no system role, no blank text, results first."""
+        if not isinstance(body.get("max_tokens"), int):
+            return "max_tokens: Field required"
+        roles = [message["role"] for message in body["messages"]]
+        if roles != [("user", "assistant")[n % 2] for n in range(len(roles))]:
+            return f"messages: roles must alternate between user and assistant, got {roles}"
+        for message in body["messages"]:
+            kinds = [block["type"] for block in message["content"]]
+            if "tool_result" in kinds[kinds.count("tool_result") :]:
+                return "messages: tool_result blocks come first"
+            for block in message["content"]:
+                if block["type"] == "text" and not block["text"].strip():
+                    return "messages: text content blocks must be non-empty"
+        return results_complaint(body["messages"], "tool_use", "tool_result", "id", "tool_use_id")
+
+    def streamed(self, path: str, body: Json) -> bool:
+        """By the field ``stream``."""
+        return bool(body.get("stream"))
+
+    def whole(self, say: Say) -> Json:
+        """A message."""
+        return {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": "m-1",
+            "content": self._blocks(say),
+            **self._stop(say),
+            "usage": self._usage(say),
+        }
+
+    def events(self, say: Say) -> list[bytes]:
+        """The six kinds of events, the counts cumulative."""
+        usage = {**self._usage(say), "output_tokens": 1}
+        start = {**self.whole(say), "content": [], "stop_reason": None, "usage": usage}
+        events: list[Json] = [{"type": "message_start", "message": start}, {"type": "ping"}]
+        for index, block in enumerate(self._blocks(say)):
+            empty, deltas = self._parts(block)
+            events.append({"type": "content_block_start", "index": index, "content_block": empty})
+            events += [
+                {"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas
+            ]
+            events.append({"type": "content_block_stop", "index": index})
+        usage = {"output_tokens": say.completion}
+        events.append({"type": "message_delta", "delta": self._stop(say), "usage": usage})
+        events.append({"type": "message_stop"})
+        return [sse(event, event["type"]) for event in events]
+
+    @staticmethod
+    def _blocks(say: Say) -> list[Json]:
+        blocks: list[Json] = []
+        if say.thought:
+            blocks.append({"type": "thinking", "thinking": say.thought, "signature": "s1g=="})
+        if say.text is not None:
+            blocks.append({"type": "text", "text": say.text})
+        blocks += [
+            {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+            for call_id, name, arguments in say.calls
+        ]
+        return blocks
+
+    @staticmethod
+    def _parts(block: Json) -> tuple[Json, list[Json]]:
+        kind = block["type"]
+        if kind == "text":
+            deltas = [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
+            return {"type": "text", "text": ""}, deltas
+        if kind == "thinking":
+            told = {"type": "thinking_delta", "thinking": block["thinking"]}
+            signed = {"type": "signature_delta", "signature": block["signature"]}
+            return {"type": "thinking", "thinking": "", "signature": ""}, [told, signed]
+        text = json.dumps(block["input"])
+        parts = ("", text[:3], text[3:])
+        deltas = [{"type": "input_json_delta", "partial_json": part} for part in parts]
+        return {**block, "input": {}}, deltas
+
+    @staticmethod
+    def _stop(say: Say) -> dict[str, Json]:
+        reason = STOP_WORDS.get(say.stop, say.stop)
+        if say.stop != "refusal":
+            return {"stop_reason": reason, "stop_sequence": None}
+        details = {"type": "refusal", "category": "cyber", "explanation": "I cannot do that."}
+        return {"stop_reason": reason, "stop_details": details}
+
+    @staticmethod
+    def _usage(say: Say) -> Json:
+        return {
+            "input_tokens": say.prompt - say.cached - say.written,
+            "cache_creation_input_tokens": say.written,
+            "cache_read_input_tokens": say.cached,
+            "output_tokens": say.completion,
+        }
+
+    def error(self, kind: str) -> tuple[int, dict[str, str], Json]:
+        """Anthropic's error objects."""
+        if kind.startswith("bad:"):
+            return 400, {}, self._error("invalid_request_error", kind[4:])
+        errors: dict[str, tuple[int, dict[str, str], str, str]] = {
+            "throttled": (429, {"retry-after": "2"}, "rate_limit_error", "Too many requests"),
+            "overloaded": (529, {}, "overloaded_error", "Overloaded"),
+            "no_money": (
+                *(400, {}, "invalid_request_error"),
+                "Your credit balance is too low to access the Anthropic API.",
+            ),
+            "bad_key": (401, {}, "authentication_error", "invalid x-api-key key-5up3rs3cret"),
+            "too_long": (
+                *(400, {}, "invalid_request_error"),
+                "prompt is too long: 210000 tokens > 200000 maximum",
+            ),
+        }
+        status, headers, name, message = errors[kind]
+        return status, headers, self._error(name, message)
+
+    @staticmethod
+    def _error(name: str, message: str) -> Json:
+        return {"type": "error", "error": {"type": name, "message": message}}
+
+    def inner_error(self) -> bytes:
+        """An event of its own."""
+        return sse(self._error("overloaded_error", "Overloaded"), "error")
+
+
+# --- for all ----------------------------------------------------------------------------------
+
+
+def sse(event: Json, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(event)}\n\n".encode()
+
+
+def pieces(text: str | None) -> list[str]:
+    """A text in the pieces in which a model might stream it."""
+    if not text:
+        return []
+    return [text[at : at + 4] for at in range(0, len(text), 4)]
+
+
+def results_complaint(
+    messages: Json, use: str, result: str, use_id: str, result_id: str
+) -> str | None:
+    """What is wrong with tool results: each turn of uses wants all of its results right after."""
+    for message, after in zip(messages, [*messages[1:], None], strict=True):
+        asked = [block[use_id] for block in message["content"] if block["type"] == use]
+        found = [b[result_id] for b in after["content"] if b["type"] == result] if after else []
+        if asked and asked != found:
+            return f"tool uses {asked} are followed by the results {found}"
+    return None
