@@ -27,6 +27,9 @@ REDRAW_S = 1.0
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _HEADS = 6
+_OTHERS = 50
+"""Columns of the screen for what stands beside an endpoint's name."""
+
 _NOTES = 3
 _HEALTH = {"ok": "green", "down": "red", "leaving": "dim"}
 
@@ -76,7 +79,7 @@ class _View:
         left -= len(notes) + 2
         lines = board.live.endpoints() if board.live else []
         shown = lines_shown(lines, max(2, min(len(lines), left // 2)))
-        parts += [Rule("endpoints", style="dim"), _endpoints(shown, len(lines))]
+        parts += [Rule("endpoints", style="dim"), _endpoints(shown, len(lines), width)]
         left -= len(shown) + 3
         errors = self._s.errors[: max(0, min(4, left // 2))]
         if errors:
@@ -110,7 +113,7 @@ def _history(history: History, width: int) -> Iterable[Text]:
             yield line
 
 
-def _endpoints(lines: Sequence[EndpointLine], count: int) -> Table:
+def _endpoints(lines: Sequence[EndpointLine], count: int, width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=False)
     for name in ("endpoint", "", "in flight", "waiting", "cache", "tries", "failed"):
         table.add_column(
@@ -118,7 +121,7 @@ def _endpoints(lines: Sequence[EndpointLine], count: int) -> Table:
             no_wrap=True,
             overflow="ellipsis",
             justify="left" if name in ("endpoint", "") else "right",
-            max_width=34 if name == "endpoint" else None,
+            max_width=max(8, min(34, width - _OTHERS)) if name == "endpoint" else None,
         )
     for e in lines:
         table.add_row(

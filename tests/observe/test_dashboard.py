@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass, field
+
+import pytest
+from rich.console import Console
+
+from bagent.observe import Live, make_progress
+from bagent.observe.dashboard import STEP_S, Dashboard, History, bars
+from bagent.types import EndpointSample
+
+
+@dataclass
+class Limit:
+    value: int = 64
+
+
+@dataclass
+class State:
+    name: str
+    health: str = "ok"
+    in_flight: int = 12
+    limit: Limit = field(default_factory=Limit)
+
+
+def board(clock, width: int = 80, height: int = 24) -> tuple[Dashboard, io.StringIO]:
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        height=height,
+        force_terminal=True,
+        no_color=True,
+        legacy_windows=False,
+        _environ={"TERM": "xterm"},
+    )
+    return Dashboard(console, clock), out
+
+
+def last_screen(out: io.StringIO) -> list[str]:
+    frame = out.getvalue().split("\x1b[H")[-1]
+    return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in frame.splitlines()]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 12), (200, 60)])
+def test_every_part_fits_the_screen(clock, make, tally, busy, width, height):
+    states = [State(f"http://node{n:03d}.cluster.example.org:8000") for n in range(40)]
+    states[17].health = "down"
+    dashboard, out = board(clock, width, height)
+    dashboard.start("a run")
+    dashboard.attach(Live(tally, lambda: states))
+    for _ in range(3):
+        clock.now += STEP_S
+        dashboard.update(busy())
+    lines = last_screen(out)
+    assert len(lines) <= height
+    assert max(len(line) for line in lines) <= width
+    shown = "\n".join(lines)
+    assert "a run" in shown
+    assert "down" in shown  # what needs attention comes first
+    assert "1,200 ok" in shown
+
+
+def test_endpoints_show_load_cache_and_errors(clock, make, tally, busy):
+    for kind in (None, "timeout"):
+        tally.attempt(make.attempt("g", endpoint="a", error_kind=kind))
+    tally.sample(EndpointSample("a", 1.0, True, 1, 2, waiting=7, cache_hits=3, cache_queries=4))
+    dashboard, out = board(clock)
+    dashboard.start("a run")
+    dashboard.attach(Live(tally, lambda: [State("a")]))
+    clock.now += 1
+    dashboard.update(busy())
+    (line,) = [line for line in last_screen(out) if "12/64" in line]
+    assert line.split() == ["a", "ok", "12/64", "7", "75", "%", "2", "1"]
+
+
+def test_the_last_answers_and_the_errors_are_there_without_control_codes(clock, make, tally, busy):
+    tally.outcome(make.outcome(7, text="fine\x1b[31m", id="the-id"))
+    dashboard, out = board(clock)
+    dashboard.start("a run")
+    dashboard.attach(Live(tally, list))
+    clock.now += 1
+    dashboard.update(busy())
+    shown = "\n".join(last_screen(out))
+    assert "\nthe-id: fine\\x1b[31m" in shown
+    assert "5 x timeout: timeout text" in shown
+
+
+def test_it_is_drawn_at_most_once_a_second(clock, busy):
+    dashboard, out = board(clock)
+    dashboard.start("a run")
+    clock.now += 1
+    snapshot = busy()
+    dashboard.update(snapshot)
+    size = len(out.getvalue())
+    clock.now += 0.5
+    dashboard.update(snapshot)
+    assert len(out.getvalue()) == size
+    clock.now += 0.6
+    dashboard.update(snapshot)
+    assert len(out.getvalue()) > size
+
+
+def test_messages_are_left_behind_when_the_screen_is_given_back(clock, busy):
+    dashboard, out = board(clock)
+    dashboard.note("before")
+    dashboard.start("a run")
+    dashboard.note("meanwhile")
+    dashboard.note("meanwhile")
+    dashboard.stop()
+    dashboard.stop()
+    left = out.getvalue().split("\x1b[?1049l")[1]
+    assert left.count("bagent: meanwhile") == 1
+
+
+def test_the_history_has_one_bar_a_step(clock, make, tally):
+    history = History()
+    for row in range(40):
+        clock.now += 1
+        tally.outcome(make.outcome(row, completion_tokens=10))
+        history.add(make.snapshot(tally))
+    assert history.rates(1) == [1.0] * int(40 / STEP_S)
+    assert history.rates(2) == [10.0] * int(40 / STEP_S)
+    assert bars([0.0, 1.0, 4.0], 2) == "▂█"
+
+
+def test_without_a_terminal_lines_are_shown_and_it_is_said(clock):
+    out = io.StringIO()
+    progress = make_progress("dashboard", out, is_tty=False, env={"TERM": "xterm"}, clock=clock)
+    progress.start("a run")
+    assert "--dashboard needs a terminal" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
