@@ -12,8 +12,13 @@ import msgspec
 GROUP_TOKENS = 8192
 """Completion tokens that one group should bring at most: of long answers the slowest decides."""
 
-IN_FLIGHT = 2
-"""Groups that an endpoint should have: one is worked on while the other comes and goes."""
+IN_FLIGHT = 8
+"""Groups that an endpoint should have in flight. Two would do to keep it busy, but a group is
+prepared row by row and comes back as a whole: on an H200 groups of 64 with a thousand rows in
+flight brought a tenth to a fifth more rows a second than groups of 256."""
+
+LEAST = 16
+"""Rows of a group where load and room allow: fewer lose what groups are for."""
 
 LINGER = 0.02
 """Seconds for which a group that is not full waits for more rows."""
@@ -53,10 +58,15 @@ def group_size(
     most = min(most, room)
     if rule.size is not None:
         return max(1, min(rule.size, most))
-    by_load = max(1, limit // IN_FLIGHT)
+    fair = by_load(limit)
     by_length = max(1, int(GROUP_TOKENS / max(1.0, expected)))
     share = supply.ready if supply.more else -(-supply.ready // max(1, supply.endpoints))
-    return max(1, min(most, by_load, by_length, share))
+    return max(1, min(most, fair, by_length, share))
+
+
+def by_load(limit: int) -> int:
+    """Rows of a group at an endpoint that may have ``limit`` rows in flight."""
+    return max(1, limit // IN_FLIGHT, min(LEAST, limit // 2))
 
 
 def too_little_room(rule: GroupRule, most: int, limit: int, room: int, supply: Supply) -> bool:
@@ -64,7 +74,7 @@ def too_little_room(rule: GroupRule, most: int, limit: int, room: int, supply: S
 
     Else groups fall to pieces: each small one that comes back makes room for another small one.
     """
-    usual = min(most, rule.size or max(1, limit // IN_FLIGHT))
+    usual = min(most, rule.size or by_load(limit))
     least = usual if rule.size is not None else -(-usual // 2)
     return room < min(least, supply.ready)
 

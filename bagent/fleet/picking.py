@@ -7,7 +7,14 @@ from collections.abc import Callable
 from bagent.fleet.call import Call
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.grouping import Supply, group_size, linger, too_little_room, waits_for_more
+from bagent.fleet.grouping import (
+    Supply,
+    by_load,
+    group_size,
+    linger,
+    too_little_room,
+    waits_for_more,
+)
 
 SAMPLES = 8
 """So many ready calls are shown to a backend that has to find out how an endpoint wants groups."""
@@ -50,7 +57,7 @@ class Picker:
             supply = Supply(core.waiting.ready, core.endpoints.open, core.expecting)
             if state.in_flight and too_little_room(rule, most, state.limit.value, free, supply):
                 return 0
-            full = min(most, free, rule.size or max(1, state.limit.value // 2))
+            full = min(most, free, rule.size or by_load(state.limit.value))
             if not call.tries and waits_for_more(rule, supply, full, now - call.ready_at):
                 self.linger_due = call.ready_at + linger(rule)
                 return 0

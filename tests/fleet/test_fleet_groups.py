@@ -120,7 +120,7 @@ def test_the_end_of_a_run_is_shared_out_in_small_groups():
 def test_groups_shrink_where_answers_are_long():
     supply = Supply(ready=10_000, endpoints=1, more=True)
     short, long = (group_size(AUTO, 1024, 1000, 1000, supply, n) for n in (8.0, 2000.0))
-    assert (short, long) == (500, 4)
+    assert (short, long) == (125, 4)
 
 
 def test_two_groups_are_in_flight_at_each_endpoint():
