@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -227,6 +228,7 @@ class McpServer:
         assert client is not None
         found: list[McpTool] = []
         cursor: str | None = None
+        checks = False
         while len(found) < MOST_TOOLS:
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
@@ -239,9 +241,14 @@ class McpServer:
                         bool(hints is not None and hints.read_only_hint),
                     )
                 )
+                checks = checks or tool.output_schema is not None
             cursor = page.next_cursor
             if not cursor:
                 break
+        if checks:
+            # The package imports it at the first result, where that would stop every request of
+            # the run: with its format checkers it takes seconds.
+            await asyncio.to_thread(import_module, "jsonschema")
         return found
 
     def _last_words(self) -> str:
