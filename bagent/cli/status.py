@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,15 +18,26 @@ def status(
         str | None, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="A line now and then until the run ends.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Between two looks.")
+    ] = 2.0,
 ) -> None:
     """How far a run is: counts, speed, who works on it. Without RUN, the runs under ./runs.
 
-    Example: bagent status review
+    --follow reads the run directory only, so that it may be of another process or host.
+
+    Example: bagent status review --follow
     """
     from bagent.cli.printing import write_rows
     from bagent.store.rundir import find_run, list_runs
 
     runs_dir = Path("runs")
+    if follow:
+        follow_run(find_run(run, runs_dir), interval, json=json)
+        return
     runs = list_runs(runs_dir) if run is None else [find_run(run, runs_dir)]
     if not runs:
         typer.echo("no runs under ./runs (bagent run job.yaml begins one)", err=True)
@@ -39,6 +51,48 @@ def status(
     else:
         pairs = [(name, value) for name, value in found[0].items() if value not in (None, {}, [])]
         write_rows(("what", "value"), pairs, "table")
+
+
+FOLLOW_SHARE = 10.0
+"""A look may take this part of the time between two: a large journal is looked at less often."""
+
+
+def follow_run(run: RunDir, interval: float, *, json: bool) -> None:
+    """Print the state whenever it has changed, until nobody works on the run any more."""
+    from bagent.cli.printing import write_rows
+
+    shown: dict[str, object] = {}
+    while True:
+        began = time.monotonic()
+        now = describe(run)
+        if now != shown:
+            if json:
+                write_rows(list(now), [list(now.values())], "jsonl")
+            else:
+                typer.echo(state_line(now))
+                sys.stdout.flush()
+            shown = now
+        if now["state"] != "running":
+            return
+        time.sleep(max(interval, FOLLOW_SHARE * (time.monotonic() - began)))
+
+
+def state_line(state: dict[str, Any]) -> str:
+    """A state as :func:`describe` gives it, in one line for people."""
+    from bagent.observe.words import kinds, rate
+
+    parts = [f"{state['ok']:,} ok"]
+    if state["not_ok"]:
+        parts.append(f"{state['not_ok']:,} not ok ({kinds(state['by_kind'], 3)})")
+    if state["rows_per_s"] is not None:
+        parts.append(f"{rate(state['rows_per_s'])} rows/s")
+    if state["completion_tokens"] is not None:
+        parts.append(f"{state['completion_tokens']:,} answer tokens")
+    if state["cost_usd"] is not None:
+        parts.append(f"${state['cost_usd']:,.4g}")
+    code = "" if state["exit_code"] is None else f", exit code {state['exit_code']}"
+    when = time.strftime("%H:%M:%S")
+    return f"{when} {state['run']} {state['state']}{code}: {', '.join(parts)}"
 
 
 def describe(run: RunDir) -> dict[str, object]:

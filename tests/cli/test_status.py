@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bagent.store.owner import Owner
 from bagent.store.rundir import Start
+from support.cli import Running
 from support.stored import make_run, stored
 
 
@@ -65,3 +66,23 @@ def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_counts(bagent
     assert done.err.count("\n") == 1
     assert "run.json" in done.err
     assert bagent(["status"]).code == 0
+
+
+def test_a_run_that_goes_on_is_followed_to_its_end_by_its_directory_alone(job_dir: Path):
+    make_run(job_dir / "runs" / "going", [stored(0)], starts=[Start(1.0, exit_code=75)])
+    path = job_dir / "runs" / "going"
+    owner = Owner.acquire(path, "all")
+    with Running(["status", "going", "--follow", "--interval", "0.1"], job_dir) as following:
+        following.wait_for_out("running: 1 ok")
+        make_run(path, [stored(1), stored(2, status="failed", error_kind="timeout")])
+        following.wait_for_out("running: 2 ok, 1 not ok (timeout 1)")
+        owner.release()
+        done = following.finish()
+    assert done.code == 0
+    assert "going ended, exit code 0: 2 ok, 1 not ok (timeout 1)" in done.out.splitlines()[-1]
+
+
+def test_following_a_run_that_has_ended_says_so_once(bagent, job_dir: Path):
+    make_run(job_dir / "runs" / "over", [stored(0)])
+    done = bagent(["status", "over", "--follow", "--json"])
+    assert [line["state"] for line in done.lines()] == ["ended"]
