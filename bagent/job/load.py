@@ -248,7 +248,8 @@ def _check_needed(job: Job, request: JobRequest, data: YamlMap, context: LoadCon
     add = context.problems.add
     if job.input is None and request.needs_input:
         add(at, "input is missing", "write input: rows.jsonl, or give -i PATH")
-    if job.prompt is None and not job.stages and not (job.agent and job.agent.command):
+    plain = not job.stages and job.topology.name == "map"
+    if job.prompt is None and plain and not (job.agent and job.agent.command):
         paths = job.input.path if job.input else ()
         if not (len(paths) == 1 and is_batch_file(paths[0].path)):
             add(at, "prompt is missing", 'write prompt: "... {{ field }} ..."')

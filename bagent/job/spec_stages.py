@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.backend import BackendRef
-from bagent.job.kinds import Choice, FreeForm, Whole, WordList, Words, wrong
+from bagent.job.kinds import Choice, Flag, FreeForm, Whole, WordList, Words, wrong
 from bagent.job.places import PathIn, Place
 from bagent.job.section import Section
 from bagent.job.spec_agent import AgentSpec
@@ -46,6 +46,7 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "query": ("sql",),
     "sections": ("loop",),
     "max_rounds": ("loop",),
+    "parallel": ("loop",),
 }
 
 
@@ -134,6 +135,10 @@ class StageSpec(StagePart):
     max_rounds: Annotated[int, Whole(1, 10_000)] = Field(
         default=10, description="loop: most rounds."
     )
+    parallel: Annotated[bool, Flag()] = Field(
+        default=True,
+        description="loop: sections write at the same time; false: in order, each sees the last.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> StageSpec:
@@ -186,6 +191,9 @@ class TopologySpec(Section):
     )
     until: Annotated[str | None, Words(empty=False)] = Field(
         default=None, description="blackboard: the condition that ends it."
+    )
+    parallel: Annotated[bool, Flag()] = Field(
+        default=True, description="blackboard: sections write at the same time; false: in order."
     )
     vote: Annotated[str | None, Words(empty=False)] = Field(
         default=None, description="self_consistency: the field of the answer that is voted on."

@@ -24,8 +24,7 @@ from bagent.job.words import near
 
 _TAG = re.compile(r"\{\{|\{%|\{#")
 _SINGLE = re.compile(r"(?<![{$\\])\{([A-Za-z_]\w*)\}(?!\})")
-# What templates raise on odd data: each is that row's failure, not the run's.
-_ROW_ERRORS = (
+ROW_ERRORS = (
     TemplateError,
     ArithmeticError,
     LookupError,
@@ -38,6 +37,7 @@ _ROW_ERRORS = (
     RuntimeError,
     re.error,
 )
+"""What templates raise on odd data: each is that row's failure, not the run's."""
 
 
 class TemplateFailure(Exception):
@@ -89,7 +89,7 @@ class Template:
             if self._loops:
                 return self._bounded(self._root(context))
             text = "".join(self._root(context))
-        except _ROW_ERRORS as error:
+        except ROW_ERRORS as error:
             raise self._failure(error, data, extra) from None
         if len(text) > MAX_RENDER:
             raise TemplateFailure(f"{self.where} renders to more than 64 MB")

@@ -22,6 +22,7 @@ from bagent.errors import (
     OwnedError,
     UsageError,
 )
+from bagent.runs.laststage import LastStage, last_stage, stage_names
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.tables_child import TablesChild
@@ -58,6 +59,7 @@ class OpenRun:
     earlier: AnswerStore | None = None
     tables: TablesChild | None = None
     notes: list[str] = field(default_factory=list)
+    last: LastStage | None = None
     _closed: bool = False
 
     @property
@@ -134,8 +136,13 @@ class OpenRun:
         return self.directory.stop_requested()
 
     def counts(self) -> tuple[int, int]:
-        """Current outcomes, and how many of them are not ok, over all starts of this part."""
+        """Current outcomes, and how many of them are not ok, over all starts of this part.
+
+        Of a job with several stages only those of the last one count.
+        """
         part = None if self.part == "all" else self.part
+        if self.last is not None:
+            return self.last.counts(self.path, part)
         index = load_index(self.path, part, Policy(), report=lambda _: None)
         statuses = index.statuses
         total = sum(statuses.values())
@@ -192,7 +199,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
     notes: list[str] = []
     on_change = cast("OnChange", options.on_change)
     fingerprints = job.fingerprint_parts()
-    directory = _take_directory(prepared, fingerprints, notes)
+    directory = take_directory(prepared, fingerprints, notes)
     owner = Owner.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
         undo.callback(owner.release)
@@ -235,10 +242,17 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         earlier=earlier,
         tables=tables,
         notes=notes,
+        last=last_stage(prepared.stages),
     )
 
 
-def _take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
+def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
+    """Make the run directory; an old run is moved aside where the options say so.
+
+    Raises:
+        OwnedError: a live process works on it by another division.
+        WriteError: it cannot be made.
+    """
     directory = RunDir(prepared.run_dir)
     if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
         notes.append(f"the old run is now {directory.move_aside()}")
@@ -322,14 +336,20 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
         versions={"bagent": __version__, "python": platform.python_version()},
         endpoints=before.endpoints if before else [],
         rows=rows,
-        stages=[STAGE],
-        answer_columns=_answer_columns(prepared.schema) if prepared.schema else [],
+        stages=stage_names(prepared.stages) or [STAGE],
+        answer_columns=[pair for schema in _schemas(prepared) for pair in _answer_columns(schema)],
         keep_input=job.results.keep_input,
         parquet=job.results.parquet,
         duckdb=job.results.duckdb,
         created_at=before.created_at if before else process.at,
         starts=[*(before.starts if before else []), process],
     )
+
+
+def _schemas(prepared: Prepared) -> list[OutputSchema]:
+    found = [prepared.schema]
+    found += [asking.schema for stage in prepared.stages for asking in stage.asking]
+    return [schema for schema in found if schema is not None]
 
 
 def _answer_columns(schema: OutputSchema) -> list[tuple[str | None, str]]:

@@ -57,9 +57,14 @@ def resolve_model(job: Job, known: Mapping[str, Capabilities]) -> str:
 
 
 def make_plan(
-    prepared: Prepared, servers: Servers, model: str | None, known: Mapping[str, Capabilities]
+    prepared: Prepared,
+    servers: Servers,
+    model: str | None,
+    known: Mapping[str, Capabilities],
+    *,
+    name: str = STAGE,
 ) -> StagePlan:
-    """The stage plan of a job with one ``map`` stage."""
+    """The plan of a stage that asks; ``prepared`` is the job as that stage sees it."""
     job, schema = prepared.job, prepared.schema
     fields = job.sampling.request_fields()
     max_tokens = fields.pop("max_tokens", None)
@@ -71,7 +76,7 @@ def make_plan(
     context = servers.context or min(contexts, default=None)
     describe = job.output.describe
     return StagePlan(
-        name=STAGE,
+        name=name,
         prompt=prepared.prompt or NoTemplate(),
         settings=CallSettings(model, fields, extra, output=output, max_tokens=max_tokens),
         schema=schema,

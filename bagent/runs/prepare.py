@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,6 +21,8 @@ from bagent.job.prompt import Prompt
 from bagent.job.words import did_you_mean
 from bagent.rows import RowsConfig, RowSource, open_rows
 from bagent.runs.options import RunOptions
+from bagent.runs.stagejobs import PreparedStage, check_stages, prepare_stages, used_fields
+from bagent.stages.topologies import is_plain
 from bagent.store.index import Policy
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Prepared:
     rows_config: RowsConfig
     own_bodies: bool
     warnings: list[str]
+    stages: tuple[PreparedStage, ...] = ()
     rows: RowSource | None = None
 
     @property
@@ -61,8 +64,7 @@ def prepare(options: RunOptions) -> Prepared:
         UsageError: by its subclasses; the first thing that is wrong, with its place.
     """
     job, batch = read_job(options)
-    if job.stages or job.topology.name != "map":
-        raise JobError(f"topology {job.topology.name} is not part of this version", hint="use map")
+    stages = prepare_stages(job)
     if job.agent is not None:
         raise JobError("agents and tools are not part of this version", hint="remove agent:")
     if job.batching.mode == "provider":
@@ -74,13 +76,15 @@ def prepare(options: RunOptions) -> Prepared:
     Policy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
     if job.hostfile is not None:
         read_hostfile(job.hostfile.path)
-    schema = load_schema(job)
-    prompt = None if batch else Prompt.from_job(job)
+    schema = None if stages else load_schema(job)
+    prompt = None if batch or stages else Prompt.from_job(job)
     run_dir = run_directory(job, options)
     config = make_rows_config(job, options, prompt, run_dir)
+    if stages:
+        config = replace(config, fields=used_fields(stages))
     part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
     warnings = list(schema.warnings) if schema is not None else []
-    return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings)
+    return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
 
 
 def _refuse_unused(job: Job) -> None:
@@ -121,7 +125,9 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
         _check_id(prepared.job, sample)
     if sample and prepared.prompt is not None:
         prepared.warnings.extend(prepared.prompt.check(sample))
-    elif first and not sample:
+    if sample and prepared.stages:
+        prepared.warnings.extend(check_stages(prepared.stages, sample))
+    if first and not sample:
         found = first[0]
         prepared.warnings.append(
             f"none of the first {len(first)} rows can be read: {found.source}:{found.line}:"
@@ -164,7 +170,7 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
     job = load_job(request)
     if job.input is None:
         raise JobError("the job names no input", hint="write input: PATH, or give -i PATH")
-    if job.prompt is None:
+    if job.prompt is None and is_plain(job):
         paths = [Path(item.path) for item in job.input.path if not item.is_glob]
         if paths and all(p.is_file() and is_batch_file(p) for p in paths):
             return job, True

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
 
-from bagent.backends.base import Backend
-from bagent.backends.choose import BackendConfig, check_asked, make_backend
-from bagent.backends.endpoint import Capabilities
 from bagent.backends.engine_metrics import LoadReader
 from bagent.backends.transport import Transport
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly
 from bagent.fleet.deadline import read_deadline
-from bagent.fleet.dispatcher import Fleet
 from bagent.hpc.asking import job_end
 from bagent.observe import Live, Progress, Snapshot, Tally
+from bagent.runs.drive import Drive, Hooks
 from bagent.runs.emit import StdoutWriter
-from bagent.runs.endpoints import Servers, open_servers
-from bagent.runs.finding import FIRST_ANSWER_SECONDS, Patience, find_servers
-from bagent.runs.fleets import Recruiter, make_fleet
 from bagent.runs.lines import ResultLines
 from bagent.runs.openrun import OpenRun
-from bagent.runs.plan import deduped, endpoint_summary, make_plan, resolve_model
+from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
 from bagent.runs.prepare import Prepared
-from bagent.runs.stop import Stop, StopSwitch, raise_file_limit, stop_for
+from bagent.runs.sites import Finder, Fleets
+from bagent.runs.staged import staged_drive
+from bagent.runs.stop import Stop, StopSwitch, stop_for
 from bagent.runs.watching import HostfileFollower, watch_loads
-from bagent.stages.engine import Engine
 from bagent.stages.feeder import Feeder
-from bagent.stages.guards import Guards
-from bagent.stages.sharing import Sharing
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
 
 TICK_SECONDS = 0.25
@@ -73,7 +66,7 @@ class Session:
         self._switch = StopSwitch()
         self._stdout = StdoutWriter(1, self._stdout_closed) if lines else None
         self._transport = Transport()
-        self._fleet: Fleet | None = None
+        self._fleet: Fleets | None = None
         self._feeder: Feeder | None = None
         progress.attach(Live(self._tally, lambda: self._fleet.states if self._fleet else ()))
 
@@ -96,95 +89,61 @@ class Session:
             self._switch.close()
 
     async def _with_servers(self, stack: AsyncExitStack) -> Ended:
-        prepared = self._prepared
-        job, options = prepared.job, prepared.options
-        servers = await open_servers(
-            job,
-            options.env,
+        finder = Finder(
+            self._prepared.options,
+            self._transport,
             stack,
-            log_file=self._store.path / "local-server.log",
-            notice=self._notice,
+            self._store.path / "local-server.log",
+            self._switch.asked,
+            self._progress.note,
+            self._notice,
         )
-        backend = self._backend(servers)
-        stack.push_async_callback(backend.close)
         try:
-            known = await find_servers(
-                backend,
-                servers.endpoints,
-                Patience(options.min_hosts, options.wait_hosts or FIRST_ANSWER_SECONDS),
-                self._switch.asked,
-                self._progress.note,
-            )
+            drive = await self._drive_of(finder)
         except StoppedEarly as error:
             return Ended(stop_for(error), self._snapshot())
-        if self._switch.asked.done():
+        if drive is None:
             return Ended(self._switch.asked.result(), self._snapshot())
-        keeps_model = prepared.own_bodies and job.model == "auto"
-        model = None if keeps_model else resolve_model(job, known)
-        self._store.begin(model, endpoint_summary(servers.endpoints, known), servers.simulated)
-        return await self._drive(backend, servers, model, known)
+        return await self._go(drive)
 
-    def _backend(self, servers: Servers) -> Backend:
-        job, prompt = self._prepared.job, self._prepared.prompt
-        asked = job.sampling.request_fields()
-        names = asked.keys() - job.sampling.extra.keys() - {"max_tokens"}
-        check_asked(
-            servers.kind, names, raw=prompt is not None and prompt.raw, batching=job.batching.mode
+    async def _drive_of(self, finder: Finder) -> Drive | None:
+        """What is to be done, its servers found; None: the run was asked to stop meanwhile."""
+        prepared, store = self._prepared, self._store
+        hooks = Hooks(
+            store, prepared.options, self._on_attempt, self._emit, self._notice, self._reader_ready
         )
-        config = BackendConfig(
-            enforce=job.output.enforce,
-            batching=job.batching.mode,
-            keys=servers.keys,
-            bedrock=servers.bedrock,
-        )
-        return make_backend(servers.kind, self._transport, config, self._notice)
+        if prepared.stages:
+            return await staged_drive(prepared, finder, hooks)
+        job = prepared.job
+        found = await finder.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
+        if self._switch.asked.done():
+            return None
+        keeps_model = prepared.own_bodies and job.model == "auto"
+        model = None if keeps_model else resolve_model(job, found.known)
+        endpoints = endpoint_summary(found.servers.endpoints, found.known)
+        store.begin(model, endpoints, found.servers.simulated)
+        site = hooks.site(found)
+        engine = hooks.engine(make_plan(prepared, found.servers, model, found.known), site)
+        return Drive(Fleets([site.fleet]), [(site, model)], engine.run, engine.advice)
 
     # --- the run ------------------------------------------------------------------------------
 
-    async def _drive(
-        self,
-        backend: Backend,
-        servers: Servers,
-        model: str | None,
-        known: Mapping[str, Capabilities],
-    ) -> Ended:
-        prepared, store = self._prepared, self._store
-        job, rows = prepared.job, prepared.rows
+    async def _go(self, drive: Drive) -> Ended:
+        rows = self._prepared.rows
         assert rows is not None
-        self._fleet, recruiter = make_fleet(
-            job,
-            servers,
-            backend,
-            handles=raise_file_limit(job.limits.concurrency),
-            on_attempt=self._on_attempt,
-            on_sample=store.journal.write_sample,
-            notice=self._notice,
-        )
-        self._fleet.doubt({e.name for e in servers.endpoints if e.name not in known})
-        plan = make_plan(prepared, servers, model, known)
-        engine = Engine(
-            plan,
-            self._fleet,
-            store.journal,
-            sharing=Sharing(store.journal.read_at, store.reuse, dedupe=deduped(job)),
-            guards=Guards(
-                canary=prepared.options.canary,
-                stop_after=job.limits.stop_after_failures,
-            ),
-            emit=self._emit,
-            gate=self._reader_ready,
-        )
-        # Where rows are printed, each must be seen to be printed in its place.
-        rows.remember(store.pieces, None if self._lines is not None else self._all_finished)
+        self._fleet = drive.fleets
+        # Where rows are printed, each must be seen to be printed in its place; stages need all.
+        whole = self._lines is not None or bool(self._prepared.stages)
+        rows.remember(self._store.pieces, None if whole else self._all_finished)
         self._feeder = Feeder(rows.batches(), self._pending)
         self._feeder.start()
         ticker = asyncio.create_task(self._tick_forever())
-        beside = self._watch(self._fleet, recruiter, model)
-        feeding = asyncio.create_task(self._feed(engine, self._feeder))
-        stop = await self._first_reason(feeding, engine, ticker)
+        beside = self._watch(drive)
+        feeding = asyncio.create_task(self._feed(drive, self._feeder))
+        stop = await self._first_reason(feeding, drive, ticker)
         if stop is not None:
             feeding.cancel()
-            await self._drain(self._fleet, stop)
+            await self._drain(drive.fleets, stop)
         self._feeder.close()
         for task in (ticker, *beside):
             task.cancel()
@@ -194,21 +153,22 @@ class Session:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return Ended(stop, self._snapshot())
 
-    def _watch(
-        self, fleet: Fleet, recruiter: Recruiter, model: str | None
-    ) -> list[asyncio.Task[None]]:
+    def _watch(self, drive: Drive) -> list[asyncio.Task[None]]:
         """What goes on beside the rows; a fault of it stops nothing that works."""
-        job, env = self._prepared.job, self._prepared.options.env
+        env = self._prepared.options.env
         reader = LoadReader(self._transport)
-        tasks = [
-            asyncio.create_task(watch_loads(fleet, reader, model, self._on_sample))
-        ]
-        if job.hostfile is not None:
-            follower = HostfileFollower(job.hostfile.path, job.backend, env, self._notice)
-            tasks.append(asyncio.create_task(follower.follow(fleet, recruiter)))
+        sample = self._on_sample
+        tasks = []
+        for site, model in drive.sites:
+            watching = watch_loads(site.fleet, reader, model, sample)
+            tasks.append(asyncio.create_task(watching))
+            job = site.found.job
+            if job.hostfile is not None and not site.selected:
+                follower = HostfileFollower(job.hostfile.path, job.backend, env, self._notice)
+                tasks.append(asyncio.create_task(follower.follow(site.fleet, site.recruiter)))
         return tasks
 
-    async def _feed(self, engine: Engine, feeder: Feeder) -> None:
+    async def _feed(self, drive: Drive, feeder: Feeder) -> None:
         """Print what an earlier start finished, then send the rest."""
         if self._stdout is not None and self._lines is not None:
             for number, line in enumerate(self._lines.earlier()):
@@ -216,7 +176,7 @@ class Session:
                 await self._stdout.room()
                 if number % 64 == 0:
                     await asyncio.sleep(0)
-        await engine.run(feeder)
+        await drive.run(feeder)
 
     async def _reader_ready(self) -> None:
         """Wait until whoever reads stdout has caught up."""
@@ -250,29 +210,29 @@ class Session:
     async def _first_reason(
         self,
         feeding: asyncio.Task[None],
-        engine: Engine,
+        drive: Drive,
         ticker: asyncio.Task[None],
     ) -> Stop | None:
         """Wait for the end of the rows or the first reason to stop before it."""
-        fleet = self._fleet
-        assert fleet is not None
+        fleets = drive.fleets
         reasons: list[asyncio.Future[Any]] = [feeding, ticker]
-        reasons += [self._switch.asked, fleet.stopped, engine.advice]
+        reasons += [self._switch.asked, fleets.stopped, drive.advice]
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
-        if fleet.stopped.done():
-            return stop_for(fleet.stopped.result())
+        if fleets.stopped.done():
+            return stop_for(fleets.stopped.result())
         for task in (feeding, ticker):
             if task.done() and (error := task.exception()) is not None:
                 return stop_for(error)
-        if engine.advice.done():
-            advice = engine.advice.result()
+        if drive.advice.done():
+            advice = drive.advice.result()
             return Stop(EXIT_NEEDS_PERSON, advice.reason, advice.hint)
         if self._switch.asked.done() and not feeding.done():
             return self._switch.asked.result()
         return None
 
-    async def _drain(self, fleet: Fleet, stop: Stop) -> None:
+    async def _drain(self, fleet: Fleets, stop: Stop) -> None:
         """Let what is in flight end within the grace time, or until a second signal."""
+        fleet.abandon_waiting()
         if stop.grace:
             self._progress.note(f"{stop.reason}: waiting up to {stop.grace:g} s for what is sent")
         draining = asyncio.create_task(fleet.drain(stop.grace))
@@ -299,6 +259,8 @@ class Session:
 
     def _pending(self, row: Row) -> list[int]:
         """The answers of a row that are still to do (called in the reader's thread)."""
+        if self._prepared.stages:
+            return [0]  # what is finished is still needed by later stages
         answers = self._store.pending(row, self._prepared.job.answers)
         if self._lines is not None:
             self._lines.expect(row, answers)

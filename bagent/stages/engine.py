@@ -1,17 +1,17 @@
-"""Drives the rows of one map stage through the fleet and writes what comes of them."""
+"""Drives the rows of one asking stage through the fleet and writes what comes of them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Protocol
 
 from bagent.agents.conversation import Conversation
 from bagent.agents.plan import StagePlan
 from bagent.fleet.call import Call
 from bagent.fleet.dispatcher import Fleet
-from bagent.stages.feeder import Feeder
+from bagent.stages.feeder import Work
 from bagent.stages.guards import Guards, StopAdvice
 from bagent.stages.sharing import Sharing, copy_outcome
 from bagent.types import PASSING_KINDS, Outcome, Row
@@ -34,6 +34,7 @@ class Engine:
     Args:
         emit: gets each outcome, its place in the journal, and its row, once it is written.
         gate: awaited before each batch of rows; backpressure of whoever takes the outcomes.
+        alone: whether it has the fleet for itself; else who shares it says whether rows come.
 
     ``advice`` gets the reason to stop, once the guards have one.
     """
@@ -48,6 +49,7 @@ class Engine:
         guards: Guards,
         emit: Callable[[Outcome, int, Row], None],
         gate: Callable[[], Awaitable[None]] | None = None,
+        alone: bool = True,
     ) -> None:
         self._plan = plan
         self._fleet = fleet
@@ -56,13 +58,18 @@ class Engine:
         self._guards = guards
         self._emit = emit
         self._gate = gate
+        self._alone = alone
+        self._begun = 0
+        self._ended = 0
+        self._over = asyncio.Event()
         self._no_followers = asyncio.Event()
         self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
 
-    async def run(self, feeder: Feeder) -> None:
+    async def run(self, source: AsyncIterable[Work]) -> None:
         """Feed all rows and wait until each has ended; cancel it to stop feeding."""
-        self._fleet.expect(True)
-        async for batch in feeder:
+        if self._alone:
+            self._fleet.expect(True)
+        async for batch in source:
             if self._gate is not None:
                 await self._gate()
             for row, answers in batch:
@@ -71,9 +78,14 @@ class Engine:
                     while self._sharing.waiting > MOST_FOLLOWERS:
                         self._no_followers.clear()
                         await self._no_followers.wait()
+                    self._begun += 1
                     self._begin(Conversation(self._plan, row, answer, self))
-        self._fleet.expect(False)
-        await self._fleet.idle()
+        if self._alone:
+            self._fleet.expect(False)
+            await self._fleet.idle()
+        while self._ended < self._begun:
+            self._over.clear()
+            await self._over.wait()
 
     def _begin(self, conversation: Conversation) -> None:
         call = conversation.open()
@@ -104,6 +116,7 @@ class Engine:
     def finish(self, conversation: Conversation, outcome: Outcome) -> None:
         """Write the outcome, then tell everybody who waits for it."""
         location = self._journal.write(outcome)
+        self._ended += 1
         self._emit(outcome, location, conversation.row)
         advice = self._guards.outcome(outcome)
         if advice is not None and not self.advice.done():
@@ -116,3 +129,5 @@ class Engine:
                 self.finish(follower, copy)
         if self._sharing.waiting <= MOST_FOLLOWERS:
             self._no_followers.set()
+        if self._ended == self._begun:
+            self._over.set()

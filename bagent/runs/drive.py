@@ -1,0 +1,98 @@
+"""What a session drives: fleets, what feeds them, and what may end it early."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bagent.agents.plan import StagePlan
+from bagent.runs.fleets import make_fleet
+from bagent.runs.openrun import OpenRun
+from bagent.runs.options import RunOptions
+from bagent.runs.plan import deduped
+from bagent.runs.sites import Fleets, Found, Site
+from bagent.runs.stop import raise_file_limit
+from bagent.stages.engine import Engine
+from bagent.stages.feeder import Feeder
+from bagent.stages.guards import Guards, StopAdvice
+from bagent.stages.records import Emit
+from bagent.stages.sharing import Sharing
+from bagent.types import Attempt
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job
+
+
+@dataclass(frozen=True)
+class Drive:
+    """One run's work. ``sites`` are servers with the model asked for there; ``run`` takes all rows
+    and returns when each has ended; ``advice`` gets the reason to stop, once there is one."""
+
+    fleets: Fleets
+    sites: Sequence[tuple[Site, str | None]]
+    run: Callable[[Feeder], Awaitable[None]]
+    advice: asyncio.Future[StopAdvice]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a session hands to those who work for it.
+
+    ``on_attempt`` takes requests, ``emit`` outcomes, ``notice`` lines for people; ``gate`` waits
+    for whoever reads the outcomes.
+    """
+
+    store: OpenRun
+    options: RunOptions
+    on_attempt: Callable[[Attempt], None]
+    emit: Emit
+    notice: Callable[[str], None]
+    gate: Callable[[], Awaitable[None]]
+
+    def site(self, found: Found, *, selected: bool = False) -> Site:
+        """Put found servers to work; those that have not answered yet are probed first."""
+        fleet, recruiter = make_fleet(
+            found.job,
+            found.servers,
+            found.backend,
+            handles=raise_file_limit(found.job.limits.concurrency),
+            on_attempt=self.on_attempt,
+            on_sample=self.store.journal.write_sample,
+            notice=self.notice,
+        )
+        fleet.doubt({one.name for one in found.servers.endpoints if one.name not in found.known})
+        return Site(found, fleet, recruiter, selected)
+
+    def engine(
+        self,
+        plan: StagePlan,
+        site: Site,
+        emit: Emit | None = None,
+        *,
+        job: Job | None = None,
+        separate: bool = False,
+    ) -> Engine:
+        """An engine over a site.
+
+        Args:
+            emit: takes its outcomes; with it, it is one of several that share the site.
+            job: the job as its stage sees it.
+            separate: equal requests are sent all the same, as to different endpoints.
+        """
+        job, store = job or site.found.job, self.store
+        return Engine(
+            plan,
+            site.fleet,
+            store.journal,
+            sharing=Sharing(
+                store.journal.read_at,
+                None if separate else store.reuse,
+                dedupe=not separate and deduped(job),
+            ),
+            guards=Guards(canary=self.options.canary, stop_after=job.limits.stop_after_failures),
+            emit=emit or self.emit,
+            gate=self.gate,
+            alone=emit is None,
+        )

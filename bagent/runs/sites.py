@@ -1,0 +1,158 @@
+"""The sets of servers that a run asks: one for most jobs, several where stages name their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bagent.backends.base import Backend
+from bagent.backends.choose import BackendConfig, check_asked, make_backend
+from bagent.backends.endpoint import Capabilities
+from bagent.backends.transport import Transport
+from bagent.fleet.dispatcher import Fleet
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.host_select import select_hosts
+from bagent.fleet.hostfile import read_hostfile
+from bagent.runs.endpoints import Servers, open_servers
+from bagent.runs.finding import FIRST_ANSWER_SECONDS, Patience, find_servers
+from bagent.runs.fleets import Recruiter
+from bagent.runs.options import RunOptions
+from bagent.runs.stop import Stop
+from bagent.types import FleetStats, Json
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job
+
+
+@dataclass(frozen=True)
+class Finder:
+    """What finding servers needs of the session.
+
+    ``asked`` is done once somebody asks the run to stop; ``note`` tells who waits, ``notice``
+    writes a line for people. What is opened stays open until ``stack`` is closed.
+    """
+
+    options: RunOptions
+    transport: Transport
+    stack: AsyncExitStack
+    log_file: Path
+    asked: asyncio.Future[Stop]
+    note: Callable[[str], None]
+    notice: Callable[[str], None]
+
+    async def find(self, job: Job, *, raw: bool, select: Mapping[str, Json] | None = None) -> Found:
+        """The servers that ``job`` names, once enough of them answer.
+
+        Args:
+            raw: whether a prompt is text without a chat template.
+            select: which endpoints of the hostfile.
+
+        Raises:
+            UsageError: the servers cannot be used as the job says.
+            StoppedEarly: too few answer.
+        """
+        servers = await open_servers(
+            job, self.options.env, self.stack, log_file=self.log_file, notice=self.notice
+        )
+        if select and job.hostfile is not None:
+            chosen = {h.name for h in select_hosts(read_hostfile(job.hostfile.path), select)}
+            kept = [one for one in servers.endpoints if one.name in chosen]
+            servers = msgspec.structs.replace(servers, endpoints=kept)
+        backend = self._backend(job, servers, raw)
+        self.stack.push_async_callback(backend.close)
+        known = await find_servers(
+            backend,
+            servers.endpoints,
+            Patience(self.options.min_hosts, self.options.wait_hosts or FIRST_ANSWER_SECONDS),
+            self.asked,
+            self.note,
+        )
+        return Found(job, servers, backend, known)
+
+    def _backend(self, job: Job, servers: Servers, raw: bool) -> Backend:
+        asked = job.sampling.request_fields()
+        names = asked.keys() - job.sampling.extra.keys() - {"max_tokens"}
+        check_asked(servers.kind, names, raw=raw, batching=job.batching.mode)
+        config = BackendConfig(
+            enforce=job.output.enforce,
+            batching=job.batching.mode,
+            keys=servers.keys,
+            bedrock=servers.bedrock,
+        )
+        return make_backend(servers.kind, self.transport, config, self.notice)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Servers that were found, and what they tell of themselves."""
+
+    job: Job
+    servers: Servers
+    backend: Backend
+    known: Mapping[str, Capabilities]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Servers at work. ``selected``: only some endpoints of a hostfile."""
+
+    found: Found
+    fleet: Fleet
+    recruiter: Recruiter
+    selected: bool = False
+
+
+class Fleets:
+    """The fleets of all sites, for who treats them as one."""
+
+    def __init__(self, fleets: Sequence[Fleet]) -> None:
+        self._fleets = fleets
+        self.stopped: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        for fleet in fleets:
+            fleet.stopped.add_done_callback(self._stopped)
+
+    def _stopped(self, reason: asyncio.Future[BaseException]) -> None:
+        if not self.stopped.done() and not reason.cancelled():
+            self.stopped.set_result(reason.result())
+
+    @property
+    def states(self) -> list[EndpointState]:
+        """The endpoints of all, for displays."""
+        return [state for fleet in self._fleets for state in fleet.states]
+
+    def tick(self) -> None:
+        """Look for stalled endpoints and late calls in each."""
+        for fleet in self._fleets:
+            fleet.tick()
+
+    def abandon_waiting(self) -> None:
+        """Send nothing more in any of them."""
+        for fleet in self._fleets:
+            fleet.abandon_waiting()
+
+    async def drain(self, seconds: float) -> int:
+        """Drain all at once; returns how many rows were given up."""
+        return sum(await asyncio.gather(*(fleet.drain(seconds) for fleet in self._fleets)))
+
+    def stats(self) -> FleetStats:
+        """All of them, added up."""
+        found = [fleet.stats() for fleet in self._fleets]
+        if len(found) == 1:
+            return found[0]
+        return FleetStats(
+            in_flight=sum(one.in_flight for one in found),
+            limit=sum(one.limit for one in found),
+            ready=sum(one.ready for one in found),
+            retrying=sum(one.retrying for one in found),
+            throttled_s=min((one.throttled_s for one in found), default=0.0),
+            endpoints_up=sum(one.endpoints_up for one in found),
+            endpoints=sum(one.endpoints for one in found),
+            throttle_answers=sum(one.throttle_answers for one in found),
+            requests=sum(one.requests for one in found),
+        )

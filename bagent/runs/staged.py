@@ -1,0 +1,266 @@
+"""A job of several stages, from its definition to a pipeline over its servers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bagent.agents.plan import StagePlan
+from bagent.runs.drive import Drive, Hooks
+from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
+from bagent.runs.prepare import Prepared
+from bagent.runs.sites import Finder, Fleets, Found, Site
+from bagent.runs.stagejobs import Asking, PreparedStage
+from bagent.stages.asking import Asker
+from bagent.stages.boards import LoopRule, LoopStage, Writer, section_stage
+from bagent.stages.expanding import ExpandStage, Items, Recipe, Split
+from bagent.stages.feeder import Feeder
+from bagent.stages.guards import StopAdvice
+from bagent.stages.inbox import Gate
+from bagent.stages.keys import INPUT
+from bagent.stages.mapping import BroadcastStage, MapStage
+from bagent.stages.pipeline import Intake, Pipeline
+from bagent.stages.query import QueryStage
+from bagent.stages.records import Records
+from bagent.stages.reduce import ReduceStage
+from bagent.stages.reducing import Reducer, ReduceRule
+from bagent.stages.stage import Entrance, Names, Stage, World
+from bagent.stages.tables import StageTable
+from bagent.store.earlier import EarlierOutcomes
+from bagent.types import Json
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job
+
+
+async def staged_drive(prepared: Prepared, finder: Finder, hooks: Hooks) -> Drive | None:
+    """Find the servers of all stages; None: the run was asked to stop meanwhile.
+
+    Raises:
+        UsageError: servers cannot be used as the job says.
+        StoppedEarly: too few answer.
+    """
+    sites = await _Sites.find(prepared, finder)
+    if finder.asked.done():
+        return None
+    models = sites.models(prepared.stages)
+    summary: dict[str, dict[str, object]] = {}
+    for found in sites.found.values():
+        for one in endpoint_summary(found.servers.endpoints, found.known):
+            summary.setdefault(str(one["name"]), one)
+    named = dict.fromkeys(models.values())
+    together = ", ".join(map(str, named)) if named else None
+    simulated = any(found.servers.simulated for found in sites.found.values())
+    hooks.store.begin(together, list(summary.values()), simulated)
+    work = _Work(prepared, hooks, sites, models)
+    return Drive(work.fleets, work.watched, work.run, work.advice)
+
+
+class _Sites:
+    """The servers of all stages; stages that name the same ones share them."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Found] = {}
+        self.key_of: dict[int, str] = {}
+        self.selected: set[str] = set()
+
+    @classmethod
+    async def find(cls, prepared: Prepared, finder: Finder) -> _Sites:
+        sites = cls()
+        for stage in prepared.stages:
+            for asking in stage.asking:
+                key = site_key(asking.job, asking.part.select)
+                sites.key_of[id(asking)] = key
+                if key not in sites.found:
+                    raw = asking.prompt is not None and asking.prompt.raw
+                    select = asking.part.select
+                    sites.found[key] = await finder.find(asking.job, raw=raw, select=select)
+                    if select:
+                        sites.selected.add(key)
+        return sites
+
+    def of(self, asking: Asking) -> Found:
+        return self.found[self.key_of[id(asking)]]
+
+    def models(self, stages: tuple[PreparedStage, ...]) -> dict[int, str]:
+        """The model of each asking."""
+        return {
+            id(asking): resolve_model(asking.job, self.of(asking).known)
+            for stage in stages
+            for asking in stage.asking
+        }
+
+
+def site_key(job: Job, select: Mapping[str, Json] | None) -> str:
+    """A text that is the same for stages that can share their servers' fleet."""
+    parts = {
+        "backend": job.backend,
+        "hostfile": job.hostfile,
+        "select": dict(select or {}),
+        "limits": job.limits,
+        "batching": job.batching,
+        "enforce": job.output.enforce,
+        "stream": job.stream,
+    }
+    return repr(parts)
+
+
+class _Work:
+    """The pipeline of one run; made of plans, engines and stages."""
+
+    def __init__(
+        self, prepared: Prepared, hooks: Hooks, sites: _Sites, models: dict[int, str]
+    ) -> None:
+        self._prepared = prepared
+        self._hooks = hooks
+        self._sites = sites
+        self._models = models
+        self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
+        self._at_work: dict[str, Site] = {
+            key: hooks.site(found, selected=key in sites.selected)
+            for key, found in sites.found.items()
+        }
+        self.fleets = Fleets([site.fleet for site in self._at_work.values()])
+        self._gate = Gate()
+        store = hooks.store
+        earlier = None
+        if store.finished:
+            earlier = EarlierOutcomes(store.path, store.done, store.notes.append)
+        self._records = Records(store.journal, earlier, hooks.emit)
+        self._world = World(self._records, self._stop, hooks.notice, time.time)
+        self._stages = [self._stage(stage) for stage in prepared.stages]
+
+    @property
+    def watched(self) -> list[tuple[Site, str | None]]:
+        """Each site with a model that is asked for there."""
+        found: dict[str, str | None] = {}
+        for stage in self._prepared.stages:
+            for asking in stage.asking:
+                found.setdefault(self._sites.key_of[id(asking)], self._models[id(asking)])
+        return [(self._at_work[key], model) for key, model in found.items()]
+
+    async def run(self, feeder: Feeder) -> None:
+        """All rows through all stages."""
+        intake = Intake(
+            feeder,
+            self._gate,
+            self._expect,
+            measured=any(_measures(s) for s in self._prepared.stages),
+        )
+        sources = {stage.name: stage.sources for stage in self._prepared.stages}
+        await Pipeline(intake, self._stages, sources).run()
+        for site in self._at_work.values():
+            await site.fleet.idle()
+        for stage in self._prepared.stages:
+            self._hooks.notice(f"stage {stage.name}: {self._counted(stage.name)}")
+
+    def _counted(self, name: str) -> str:
+        counts = self._records.counts.get(name)
+        if not counts:
+            return "no rows"
+        return ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+
+    def _expect(self, more: bool) -> None:
+        for site in self._at_work.values():
+            site.fleet.expect(more)
+
+    def _stop(self, advice: StopAdvice) -> None:
+        if not self.advice.done():
+            self.advice.set_result(advice)
+
+    # --- stages -----------------------------------------------------------------------------------
+
+    def _stage(self, stage: PreparedStage) -> Stage:
+        entrance = Entrance(stage.name, stage.spec.on_failure, self._world)
+        spec = stage.spec
+        if spec.kind == "expand":
+            return ExpandStage(
+                stage.name, _recipe(stage), entrance, self._names(stage, None), self._world
+            )
+        if spec.kind == "sql":
+            tables = [self._table(name) for name in stage.sources]
+            return QueryStage(stage.name, spec.query or "", tables, entrance, self._world)
+        if spec.kind == "loop":
+            writers = [
+                Writer(asking.name, self._asker(stage, asking), self._names(stage, asking))
+                for asking in stage.asking
+            ]
+            rule = LoopRule(spec.max_rounds, stage.until, spec.parallel)
+            return LoopStage(stage.name, writers, rule, entrance, self._world, self._gate)
+        asking = stage.asking[0]
+        asker, names = self._asker(stage, asking), self._names(stage, asking)
+        if spec.kind == "reduce":
+            reducing = ReduceRule(spec.fanin, stage.goal)
+            reducer = Reducer(asker, reducing, entrance, names, self._world)
+            return ReduceStage(asker, reducer, spec.by, len(stage.sources))
+        if spec.kind == "broadcast":
+            fleet = self._at_work[self._sites.key_of[id(asking)]].fleet
+            return BroadcastStage(
+                asker, entrance, names, lambda: [state.name for state in fleet.states]
+            )
+        return MapStage(asker, entrance, names)
+
+    def _names(self, stage: PreparedStage, asking: Asking | None) -> Names:
+        used = None
+        if asking is not None and asking.prompt is not None:
+            used = asking.prompt.fields
+        if stage.until is not None and used is not None:
+            used |= stage.until.names
+        if stage.items is not None:
+            used = stage.items.names | frozenset(stage.sources)
+        elif stage.spec.split is not None:
+            used = frozenset({stage.spec.split.field})
+        return Names(used, self._records)
+
+    def _asker(self, stage: PreparedStage, asking: Asking) -> Asker:
+        site = self._at_work[self._sites.key_of[id(asking)]]
+        plan = self._plan(stage, asking, site.found)
+        if stage.spec.kind == "loop":
+            plan.name = section_stage(stage.name, asking.name)
+        separate = stage.spec.kind == "broadcast"
+        asker = Asker(
+            plan,
+            self._records,
+            self._gate,
+            lambda emit: self._hooks.engine(plan, site, emit, job=asking.job, separate=separate),
+        )
+        asker.engine.advice.add_done_callback(
+            lambda advice: None if advice.cancelled() else self._stop(advice.result())
+        )
+        return asker
+
+    def _plan(self, stage: PreparedStage, asking: Asking, found: Found) -> StagePlan:
+        view = dataclasses.replace(
+            self._prepared, job=asking.job, prompt=asking.prompt, schema=asking.schema
+        )
+        model = self._models[id(asking)]
+        plan = make_plan(view, found.servers, model, found.known, name=stage.name)
+        if stage.spec.kind != "map":
+            plan.answers = 1
+        return plan
+
+    def _table(self, name: str) -> StageTable:
+        for stage in self._prepared.stages:
+            if stage.name == name:
+                columns: list[tuple[str | None, str]] = []
+                schema = stage.asking[0].schema if stage.asking else None
+                if schema is not None and stage.spec.kind != "loop":
+                    kinds = [kind for _, kind in schema.columns]
+                    columns = list(zip(schema.column_properties, kinds, strict=True))
+                return StageTable(name, columns)
+        return StageTable(name)
+
+
+def _recipe(stage: PreparedStage) -> Recipe:
+    if stage.items is not None:
+        return Items(stage.items, stage.sources[0])
+    assert stage.spec.split is not None
+    return Split(stage.spec.split)
+
+
+def _measures(stage: PreparedStage) -> bool:
+    """Whether the stage has to know how long input rows are."""
+    return stage.spec.kind == "reduce" and INPUT in stage.sources

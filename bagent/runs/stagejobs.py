@@ -1,0 +1,269 @@
+"""The stages of a job, checked as far as can be without a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bagent.answers.schema import OutputSchema
+from bagent.errors import JobError, SchemaError
+from bagent.job.expression import Expression
+from bagent.job.prompt import Prompt
+from bagent.job.spec_stages import RESERVED, BoardSection, StagePart, StageSpec
+from bagent.stages.keys import INPUT
+from bagent.stages.topologies import StageAt, is_plain, lay_out
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job
+
+ASKING = frozenset({"map", "broadcast", "reduce", "loop"})
+"""Kinds of stages that ask a model with a prompt."""
+
+REDUCE_NAMES = frozenset({"responses", "n", "level"})
+LOOP_NAMES = frozenset({"board", "round", "section"})
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What one model is asked in a stage: the job as the stage, or a section of it, sees it.
+
+    ``name`` is the section's, else the stage's.
+    """
+
+    name: str
+    job: Job
+    part: StagePart
+    prompt: Prompt | None
+    schema: OutputSchema | None
+
+
+@dataclass(frozen=True)
+class PreparedStage:
+    """One checked stage.
+
+    ``asking`` has one entry for a stage that asks, one for each section of a loop, none for other
+    kinds. ``visible`` are the names of the stages that its prompts may name. ``sources`` are the
+    stages that it reads, ``input`` among them. ``known`` says whether the fields of its rows are
+    those of the input, so that prompts can be held against it.
+    """
+
+    name: str
+    spec: StageSpec
+    at: StageAt
+    sources: tuple[str, ...]
+    asking: tuple[Asking, ...]
+    visible: frozenset[str]
+    known: bool
+    items: Expression | None = None
+    until: Expression | None = None
+    goal: int = 1
+    fields: frozenset[str] | None = field(default=frozenset())
+
+
+def prepare_stages(job: Job) -> tuple[PreparedStage, ...]:
+    """The stages of ``job``; none where it is one map over its rows.
+
+    Raises:
+        JobError: a stage lacks something or its template or expression is wrong.
+        SchemaError: a schema is wrong.
+    """
+    if is_plain(job):
+        return ()
+    laid = lay_out(job)
+    found: list[PreparedStage] = []
+    for at in laid.stages:
+        _check(job, at)
+        found.append(_prepared(laid.base, at, found))
+    return tuple(found)
+
+
+def _check(job: Job, at: StageAt) -> None:
+    spec = at.spec
+    place = job.source.position(at.path)
+    if spec.agent is not None:
+        raise JobError(f"stage {at.name}: agents and tools are not part of this version", at=place)
+    if len(at.sources) > 1 and spec.kind in ("reduce", "sql"):
+        return
+    if len(set(at.sources)) < len(at.sources):
+        raise JobError(f"stage {at.name} names a source twice in from", at=place)
+
+
+def _prepared(base: Job, at: StageAt, before: Sequence[PreparedStage]) -> PreparedStage:
+    spec = at.spec
+    by_name = {stage.name: stage for stage in before}
+    sources = [by_name[name] for name in at.sources if name != INPUT]
+    visible = frozenset(stage.name for stage in sources) | frozenset(
+        name for stage in sources for name in stage.visible
+    )
+    if spec.kind in ("reduce", "sql"):
+        visible = frozenset()
+    known = all(stage.known for stage in sources) and spec.kind != "sql"
+    asking = tuple(_askings(base, at))
+    where = ".".join(map(str, at.path))
+    items = until = None
+    place = base.source.position(at.path)
+    if spec.items is not None:
+        items = Expression(spec.items, f"{where}.items", place)
+        known = False
+    if spec.until is not None and spec.kind == "loop":
+        until = Expression(spec.until, f"{where}.until", place)
+    stage = PreparedStage(
+        name=at.name,
+        spec=spec,
+        at=at,
+        sources=_read(at, before),
+        asking=asking,
+        visible=visible,
+        known=known,
+        items=items,
+        until=until,
+        goal=_goal(spec, at, base),
+    )
+    return _with_fields(stage, by_name.keys())
+
+
+def _read(at: StageAt, before: Sequence[PreparedStage]) -> tuple[str, ...]:
+    """What a stage reads; a query reads also the other stages that it mentions."""
+    if at.spec.query is None:
+        return at.sources
+    words = set(re.findall(r"\w+", at.spec.query))
+    others = [name for name in (INPUT, *(stage.name for stage in before)) if name in words]
+    return tuple(dict.fromkeys((*at.sources, *others)))
+
+
+def _goal(spec: StageSpec, at: StageAt, base: Job) -> int:
+    """How many rows a reduction may leave."""
+    if spec.kind != "reduce" or spec.until is None:
+        return 1
+    text = spec.until.strip()
+    if not text.isdecimal() or int(text) < 1:
+        raise JobError(
+            f"stage {at.name}: until of a reduce stage is how many rows may be left, not {text}",
+            hint="until: 1",
+            at=base.source.position((*at.path, "until")),
+        )
+    return int(text)
+
+
+def _askings(base: Job, at: StageAt) -> Iterable[Asking]:
+    spec = at.spec
+    if spec.kind not in ASKING:
+        return
+    job = base.for_stage(spec)
+    if spec.kind != "loop":
+        yield _asking(at.name, job, spec, at.prompt_at, base)
+        return
+    for number, section in enumerate(spec.sections):
+        own = (*at.path, "sections", number, "prompt")
+        path = own if section.prompt is not None else at.prompt_at
+        yield _asking(section.name, job.for_stage(section), section, path, base, spec)
+
+
+def _asking(
+    name: str,
+    job: Job,
+    part: StagePart,
+    path: tuple[str | int, ...],
+    base: Job,
+    around: StageSpec | None = None,
+) -> Asking:
+    if job.prompt is None:
+        raise JobError(
+            f"{name} has no prompt", hint="write prompt: ...", at=base.source.position(path[:-1])
+        )
+    if isinstance(part, BoardSection) and part.select is None and around is not None:
+        part = part.model_copy(update={"select": around.select})
+    return Asking(name, job, part, Prompt(job.prompt, base.source, path), load_schema_of(job, path))
+
+
+def load_schema_of(job: Job, path: tuple[str | int, ...] = ()) -> OutputSchema | None:
+    """The output schema of ``job``, if it has one.
+
+    Args:
+        path: where its prompt stands; its output stands beside it.
+    """
+    found = job.output.schema_
+    if found is None:
+        return None
+    try:
+        if isinstance(found, dict):
+            return OutputSchema.load(found, base=job.source.folder)
+        return OutputSchema.load(found.path, base=found.path.parent)
+    except SchemaError as error:
+        if error.at is None:
+            error.at = job.source.position((*path[:-1], "output", "schema"))
+        raise
+
+
+# --- which fields of the input are used -----------------------------------------------------------
+
+
+def _with_fields(stage: PreparedStage, names: Iterable[str]) -> PreparedStage:
+    spec = stage.spec
+    fields: frozenset[str] | None = frozenset()
+    for asking in stage.asking:
+        used = asking.prompt.fields if asking.prompt is not None else frozenset()
+        fields = None if fields is None or used is None else fields | used
+    if spec.kind == "sql":
+        fields = None if "input" in (spec.query or "").lower() else fields
+    if spec.kind == "reduce" and INPUT in stage.sources:
+        fields = None
+    if fields is not None:
+        more = {name.partition(".")[0] for name in spec.by} - {"id"}
+        more |= stage.items.names if stage.items is not None else set()
+        more |= stage.until.names if stage.until is not None else set()
+        if spec.split is not None:
+            more.add(spec.split.field)
+        sections = {section.name for section in spec.sections}
+        fields = (fields | more) - set(names) - RESERVED - LOOP_NAMES - sections - {"answer"}
+    return PreparedStage(**{**stage.__dict__, "fields": fields})
+
+
+def used_fields(stages: Sequence[PreparedStage]) -> tuple[str, ...] | None:
+    """The fields of the input that any stage uses; None: they may use every one."""
+    fields: set[str] = set()
+    for stage in stages:
+        if stage.fields is None:
+            return None
+        fields |= stage.fields
+    return tuple(sorted(fields))
+
+
+# --- prompts against the first rows ---------------------------------------------------------------
+
+
+def check_stages(stages: Sequence[PreparedStage], sample: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Hold the prompts of all stages against the first rows; returns warnings.
+
+    Raises:
+        JobError: a prompt uses a name that is no field and no earlier stage.
+    """
+    warnings: list[str] = []
+    for stage in stages:
+        rows, names = _in_sight(stage, sample)
+        if rows is None:
+            continue
+        for asking in stage.asking:
+            if asking.prompt is not None:
+                warnings.extend(asking.prompt.check(rows, names))
+    return warnings
+
+
+def _in_sight(
+    stage: PreparedStage, sample: Sequence[Mapping[str, Any]]
+) -> tuple[Sequence[Mapping[str, Any]] | None, frozenset[str]]:
+    """The fields that a stage's prompts see, None where only its rows will tell, and names."""
+    spec = stage.spec
+    if spec.kind == "reduce":
+        if spec.by == ("id",):
+            return (sample if stage.known else None), REDUCE_NAMES
+        by = frozenset(name.rpartition(".")[2] for name in spec.by)
+        return [{}], REDUCE_NAMES | by
+    if not stage.known:
+        return None, frozenset()
+    if spec.kind == "loop":
+        sections = frozenset(section.name for section in spec.sections)
+        return sample, stage.visible | LOOP_NAMES | sections
+    return sample, stage.visible

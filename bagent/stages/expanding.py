@@ -1,0 +1,165 @@
+"""One row becomes several: items of an answer, or pieces of a long text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from bagent.job.expression import Expression
+from bagent.job.spec_stages import SplitSpec
+from bagent.job.template import TemplateFailure
+from bagent.stages.items import Item, stage_item
+from bagent.stages.keys import INPUT, derived
+from bagent.stages.records import Records
+from bagent.stages.splitting import Piece, pieces
+from bagent.stages.stage import NO_SURVIVOR, Entrance, Names, World, ended_row, made_row
+from bagent.stages.tickets import AsTheyCome, Reader, Stream, Ticket
+from bagent.types import Json, Row
+
+NOTHING = "empty"
+"""Error kind of a row that nothing came of."""
+
+
+class Made(msgspec.Struct, frozen=True):
+    """One row that is to be made: its fields, and what is told of it in the results."""
+
+    data: dict[str, Any]
+    output: Json
+    tokens: int = 0
+
+
+class Recipe(Protocol):
+    """How one row becomes several."""
+
+    def rows(self, item: Item, names: Mapping[str, Json]) -> list[Made]:
+        """The rows that ``item`` becomes.
+
+        Raises:
+            TemplateFailure: it cannot be done for this row.
+        """
+        ...
+
+
+class Items:
+    """Rows of a list that an expression finds in an answer.
+
+    Inside the expression stand the properties of the answer before the stage, ``answer`` (the
+    whole), stages and fields by name. An item that is an object adds its properties to the fields.
+    """
+
+    def __init__(self, expression: Expression, source: str) -> None:
+        self._expression = expression
+        self._source = source
+
+    def rows(self, item: Item, names: Mapping[str, Json]) -> list[Made]:
+        """One row an item of the list."""
+        answer = names.get(self._source, item.row.data if self._source == INPUT else None)
+        scope: dict[str, Any] = dict(item.row.data)
+        if isinstance(answer, dict):
+            scope.update(answer)
+        scope.update(names)
+        scope.setdefault("answer", answer)
+        found = self._expression.value(scope)
+        if not isinstance(found, (list, tuple)):
+            kind = "an object" if isinstance(found, dict) else type(found).__name__
+            raise TemplateFailure(
+                f"{self._expression.where}: {self._expression.text} is {kind}, not a list"
+            )
+        return [
+            Made({**item.row.data, **(one if isinstance(one, dict) else {})}, one) for one in found
+        ]
+
+
+class Split:
+    """Rows of the pieces of a long text; each has its piece in the place of the text."""
+
+    def __init__(self, spec: SplitSpec) -> None:
+        self._spec = spec
+
+    def rows(self, item: Item, names: Mapping[str, Json]) -> list[Made]:
+        """One row a piece; results tell its place, not its text."""
+        field = self._spec.field
+        text = item.row.data.get(field, names.get(field))
+        if not isinstance(text, str):
+            words = "there is no" if text is None else "it is no text:"
+            raise TemplateFailure(f"split: {words} {field}")
+        return [
+            Made({**item.row.data, field: text[one.start : one.end]}, told, one.tokens)
+            for one, told in _told(pieces(text, self._spec.tokens, self._spec.overlap))
+        ]
+
+
+def _told(found: list[Piece]) -> Iterator[tuple[Piece, dict[str, int]]]:
+    for number, piece in enumerate(found):
+        told = {"piece": number, "of": len(found), "start": piece.start, "end": piece.end}
+        yield piece, told
+
+
+class ExpandStage:
+    """Makes several rows of each row; nothing is asked.
+
+    The rows have keys of their own, and ``/NUMBER`` behind the id. A row that failed before goes
+    on as one failed row.
+    """
+
+    def __init__(
+        self, name: str, recipe: Recipe, entrance: Entrance, names: Names, world: World
+    ) -> None:
+        self.name = name
+        self.out = Stream()
+        self._recipe = recipe
+        self._entrance = entrance
+        self._names = names
+        self._world = world
+
+    def readers(self) -> list[Reader]:
+        """Reads one stream, as rows come."""
+        return [AsTheyCome(self._take, self._entrance.tell, self.out)]
+
+    async def run(self) -> None:
+        """Nothing to wait for: all is done as rows come."""
+
+    def _take(self, item: Item, ticket: Ticket) -> None:
+        if not self._entrance.admits(item):
+            ticket.split(0)
+            return
+        if not item.ok:
+            self._fail(item, ticket, NO_SURVIVOR, self._entrance.reason(item))
+            return
+        try:
+            made = self._recipe.rows(item, self._names.of(item))
+        except TemplateFailure as failure:
+            self._fail(item, ticket, "template", str(failure))
+            return
+        if not made:
+            self._fail(item, ticket, NOTHING, "the list of items is empty")
+            return
+        for number, (one, place) in enumerate(zip(made, ticket.split(len(made)), strict=True)):
+            row = msgspec.structs.replace(
+                made_row(item.row, item),
+                key=derived((item.row.key,), self.name, number),
+                id=f"{item.row.id}/{number}",
+                data=one.data,
+            )
+            self._put(item, row, one, place)
+
+    def _put(self, item: Item, row: Row, made: Made, ticket: Ticket) -> None:
+        records: Records = self._world.records
+        found = records.finished(row.key, self.name, 0)
+        if found is None:
+            outcome = ended_row(self.name, row, self._world.now(), output=made.output)
+            found = outcome, records.write(outcome, row)
+        plain = msgspec.structs.replace(row, parents=(), parents_failed=None)
+        filled = stage_item(item, plain, *found)
+        ticket.fill(msgspec.structs.replace(filled, tokens=filled.tokens + made.tokens))
+
+    def _fail(self, item: Item, ticket: Ticket, kind: str, words: str) -> None:
+        row = made_row(item.row, item)
+        records = self._world.records
+        found = records.finished(row.key, self.name, 0)
+        if found is None:
+            outcome = ended_row(self.name, row, self._world.now(), error=(kind, words))
+            found = outcome, records.write(outcome, row)
+        ticket.fill(stage_item(item, item.row, *found))

@@ -1,0 +1,120 @@
+"""Stages that ask about each row by itself: map, and broadcast to every endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from bagent.stages.asking import Asker
+from bagent.stages.items import Item, stage_item
+from bagent.stages.keys import derived
+from bagent.stages.stage import Entrance, Names, made_row
+from bagent.stages.tickets import AsTheyCome, Reader, Stream, Ticket
+from bagent.types import Outcome, Row
+
+
+class MapStage:
+    """Row in, row out; with several answers, as many rows out.
+
+    A row keeps its key and id. Where there are several answers, each row that goes on has a key
+    of its own and ``#ANSWER`` behind its id.
+    """
+
+    def __init__(self, asker: Asker, entrance: Entrance, names: Names) -> None:
+        self.name = asker.plan.name
+        self.out = Stream()
+        self._asker = asker
+        self._entrance = entrance
+        self._names = names
+
+    def readers(self) -> list[Reader]:
+        """Reads one stream, as rows come."""
+        return [AsTheyCome(self._take, self._all_taken, self.out)]
+
+    def _all_taken(self) -> None:
+        self._asker.close()
+        self._entrance.tell()
+
+    def _take(self, item: Item, ticket: Ticket) -> None:
+        if not self._entrance.admits(item):
+            ticket.split(0)
+            return
+        count = self._asker.plan.answers
+        tickets = [ticket] if count == 1 else ticket.split(count)
+        for answer, place in enumerate(tickets):
+            make = partial(self._row, item)
+            self._asker.ask(item.row.key, answer, make, partial(self._done, item, place))
+
+    def _row(self, item: Item) -> Row:
+        return made_row(item.row, item, self._names.of(item))
+
+    def _done(self, item: Item, ticket: Ticket, outcome: Outcome, place: int) -> None:
+        row = item.row
+        if self._asker.plan.answers > 1:
+            row = msgspec.structs.replace(
+                row,
+                key=derived((row.key,), self.name, outcome.answer),
+                id=f"{row.id}#{outcome.answer}",
+            )
+        ticket.fill(stage_item(item, row, outcome, place))
+
+    async def run(self) -> None:
+        """Ask until all rows have ended."""
+        await self._asker.run()
+
+
+class BroadcastStage:
+    """Every row to every endpoint: as many rows out as there are endpoints.
+
+    Args:
+        endpoints: names the endpoints, once rows come.
+    """
+
+    def __init__(
+        self,
+        asker: Asker,
+        entrance: Entrance,
+        names: Names,
+        endpoints: Callable[[], Sequence[str]],
+    ) -> None:
+        self.name = asker.plan.name
+        self.out = Stream()
+        self._asker = asker
+        self._entrance = entrance
+        self._names = names
+        self._endpoints = endpoints
+
+    def readers(self) -> list[Reader]:
+        """Reads one stream, as rows come."""
+        return [AsTheyCome(self._take, self._all_taken, self.out)]
+
+    def _all_taken(self) -> None:
+        self._asker.close()
+        self._entrance.tell()
+
+    def _take(self, item: Item, ticket: Ticket) -> None:
+        if not self._entrance.admits(item):
+            ticket.split(0)
+            return
+        endpoints = self._endpoints()
+        for endpoint, place in zip(endpoints, ticket.split(len(endpoints)), strict=True):
+            row = msgspec.structs.replace(
+                item.row,
+                key=derived((item.row.key,), self.name, endpoint),
+                id=f"{item.row.id}@{endpoint}",
+                endpoint=endpoint,
+            )
+            make = partial(self._row, item, row)
+            self._asker.ask(row.key, 0, make, partial(self._done, item, row, place))
+
+    def _row(self, item: Item, row: Row) -> Row:
+        return made_row(row, item, self._names.of(item))
+
+    def _done(self, item: Item, row: Row, ticket: Ticket, outcome: Outcome, place: int) -> None:
+        ticket.fill(stage_item(item, msgspec.structs.replace(row, endpoint=None), outcome, place))
+
+    async def run(self) -> None:
+        """Ask until all rows have ended."""
+        await self._asker.run()

@@ -1,0 +1,83 @@
+"""What the stages of a run have written, in this start and before it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from bagent.stages.engine import OutcomeLog
+from bagent.store.codec import unit_of
+from bagent.types import Outcome, Row
+
+Emit = Callable[[Outcome, int, Row], None]
+
+
+class Earlier(Protocol):
+    """The finished outcomes of earlier starts: :class:`bagent.store.earlier.EarlierOutcomes`."""
+
+    def find(self, unit: int) -> int | None:
+        """The place of the outcome of a unit, if it is finished."""
+        ...
+
+    def read_at(self, place: int) -> Outcome:
+        """The outcome at a place."""
+        ...
+
+
+class Journal(OutcomeLog, Protocol):
+    """The journal of this start: :class:`bagent.store.journal.Journal`."""
+
+    def read_at(self, location: int) -> Outcome:
+        """The outcome at a location."""
+        ...
+
+
+class Records:
+    """Outcomes by place, whoever wrote them.
+
+    A place is a location in the journal of this start, or, below 0, one of an earlier start.
+
+    Args:
+        emit: gets each outcome that this start writes.
+
+    ``counts`` has, by stage, how many outcomes of each status there are, earlier ones too.
+    """
+
+    def __init__(self, journal: Journal, earlier: Earlier | None, emit: Emit) -> None:
+        self.journal = journal
+        self.counts: dict[str, Counter[str]] = {}
+        self._earlier = earlier
+        self._emit = emit
+
+    def read(self, place: int) -> Outcome:
+        """The outcome at a place."""
+        if place >= 0:
+            return self.journal.read_at(place)
+        assert self._earlier is not None
+        return self._earlier.read_at(-1 - place)
+
+    def finished(self, key: int, stage: str, answer: int) -> tuple[Outcome, int] | None:
+        """The outcome that an earlier start finished, with its place."""
+        if self._earlier is None:
+            return None
+        found = self._earlier.find(unit_of(key, stage, answer))
+        if found is None:
+            return None
+        outcome = self._earlier.read_at(found)
+        self._count(outcome)
+        return outcome, -1 - found
+
+    def write(self, outcome: Outcome, row: Row) -> int:
+        """Write an outcome that no request was needed for; its place."""
+        place = self.journal.write(outcome)
+        self.note(outcome, place, row)
+        return place
+
+    def note(self, outcome: Outcome, place: int, row: Row) -> None:
+        """An outcome was written by an engine."""
+        self._count(outcome)
+        self._emit(outcome, place, row)
+
+    def _count(self, outcome: Outcome) -> None:
+        self.counts.setdefault(outcome.stage, Counter())[outcome.status] += 1

@@ -1,0 +1,112 @@
+"""Earlier stages as DuckDB tables, and a query over them; runs in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bagent.stages.keys import INPUT
+from bagent.store.columns import literal, quoted
+
+BASE = {
+    "id": "VARCHAR",
+    "row": "BIGINT",
+    "answer": "BIGINT",
+    "status": "VARCHAR",
+    "output": "JSON",
+    "text": "VARCHAR",
+    "error": "VARCHAR",
+    "error_kind": "VARCHAR",
+}
+"""The columns of every stage's table."""
+
+MEMORY = "512MB"
+LONGEST_LINE = 64 * 1024 * 1024
+
+
+class StageTable(msgspec.Struct):
+    """One table: a stage's name, and the properties of its schema with their DuckDB types."""
+
+    name: str
+    columns: list[tuple[str | None, str]] = []
+    path: Path = Path()
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One result row, and the outcomes it was made of as ``STAGE:ID:ANSWER``."""
+
+    values: dict[str, Any]
+    parents: tuple[str, ...]
+
+
+def run_query(query: str, tables: Sequence[StageTable], work: Path) -> list[Found] | str:
+    """The rows that ``query`` gives, in its order; or why DuckDB refuses it.
+
+    Args:
+        tables: with the paths of their JSON lines; parents are looked for in the first one.
+        work: where DuckDB may spill.
+    """
+    import duckdb
+
+    connection = duckdb.connect(
+        ":memory:",
+        config={"threads": 1, "memory_limit": MEMORY, "temp_directory": str(work / "spill")},
+    )
+    try:
+        for table in tables:
+            connection.execute(f"CREATE TABLE {quoted(table.name)} AS {_select(table)}")
+        connection.execute(f"CREATE TEMP TABLE bagent_found AS {query.strip().rstrip(';')}")
+        names = {row[0] for row in connection.execute("DESCRIBE bagent_found").fetchall()}
+        rows = connection.execute(_results(tables[0].name, names)).fetchall()
+    except duckdb.Error as error:
+        return str(error).strip().splitlines()[0]
+    finally:
+        connection.close()
+    return [Found(msgspec.json.decode(text), tuple(parents or ())) for text, parents in rows]
+
+
+def _select(table: StageTable) -> str:
+    source = literal(str(table.path))
+    if table.name == INPUT:
+        if not table.path.stat().st_size:
+            return "SELECT NULL::VARCHAR AS id, NULL::BIGINT AS row WHERE false"
+        return (
+            f"SELECT * FROM read_json({source}, format='newline_delimited', sample_size=-1,"
+            f" maximum_object_size={LONGEST_LINE})"
+        )
+    types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in BASE.items())
+    typed = [
+        f"TRY_CAST({_value(name, kind)} AS {kind}) AS {quoted(name)}"
+        for name, kind in table.columns
+        if name and name.casefold() not in BASE
+    ]
+    return (
+        f"SELECT {', '.join(['*', *typed])} FROM read_json({source}, format='newline_delimited',"
+        f" maximum_object_size={LONGEST_LINE}, columns={{{types}}})"
+    )
+
+
+def _value(name: str, kind: str) -> str:
+    pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
+    scalar = kind.upper() != "JSON" and "[" not in kind and "(" not in kind
+    return f"json_extract{'_string' if scalar else ''}(output, {pointer})"
+
+
+def _results(first: str, names: set[str]) -> str:
+    """SQL for the result rows as JSON, each with its parents in the table ``first``."""
+    head = "SELECT to_json(f)::VARCHAR,"
+    if first == INPUT or "id" not in names:
+        whole = "NULL" if first == INPUT else f"[{literal(first + ':*')}]"
+        return f"{head} {whole} FROM bagent_found AS f ORDER BY f.rowid"
+    name = literal(first + ":")
+    if "answer" in names:
+        parents = f"[{name} || f.id || ':' || f.answer]"
+        return f"{head} {parents} FROM bagent_found AS f ORDER BY f.rowid"
+    return (
+        f"{head} p.parents FROM bagent_found AS f LEFT JOIN (SELECT id,"
+        f" list({name} || id || ':' || answer ORDER BY answer) AS parents"
+        f" FROM {quoted(first)} GROUP BY id) AS p ON p.id = f.id::VARCHAR ORDER BY f.rowid"
+    )

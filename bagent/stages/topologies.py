@@ -1,0 +1,298 @@
+"""Topologies are short names for stages: here they are written out. Pure: nothing is read or sent.
+
+The job's own ``prompt``, ``agent``, ``answers`` and ``output.schema`` belong to the stage that does
+the main work; planner, reducer and judge have their own, and share everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bagent.errors import JobError
+from bagent.job.spec import Job
+from bagent.job.spec_output import OutputSpec
+from bagent.job.spec_stages import StagePart, StageSpec, TopologySpec
+from bagent.stages import snippets
+from bagent.stages.keys import INPUT
+
+TREE_FANIN = 10
+"""Answers in one group of a ``tree_reduce`` that names no number."""
+
+VOTES = 5
+"""Answers per row of ``self_consistency`` where the job names no number."""
+
+PLAN_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"items": {"type": "array", "items": {}, "minItems": 1}},
+    "required": ["items"],
+    "additionalProperties": False,
+}
+"""What a planner answers where it has no schema of its own."""
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class StageAt:
+    """One stage: its definition with name and sources filled in, and where it stands in the file.
+
+    ``prompt_at`` is where its prompt stands; the job's own prompt where it has none.
+    """
+
+    spec: StageSpec
+    path: KeyPath
+    prompt_at: KeyPath
+
+    @property
+    def name(self) -> str:
+        """Its name in prompts and results."""
+        return self.spec.name or self.spec.kind
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What it reads: ``input`` or earlier stages."""
+        return self.spec.from_
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A job as stages: ``base`` is the job that the stages change."""
+
+    base: Job
+    stages: tuple[StageAt, ...]
+
+
+def is_plain(job: Job) -> bool:
+    """Whether the job is one ``map`` over its rows."""
+    return not job.stages and job.topology.name == "map"
+
+
+def lay_out(job: Job) -> Laid:
+    """The stages of ``job``, in order, written out.
+
+    Raises:
+        JobError: the topology lacks something.
+    """
+    if job.stages:
+        return Laid(job, _linked(_written(job)))
+    made = _MAKERS[job.topology.name](job, job.topology)
+    base = job.model_copy(
+        update={
+            "prompt": None,
+            "agent": None,
+            "answers": 1,
+            "output": job.output.model_copy(update={"schema_": None}),
+        }
+    )
+    return Laid(base, _linked(made))
+
+
+def _written(job: Job) -> list[StageAt]:
+    found: list[StageAt] = []
+    for number, spec in enumerate(job.stages):
+        name = spec.name or f"{spec.kind}{number + 1}"
+        path = ("stages", number)
+        at: KeyPath = (*path, "prompt") if spec.prompt is not None else ("prompt",)
+        if spec.kind == "expand" and spec.prompt is not None:
+            # Its own prompt asks first; then the answer becomes rows.
+            asks = _changed(spec, kind="map", name=f"{name}_answer", items=None, split=None)
+            found.append(StageAt(asks, path, at))
+            spec = _changed(spec, prompt=None, from_=(f"{name}_answer",))
+        found.append(StageAt(_changed(spec, name=name), path, at))
+    return found
+
+
+def _changed(spec: StageSpec, **keys: Any) -> StageSpec:
+    return spec.model_copy(update=keys)
+
+
+def _linked(stages: list[StageAt]) -> tuple[StageAt, ...]:
+    """Every stage that names no source reads the one before it, the first one the input."""
+    linked: list[StageAt] = []
+    before = INPUT
+    for at in stages:
+        spec = at.spec if at.spec.from_ else _changed(at.spec, from_=(before,))
+        linked.append(StageAt(spec, at.path, at.prompt_at))
+        before = at.name
+    return tuple(linked)
+
+
+# --- the topologies -----------------------------------------------------------------------------
+
+
+def _stage(kind: str, name: str, part: StagePart | None = None, **keys: Any) -> StageSpec:
+    """A stage with the keys that ``part`` sets; ``keys`` go before them."""
+    values = {key: getattr(part, key) for key in part.model_fields_set} if part else {}
+    values.update({key: value for key, value in keys.items() if value is not None})
+    names = {"kind", "name", *values} & set(StageSpec.model_fields)
+    kept = {key: value for key, value in values.items() if key in StageSpec.model_fields}
+    return StageSpec.model_construct(_fields_set=names, **{"kind": kind, "name": name, **kept})
+
+
+def _main(job: Job, kind: str, name: str, **keys: Any) -> StageAt:
+    """The stage that has the job's own prompt, output, answers and agent."""
+    answers = keys.pop("answers", job.answers)
+    spec = _stage(
+        kind, name, prompt=job.prompt, output=job.output, answers=answers, agent=job.agent, **keys
+    )
+    return StageAt(spec, (), ("prompt",))
+
+
+def _part(job: Job, key: str, kind: str, name: str, **keys: Any) -> StageAt:
+    """The stage that ``topology.KEY`` describes; it needs a prompt."""
+    part: StagePart | None = getattr(job.topology, key)
+    if part is None or part.prompt is None:
+        raise JobError(
+            f"topology {job.topology.name} needs a prompt for its {key} stage",
+            hint=f"topology: {{name: {job.topology.name}, {key}: {{prompt: ...}}}}",
+            at=job.source.position(("topology",)),
+        )
+    path: KeyPath = ("topology", key)
+    return StageAt(_stage(kind, name, part, **keys), path, (*path, "prompt"))
+
+
+def _need_prompt(job: Job) -> None:
+    command = job.agent.command if job.agent else ()
+    if job.prompt is None and not command:
+        raise JobError(f"topology {job.topology.name} needs a prompt", hint="write prompt: ...")
+
+
+def _map(job: Job, _: TopologySpec) -> list[StageAt]:
+    _need_prompt(job)
+    return [_main(job, "map", "main")]
+
+
+def _broadcast(job: Job, topology: TopologySpec) -> list[StageAt]:
+    _need_prompt(job)
+    stages = [_main(job, "broadcast", "broadcast")]
+    if topology.reduce is not None:
+        by = topology.by or ("id",)
+        stages.append(
+            _part(
+                job,
+                "reduce",
+                "reduce",
+                "reduce",
+                by=by,
+                fanin=topology.fanin,
+                on_failure=topology.on_failure,
+            )
+        )
+    return stages
+
+
+def _reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
+    keys = {"fanin": topology.fanin, "by": topology.by, "on_failure": topology.on_failure}
+    if topology.reduce is not None and topology.reduce.prompt is not None:
+        return [_part(job, "reduce", "reduce", "reduce", **keys)]
+    _need_prompt(job)
+    main = _main(job, "reduce", "reduce", **keys)
+    values = (
+        {k: getattr(topology.reduce, k) for k in topology.reduce.model_fields_set}
+        if (topology.reduce)
+        else {}
+    )
+    return [StageAt(_changed(main.spec, **values), main.path, main.prompt_at)]
+
+
+def _map_reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
+    _need_prompt(job)
+    tree = topology.name == "tree_reduce"
+    return [
+        _main(job, "map", "map"),
+        _part(
+            job,
+            "reduce",
+            "reduce",
+            "reduce",
+            fanin=topology.fanin or (TREE_FANIN if tree else None),
+            by=topology.by,
+            on_failure=topology.on_failure,
+        ),
+    ]
+
+
+def _plan_map_reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
+    _need_prompt(job)
+    plan = _part(job, "plan", "map", "plan")
+    if plan.spec.output is None or plan.spec.output.schema_ is None:
+        given = plan.spec.output or OutputSpec()
+        output = given.model_copy(update={"schema_": PLAN_SCHEMA})
+        plan = StageAt(_changed(plan.spec, output=output), plan.path, plan.prompt_at)
+    keys = {"fanin": topology.fanin, "on_failure": topology.on_failure}
+    return [
+        plan,
+        StageAt(_stage("expand", "item", items="items"), ("topology",), ("topology",)),
+        _main(job, "map", "work"),
+        _part(job, "reduce", "reduce", "reduce", by=topology.by or ("id",), **keys),
+    ]
+
+
+def _pipeline(job: Job, topology: TopologySpec) -> list[StageAt]:
+    if not topology.steps:
+        raise JobError(
+            "topology pipeline needs steps",
+            hint="topology: {name: pipeline, steps: [{prompt: ...}, {prompt: ...}]}",
+            at=job.source.position(("topology",)),
+        )
+    stages = []
+    for number, part in enumerate(topology.steps):
+        path: KeyPath = ("topology", "steps", number)
+        at: KeyPath = (*path, "prompt")
+        if part.prompt is None:
+            _need_prompt(job)
+            part, at = part.model_copy(update={"prompt": job.prompt}), ("prompt",)
+        spec = _stage("map", f"step{number + 1}", part, on_failure=topology.on_failure)
+        stages.append(StageAt(spec, path, at))
+    return stages
+
+
+def _blackboard(job: Job, topology: TopologySpec) -> list[StageAt]:
+    if not topology.sections:
+        raise JobError(
+            "topology blackboard needs sections",
+            hint="topology: {name: blackboard, sections: [...]}",
+            at=job.source.position(("topology",)),
+        )
+    if any(section.prompt is None for section in topology.sections):
+        _need_prompt(job)
+    keys: dict[str, Any] = {
+        "sections": topology.sections,
+        "max_rounds": topology.max_rounds,
+        "until": topology.until,
+        "parallel": topology.parallel,
+    }
+    at = _main(job, "loop", "blackboard", **keys)
+    return [StageAt(at.spec, ("topology",), ("prompt",))]
+
+
+def _self_consistency(job: Job, topology: TopologySpec) -> list[StageAt]:
+    _need_prompt(job)
+    answers = job.answers if job.answers > 1 else VOTES
+    query = snippets.majority("sample", topology.vote)
+    return [
+        _main(job, "map", "sample", answers=answers),
+        StageAt(_stage("sql", "vote", query=query), ("topology",), ("topology",)),
+    ]
+
+
+def _judge(job: Job, topology: TopologySpec) -> list[StageAt]:
+    _need_prompt(job)
+    judge = _part(job, "judge", "map", "judge", on_failure=topology.on_failure)
+    return [_main(job, "map", "answer"), judge]
+
+
+_MAKERS: dict[str, Callable[[Job, TopologySpec], list[StageAt]]] = {
+    "map": _map,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "tree_reduce": _map_reduce,
+    "map_reduce": _map_reduce,
+    "plan_map_reduce": _plan_map_reduce,
+    "pipeline": _pipeline,
+    "blackboard": _blackboard,
+    "self_consistency": _self_consistency,
+    "judge": _judge,
+}
