@@ -1,0 +1,1 @@
+"""How do other programs use bagent? The names that :mod:`bagent` itself offers."""

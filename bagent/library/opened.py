@@ -1,0 +1,115 @@
+"""Reading a run from another program, while it goes on or after it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.library.result import Result
+from bagent.store.rundir import RunDir, find_run
+
+if TYPE_CHECKING:
+    from bagent.store.readers import RunSummary
+
+
+def open_run(run: str | os.PathLike[str] | None = None) -> OpenedRun:
+    """The run that is meant: a directory, else a name under ``./runs``; None: the latest.
+
+    Raises:
+        bagent.errors.UsageError: there is none.
+    """
+    return OpenedRun(find_run(None if run is None else os.fspath(run), Path("runs")))
+
+
+class OpenedRun:
+    """A run to be read; every question is answered from the run as it is then."""
+
+    def __init__(self, directory: RunDir) -> None:
+        self._directory = directory
+
+    def __repr__(self) -> str:
+        return f"<run {self.path}>"
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._directory.path
+
+    def summary(self) -> RunSummary:
+        """Counts by status and kind, tokens, cost, speed."""
+        from bagent.store.readers import summary
+
+        return summary(self.path, _warn)
+
+    def results(
+        self, *, statuses: Iterable[str] | None = None, with_input: bool = False
+    ) -> Iterator[Result]:
+        """The current results in input order, one at a time, straight from the journal.
+
+        Args:
+            statuses: only these.
+            with_input: read the input again, for :attr:`Result.input`.
+        """
+        from bagent.store.readers import Wanted, encode_result, iter_results
+        from bagent.store.tables import input_reader
+
+        wanted = Wanted(statuses=None if statuses is None else frozenset(statuses), ordered=True)
+        info = self._directory.look(_warn)
+        read = input_reader(info) if with_input and info is not None else None
+        decoder = msgspec.json.Decoder(Result)
+        for result in iter_results(self.path, wanted, report=_warn, read_input=read):
+            yield decoder.decode(encode_result(result))
+
+    def __iter__(self) -> Iterator[Result]:
+        return self.results()
+
+    def df(self, query: str = "results") -> Any:
+        """A table, a view or what SQL finds, as a pandas DataFrame (needs pandas).
+
+        Args:
+            query: ``results``, ``answers``, ``attempts``, ``tool_calls``, ``endpoints``, a view
+                such as ``by_endpoint``, or a DuckDB statement over them.
+
+        Raises:
+            duckdb.Error: the SQL is wrong.
+        """
+        return self._ask(query, "df")
+
+    def pl(self, query: str = "results") -> Any:
+        """As :meth:`df`, as a polars DataFrame (needs polars and pyarrow)."""
+        return self._ask(query, "pl")
+
+    def arrow(self, query: str = "results") -> Any:
+        """As :meth:`df`, as a pyarrow Table (needs pyarrow)."""
+        return self._ask(query, "to_arrow_table")
+
+    def rows(self, query: str = "results") -> list[dict[str, Any]]:
+        """As :meth:`df`, as dicts; needs no other package."""
+        from bagent.store.asking import open_tables
+
+        with open_tables(self._directory, _warn) as connection:
+            cursor = connection.execute(_statement(query))
+            names = [column[0] for column in cursor.description or []]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def _ask(self, query: str, form: str) -> Any:
+        from bagent.store.asking import open_tables
+
+        with open_tables(self._directory, _warn) as connection:
+            return getattr(connection.sql(_statement(query)), form)()
+
+
+def _statement(query: str) -> str:
+    from bagent.store.columns import TABLES
+    from bagent.store.views import VIEWS
+
+    return f"from {query}" if query in TABLES or query in VIEWS else query
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, stacklevel=3)

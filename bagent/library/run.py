@@ -1,0 +1,228 @@
+"""Running a job from another program: results come as an async iterator.
+
+The work is done by a ``bagent run`` of its own, so that the caller's event loop, signals and memory
+stay the caller's, and a fault of either does not take the other with it. All that holds for
+``bagent run`` holds here: what is finished is in the run directory, and the same call goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from bagent.errors import (
+    EXIT_CANNOT_WRITE,
+    EXIT_OK,
+    EXIT_ROWS_FAILED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    BagentError,
+    NeedsPerson,
+    StoppedEarly,
+    UsageError,
+    WriteError,
+)
+from bagent.library.job import LoadedJob
+from bagent.library.result import Result
+
+Rows = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+"""Input rows as values."""
+
+_CHUNK = 1 << 16
+_ERRORS: dict[int, type[BagentError]] = {
+    EXIT_USAGE: UsageError,
+    EXIT_CANNOT_WRITE: WriteError,
+    EXIT_STOPPED: StoppedEarly,
+}
+
+
+def run(
+    job: str | os.PathLike[str] | LoadedJob,
+    *,
+    rows: Rows | None = None,
+    name: str | None = None,
+    ordered: bool = False,
+    options: Sequence[str] = (),
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Run a job, or go on with it; the results are had by ``async for``.
+
+    Nothing happens before the first result is asked for. Use it by ``async with`` where the loop
+    may be left early: the work stops then, what is in flight is finished and kept.
+
+    Args:
+        job: a job file, or what :func:`bagent.load_job` gave.
+        rows: the input rows; None takes the job's own input.
+        name: the run's name under ``./runs``; None takes the job's.
+        ordered: in the order of the input, else as they are finished.
+        options: further options of ``bagent run``, such as ``["--limit", "100"]``.
+        on_progress: called a few times a minute with the state of the run
+            (:class:`bagent.observe.Snapshot` as a dict).
+    """
+    loaded = job if isinstance(job, LoadedJob) else None
+    args = [str(loaded.path if loaded else Path(job))]  # type: ignore[arg-type]
+    args += ["-o", "-", "--progress", "json"]
+    for text in loaded.sets if loaded else ():
+        args += ["--set", text]
+    args += ["-i", "-"] * (rows is not None)
+    args += ["--name", name] if name is not None else []
+    args += ["--ordered"] * ordered
+    return Run([*args, *options], rows, on_progress)
+
+
+class Run:
+    """A run that goes on; see :func:`run`.
+
+    ``exit_code`` and ``path`` (the run directory) are None until it has ended.
+
+    Iterating raises:
+        bagent.errors.BagentError: the run could not be begun, or stopped before its rows ended: the
+            class by the exit code (:class:`UsageError` 2, :class:`WriteError` 74,
+            :class:`StoppedEarly` 75, :class:`NeedsPerson` else). Failed rows are results.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        rows: Rows | None,
+        on_progress: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self.exit_code: int | None = None
+        self.path: Path | None = None
+        self._args = args
+        self._rows = rows
+        self._on_progress = on_progress
+        self._words: list[str] = []
+        self._iterator: AsyncIterator[Result] | None = None
+
+    def __aiter__(self) -> AsyncIterator[Result]:
+        """The results, once; begins the work."""
+        if self._iterator is not None:
+            raise RuntimeError("the results of a run come once; open_run(...) reads them again")
+        self._iterator = self._results()
+        return self._iterator
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the work, if it still goes on, and wait until all is kept."""
+        close = getattr(self._iterator, "aclose", None)
+        if close is not None:
+            await close()
+
+    async def _results(self) -> AsyncIterator[Result]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bagent", "run", *self._args),
+            stdin=asyncio.subprocess.PIPE if self._rows is not None else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        beside = [asyncio.create_task(self._listen(process))]
+        if self._rows is not None:
+            beside.append(asyncio.create_task(self._feed(process, self._rows)))
+        try:
+            assert process.stdout is not None
+            decoder = msgspec.json.Decoder(Result)
+            async for line in _lines(process.stdout):
+                yield decoder.decode(line)
+            await process.wait()
+            await asyncio.gather(*beside)
+        finally:
+            await self._end(process, beside)
+        self._check()
+
+    async def _end(
+        self, process: asyncio.subprocess.Process, beside: list[asyncio.Task[None]]
+    ) -> None:
+        """Wait for the end, after asking for it where results are left."""
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            for task in beside[1:]:
+                task.cancel()
+            assert process.stdout is not None
+            while await process.stdout.read(_CHUNK):
+                pass  # a full pipe would keep it from its end
+        self.exit_code = await process.wait()
+        await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _feed(self, process: asyncio.subprocess.Process, rows: Rows) -> None:
+        stdin = process.stdin
+        assert stdin is not None
+        try:
+            async for row in _each(rows):
+                stdin.write(msgspec.json.encode(row) + b"\n")
+                await stdin.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it has ended; why is told elsewhere
+        except BaseException:
+            # Rows that break off must not look like rows that end.
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            raise
+        finally:
+            stdin.close()
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Read what the run says of itself: events as JSON lines, and what went wrong."""
+        assert process.stderr is not None
+        async for line in _lines(process.stderr):
+            try:
+                event = msgspec.json.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._words.append(line.decode("utf-8", "replace").strip())
+                continue
+            kind = event.pop("event", None) if isinstance(event, dict) else None
+            if kind == "summary":
+                self.path = Path(event["run"])
+                self._words += event["lines"][:1]
+            elif kind in ("progress", "end") and self._on_progress is not None:
+                self._on_progress(event)
+
+    def _check(self) -> None:
+        code = self.exit_code
+        if code in (EXIT_OK, EXIT_ROWS_FAILED):
+            return
+        words = self._words[-1] if self._words else f"bagent run ended with exit code {code}"
+        words = words.removeprefix("bagent: error: ").removeprefix("bagent").strip()
+        raise _ERRORS.get(code or 0, NeedsPerson)(words)
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of any length; what is not read yet stays in the pipe."""
+    rest: list[bytes] = []
+    while data := await reader.read(_CHUNK):
+        head, *others = data.split(b"\n")
+        rest.append(head)
+        if others:
+            yield b"".join(rest)
+            for line in others[:-1]:
+                yield line
+            rest = [others[-1]]
+    if last := b"".join(rest):
+        yield last
+
+
+async def _each(rows: Rows) -> AsyncIterator[Mapping[str, Any]]:
+    if isinstance(rows, AsyncIterable):
+        async for row in rows:
+            yield row
+    else:
+        for row in rows:
+            yield row

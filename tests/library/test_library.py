@@ -1,0 +1,161 @@
+"""The package as other programs use it, against a scripted server and run directories."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bagent
+from bagent.errors import JobError, NeedsPerson, UsageError
+from bagent.store.readers import RESULT_NAMES
+from support.jobs import rows, write_job
+from support.replies import ok, slow
+from support.stored import make_run, stored
+
+
+@pytest.fixture(autouse=True)
+def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(job_dir)
+
+
+def test_the_public_names_are_these_and_each_is_there() -> None:
+    assert bagent.__all__ == [
+        "LoadedJob",
+        "OpenedRun",
+        "Result",
+        "Run",
+        "__version__",
+        "load_job",
+        "open_run",
+        "run",
+    ]
+    for name in bagent.__all__:
+        assert getattr(bagent, name) is not None
+        assert name in dir(bagent)
+    with pytest.raises(AttributeError):
+        _ = bagent.nothing
+
+
+def test_a_result_has_a_field_for_each_column() -> None:
+    assert bagent.Result.__struct_fields__ == (*RESULT_NAMES, "input")
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import bagent; print(*(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= {"bagent", "__future__"}
+
+
+def test_a_job_is_checked_when_it_is_loaded(job_dir: Path) -> None:
+    path = write_job(job_dir, "http://127.0.0.1:9")
+    job = bagent.load_job(path, ["limits.retries=1"])
+    assert (job.spec.name, job.spec.limits.retries) == ("job", 1)
+    path.write_text("modle: x\n")
+    with pytest.raises(JobError, match="did you mean model"):
+        bagent.load_job(path)
+
+
+async def collect(run: bagent.Run) -> list[bagent.Result]:
+    return [result async for result in run]
+
+
+def test_rows_go_in_and_typed_results_come_out_in_input_order(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"r1": [slow(0.3, ok("late"))], "*": [ok("fine")]})
+    path = write_job(job_dir, fs.url, input=None, batching={"mode": "single"})
+    states: list[dict[str, Any]] = []
+    run = bagent.run(bagent.load_job(path), rows=rows(4), ordered=True, on_progress=states.append)
+    found = asyncio.run(collect(run))
+    assert [(r.id, r.text, r.ok) for r in found] == [
+        ("r1", "late", True),
+        ("r2", "fine", True),
+        ("r3", "fine", True),
+        ("r4", "fine", True),
+    ]
+    assert found[0].input == {"id": "r1", "text": "text number 1"}
+    assert run.exit_code == 0
+    assert states[-1]["ok"] == 4
+    assert run.path is not None
+    assert [r.id for r in bagent.open_run(run.path)] == ["r1", "r2", "r3", "r4"]
+
+
+def test_without_order_the_first_to_finish_comes_first(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"r1": [slow(1.0, ok("late"))], "*": [ok("fine")]})
+    write_job(job_dir, fs.url, 3, batching={"mode": "single"})
+    found = asyncio.run(collect(bagent.run("job.yaml")))
+    assert [r.text for r in found] == ["fine", "fine", "late"]
+
+
+def test_leaving_the_loop_stops_the_work_and_keeps_what_is_finished(fs: Any, job_dir: Path) -> None:
+    asked = 0
+
+    async def endless() -> AsyncIterator[dict[str, Any]]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield {"id": f"r{asked}", "text": "more"}
+
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+
+    async def some() -> tuple[bagent.Run, list[Any]]:
+        seen: list[Any] = []
+        async with bagent.run("job.yaml", rows=endless()) as results:
+            async for result in results:
+                seen.append(result.id)
+                if len(seen) == 5:
+                    break
+        return results, seen
+
+    left, seen = asyncio.run(some())
+    assert left.exit_code == 75
+    kept = {r.id for r in bagent.open_run("job")}
+    assert set(seen) <= kept
+    assert len(kept) <= asked
+
+
+def test_a_run_that_cannot_begin_raises_what_the_command_says(job_dir: Path) -> None:
+    write_job(job_dir, "http://127.0.0.1:9", input="missing.jsonl")
+    run = bagent.run("job.yaml")
+    with pytest.raises(UsageError, match=r"missing\.jsonl"):
+        asyncio.run(collect(run))
+    assert run.exit_code == 2
+
+
+def test_rows_that_break_off_are_no_end_of_the_input(fs: Any, job_dir: Path) -> None:
+    async def broken() -> AsyncIterator[dict[str, Any]]:
+        yield {"id": "r1", "text": "one"}
+        raise ZeroDivisionError
+
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    run = bagent.run("job.yaml", rows=broken())
+    with pytest.raises((ZeroDivisionError, NeedsPerson)):
+        asyncio.run(collect(run))
+    assert run.exit_code not in (0, 1)
+
+
+@pytest.fixture
+def read(job_dir: Path) -> Any:
+    failed = {"status": "failed", "error_kind": "timeout", "text": None}
+    outcomes = [stored(1), stored(0), stored(2, **failed)]
+    make_run(job_dir / "runs" / "r", outcomes, answer_columns=[("score", "BIGINT")])
+    return bagent.open_run("r")
+
+
+def test_a_run_is_read_as_values_and_as_frames(read: Any) -> None:
+    assert [r.output for r in read.results(statuses=["ok"])] == [{"score": 0}, {"score": 1}]
+    assert read.summary().statuses == {"ok": 2, "failed": 1}
+    assert list(read.df()["id"]) == ["r0", "r1", "r2"]
+    assert list(read.df("answers")["score"]) == [0, 1]
+    assert read.arrow("select count(*) as n from errors").to_pylist() == [{"n": 1}]
+    assert read.rows("select max(score) as m from answers") == [{"m": 1}]
+    with pytest.raises(UsageError, match="did you mean"):
+        bagent.open_run("rr")
