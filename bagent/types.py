@@ -103,7 +103,9 @@ class Reply(msgspec.Struct, frozen=True):
     missing one is None. ``ttft_ms`` is None where nothing streamed and the server did not tell.
     ``text`` is None where the server sent no content at all. ``blocks`` is the turn in the
     provider's own form where a conversation has to give it back unchanged, such as thinking with
-    its signature; None where text and tool calls say all.
+    its signature; None where text and tool calls say all. ``message`` has the fields of an OpenAI
+    message beyond text and tool calls that a conversation gives back (its reasoning, under the
+    name that the server has for it).
     """
 
     text: str | None
@@ -117,6 +119,7 @@ class Reply(msgspec.Struct, frozen=True):
     logprobs: Json = None
     request_id: str | None = None
     blocks: list[Json] | None = None
+    message: dict[str, Json] | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -220,10 +223,13 @@ class Attempt(msgspec.Struct, omit_defaults=True):
 
 
 class Turn(msgspec.Struct, omit_defaults=True):
-    """One whole turn of a conversation that goes on: what a resume needs to continue it.
+    """One turn of a conversation that goes on: what a resume needs to continue it.
 
     ``messages`` are the messages that this turn added (the assistant's and the answers to it),
-    never input text.
+    never input text. A later line for the same turn replaces an earlier one, and a turn 0 says
+    that the conversation begins anew. ``begun`` are the calls of tools with side effects that were
+    started and have no answer among ``messages``. ``request_hash`` (16 hex digits) names the
+    prompt and the settings that the conversation began with; ``at`` is in Unix seconds.
     """
 
     key: str
@@ -233,6 +239,9 @@ class Turn(msgspec.Struct, omit_defaults=True):
     turn: int
     messages: list[Message]
     group: str | None = None
+    begun: list[ToolCall] = []
+    request_hash: str | None = None
+    at: float | None = None
 
 
 class EndpointSample(msgspec.Struct, omit_defaults=True):

@@ -93,7 +93,10 @@ class AnthropicBackend:
             body = self._writer(endpoint, request, form).body(request, stream=stream)
         except ValueError as error:
             return Failure("rejected", f"not sent to {endpoint.name}: {error}")
-        reader = AnthropicStream(exchange.sent, self._clock) if stream else None
+        reader = None
+        if stream:
+            on_call = request.watch() if request.watch else None
+            reader = AnthropicStream(exchange.sent, self._clock, on_call)
         post = Posted(endpoint, "/messages", body, timeouts)
         found = await self._http.send(post, exchange, read_message, reader)
         if isinstance(found, Failure) and exchange.status is not None:

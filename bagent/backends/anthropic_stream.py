@@ -29,9 +29,16 @@ class AnthropicStream:
 
     Args:
         started: when the request was sent, on ``clock`` (seconds).
+        on_call: gets every tool call once its arguments are whole.
     """
 
-    def __init__(self, started: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        started: float,
+        clock: Callable[[], float],
+        on_call: Callable[[ToolCall], None] | None = None,
+    ) -> None:
+        self._on_call = on_call
         self._clock = clock
         self._started = started
         self.first_token: float | None = None
@@ -115,7 +122,10 @@ class AnthropicStream:
                 block["input"] = decode_json(told)
             except ValueError:
                 block["input"] = told
-        self.tool_calls.append(tool_call(block))
+        call = tool_call(block)
+        self.tool_calls.append(call)
+        if self._on_call is not None:
+            self._on_call(call)
 
     @property
     def whole(self) -> bool:

@@ -86,6 +86,8 @@ class AnthropicWriter:
         elif marks.system and "tools" in fields:
             fields["tools"] = [*fields["tools"][:-1], _marked(fields["tools"][-1])]
         fields["messages"] = _messages(talk, marks, goes_on="tools" in fields)
+        if request.tool_choice is not None and "tools" in fields:
+            fields.setdefault("tool_choice", tool_choice(request.tool_choice))
         if stream:
             fields["stream"] = True
         return encode_payload(fields)

@@ -27,7 +27,7 @@ from bagent.backends.own_body import unpacked
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.worker_threads import WorkerThreads
-from bagent.types import Failure, Reply
+from bagent.types import Failure, Reply, ToolCall
 
 MOST_CLIENTS = 16
 
@@ -124,7 +124,7 @@ class BedrockBackend:
         reader = None
         call: Callable[[], Reply | Failure]
         if request.stream and form.stream:
-            reader = BedrockStream(exchange.sent, self._clock, model)
+            reader = BedrockStream(exchange.sent, self._clock, model, _on_loop(request))
             call = partial(self._stream, client, arguments, reader, exchange)
         else:
             call = partial(self._whole, client, arguments, model, exchange)
@@ -322,6 +322,18 @@ class BedrockBackend:
             for client in self._clients.values():
                 client.close()
             self._clients.clear()
+
+
+def _on_loop(request: Request) -> Callable[[ToolCall], None] | None:
+    """Who watches the call for tool calls, to be told from the thread that reads the answer."""
+    if request.watch is None:
+        return None
+    loop, on_call = asyncio.get_running_loop(), request.watch()
+
+    def tell(call: ToolCall) -> None:
+        loop.call_soon_threadsafe(on_call, call)
+
+    return tell
 
 
 def _note(exchange: Exchange, answer: dict[str, Any]) -> None:

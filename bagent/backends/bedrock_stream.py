@@ -18,9 +18,17 @@ class BedrockStream:
     Args:
         started: when the request was sent.
         model: named in the reply, since events name none.
+        on_call: gets every tool call once its arguments are whole, in the thread that reads.
     """
 
-    def __init__(self, started: float, clock: Callable[[], float], model: str) -> None:
+    def __init__(
+        self,
+        started: float,
+        clock: Callable[[], float],
+        model: str,
+        on_call: Callable[[ToolCall], None] | None = None,
+    ) -> None:
+        self._on_call = on_call
         self._clock = clock
         self._started = started
         self._model = model
@@ -83,7 +91,10 @@ class BedrockStream:
         used = self._blocks.get(index, {}).get("toolUse")
         if used is not None:
             used["input"] = parsed_input("".join(self._inputs.get(index, ())))
-            self.tool_calls.append(tool_call(used))
+            call = tool_call(used)
+            self.tool_calls.append(call)
+            if self._on_call is not None:
+                self._on_call(call)
 
     @property
     def whole(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from bagent.backends.chat_wire import (
+    REASONING_KEYS,
     choice_error,
     content_text,
     finish_word,
@@ -36,13 +37,19 @@ class StreamReader:
 
     Args:
         started: when the request was sent, on ``clock`` (seconds).
+        on_call: gets every tool call once its arguments are whole.
 
     ``first_token`` is when the first piece of an answer came, ``first_answer`` the first that is
     no thinking. ``pieces`` counts the events that showed life: comments do not, a proxy sends them
     for a server that is long gone. ``deltas`` counts those that held a piece of an answer.
     """
 
-    def __init__(self, started: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        started: float,
+        clock: Callable[[], float],
+        on_call: Callable[[ToolCall], None] | None = None,
+    ) -> None:
         self._clock = clock
         self.first_token: float | None = None
         self.first_answer: float | None = None
@@ -59,7 +66,8 @@ class StreamReader:
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
         self._logprobs: list[Json] = []
-        self._calls = ToolCallJoiner()
+        self._given_back: dict[str, Json] = {}
+        self._calls = ToolCallJoiner(on_call)
         self._finish: str | None = None
         self._model: str | None = None
         self._id: str | None = None
@@ -173,6 +181,7 @@ class StreamReader:
             self._text.append(content)
         if reasoning:
             self._reasoning.append(reasoning)
+            self._keep(delta)
         if refusal and isinstance(refusal, str):
             self._refusal.append(refusal)
         if calls:
@@ -182,9 +191,23 @@ class StreamReader:
             self._logprobs.extend(logprobs["content"])
         if "error" in choice:
             self.error = self.error or choice_error(choice)
-        finish = choice.get("finish_reason")
-        if finish:
-            self._finish = finish_word(finish)
+        if choice.get("finish_reason"):
+            self._ends(choice["finish_reason"])
+
+    def _ends(self, reason: Json) -> None:
+        self._finish = finish_word(reason)
+        if self._finish in ("tool_calls", "stop"):
+            self._calls.tell_rest()
+
+    def _keep(self, delta: dict[str, Any]) -> None:
+        """Join thinking under the names that it came by."""
+        kept = self._given_back
+        for name in REASONING_KEYS:
+            piece = delta.get(name)
+            if isinstance(piece, str):
+                kept[name] = str(kept.get(name, "")) + piece
+            elif isinstance(piece, list):
+                kept[name] = [*kept.get(name, ()), *piece]
 
     @property
     def whole(self) -> bool:
@@ -218,6 +241,7 @@ class StreamReader:
             reasoning="".join(self._reasoning) or None,
             refusal="".join(self._refusal) or None,
             tool_calls=self._calls.result(),
+            message=(self._given_back or None) if self._calls else None,
             usage=self._usage,
             ttft_ms=ttft,
             logprobs={"content": self._logprobs} if self._logprobs else None,
@@ -242,11 +266,20 @@ class ToolCallJoiner:
     Servers without useful indexes or ids start a new call with a name once the call before has
     its arguments. Empty names and ids never overwrite what came before (some servers repeat them
     empty in the last chunk), and several entries in one chunk are taken in order.
+
+    Args:
+        on_call: gets each call once, as soon as its arguments are a whole JSON object: nothing
+            that follows could change it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_call: Callable[[ToolCall], None] | None = None) -> None:
         self._calls: list[dict[str, str]] = []
         self._by_index: dict[int, int] = {}
+        self._on_call = on_call
+        self._told: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._calls)
 
     def add(self, entries: Json) -> None:
         """Take the ``tool_calls`` of one delta."""
@@ -276,6 +309,27 @@ class ToolCallJoiner:
             call["arguments"] += arguments
         elif arguments:
             call["arguments"] = encode_json(arguments)
+        if self._on_call is not None and arguments and call["arguments"].rstrip().endswith("}"):
+            self._look(place)
+
+    def _look(self, place: int) -> None:
+        """Tell of a call whose arguments are whole."""
+        try:
+            whole = isinstance(decode_json(self._calls[place]["arguments"]), dict)
+        except ValueError:
+            return
+        if whole:
+            self._tell(place)
+
+    def _tell(self, place: int) -> None:
+        if self._on_call is not None and place not in self._told and self._calls[place]["name"]:
+            self._told.add(place)
+            self._on_call(self._call(place))
+
+    def tell_rest(self) -> None:
+        """Tell of the calls that were not told yet: the answer has ended well."""
+        for place in range(len(self._calls)):
+            self._tell(place)
 
     @staticmethod
     def _is_new(call: dict[str, str], call_id: str, name: str, more: bool) -> bool:
@@ -291,7 +345,8 @@ class ToolCallJoiner:
 
     def result(self) -> tuple[ToolCall, ...]:
         """The calls, in the order in which they began."""
-        return tuple(
-            ToolCall(call["id"] or f"call_{i}", call["name"], call["arguments"] or "{}")
-            for i, call in enumerate(self._calls)
-        )
+        return tuple(self._call(place) for place in range(len(self._calls)))
+
+    def _call(self, place: int) -> ToolCall:
+        call = self._calls[place]
+        return ToolCall(call["id"] or f"call_{place}", call["name"], call["arguments"] or "{}")

@@ -64,10 +64,12 @@ class BodyWriter:
         """JSON bytes of ``request``; ``key`` names the payload, ``stream`` False asks for none."""
         if request.body is not None:
             return self._own_body(request.body)
-        head, limited = self._kept_head(request)
+        head, limited, chosen = self._kept_head(request)
         parts = [head, b'"', (key or self._messages_key).encode(), b'":', request.payload]
         if request.max_tokens is not None and not limited:
             parts.append(b',"%s":%d' % (self._limit_key.encode(), request.max_tokens))
+        if request.tool_choice is not None and not chosen:
+            parts.append(b',"tool_choice":"%s"' % request.tool_choice.encode())
         if request.stream and stream:
             parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
         parts.append(b"}")
@@ -80,7 +82,7 @@ class BodyWriter:
 
         ``extra`` is JSON text of further members, each after a comma.
         """
-        head, limited = self._kept_head(request)
+        head, limited, _ = self._kept_head(request)
         parts = [head, b'"', key.encode(), b'":[', b",".join(payloads), b"]"]
         if request.max_tokens is not None and not limited:
             limit_key = "max_tokens" if key == "prompt" else self._limit_key
@@ -88,7 +90,7 @@ class BodyWriter:
         parts += [extra, b"}"]
         return b"".join(parts)
 
-    def _kept_head(self, request: Request) -> tuple[bytes, bool]:
+    def _kept_head(self, request: Request) -> tuple[bytes, bool, bool]:
         settings = request.settings
         cached = self._heads.get((id(settings), request.seed))
         if cached is None:
@@ -96,7 +98,7 @@ class BodyWriter:
                 self._heads.clear()
             cached = settings, *self._head(settings, request.seed)
             self._heads[(id(settings), request.seed)] = cached
-        return cached[1], cached[2]
+        return cached[1], cached[2], "tool_choice" in settings.extra
 
     def _head(self, settings: CallSettings, seed: int | None) -> tuple[bytes, bool]:
         """The body's beginning, and whether it bounds the answer already."""
@@ -186,11 +188,22 @@ def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
         reasoning=reasoning_text(message) or None,
         refusal=_str(message.get("refusal")) or None,
         tool_calls=read_tool_calls(calls),
+        message=given_back(message) if calls else None,
         usage=read_usage(body.get("usage")),
         ttft_ms=server_ttft(body),
         logprobs=choice.get("logprobs"),
         request_id=optional_text(body.get("id")),
     )
+
+
+REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
+"""Where servers put thinking, and want it back in the turns that follow on a tool call."""
+
+
+def given_back(message: Mapping[str, Json]) -> dict[str, Json] | None:
+    """The thinking of a message as it stood there; None where there is none."""
+    found = {name: message[name] for name in REASONING_KEYS if message.get(name)}
+    return found or None
 
 
 def finish_word(value: Json) -> str | None:

@@ -227,7 +227,9 @@ class OpenAIBackend:
         timeouts: Timeouts,
         exchange: Exchange,
     ) -> Reply | Failure:
-        reader = StreamReader(exchange.sent, self._clock)
+        reader = StreamReader(
+            exchange.sent, self._clock, request.watch() if request.watch else None
+        )
         try:
             async with (
                 Patience(timeouts.first_token, timeouts.idle) as patience,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from bagent.types import Json, Message
+from bagent.types import Json, Message, ToolCall
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -59,6 +59,10 @@ class CallSettings(msgspec.Struct, frozen=True, eq=False):
         return hashlib.sha256(text).digest()
 
 
+Watch = Callable[[], Callable[[ToolCall], None]]
+"""Begins to watch one streamed answer for tool calls; see :class:`Request`."""
+
+
 class Request(msgspec.Struct):
     """One model call: chat ``messages``, or ``prompt`` (raw text), or a whole ``body``.
 
@@ -66,6 +70,9 @@ class Request(msgspec.Struct):
     ``body`` is a request body that the user wrote himself (a line of an OpenAI batch file);
     ``path`` is then the route it is meant for, such as ``/chat/completions``.
     ``seed`` overrides the settings' seed, for the second and later answers of one row.
+    ``tool_choice`` (``none`` or ``required``) overrides what the settings say, for this call.
+    ``watch`` is called once for each time that the call is streamed; what it gives back gets every
+    tool call as soon as its arguments are whole, on the event loop.
     """
 
     settings: CallSettings
@@ -77,6 +84,8 @@ class Request(msgspec.Struct):
     max_tokens: int | None = None
     seed: int | None = None
     stream: bool = False
+    tool_choice: str | None = None
+    watch: Watch | None = None
 
 
 def encode_payload(value: Json) -> bytes:

@@ -79,7 +79,7 @@ def assistant_message(reply: Reply) -> Message:
 
     What the provider wants back unchanged, such as thinking with its signature, is in it.
     """
-    message: Message = {"role": "assistant", "content": reply.text or ""}
+    message: Message = {"role": "assistant", "content": reply.text or "", **(reply.message or {})}
     if reply.tool_calls:
         message["tool_calls"] = [
             {

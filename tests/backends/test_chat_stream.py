@@ -56,6 +56,7 @@ WHOLE = Reply(
     model="m1",
     reasoning="hmm née",
     tool_calls=(ToolCall("a", "f", '{"x": "ü"}'),),
+    message={"reasoning_content": "hmm née"},
     usage=Usage(5, 4, 3, None),
     ttft_ms=1000.0,
     request_id="c1",
