@@ -1,0 +1,70 @@
+"""Answers and long texts that become rows."""
+
+from __future__ import annotations
+
+import json
+
+from stages.support_stages import outcomes, run_stages, texts
+from support.fake_server import FakeServer
+from support.replies import echo, ok_json
+
+PLAN_SCHEMA = {"type": "object", "properties": {"parts": {"type": "array"}}, "required": ["parts"]}
+PLAN = {
+    "kind": "map",
+    "name": "plan",
+    "prompt": "plan id={{ id }}",
+    "output": {"schema": PLAN_SCHEMA},
+}
+EXPAND = {"kind": "expand", "name": "part", "items": "plan.parts"}
+WORK = {"kind": "map", "name": "work", "prompt": "work on {{ part.title }} of {{ text }}"}
+
+
+def test_the_items_of_an_answer_become_rows(tmp_path):
+    plan = ok_json({"parts": [{"title": "A"}, {"title": "B"}]})
+    with FakeServer({"r1": [plan], "*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, 1, [PLAN, EXPAND, WORK])
+    assert done.code == 0, done.err
+    assert texts(tmp_path, "work") == {
+        "r1/0": "work on A of text number 1",
+        "r1/1": "work on B of text number 1",
+    }
+    assert [line["output"] for line in outcomes(tmp_path, "part")] == [
+        {"title": "A"},
+        {"title": "B"},
+    ]
+    assert outcomes(tmp_path, "work")[0]["parents"][0].startswith("part:r1/")
+
+
+def test_an_answer_without_a_list_is_a_failed_row_with_words(tmp_path):
+    with FakeServer({"r1": [ok_json({"parts": []})], "*": [echo()]}) as server:
+        run_stages(tmp_path, server.url, 1, [PLAN, EXPAND, {**WORK, "on_failure": "drop"}])
+    [part] = outcomes(tmp_path, "part")
+    assert (part["status"], part["error"]) == ("failed", "the list of items is empty")
+
+
+def test_a_long_text_is_cut_and_reduced_by_its_row(tmp_path):
+    rows = [{"id": name, "text": " ".join(f"{name}{n}" for n in range(200))} for name in "ab"]
+    stages = [
+        {
+            "kind": "expand",
+            "name": "piece",
+            "split": {"field": "text", "tokens": 200, "overlap": 20},
+        },
+        {"kind": "map", "name": "read", "prompt": "read: {{ text }}"},
+        {
+            "kind": "reduce",
+            "name": "all",
+            "by": "id",
+            "prompt": "all {{ id }} {{ n }}\n{{ responses }}",
+        },
+    ]
+    with FakeServer({"*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, rows, stages)
+    assert done.code == 0, done.err
+    finals = outcomes(tmp_path, "all")
+    assert sorted(line["id"] for line in finals) == ["a:1.0", "b:1.0"]
+    for line in finals:
+        assert all(ref.startswith(f"read:{line['id'][0]}/") for ref in line["parents"])
+    pieces = outcomes(tmp_path, "piece")
+    assert len(pieces) > 4
+    assert not any("a17 " in json.dumps(line) for line in pieces), "the journal holds no input text"

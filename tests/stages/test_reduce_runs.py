@@ -1,0 +1,145 @@
+"""Reductions as a user runs them: groups, levels, failures, and going on."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from stages.support_stages import RUN, outcomes, run_stages, texts
+from support.cli import run_bagent
+from support.fake_server import FakeServer
+from support.replies import canned, echo, ok, status
+
+LEAF = {"kind": "map", "name": "leaf", "prompt": "leaf id={{ id }} {{ text }}"}
+REDUCE = {
+    "kind": "reduce",
+    "name": "sum",
+    "prompt": "sum level {{ level }} of {{ n }}:\n{{ responses }}",
+}
+
+
+def test_rows_become_one_and_the_answer_names_them_as_parents(tmp_path):
+    with FakeServer({"*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, 3, [LEAF, REDUCE])
+        prompt = server.requests[-1].prompts[0]
+    assert done.code == 0, done.err
+    [final] = outcomes(tmp_path, "sum")
+    assert final["parents"] == ["leaf:r1:0", "leaf:r2:0", "leaf:r3:0"]
+    assert prompt.splitlines()[0] == "sum level 1 of 3:"
+    assert [json.loads(line) for line in prompt.splitlines()[1:]] == [
+        {"id": f"r{n}", "status": "ok", "text": f"leaf id=r{n} text number {n}"} for n in (1, 2, 3)
+    ]
+
+
+def test_one_failing_leaf_of_eight_is_seen_by_the_reducer_and_in_the_answer_row(tmp_path):
+    script = {"r5": [status(400)], "*": [echo()]}
+    with FakeServer(script, allow_faults=True) as server:
+        done = run_stages(tmp_path, server.url, 8, [LEAF, REDUCE])
+        prompt = server.requests[-1].prompts[0]
+    assert done.code == 0, done.err
+    lines = [json.loads(line) for line in prompt.splitlines()[1:]]
+    assert [line["id"] for line in lines if line["status"] == "failed"] == ["r5"]
+    assert len(lines) == 8
+    [final] = outcomes(tmp_path, "sum")
+    assert final["parents_failed"] == 1
+    assert "leaf:r5:0" in final["parents"]
+
+
+def test_dropped_leaves_are_counted_in_the_answer_row(tmp_path):
+    script = {"r5": [status(400)], "*": [echo()]}
+    with FakeServer(script, allow_faults=True) as server:
+        run_stages(tmp_path, server.url, 8, [LEAF, {**REDUCE, "on_failure": "drop"}])
+    [final] = outcomes(tmp_path, "sum")
+    assert final["parents_failed"] == 1
+    assert "leaf:r5:0" not in final["parents"]
+
+
+@pytest.mark.parametrize("on_failure", ["include", "drop"])
+def test_a_reducer_is_never_asked_about_nothing(tmp_path, on_failure):
+    script = {"*": [status(400)]}
+    with FakeServer(script, allow_faults=True) as server:
+        done = run_stages(tmp_path, server.url, 4, [LEAF, {**REDUCE, "on_failure": on_failure}])
+        assert len(server.requests) == 4
+    assert done.code == 1
+    [final] = outcomes(tmp_path, "sum")
+    assert final["status"] == "failed"
+    assert "4 rows" in final["error"]
+
+
+def test_a_failed_leaf_stops_the_run_where_the_stage_says_so(tmp_path):
+    script = {"r2": [status(400)], "*": [echo()]}
+    with FakeServer(script, allow_faults=True) as server:
+        done = run_stages(tmp_path, server.url, 4, [LEAF, {**REDUCE, "on_failure": "stop"}])
+    assert done.code == 76
+    assert "stage sum stops at a row that failed before it: leaf:r2:0" in done.err
+
+
+def test_sixty_leaves_in_a_tiny_context_become_one_by_levels_that_fit(tmp_path):
+    rows = [{"id": f"r{n}", "text": f"{'word ' * 12}{n}"} for n in range(60)]
+    stages = [LEAF, {**REDUCE, "fanin": 4}]
+    with FakeServer({"*": [canned()]}, max_model_len=700, flavour="vllm") as server:
+        done = run_stages(tmp_path, server.url, rows, stages, batching={"mode": "single"})
+        sums = [p for seen in server.requests for p in seen.prompts if p.startswith("sum level")]
+    assert done.code == 0, done.err
+    assert all(len(prompt) * 0.4 + 64 <= 700 for prompt in sums)
+    nodes = outcomes(tmp_path, "sum")
+    assert all(len(node["parents"]) <= 4 for node in nodes)
+    used = {ref for node in nodes for ref in node["parents"]}
+    assert {f"leaf:r{n}:0" for n in range(60)} <= used
+    assert [node for node in nodes if f"sum:{node['id']}:0" not in used] == nodes[-1:]
+
+
+def test_groups_are_the_same_whatever_ends_first(tmp_path):
+    def groups(folder, script):
+        folder.mkdir()
+        with FakeServer(script) as server:
+            run_stages(folder, server.url, 20, [LEAF, {**REDUCE, "fanin": 4}])
+        return sorted((node["key"], tuple(node["parents"])) for node in outcomes(folder, "sum"))
+
+    slow = {f"r{n}": [echo(delay=0.3)] for n in (1, 6, 11)}
+    assert groups(tmp_path / "a", {"*": [echo()]}) == groups(
+        tmp_path / "b", {**slow, "*": [echo()]}
+    )
+
+
+def test_an_answer_longer_than_its_share_is_cut_and_says_so(tmp_path):
+    script = {"r1": [ok("x" * 9000)], "*": [ok("short")]}
+    with FakeServer(script, max_model_len=2000, flavour="vllm") as server:
+        done = run_stages(tmp_path, server.url, 3, [LEAF, REDUCE], batching={"mode": "single"})
+        prompt = next(p for s in server.requests for p in s.prompts if p.startswith("sum"))
+    assert done.code == 0, done.err
+    assert re.search(r"\[cut: \d+ of 9000 characters left out\]", prompt)
+
+
+def test_rows_are_reduced_by_a_field_of_the_answer(tmp_path):
+    rows = [{"id": f"r{n}", "text": "even" if n % 2 == 0 else "odd"} for n in range(6)]
+    stages = [LEAF, {**REDUCE, "by": "text", "prompt": "{{ text }}: {{ n }}\n{{ responses }}"}]
+    with FakeServer({"*": [canned()]}) as server:
+        done = run_stages(tmp_path, server.url, rows, stages)
+        firsts = sorted(p.splitlines()[0] for s in server.requests for p in s.prompts if ": 3" in p)
+    assert done.code == 0, done.err
+    assert firsts == ["even: 3", "odd: 3"]
+    assert sorted(texts(tmp_path, "sum")) == ["even:1.0", "odd:1.0"]
+
+
+def test_a_failed_reducer_keeps_the_rows_and_only_it_is_asked_again(tmp_path):
+    with FakeServer({"*": [echo()]}, allow_faults=True) as server:
+        server.server.check = lambda seen: "no" if seen.prompts[0].startswith("sum") else None
+        assert run_stages(tmp_path, server.url, 5, [LEAF, REDUCE]).code == 1
+        server.server.check = None
+        before = len(server.requests)
+        again = run_bagent(RUN, tmp_path)
+        assert again.code == 0, again.err
+        asked = [seen.prompts[0] for seen in server.requests[before:]]
+    assert len(asked) == 1
+    assert asked[0].startswith("sum level 1 of 5")
+
+
+def test_a_fan_in_of_one_is_refused_at_load(tmp_path):
+    with FakeServer() as server:
+        done = run_stages(tmp_path, server.url, 2, [LEAF, {**REDUCE, "fanin": 1}])
+        assert not server.requests
+    assert done.code == 2
+    assert "fanin" in done.err

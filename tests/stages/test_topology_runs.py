@@ -1,0 +1,158 @@
+"""Topologies by their short names, as a user runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stages.support_stages import NO_TABLES, RUN, outcomes, texts
+from support.cli import run_bagent
+from support.fake_server import FakeServer
+from support.jobs import write_job
+from support.replies import echo, ok, ok_json, status
+
+Json = Any
+REDUCE = {"prompt": "sum {{ n }} at {{ level }}: {{ responses }}"}
+
+
+def run(folder, url, rows, topology, **keys):
+    keys = {"prompt": "id={{ id }} {{ text }}", "results": NO_TABLES} | keys
+    write_job(folder, url, rows, topology=topology, **keys)
+    done = run_bagent(RUN, folder)
+    assert "Traceback" not in done.err, done.err
+    return done
+
+
+def test_self_consistency_votes_and_tells_the_fraction(tmp_path):
+    script = {
+        "r1": [ok("yes"), ok("no"), ok("yes"), ok("yes")],
+        "r2": [ok("no"), status(400), ok("no"), ok("yes")],
+    }
+    with FakeServer(script, allow_faults=True) as server:
+        done = run(
+            tmp_path,
+            server.url,
+            2,
+            "self_consistency",
+            answers=4,
+            dedupe=False,
+            limits={"concurrency": 1},
+        )
+    assert done.code == 0, done.err
+    votes = {line["id"]: line["output"] for line in outcomes(tmp_path, "vote")}
+    assert (votes["r1"]["winner"], votes["r1"]["votes"], votes["r1"]["fraction"]) == (
+        "yes",
+        3,
+        0.75,
+    )
+    assert (votes["r2"]["winner"], votes["r2"]["failed"], votes["r2"]["fraction"]) == ("no", 1, 0.5)
+    parents = {line["id"]: line["parents"] for line in outcomes(tmp_path, "vote")}
+    assert parents["r1"] == [f"sample:r1:{n}" for n in range(4)]
+
+
+def test_a_row_without_any_answer_is_a_failed_vote(tmp_path):
+    with FakeServer({"r1": [ok("yes")], "r2": [status(400)]}, allow_faults=True) as server:
+        done = run(tmp_path, server.url, 2, "self_consistency", answers=2, dedupe=False)
+    assert done.code == 1, done.err
+    failed = [line for line in outcomes(tmp_path, "vote") if line["status"] != "ok"]
+    assert [line["error"] for line in failed] == ["none of 2 answers can be counted"]
+
+
+def test_a_judge_scores_what_the_first_model_answered(tmp_path):
+    judge = {"prompt": "judge id={{ id }}: {{ answer }}", "model": "fake-model"}
+    with FakeServer({"*": [echo()]}) as server:
+        done = run(tmp_path, server.url, 2, {"name": "judge", "judge": judge})
+    assert done.code == 0, done.err
+    assert texts(tmp_path, "judge")["r2"] == "judge id=r2: id=r2 text number 2"
+
+
+def test_a_plan_becomes_work_and_the_work_one_answer_a_row(tmp_path):
+    topology = {
+        "name": "plan_map_reduce",
+        "plan": {"prompt": "plan id={{ id }}"},
+        "reduce": {"prompt": "all of {{ text }}, planned {{ plan }}: {{ responses }}"},
+    }
+    plan = ok_json({"items": ["x", "y", "z"]})
+    with FakeServer({"r1": [plan], "r2": [plan], "*": [echo()]}) as server:
+        done = run(tmp_path, server.url, 2, topology, prompt="work on {{ item }} for {{ text }}")
+        prompt = server.requests[-1].prompts[0]
+    assert done.code == 0, done.err
+    assert sorted(texts(tmp_path, "work")) == [f"r{r}/{n}" for r in (1, 2) for n in range(3)]
+    assert sorted(texts(tmp_path, "reduce")) == ["r1:1.0", "r2:1.0"]
+    assert 'planned {"items":["x","y","z"]}' in prompt
+
+
+def test_a_tree_reduce_ends_with_one_row(tmp_path):
+    with FakeServer({"*": [ok("short")]}) as server:
+        done = run(tmp_path, server.url, 9, {"name": "tree_reduce", "fanin": 3, "reduce": REDUCE})
+    assert done.code == 0, done.err
+    assert list(texts(tmp_path, "reduce")) == [
+        "reduce:1.0", "reduce:1.1", "reduce:1.2", "reduce:2.0",
+    ]  # fmt: skip
+
+
+def test_the_input_itself_can_be_reduced(tmp_path):
+    with FakeServer({"*": [echo()]}) as server:
+        done = run(tmp_path, server.url, 2, "reduce", prompt="of {{ n }}:\n{{ responses }}")
+        assert len(server.requests) == 1
+    assert done.code == 0, done.err
+    told = texts(tmp_path, "reduce")["reduce:1.0"]
+    assert '{"id":"r1","status":"ok","output":{"id":"r1","text":"text number 1"}}' in told
+
+
+def test_a_board_goes_round_until_a_property_says_so(tmp_path):
+    schema = {
+        "type": "object",
+        "properties": {"done": {"type": "boolean"}, "say": {"type": "string"}},
+        "required": ["done", "say"],
+    }
+    topology = {
+        "name": "blackboard",
+        "until": "done",
+        "max_rounds": 5,
+        "sections": [
+            {"name": "writer", "prompt": "id=writer round {{ round }} of {{ text }}\n{{ board }}"},
+            {
+                "name": "critic",
+                "prompt": "id=critic {{ board }}",
+                "output": {"schema": schema},
+            },
+        ],
+    }
+    script = {
+        "writer": [echo()],
+        "critic": [ok_json({"done": False, "say": "no"}), ok_json({"done": True, "say": "well"})],
+    }
+    with FakeServer(script) as server:
+        done = run(tmp_path, server.url, 1, topology, prompt=None)
+        assert server.count("writer") == 2
+    assert done.code == 0, done.err
+    [board] = outcomes(tmp_path, "blackboard")
+    assert board["id"] == "r1"
+    assert board["output"]["critic"] == {"done": True, "say": "well"}
+    last = board["output"]["writer"].splitlines()
+    assert last[0] == "id=writer round 2 of text number 1"
+    assert '{"section":"critic","round":1,"output":{"done":false,"say":"no"}}' in last
+    assert sorted(texts(tmp_path, "blackboard.writer")) == ["r1/1.writer", "r1/2.writer"]
+
+
+def test_sections_in_order_see_what_was_just_written(tmp_path):
+    sections = [
+        {"name": "first", "prompt": "id=a round {{ round }}"},
+        {"name": "second", "prompt": "id=b [{{ board.first }}]"},
+    ]
+    topology = {"name": "blackboard", "parallel": False, "max_rounds": 2, "sections": sections}
+    with FakeServer({"*": [echo()]}) as server:
+        done = run(tmp_path, server.url, 1, topology, prompt=None)
+    assert done.code == 0, done.err
+    assert texts(tmp_path, "blackboard.second") == {
+        "r1/1.second": "id=b [id=a round 1]",
+        "r1/2.second": "id=b [id=a round 2]",
+    }
+
+
+def test_a_pipeline_is_named_by_its_steps(tmp_path):
+    steps = [{"prompt": "a id={{ id }}"}, {"prompt": "b {{ step1 }}"}, {"prompt": "c {{ step2 }}"}]
+    with FakeServer({"*": [echo()]}) as server:
+        done = run(tmp_path, server.url, 2, {"name": "pipeline", "steps": steps}, prompt=None)
+    assert done.code == 0, done.err
+    assert texts(tmp_path, "step3")["r1"] == "c b a id=r1"
