@@ -28,6 +28,9 @@ Sets = Annotated[
 Limit = Annotated[int | None, typer.Option("--limit", min=0, help="Only the first N rows.")]
 Sample = Annotated[int | None, typer.Option("--sample", min=1, help="N rows at random.")]
 Shard = Annotated[Text, typer.Option("--shard", metavar="I/N", help="Part I of N, or auto.")]
+Workers = Annotated[
+    int, typer.Option("--workers", min=1, metavar="N", help="N processes here share the rows.")
+]
 DeadlineText = Annotated[
     str, typer.Option("--deadline", help="auto, none, 55m, an ISO time or @UNIX_SECONDS.")
 ]
@@ -64,7 +67,7 @@ ProgressMode = Annotated[str, typer.Option("--progress", help="auto, rich, plain
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="Show the run on a full screen.")]
 MetricsPort = Annotated[
     Text,
-    typer.Option("--metrics-port", metavar="PORT", help="Prometheus metrics, here or at HOST:PORT."),
+    typer.Option("--metrics-port", metavar="PORT", help="Prometheus metrics here, or HOST:PORT."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks and more words.")]
 LookRows = Annotated[

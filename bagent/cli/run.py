@@ -25,6 +25,7 @@ def run(
     limit: opt.Limit = None,
     sample: opt.Sample = None,
     shard: opt.Shard = None,
+    workers: opt.Workers = 1,
     deadline: opt.DeadlineText = "auto",
     margin: opt.Margin = "60s",
     budget: opt.Budget = None,
@@ -52,6 +53,11 @@ def run(
     Example: bagent run job.yaml --hostfile hosts.txt --limit 100
     """
     given = dict(locals())
+    del given["workers"]
+    if workers > 1:
+        from bagent.runs.workers import run_workers
+
+        return run_workers(_options(given), workers)
     from bagent.runs.start import run_job
 
     return run_job(_options(given))

@@ -12,7 +12,8 @@ class RunOptions:
     """Options of ``bagent run``; each field is the option of that name.
 
     ``job`` is None where rows come as an OpenAI batch file and there is no job file. ``inputs``
-    are paths as typed (``-`` is stdin). ``overrides`` maps dotted job keys to values that options
+    are paths as typed (``-`` is stdin). ``tables`` is off where another process makes them at the
+    end. ``overrides`` maps dotted job keys to values that options
     gave, ``sets`` are ``--set`` texts. ``env`` and ``cwd`` stand for the process's own.
     """
 
@@ -38,5 +39,6 @@ class RunOptions:
     progress: str = "auto"
     metrics_port: str | None = None
     debug: bool = False
+    tables: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -25,12 +25,15 @@ from bagent.runs.stop import stoppable, unbroken
 from bagent.runs.tables_child import TablesChild
 
 if TYPE_CHECKING:
-    from bagent.observe import Snapshot
+    from bagent.observe import Progress, Snapshot
     from bagent.runs.lines import ResultLines
     from bagent.runs.openrun import OpenRun
     from bagent.runs.session import Ended
 
 T = TypeVar("T")
+
+WORKER = "worker"
+"""The display of a process that does one part of a run for another that shows it."""
 
 
 def run_job(options: RunOptions) -> int:
@@ -46,7 +49,8 @@ def run_job(options: RunOptions) -> int:
 
 def _run_prepared(prepared: Prepared) -> int:
     results = prepared.job.results
-    tables = TablesChild(prepared.run_dir) if results.parquet or results.duckdb else None
+    wanted = prepared.options.tables and (results.parquet or results.duckdb)
+    tables = TablesChild(prepared.run_dir) if wanted else None
     store: OpenRun | None = None
     try:
         if not prepared.piped:
@@ -71,18 +75,13 @@ def _run_prepared(prepared: Prepared) -> int:
 
 
 def _run_open(prepared: Prepared, store: OpenRun) -> int:
-    from bagent.observe import RunLog, make_progress
+    from bagent.observe import RunLog
     from bagent.runs.lines import ResultLines
     from bagent.runs.session import Session
 
     options = prepared.options
     log = RunLog(store.path / "run.log")
-    mode: Any = options.progress
-    progress = make_progress(mode, sys.stderr, is_tty=sys.stderr.isatty(), env=options.env)
-    if options.metrics_port is not None:
-        from bagent.observe.metrics import MetricsServer
-
-        progress = MetricsServer(progress, options.metrics_port)
+    progress = display(options)
 
     def notice(text: str) -> None:
         log.info(text)
@@ -112,6 +111,24 @@ def _run_open(prepared: Prepared, store: OpenRun) -> int:
         raise
     finally:
         log.close()
+
+
+def display(options: RunOptions) -> Progress:
+    """The display of a run on standard error."""
+    if options.progress == WORKER:
+        from bagent.runs.worker import WorkerProgress
+
+        return WorkerProgress(sys.stderr)
+    from bagent.observe import make_progress
+
+    mode: Any = options.progress
+    shown = make_progress(mode, sys.stderr, is_tty=sys.stderr.isatty(), env=options.env)
+    if options.metrics_port is None:
+        return shown
+    from bagent.observe.metrics import MetricsServer
+
+    serving: Any = MetricsServer(shown, options.metrics_port)
+    return cast("Progress", serving)
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
@@ -207,8 +224,9 @@ def _say(
         color=color,
     )
     lines = summary_lines(snapshot, info)
-    if options.progress == "json":
+    if options.progress in ("json", WORKER):
         end = {"event": "summary", "exit_code": code, "run": run, "lines": lines}
+        end |= {"reason": why[0], "action": why[1]}
         lines = [msgspec.json.encode(end).decode()]
     try:
         print("\n".join(lines), file=sys.stderr)  # noqa: T201

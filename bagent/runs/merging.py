@@ -1,0 +1,165 @@
+"""The states of several processes that share a run, as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from bagent.observe import Distribution, ErrorGroup, Rates, Snapshot, TokenCount, Tokens
+from bagent.types import FeedStats, FleetStats
+
+MOST_GROUPS = 20
+
+
+def merged(states: Sequence[Snapshot]) -> Snapshot:
+    """One state of all ``states``, of which there is at least one.
+
+    Counts and speeds are sums. The workers' rows are drawn by lot from the same input and go to
+    the same endpoints, so their medians and 99th percentiles are averaged by how many rows stand
+    behind them; means and maxima are exact.
+    """
+    remaining = [s.remaining for s in states if s.remaining is not None]
+    known = len(remaining) == len(states)
+    done, skipped = sum(s.done for s in states), sum(s.skipped for s in states)
+    left = sum(remaining) if known else None
+    total = done + skipped + (left or 0)
+    etas = [s.eta_s for s in states if s.eta_s is not None]
+    groups, others = _errors(states)
+    costs = [s.cost_usd for s in states if s.cost_usd is not None]
+    return Snapshot(
+        elapsed_s=max(s.elapsed_s for s in states),
+        quiet_s=min(s.quiet_s for s in states),
+        done=done,
+        ok=sum(s.ok for s in states),
+        failed=sum(s.failed for s in states),
+        skipped=skipped,
+        remaining=left,
+        fraction=(done + skipped) / total if known and total else None,
+        eta_s=max(etas) if etas and len(etas) == len(states) else None,
+        by_status=_sums(s.by_status for s in states),
+        by_kind=_sums(s.by_kind for s in states),
+        copied=sum(s.copied for s in states),
+        tokens=_tokens([s.tokens for s in states]),
+        cost_usd=sum(costs) if costs else None,
+        cost_unknown=sum(s.cost_unknown for s in states),
+        first_try_valid=sum(s.first_try_valid for s in states),
+        first_try_total=sum(s.first_try_total for s in states),
+        latency=_distribution([s.latency for s in states]),
+        ttft=_distribution([s.ttft for s in states]),
+        requests=sum(s.requests for s in states),
+        tries=sum(s.tries for s in states),
+        retries=sum(s.retries for s in states),
+        throttled=sum(s.throttled for s in states),
+        failed_tries=_sums(s.failed_tries for s in states),
+        recent=_rates([s.recent for s in states]),
+        overall=_rates([s.overall for s in states]),
+        errors=groups,
+        errors_other=others,
+        fleet=_fleet([s.fleet for s in states]),
+        feed=_feed([s.feed for s in states]),
+    )
+
+
+def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for count in counts:
+        found.update(count)
+    return dict(found)
+
+
+def _sum_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _count(counts: Sequence[TokenCount]) -> TokenCount:
+    known = [count.total for count in counts if count.total is not None]
+    return TokenCount(sum(known) if known else None, sum(count.unknown for count in counts))
+
+
+def _tokens(parts: Sequence[Tokens]) -> Tokens:
+    return Tokens(
+        prompt=_count([part.prompt for part in parts]),
+        cached=_count([part.cached for part in parts]),
+        completion=_count([part.completion for part in parts]),
+        reasoning=_count([part.reasoning for part in parts]),
+        without_counts=sum(part.without_counts for part in parts),
+    )
+
+
+def _distribution(parts: Sequence[Distribution]) -> Distribution:
+    filled = [part for part in parts if part.count]
+    count = sum(part.count for part in filled)
+    if not count:
+        return Distribution(0)
+
+    def mean(values: Iterable[float | None]) -> float:
+        pairs = zip(values, filled, strict=True)
+        return sum((value or 0.0) * part.count for value, part in pairs) / count
+
+    return Distribution(
+        count,
+        mean(part.mean for part in filled),
+        mean(part.p50 for part in filled),
+        mean(part.p99 for part in filled),
+        max(part.max or 0.0 for part in filled),
+    )
+
+
+def _rates(parts: Sequence[Rates]) -> Rates:
+    return Rates(
+        span_s=max(part.span_s for part in parts),
+        rows_per_s=sum(part.rows_per_s for part in parts),
+        prompt_tokens_per_s=_sum_known(part.prompt_tokens_per_s for part in parts),
+        completion_tokens_per_s=_sum_known(part.completion_tokens_per_s for part in parts),
+    )
+
+
+def _errors(states: Sequence[Snapshot]) -> tuple[tuple[ErrorGroup, ...], int]:
+    """Groups of one pattern become one; the first row is that of the worker named first."""
+    groups: dict[tuple[str, str], ErrorGroup] = {}
+    for group in (group for state in states for group in state.errors):
+        key = (group.kind, group.pattern)
+        before = groups.get(key)
+        if before is None:
+            groups[key] = group
+        else:
+            groups[key] = _joined(before, group)
+    ranked = sorted(groups.values(), key=lambda group: -group.count)
+    rest = sum(group.count for group in ranked[MOST_GROUPS:])
+    other = rest + sum(state.errors_other for state in states)
+    return tuple(ranked[:MOST_GROUPS]), other
+
+
+def _joined(one: ErrorGroup, other: ErrorGroup) -> ErrorGroup:
+    return msgspec.structs.replace(
+        one, count=one.count + other.count, endpoints=max(one.endpoints, other.endpoints)
+    )
+
+
+def _fleet(parts: Sequence[FleetStats]) -> FleetStats:
+    return FleetStats(
+        in_flight=sum(part.in_flight for part in parts),
+        limit=sum(part.limit for part in parts),
+        ready=sum(part.ready for part in parts),
+        retrying=sum(part.retrying for part in parts),
+        throttled_s=max(part.throttled_s for part in parts),
+        endpoints_up=max(part.endpoints_up for part in parts),
+        endpoints=max(part.endpoints for part in parts),
+        throttle_answers=sum(part.throttle_answers for part in parts),
+        requests=sum(part.requests for part in parts),
+    )
+
+
+def _feed(parts: Sequence[FeedStats]) -> FeedStats:
+    """Every worker reads the whole input: the slowest one's place is the run's."""
+    slowest = min(parts, key=lambda part: part.position)
+    return FeedStats(
+        read=sum(part.read for part in parts),
+        skipped=sum(part.skipped for part in parts),
+        position=slowest.position,
+        size=slowest.size,
+        ended=all(part.ended for part in parts),
+    )

@@ -1,0 +1,293 @@
+"""``bagent run --workers N``: processes of one host that share a run's rows, with one display.
+
+Each does one part of the rows (``--shard``) and writes journal files of its own in the same run
+directory; tables and the closing words come from the first process, which sends nothing itself.
+Equal requests are known to be equal within one part only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from bagent.errors import (
+    EXIT_CANNOT_WRITE,
+    EXIT_INTERRUPTED,
+    EXIT_NEEDS_PERSON,
+    EXIT_OK,
+    EXIT_ROWS_FAILED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    UsageError,
+)
+from bagent.observe import EndInfo, Progress, Snapshot, summary_lines
+from bagent.runs.merging import merged
+from bagent.runs.openrun import take_directory
+from bagent.runs.options import RunOptions
+from bagent.runs.prepare import Prepared, open_input, prepare, read_shard
+from bagent.runs.start import WORKER, display, shown
+from bagent.runs.stop import STOP_SIGNALS, stoppable
+from bagent.runs.tables_child import TablesChild
+from bagent.runs.worker import encode_options
+from bagent.store.index import Policy, load_index
+
+STARTS = 3
+"""How often one worker is started: a process that the kernel killed is started again."""
+
+TICK_SECONDS = 0.25
+_LONGEST_LINE = 16 * 1024 * 1024
+_WORST_FIRST = (EXIT_INTERRUPTED, EXIT_CANNOT_WRITE, EXIT_NEEDS_PERSON, EXIT_USAGE, EXIT_STOPPED)
+_SHARED = ("concurrency", "per_endpoint", "rpm", "tpm")
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process: its options, what it last told, how it ended."""
+
+    options: RunOptions
+    state: Snapshot | None = None
+    code: int | None = None
+    reason: str = ""
+    action: str = ""
+    process: asyncio.subprocess.Process | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def run_workers(options: RunOptions, count: int) -> int:
+    """Run a job in ``count`` processes; returns the exit code of the whole.
+
+    Raises:
+        UsageError: something the user wrote is wrong, or cannot be shared; nothing was sent.
+    """
+    prepared = prepare(options)
+    _refuse_unshared(prepared)
+    with stoppable():
+        open_input(prepared).close()
+        notes: list[str] = []
+        take_directory(prepared, prepared.job.fingerprint_parts(), notes)
+        workers = [Worker(own) for own in part_options(prepared, count)]
+        progress = display(options)
+        for text in (*prepared.warnings, *notes):
+            progress.note(text)
+        run = shown(prepared.run_dir, options.cwd)
+        progress.start(f"{prepared.job.name}: {len(workers)} processes, results in {run}")
+        try:
+            asyncio.run(Crew(workers, progress).run())
+        finally:
+            progress.stop()
+        return _finish(prepared, workers, progress)
+
+
+def part_options(prepared: Prepared, count: int) -> list[RunOptions]:
+    """The options of each worker: its part of the rows, and its share of what is limited.
+
+    A limit of less than one for each makes fewer workers.
+    """
+    options, limits = prepared.options, prepared.job.limits
+    shares = {
+        f"limits.{key}": value for key in _SHARED if isinstance(value := getattr(limits, key), int)
+    }
+    count = min([count, *shares.values()])
+    budget = limits.budget_usd
+    money = {} if budget is None else {"limits.budget_usd": budget / count}
+    part, parts = read_shard(options.shard, options.env) or (1, 1)
+    same = replace(
+        options,
+        progress=WORKER,
+        tables=False,
+        metrics_port=None,
+        fresh=False,
+        on_change="refuse" if options.on_change == "fresh" else options.on_change,
+    )
+    return [
+        replace(
+            same,
+            # Part i of n is, among n times as many, every n-th from i on.
+            shard=f"{part + number * parts}/{parts * count}",
+            overrides={
+                **options.overrides,
+                **money,
+                **{key: n // count + (number < n % count) for key, n in shares.items()},
+            },
+        )
+        for number in range(count)
+    ]
+
+
+def _refuse_unshared(prepared: Prepared) -> None:
+    backend = prepared.job.backend
+    if prepared.piped:
+        words, hint = "rows from stdin cannot be shared", "write them to a file first"
+    elif prepared.options.output == "-":
+        words, hint = "-o - prints one stream", "print them afterwards: bagent results"
+    elif backend is not None and backend.kind == "local":
+        words, hint = "the local model is one process already", "leave --workers out"
+    else:
+        return
+    raise UsageError(f"--workers: {words}", hint=hint)
+
+
+class Crew:
+    """Starts the workers, shows their states as one, passes signals on; use it once."""
+
+    def __init__(self, workers: Sequence[Worker], progress: Progress) -> None:
+        self._workers = workers
+        self._progress = progress
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Until all workers have ended."""
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._pass_on, number)
+        ticker = asyncio.create_task(self._show_forever())
+        try:
+            await asyncio.gather(*map(self._keep, self._workers))
+        finally:
+            ticker.cancel()
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def _keep(self, worker: Worker) -> None:
+        for _ in range(STARTS):
+            await self._run_once(worker)
+            if worker.code is None or worker.code >= 0 or self._stopping:
+                break
+            self._progress.note(f"a worker was killed by signal {-worker.code}")
+        if worker.code in (EXIT_CANNOT_WRITE, EXIT_NEEDS_PERSON, EXIT_USAGE):
+            self._stop_others()  # what one of them cannot go on from, none can
+        if worker.code is not None and worker.code < 0:
+            worker.reason = worker.reason or f"a worker was killed by signal {-worker.code}"
+            worker.code = EXIT_STOPPED
+
+    async def _run_once(self, worker: Worker) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "bagent.runs.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+            limit=_LONGEST_LINE,
+        )
+        worker.process = process
+        assert process.stdin is not None
+        assert process.stderr is not None
+        with contextlib.suppress(OSError):
+            process.stdin.write(encode_options(worker.options))
+            await process.stdin.drain()
+        async for line in process.stderr:
+            self._take(worker, line)
+        worker.code = await process.wait()
+        process.stdin.close()
+
+    def _take(self, worker: Worker, line: bytes) -> None:
+        try:
+            event: dict[str, Any] = msgspec.json.decode(line)
+            kind = event["event"]
+        except (msgspec.DecodeError, TypeError, KeyError):
+            self._progress.note(line.decode("utf-8", "replace").rstrip())
+            return
+        if kind == "state":
+            worker.state = msgspec.convert(event["state"], Snapshot)
+        elif kind == "note":
+            self._progress.note(event["text"])
+        elif kind == "error":
+            worker.reason = event["text"]
+        elif kind == "summary":
+            worker.reason, worker.action = event["reason"], event["action"]
+
+    def _pass_on(self, number: int) -> None:
+        self._stopping = True
+        for worker in self._workers:
+            if worker.process is not None and worker.process.returncode is None:
+                worker.process.send_signal(number)
+
+    def _stop_others(self) -> None:
+        if not self._stopping:
+            self._pass_on(STOP_SIGNALS[0])
+
+    async def _show_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            state = whole_state(self._workers)
+            if state is not None:
+                self._progress.update(state)
+
+
+def whole_state(workers: Sequence[Worker]) -> Snapshot | None:
+    """The states that were told so far as one; None before the first."""
+    states = [worker.state for worker in workers if worker.state is not None]
+    return merged(states) if states else None
+
+
+def worst(workers: Sequence[Worker]) -> Worker | None:
+    """The worker whose end stands for the run's; None where all came to their ends."""
+    for code in _WORST_FIRST:
+        for worker in workers:
+            if worker.code == code:
+                return worker
+    return None
+
+
+def _finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) -> int:
+    """The tables where the run is whole, the closing words, the exit code."""
+    options = prepared.options
+    bad = worst(workers)
+    if bad is not None:
+        code = bad.code or EXIT_NEEDS_PERSON
+        if code == EXIT_USAGE:
+            raise UsageError(bad.reason)
+    else:
+        code = _code_of_rows(prepared, progress)
+        _make_tables(prepared, progress)
+    state = whole_state(workers)
+    if state is None or options.progress == "none":
+        return code
+    run = shown(prepared.run_dir, options.cwd)
+    info = EndInfo(
+        exit_code=code,
+        run=run,
+        results=run,
+        command=shlex.join(["bagent", *sys.argv[1:]]),
+        reason=bad.reason if bad else "",
+        action=bad.action if bad else "",
+        color=sys.stderr.isatty() and "NO_COLOR" not in options.env,
+    )
+    lines = summary_lines(state, info)
+    if options.progress == "json":
+        end = {"event": "summary", "exit_code": code, "run": run, "lines": lines}
+        lines = [msgspec.json.encode(end).decode()]
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write("\n".join(lines) + "\n")
+    return code
+
+
+def _code_of_rows(prepared: Prepared, progress: Progress) -> int:
+    statuses = load_index(prepared.run_dir, None, Policy(), report=progress.note).statuses
+    total = sum(statuses.values())
+    failed = total - statuses.get("ok", 0)
+    if total == 0:
+        progress.note("there were no rows to do")
+    allowed = prepared.job.results.allow_failures.allows(failed, total)
+    return EXIT_OK if failed == 0 or allowed else EXIT_ROWS_FAILED
+
+
+def _make_tables(prepared: Prepared, progress: Progress) -> None:
+    results = prepared.job.results
+    if not (results.parquet or results.duckdb):
+        return
+    code, words = TablesChild(prepared.run_dir).make()
+    if code:
+        last = words.splitlines()[-1] if words else f"exit code {code}"
+        progress.note(f"the tables could not be made: {last} (bagent query makes them again)")
+    elif words:
+        progress.note(words)

@@ -1,0 +1,188 @@
+"""Processes that share a run: every row once, one display, one end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bagent.runs.options import RunOptions
+from bagent.runs.prepare import prepare
+from bagent.runs.worker import decode_options, encode_options
+from bagent.runs.workers import part_options
+from bagent.store.owner import owners
+from support.cli import Running
+from support.jobs import results_by_id, rows, write_job
+from support.replies import echo, error_body, slow, status
+
+NO_TABLES = {"duckdb": False, "parquet": False}
+RUN = ["run", "job.yaml", "--progress", "plain", "--workers", "3"]
+
+
+def ids(count):
+    return sorted(row["id"] for row in rows(count))
+
+
+def test_every_row_is_answered_once_and_told_once(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 60)
+    done = bagent(RUN)
+    assert done.code == 0, done.err
+    assert len(fs.requests) == 60
+    assert sorted(results_by_id(job_dir)) == ids(60)
+    assert done.err.count("bagent      finished") == 1
+    assert "rows        60 ok, 0 not ok" in done.err
+    assert (job_dir / "runs/job/results.parquet").exists()
+    again = bagent(RUN)
+    assert again.code == 0
+    assert "60 finished earlier" in again.err
+    assert len(fs.requests) == 60
+
+
+def test_a_signal_stops_all_and_the_same_command_goes_on(fs, job_dir, bagent):
+    fs.set_script({"*": [slow(0.3, echo())]})
+    write_job(job_dir, fs.url, 60, limits={"concurrency": 6}, results=NO_TABLES)
+    with Running(RUN, job_dir) as running:
+        fs.wait_for(12)
+        running.send(signal.SIGTERM)
+        first = running.finish()
+    assert first.code == 75, first.err
+    assert "got SIGTERM" in first.err
+    assert first.err.splitlines()[-1].endswith("--workers 3")
+    kept = results_by_id(job_dir)
+    assert 0 < len(kept) < 60
+    fs.set_script({"*": [echo()]})
+    assert bagent(RUN).code == 0
+    assert sorted(results_by_id(job_dir)) == ids(60)
+    assert len(fs.requests) == 60
+
+
+def test_a_worker_that_is_killed_is_started_again(fs, job_dir):
+    fs.set_script({"*": [slow(0.2, echo())]})
+    write_job(job_dir, fs.url, 40, limits={"concurrency": 4}, results=NO_TABLES)
+    with Running([*RUN[:-1], "2"], job_dir) as running:
+        fs.wait_for(8)
+        victim = owners(job_dir / "runs/job")["1-of-2"].pid
+        os.kill(victim, signal.SIGKILL)
+        done = running.finish()
+    assert done.code == 0, done.err
+    assert "a worker was killed by signal 9" in done.err
+    assert sorted(results_by_id(job_dir)) == ids(40)
+
+
+def test_workers_end_in_good_order_when_the_first_process_is_killed(fs, job_dir, bagent):
+    fs.set_script({"*": [slow(0.2, echo())]})
+    write_job(job_dir, fs.url, 40, limits={"concurrency": 4}, results=NO_TABLES)
+    with Running([*RUN[:-1], "2"], job_dir) as running:
+        fs.wait_for(8)
+        running.send(signal.SIGKILL)
+        running.finish()
+    fs.set_script({"*": [echo()]})
+    done = bagent([*RUN[:-1], "2"])
+    while done.code == 2 and "is working on this run" in done.err:
+        done = bagent([*RUN[:-1], "2"])
+    assert done.code == 0, done.err
+    assert sorted(results_by_id(job_dir)) == ids(40)
+    assert len(fs.requests) == 40
+
+
+def test_failures_are_counted_over_all_workers(fs, job_dir, bagent):
+    bad = {f"r{n}": [status(400, error_body(400, "no such thing"))] for n in range(1, 4)}
+    fs.set_script({**bad, "*": [echo()]})
+    write_job(job_dir, fs.url, 30, results=NO_TABLES)
+    done = bagent(RUN)
+    assert done.code == 1, done.err
+    assert "27 ok, 3 not ok" in done.err
+    assert bagent([*RUN, "--allow-failures", "10%", "--skip-failed"]).code == 0
+    assert bagent([*RUN, "--allow-failures", "2", "--skip-failed"]).code == 1
+
+
+def test_fresh_moves_the_old_run_aside_once(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 12, results=NO_TABLES)
+    assert bagent(RUN).code == 0
+    assert bagent([*RUN, "--fresh"]).code == 0
+    assert len(list((job_dir / "runs").iterdir())) == 2
+    assert sorted(results_by_id(job_dir)) == ids(12)
+    assert len(fs.requests) == 24
+
+
+def test_a_changed_job_is_refused_before_anything_is_sent(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 6, results=NO_TABLES)
+    assert bagent(RUN).code == 0
+    write_job(job_dir, fs.url, 6, results=NO_TABLES, prompt="other {{ text }}")
+    done = bagent(RUN)
+    assert done.code == 2
+    assert "--on-change" in done.err
+    assert len(fs.requests) == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [(["-i", "-"], "rows from stdin"), (["-o", "-"], "prints one stream")],
+)
+def test_what_cannot_be_shared_is_refused(fs, job_dir, bagent, more, words):
+    write_job(job_dir, fs.url, 3)
+    done = bagent([*RUN, *more])
+    assert done.code == 2
+    assert words in done.err
+
+
+@pytest.fixture
+def prepared(job_dir):
+    limits = {"concurrency": 7, "rpm": 60}
+    write_job(job_dir, "http://127.0.0.1:9/v1", 3, limits=limits)
+
+    def make(**more):
+        options = RunOptions(job=Path("job.yaml"), cwd=job_dir, **more)
+        return prepare(options)
+
+    return make
+
+
+def test_limits_are_shared_and_sum_up_to_what_was_asked_for(prepared):
+    parts = part_options(prepared(), 3)
+    assert [part.overrides["limits.concurrency"] for part in parts] == [3, 2, 2]
+    assert sum(part.overrides["limits.rpm"] for part in parts) == 60
+    assert [part.shard for part in parts] == ["1/3", "2/3", "3/3"]
+    assert len(part_options(prepared(), 12)) == 7
+
+
+def test_a_part_of_the_rows_may_itself_be_shared(prepared):
+    parts = part_options(prepared(shard="2/3"), 2)
+    taken = {
+        key
+        for part in parts
+        for key in range(60)
+        if key % int(part.shard.partition("/")[2]) == int(part.shard.partition("/")[0]) - 1
+    }
+    assert taken == {key for key in range(60) if key % 3 == 1}
+
+
+def test_options_are_the_same_on_the_other_side(prepared):
+    options = part_options(prepared(inputs=("rows.jsonl",), sets=("answers=2",)), 2)[0]
+    assert decode_options(encode_options(options)) == replace(options, env=dict(os.environ))
+
+
+def test_a_worker_whose_options_are_wrong_says_so(job_dir):
+
+    line = encode_options(RunOptions(job=Path("none.yaml"), cwd=job_dir))
+    command = [sys.executable, "-m", "bagent.runs.worker"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(line)
+        process.stdin.flush()
+        said = process.stderr.read()
+        assert process.wait(30) == 2
+    event = msgspec.json.decode(said.splitlines()[-1])
+    assert event["event"] == "error"
+    assert "none.yaml" in event["text"]
