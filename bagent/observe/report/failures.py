@@ -9,8 +9,10 @@ from bagent.observe.report.html import Html, heading, note, section, table
 
 MOST = 25
 
-_SCHEMA = r"asks for: (/[^\s:]*)?:? ?(.*)$"
-_BARE = r"^(/[^\s:]*): (.*)$"
+_FAULT = r"(?:^|asks for: )(/.*?): (.*)$"
+"""``POINTER: WORDS`` of a validator; the pointer ``/`` is the whole answer."""
+
+_MISSING = r'^"(.*)" is a required property'
 
 
 def findings(ask: Ask, sums: dict[str, Any]) -> list[str]:
@@ -49,16 +51,17 @@ def _schema(ask: Ask) -> Html:
     """Answers that the schema refused, by the place in the answer; list positions are one."""
     rows = ask.rows(
         f"""with told as (
-                select coalesce(nullif(regexp_extract(error, '{_SCHEMA}', 2), ''),
-                                regexp_extract(error, '{_BARE}', 2)) as words,
-                       coalesce(nullif(regexp_extract(error, '{_SCHEMA}', 1), ''),
-                                regexp_extract(error, '{_BARE}', 1)) as path, error, id, row
-                from results where error_kind = 'schema')
-            select coalesce(nullif(regexp_replace(path, '/\\d+', '/*', 'g'), ''),
-                            'the whole answer') as place,
+                select regexp_extract(error, '{_FAULT}', 1) as path,
+                       regexp_extract(error, '{_FAULT}', 2) as words, error, id, row
+                from results where error_kind = 'schema'),
+            placed as (
+                select *, regexp_replace(rtrim(path, '/'), '/\\d+', '/*', 'g') as place,
+                       regexp_extract(words, '{_MISSING}', 1) as missing from told)
+            select case when missing <> '' then place || '/' || missing || ' is missing'
+                        when place = '' then 'the whole answer' else place end as place,
                    count(*) as "rows", min_by(id, row) as first_id,
                    left(min_by(coalesce(nullif(words, ''), error), row), 240) as example
-            from told group by place order by "rows" desc limit {MOST}"""
+            from placed group by 1 order by "rows" desc, 1 limit {MOST}"""
     )
     if not rows:
         return Html("")

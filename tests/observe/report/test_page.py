@@ -210,13 +210,15 @@ def test_schema_failures_are_counted_by_path_and_list_positions_are_one(run):
     told = (
         'not what the schema asks for: /findings/0/severity: "hgih" is not one of ["low"]',
         'not what the schema asks for: /findings/3/severity: "x" is not one of ["low"]',
-        'not what the schema asks for: [] is not of type "object"',
+        'not what the schema asks for: /: [] is not of type "object"',
+        'not what the schema asks for: /findings/1: "score" is a required property',
     )
     for row, error in enumerate(told):
         run.result(row, status="invalid", error_kind="schema", error=error)
     words = run.page().sections["failures"]
     assert "/findings/*/severity\n2\n" in words
     assert "the whole answer\n1\n" in words
+    assert "/findings/*/score is missing\n1\n" in words
 
 
 def test_tools_and_cost_have_a_part_where_there_are_some(run):
