@@ -21,7 +21,7 @@ from bagent.bench.shape import StageSpec
 from bagent.errors import NeedsPerson
 
 START_SECONDS = 0.25
-"""So long before a stage starts all workers know of it."""
+"""So long before a stage starts all workers know of it: they collect garbage meanwhile."""
 
 TELL_SECONDS = 0.5
 """Between two words of a worker about its progress."""
@@ -80,7 +80,7 @@ class LocalCrew:
 
     async def run(self, stage: StageSpec) -> list[Part]:
         """Send one stage to its end."""
-        return [await self._load.run(stage, self._load.now() + 0.01)]
+        return [await self._load.run(stage, self._load.now() + START_SECONDS)]
 
     def stop(self) -> None:
         """End the running stage early."""

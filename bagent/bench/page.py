@@ -72,6 +72,7 @@ _LOADS = {
     "in tokens": "input_tokens",
     "out tokens": "output_tokens",
     "cached": "cached_share",
+    "cache hits": "hit_rate",
 }
 _ENDPOINTS = {
     "endpoint": "endpoint",

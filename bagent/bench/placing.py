@@ -18,7 +18,8 @@ class Placer:
 
     Args:
         among: the places that take part.
-        start: where the round begins; workers begin at different ones.
+        start: where a round begins that looks for the fewest in flight; workers begin at
+            different ones. Else the number of the request decides, which is one for all workers.
     """
 
     def __init__(self, routing: Routing, among: Sequence[int], start: int = 0) -> None:
@@ -39,7 +40,7 @@ class Placer:
             self._turn += 1
             order = among[self._turn % len(among) :] + among[: self._turn % len(among)]
             return min(order, key=self.in_flight.__getitem__)
-        return among[(number + self._turn) % len(among)]
+        return among[number % len(among)]
 
     def groups_of(self, place: int, count: int) -> list[int] | None:
         """With ``affinity``, those of ``count`` prefix groups that belong to an endpoint."""

@@ -153,7 +153,7 @@ class Session:
             row = await self._stage(crew, watch, spec)
             file.write(row)
             file.flush()
-            return row, self._light.rows_of(spec.number)
+            return row, self._light.rows_of(spec.number) if plan.sweep else []
 
         names = [target.endpoint.name for target in self._targets]
         if plan.sweep:

@@ -18,7 +18,7 @@ from bagent.bench.gate import SCHEMA_VERSION
 from bagent.bench.plan import BenchPlan
 from bagent.bench.session import Course
 from bagent.bench.tables import Tables
-from bagent.bench.verdict import Judged, Seen, judge
+from bagent.bench.verdict import Judged, Seen, Verdict, judge
 from bagent.bench.watch import limits_met
 from bagent.fleet.called import Called
 
@@ -100,9 +100,12 @@ def _loads(tables: Tables, plan: BenchPlan) -> list[Numbers]:
     """The numbers of each load, with the lowest and highest of its repeats."""
     gaps, peaks = measure.gap_numbers(tables), measure.peak_tokens(tables)
     loads = measure.load_numbers(tables, plan.slo)
+    servers = measure.server_numbers(tables)
     for one in loads:
         one |= gaps.get(one["load"], {})
         one["peak_tok_s"] = peaks.get(one["load"])
+        own = [row for row in servers if row["load"] == one["load"]]
+        one["hit_rate"] = _hit_rate(own)
     if plan.repeats > 1:
         repeats = measure.load_numbers(tables, plan.slo, "load, repeat")
         for one in loads:
@@ -115,8 +118,9 @@ def _loads(tables: Tables, plan: BenchPlan) -> list[Numbers]:
 
 
 def _judged(tables: Tables, plan: BenchPlan, called: Sequence[Called]) -> list[Judged]:
-    not_ready = {one.endpoint.name: f"{one.state}: {one.reason}" for one in called if not one.ready}
-    not_ready |= measure.gone(tables)
+    not_ready = {one.endpoint.name: _not_ready(one) for one in called if not one.ready}
+    for name, words in measure.gone(tables).items():
+        not_ready[name] = Judged(name, "dead", words)
     gpus = _gpus(called)
     seen = [
         Seen(
@@ -133,6 +137,11 @@ def _judged(tables: Tables, plan: BenchPlan, called: Sequence[Called]) -> list[J
         for one in measure.load_numbers(tables, plan.slo, "load, endpoint")
     ]
     return judge([one.endpoint.name for one in called], not_ready, seen)
+
+
+def _not_ready(one: Called) -> Judged:
+    verdict: Verdict = "dead" if one.state in ("dead", "silent") else "failing"
+    return Judged(one.endpoint.name, verdict, f"{one.state}: {one.reason}")
 
 
 def _gpus(called: Sequence[Called]) -> dict[str, int]:
@@ -185,14 +194,18 @@ def _server_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
     found: dict[str, Numbers] = {}
     for name in dict.fromkeys(row["endpoint"] for row in rows):
         own = [row for row in rows if row["endpoint"] == name]
-        hits, queries = _sum(own, "cache_hits"), _sum(own, "cache_queries")
         found[name] = {
             "kv_max": _most(own, "kv_max"),
             "waiting_max": _most(own, "waiting_max"),
-            "hit_rate": hits / queries if hits is not None and queries else None,
+            "hit_rate": _hit_rate(own),
             "preemptions": _sum(own, "preemptions"),
         }
     return found
+
+
+def _hit_rate(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    hits, queries = _sum(rows, "cache_hits"), _sum(rows, "cache_queries")
+    return hits / queries if hits is not None and queries else None
 
 
 def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

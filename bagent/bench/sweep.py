@@ -26,13 +26,14 @@ _FEWEST = 20
 
 
 class Light(msgspec.Struct, frozen=True):
-    """The part of a raw row that decisions are made from."""
+    """The part of a raw row that decisions are made from; see
+    :class:`bagent.bench.records.RequestRow`, whose defaults it shares."""
 
     stage: int
     scheduled: float
-    sent: float
-    done: float
-    status: str
+    sent: float = 0.0
+    done: float = 0.0
+    status: str = "unfinished"
     size: int = 1
     first_token: float | None = None
 

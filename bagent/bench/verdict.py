@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 
 Verdict = Literal["ok", "slow", "failing", "dead"]
-"""``dead``: it did not answer, or no request of it ended well. ``failing``: requests fail there.
-``slow``: less than :data:`SLOW` times as fast as the others (their median; of an even number the
-faster of the two in the middle, since with few endpoints a mean of two means little). ``ok``: none
-of it."""
+"""``dead``: it does not answer, or no request of it ended well. ``failing``: requests fail there,
+or it answers and takes no load. ``slow``: less than :data:`SLOW` times as fast as the others (their
+median; of an even number the faster of the two in the middle, since with few endpoints a mean of
+two means little). ``ok``: none of it."""
 
 SLOW = 0.7
 """An endpoint is slow below this share of the median of the others."""
@@ -72,12 +72,12 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(
-    endpoints: Sequence[str], not_ready: Mapping[str, str], seen: Iterable[Seen]
+    endpoints: Sequence[str], not_ready: Mapping[str, Judged], seen: Iterable[Seen]
 ) -> list[Judged]:
     """A verdict for each endpoint, in the order given.
 
     Args:
-        not_ready: why endpoints got no load.
+        not_ready: verdicts that are known already: of endpoints that got no load, or are gone.
         seen: what is known of the others, load by load.
     """
     rows = list(seen)
@@ -94,10 +94,10 @@ def judge(
     return [found[name] for name in endpoints]
 
 
-def _alone(name: str, not_ready: Mapping[str, str], own: Sequence[Seen]) -> Judged | None:
+def _alone(name: str, not_ready: Mapping[str, Judged], own: Sequence[Seen]) -> Judged | None:
     """The verdict that needs no other endpoint, None where there is none."""
     if name in not_ready:
-        return Judged(name, "dead", not_ready[name])
+        return not_ready[name]
     sent, ok = sum(row.requests for row in own), sum(row.ok for row in own)
     failed = sum(row.failed for row in own)
     if sent and not ok and not any(row.tokens for row in own):

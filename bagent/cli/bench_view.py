@@ -27,6 +27,7 @@ LOADS = {
     "E2E p99": "e2e_p99_ms",
     "lag p99": "lag_p99_ms",
     "goodput/s": "goodput_rps",
+    "hit %": "hit_rate",
 }
 ENDPOINTS = {
     "endpoint": "endpoint",

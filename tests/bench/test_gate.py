@@ -1,0 +1,115 @@
+"""What a load test is held against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bagent.bench.gate import broken_rules, changes, read_rule, read_summary, unlike
+from bagent.errors import UsageError
+
+
+def summary(**numbers: Any) -> dict[str, Any]:
+    first = {"load": "c=1", "ttft_p99_ms": None, "output_tok_s": 100.0, "ok_share": 1.0}
+    second = {"load": "c=64", "ttft_p99_ms": 1500.0, "output_tok_s": 3000.0, "ok_share": 1.0}
+    fleet = {"ok": 2, "slow": 1, "failing": 0, "dead": 0}
+    made = {"schema_version": 1, "loads": [first, {**second, **numbers}], "fleet": fleet}
+    return {**made, "plan": {"input_tokens": 256}, "models": ["m"]}
+
+
+def held(*texts: str, old: dict[str, Any] | None = None, **numbers: Any) -> list[str]:
+    return broken_rules([read_rule(text) for text in texts], summary(**numbers), old)
+
+
+def test_a_rule_holds_where_any_load_meets_it() -> None:
+    assert held("output_tok_s<200") == ["output_tok_s<200: output_tok_s is 100 in c=1"]
+    assert held("output_tok_s<50") == []
+
+
+def test_a_rule_may_be_about_one_load() -> None:
+    assert held("ttft_p99_ms@c=64>2000") == []
+    assert held("ttft_p99_ms @ c=64 > 1000") == [
+        "ttft_p99_ms @ c=64 > 1000: ttft_p99_ms is 1500 in c=64"
+    ]
+
+
+def test_a_number_that_is_not_known_does_not_pass() -> None:
+    assert held("ttft_p99_ms>2000") == ["ttft_p99_ms>2000: ttft_p99_ms is not known in c=1"]
+
+
+def test_a_rule_may_be_about_the_fleet() -> None:
+    assert held("slow>0", "dead>0") == ["slow>0: slow is 1"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "now", "fails"),
+    [
+        ("output_tok_s@c=64<-10%", 2600.0, True),
+        ("output_tok_s@c=64<-10%", 2800.0, False),
+        ("ttft_p99_ms@c=64>+10%", 1700.0, True),
+    ],
+)
+def test_a_rule_may_be_against_an_older_test(rule: str, now: float, fails: bool) -> None:
+    name = rule.partition("@")[0]
+    assert bool(held(rule, old=summary(), **{name: now})) == fails
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("ttft", "NAME>NUMBER"), ("ttft_p99_ms>fast", "NAME>NUMBER"), ("a=1", "NAME>NUMBER")],
+)
+def test_what_is_no_rule_is_said_before_anything_is_sent(text: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        read_rule(text)
+
+
+def test_unknown_names_are_told_with_what_was_meant() -> None:
+    with pytest.raises(UsageError, match="did you mean ttft_p99_ms"):
+        held("ttft_p99>1")
+    with pytest.raises(UsageError, match="no load c=65"):
+        held("ok_share@c=65<1")
+    with pytest.raises(UsageError, match="give --compare OLD"):
+        held("ok_share<-1%")
+
+
+def test_changes_are_of_the_loads_that_both_have() -> None:
+    now = summary(output_tok_s=3300.0)
+    now["loads"][0]["load"] = "c=2"
+    found = {one.name: one for one in changes(summary(), now)}
+    assert {one.load for one in found.values()} == {"c=64"}
+    assert found["output_tok_s"].change == pytest.approx(0.1)
+    assert found["rps"].change is None
+
+
+def test_tests_with_other_settings_are_said_to_be_unlike() -> None:
+    now = {**summary(), "plan": {"input_tokens": 750}, "models": ["n"]}
+    assert unlike(summary(), now) == [
+        "input_tokens was 256, is 750",
+        "models were ['m'], are ['n']",
+    ]
+    assert unlike(summary(), summary()) == []
+
+
+def test_an_older_summary_is_read_from_its_file_or_folder(tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
+    file.write_bytes(msgspec.json.encode(summary()))
+    assert read_summary(file) == read_summary(tmp_path) == summary()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "cannot be read"),
+        (b"[]", "no summary"),
+        (b'{"loads": [], "schema_version": 99}', "version 99, not 1"),
+    ],
+)
+def test_what_is_no_summary_is_said(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "summary.json").write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        read_summary(tmp_path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_summary(tmp_path / "none.json")

@@ -1,0 +1,119 @@
+"""The page of a load test: whole, alone and right."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bagent.bench.charts import Axes, Cell, Series, lines, short, strip
+from bagent.bench.page import page
+from bench.support_bench import DEAD, Measure, addresses, simulated
+
+VOID = {"meta", "br"}
+
+
+class Tags(HTMLParser):
+    """Checks that every tag is closed, and collects the addresses in attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen.add(tag)
+
+
+@pytest.fixture
+def measured(measure: Measure) -> dict[str, Any]:
+    with simulated("replicas=2&decode=1000") as sim:
+        summary: dict[str, Any] = measure([*addresses(sim), DEAD], concurrency=[1, 2], seconds=0.5)
+    return summary
+
+
+def test_a_page_stands_alone_and_is_whole(measured: dict[str, Any]) -> None:
+    folder: Path = measured["folder"]
+    text = (folder / "report.html").read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == [] and tags.links == []
+    assert not tags.seen & {"script", "link", "img", "iframe"}
+    assert "http://" not in re.sub(r"cannot connect to [^<]*", "", text)
+    assert "url(" not in text and "@import" not in text
+    assert "prefers-color-scheme: dark" in text
+    for chart in re.findall(r"<svg.*?</svg>", text):
+        ElementTree.fromstring(chart)
+    assert text.count("<svg") == 4
+    assert "Simulated endpoints" in text and DEAD in text and "Connection refused" in text
+
+
+def test_words_from_servers_are_text_and_no_markup(measured: dict[str, Any]) -> None:
+    bad = "<script>alert(1)</script>"
+    measured["models"] = [bad]
+    measured["endpoints"][0]["reason"] = bad
+    measured["endpoints"][0]["endpoint"] = bad
+    text = page(measured, [], measured)
+    assert "<script" not in text and "&lt;script&gt;" in text
+    assert "Compared with" in text
+
+
+def test_warnings_stand_on_the_page(measured: dict[str, Any]) -> None:
+    measured["client_limited"] = {"c=1": ["event loop 50 ms late"]}
+    measured["stopped"] = True
+    text = page(measured, [], None)
+    assert "CLIENT-LIMITED, results invalid: c=1: event loop 50 ms late" in text
+    assert "Stopped early" in text
+
+
+def test_points_are_drawn_where_their_values_are() -> None:
+    series = Series("a", [(0.0, 0.0), (10.0, 100.0)], ["low", "high"])
+    chart = ElementTree.fromstring(
+        re.findall("<svg.*</svg>", lines("t", Axes("x", "y"), [series]))[0]
+    )
+    (left, low), (right, high) = [
+        (float(one.attrib["cx"]), float(one.attrib["cy"])) for one in chart.iter("circle")
+    ]
+    assert left < right and high < low
+    assert [one.text for one in chart.iter("title")] == ["low", "high"]
+
+
+def test_a_chart_without_points_is_none_and_equal_values_do_no_harm() -> None:
+    assert lines("t", Axes("x", "y"), [Series("a", [], [])]) == ""
+    same = Series("a", [(5.0, 7.0), (5.0, 7.0)], ["", ""])
+    assert "nan" not in lines("t", Axes("x", "y", log=True), [same])
+    assert "nan" not in lines("t", Axes("x", "y"), [Series("a", [(0.0, 0.0)], [""])])
+
+
+def test_fields_of_the_strip_show_how_slow_and_whether_it_failed() -> None:
+    cells = [
+        Cell(0.0, False, "a"),
+        Cell(1.0, False, "b"),
+        Cell(0.0, True, "c"),
+        Cell(None, False, ""),
+    ]
+    drawn = re.findall(r'<rect class="(\w+)"', strip("t", [("e", cells)], 8.0))
+    assert drawn == ["h0", "h4", "bad", "none"]
+    assert strip("t", [], 1.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.25, "0.25"), (12.0, "12"), (999.6, "1e+03"), (1234.5, "1234"), (34000.0, "34k")],
+)
+def test_short_numbers(value: float, text: str) -> None:
+    assert short(value) == text

@@ -1,0 +1,114 @@
+"""Prompts of a wanted length that no cache knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.transport import Transport
+from bagent.bench.calibrate import Wanted, calibrate
+from bagent.bench.config import Target
+from bagent.bench.prompts import (
+    NONCE,
+    WORDS,
+    AnswerPlan,
+    Groups,
+    Lengths,
+    PromptText,
+    fixed_fields,
+    json_schema,
+    stream_fields,
+)
+from bench.support_bench import simulated
+from support.fake_server import FakeServer
+from support.replies import ABSENT, ok
+
+
+def test_words_are_all_different() -> None:
+    assert len(WORDS) == len(set(WORDS)) == 64
+
+
+@pytest.mark.parametrize("words", [1, 5, 10, 11, 500, 20_000])
+def test_a_text_has_the_words_that_were_asked_for(words: int) -> None:
+    assert len(PromptText("s").own(words, "a").split()) == words
+
+
+def test_no_two_texts_begin_alike_and_the_same_name_gives_the_same() -> None:
+    text = PromptText("salt")
+    beginnings = {tuple(text.own(50, str(n)).split()[:NONCE]) for n in range(2000)}
+    assert len(beginnings) == 2000
+    assert text.own(50, "7") == PromptText("salt").own(50, "7")
+    assert text.own(50, "7").split()[:NONCE] != PromptText("other").own(50, "7").split()[:NONCE]
+
+
+def test_skewed_groups_come_by_their_rank() -> None:
+    groups = Groups(4, 1.0, "seed")
+    counts = Counter(groups.next() for _ in range(8000))
+    assert counts[0] / counts[1] == pytest.approx(2, rel=0.15)
+    assert counts[0] / counts[3] == pytest.approx(4, rel=0.15)
+    assert {groups.next([1, 3]) for _ in range(50)} == {1, 3}
+
+
+def test_the_schema_of_answers_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(json_schema(150))
+    good = {"findings": [{"kind": "bug", "line": 123}] * 15}
+    jsonschema.validate(good, json_schema(150))
+
+
+def test_only_engines_that_know_it_are_asked_for_exact_lengths() -> None:
+    exact = fixed_fields("m", AnswerPlan(20), "vllm")
+    assert exact["ignore_eos"] and exact["min_tokens"] == exact["max_tokens"] == 20
+    assert "ignore_eos" not in fixed_fields("m", AnswerPlan(20), "unknown")
+    assert "ignore_eos" not in fixed_fields("m", AnswerPlan(20, as_json=True), "vllm")
+    assert "continuous_usage_stats" in stream_fields("vllm")["stream_options"]
+    assert "continuous_usage_stats" not in stream_fields(None)["stream_options"]
+
+
+def lengths(url: str, wanted: Wanted, model: str = "simulated-8b") -> Lengths:
+    async def ask() -> Lengths:
+        transport = Transport()
+        try:
+            target = Target(Endpoint("e", f"{url}/v1"), model)
+            return (await calibrate(transport, [target], wanted, "salt"))[model]
+        finally:
+            await transport.close()
+
+    return asyncio.run(ask())
+
+
+def test_lengths_are_measured_by_tokenize() -> None:
+    with simulated("") as sim:
+        found = lengths(sim.urls[0], Wanted(500, prefix=400))
+    assert found.measured == "/tokenize"
+    assert found.tokens == pytest.approx(500, abs=10)
+    assert found.prefix / (found.prefix + found.own) == pytest.approx(0.8, abs=0.03)
+
+
+def test_without_tokenize_the_usage_of_two_requests_tells() -> None:
+    with FakeServer({"*": [ok()]}, allow_faults=True) as fs:
+        found = lengths(fs.base, Wanted(200), "fake-model")
+        assert len(fs.requests) == 2
+    # The server counts words.
+    assert found.measured == "usage of two requests"
+    assert found.own == pytest.approx(200, abs=5)
+
+
+def test_without_any_count_a_word_is_taken_for_a_token() -> None:
+    with FakeServer({"*": [ok(usage=ABSENT)]}, allow_faults=True) as fs:
+        found = lengths(fs.base, Wanted(200), "fake-model")
+    assert (found.own, found.tokens) == (200, None)
+    assert "guessed" in found.measured
+
+
+def test_raw_texts_are_weighed_without_a_chat_template() -> None:
+    seen: list[Any] = []
+    with simulated("") as sim:
+        for chat in (True, False):
+            seen.append(lengths(sim.urls[0], Wanted(300, chat=chat)))
+    assert all(one.tokens == pytest.approx(300, abs=10) for one in seen)
+    assert seen[0].own < seen[1].own

@@ -1,0 +1,151 @@
+"""One request and what is noted of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.transport import Transport
+from bagent.bench.records import RequestRow
+from bagent.bench.sender import fire
+from bagent.bench.shots import Shot
+from support.fake_server import FakeServer
+from support.replies import (
+    ABSENT,
+    Reply,
+    close,
+    delta,
+    hang,
+    ok,
+    ok_reasoning,
+    status,
+    stream,
+    usage_chunk,
+)
+
+CHAT = (
+    b'{"model":"fake-model","messages":[{"role":"user","content":"id=r"}],"stream":true,'
+    b'"stream_options":{"include_usage":true}}'
+)
+LIMITS = Timeouts(connect=1.0, first_token=1.0, idle=1.0, total=1.0)
+
+
+def sent(reply: Reply, limits: Timeouts = LIMITS, shot: Shot | None = None) -> RequestRow:
+    """The row of one request that is answered with ``reply``."""
+    ticks = itertools.count(1)
+
+    async def main(url: str) -> RequestRow:
+        row = RequestRow(0, 0, 0, "e", "chat", -1.0)
+        transport = Transport()
+        try:
+            given = shot or Shot("/chat/completions", CHAT, True)
+            clock = (limits, lambda: float(next(ticks)))
+            await fire(transport, Endpoint("e", url), given, row, clock)
+        finally:
+            await transport.close()
+        return row
+
+    with FakeServer({"*": [reply]}, allow_faults=True, flavour="vllm") as fs:
+        return asyncio.run(main(fs.url))
+
+
+def test_a_stream_tells_when_it_began_and_ended_and_its_tokens() -> None:
+    row = sent(ok("one two three four"))
+    assert (row.status, row.error_kind, row.code) == ("ok", None, 200)
+    assert row.scheduled == row.sent == 1.0
+    assert row.first_byte and row.first_token and row.last_token
+    assert row.sent < row.first_byte and row.first_token < row.done and row.last_token < row.done
+    assert row.completion_tokens and not row.estimated
+    assert row.opened
+
+
+def test_empty_pieces_and_usage_are_no_tokens() -> None:
+    chunks = [delta(""), delta(""), delta("yes"), delta(finish_reason="stop"), usage_chunk(5, 3)]
+    row = sent(stream(chunks))
+    assert row.status == "ok" and row.completion_tokens == 3
+    assert sum(row.chunk_count) == 1
+
+
+def test_thinking_is_a_first_token_and_no_first_answer() -> None:
+    row = sent(ok_reasoning("four words of answer", "some words of thinking"))
+    assert row.first_token is not None and row.first_answer is not None
+    assert row.first_token < row.first_answer
+
+
+def test_tokens_are_known_piece_by_piece_only_where_each_is_told() -> None:
+    chunks = [
+        {**delta("a"), "usage": {"prompt_tokens": 5, "completion_tokens": 1}},
+        {**delta("b c"), "usage": {"prompt_tokens": 5, "completion_tokens": 3}},
+        delta(finish_reason="stop"),
+        usage_chunk(5, 3),
+    ]
+    row = sent(stream(chunks, gap=0.05))
+    assert row.chunk_tokens == [1, 3] and len(row.chunk_at) == 2
+    assert sent(stream([delta("a"), delta("b"), *chunks[2:]], gap=0.05)).chunk_tokens == []
+
+
+def test_without_usage_pieces_are_counted_and_that_is_said() -> None:
+    row = sent(stream([delta("a"), delta("b"), delta(finish_reason="stop")]))
+    assert (row.completion_tokens, row.estimated) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "code"),
+    [
+        (status(500), "overloaded", 500),
+        (status(429), "rate_limited", 429),
+        (status(400), "rejected", 400),
+        (close(), "connect", None),
+        (hang(), "timeout", None),
+        (stream([delta("a")], end="cut"), "bad_response", 200),
+        (stream([delta("a")]), "bad_response", 200),
+        (ok(""), "empty", 200),
+    ],
+)
+def test_failures_have_a_kind_and_are_not_sent_again(
+    reply: Reply, kind: str, code: int | None
+) -> None:
+    limits = Timeouts(connect=0.3, first_token=0.3, idle=0.3, total=0.3)
+    row = sent(reply, limits)
+    assert (row.status, row.error_kind, row.code) == ("failed", kind, code), row.error
+    assert row.error and row.done > row.sent
+
+
+def test_a_list_of_prompts_is_one_request_with_the_tokens_of_all() -> None:
+    body = b'{"model":"fake-model","prompt":["id=a","id=b","id=c"],"max_tokens":8}'
+    row = sent(ok("one two"), shot=Shot("/completions", body, False, 3))
+    assert (row.status, row.size, row.first_token) == ("ok", 3, None)
+    assert row.completion_tokens == 6
+
+
+def test_a_list_with_an_empty_answer_is_no_good_answer() -> None:
+    body = b'{"model":"fake-model","prompt":["id=a","id=b"],"max_tokens":8}'
+    row = sent(ok("", usage=ABSENT), shot=Shot("/completions", body, False, 2))
+    assert (row.status, row.error_kind) == ("failed", "empty")
+
+
+def test_a_request_that_is_given_up_keeps_what_came() -> None:
+    async def main(url: str) -> RequestRow:
+        row = RequestRow(0, 0, 0, "e", "chat", -1.0)
+        transport = Transport()
+        loop = asyncio.get_running_loop()
+        shot = Shot("/chat/completions", CHAT, True)
+        work = asyncio.ensure_future(
+            fire(transport, Endpoint("e", url), shot, row, (LIMITS, loop.time))
+        )
+        while not row.chunk_at:
+            await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.wait([work])
+        await transport.close()
+        return row
+
+    chunks = [delta("a"), delta("b"), delta(finish_reason="stop")]
+    with FakeServer({"*": [stream(chunks, gap=0.5)]}, allow_faults=True) as fs:
+        row = asyncio.run(main(fs.url))
+    assert row.status == "unfinished" and row.done > row.sent
+    assert row.first_token is not None and row.completion_tokens == 1

@@ -1,0 +1,142 @@
+"""When requests are sent, and which endpoint gets them."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from typing import Any
+
+import pytest
+
+from bagent.bench.placing import REFUSALS, Placer
+from bagent.bench.plan import PRESETS, BenchPlan, make_plan, stages
+from bagent.bench.shape import StageSpec, arrivals, share, window
+
+
+def stage(**fields: Any) -> StageSpec:
+    return StageSpec(**{"number": 0, "load": "x", **fields})
+
+
+def test_constant_arrivals_are_on_the_dot() -> None:
+    times = list(arrivals(stage(rate=4.0, arrival="constant", seconds=1.0)))
+    assert times == [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75)]
+
+
+@pytest.mark.parametrize(
+    ("arrival", "burstiness", "cv"), [("poisson", 1.0, 1.0), ("gamma", 0.25, 2.0)]
+)
+def test_random_arrivals_have_the_rate_and_the_spread_that_was_asked_for(
+    arrival: str, burstiness: float, cv: float
+) -> None:
+    spec = stage(rate=10.0, arrival=arrival, burstiness=burstiness, requests=20_000, seed=1)
+    times = [at for _, at in arrivals(spec)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert statistics.fmean(gaps) == pytest.approx(0.1, rel=0.05)
+    assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(cv, rel=0.05)
+
+
+def test_a_seed_gives_the_same_schedule_and_repeats_give_others() -> None:
+    spec = stage(rate=10.0, requests=50, seed=7)
+    assert list(arrivals(spec)) == list(arrivals(spec))
+    assert list(arrivals(spec)) != list(arrivals(stage(rate=10.0, requests=50, seed=8)))
+    assert list(arrivals(spec)) != list(arrivals(stage(rate=10.0, requests=50, seed=7, repeat=1)))
+
+
+def test_workers_together_are_one_schedule() -> None:
+    spec = stage(rate=10.0, seconds=5.0, seed=3)
+    parts = [list(arrivals(spec, part, 3)) for part in range(3)]
+    assert sorted(itertools.chain(*parts)) == list(arrivals(spec))
+
+
+def test_shares_add_up() -> None:
+    assert [share(8, part, 3) for part in range(3)] == [3, 3, 2]
+    assert [share(1, part, 3) for part in range(3)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "fed", "ended", "expected"),
+    [
+        ({"seconds": 10.0}, 10.0, 12.0, (1.0, 10.0)),
+        ({"seconds": 10.0}, 10.0, 40.0, (1.0, 10.0)),  # a slow answer does not lengthen it
+        ({"requests": 100}, 9.0, 10.0, (0.0, 9.0)),
+        ({"requests": 4}, 0.1, 10.0, (0.0, 10.0)),
+        ({"seconds": 10.0}, 4.0, 5.0, (0.0, 4.0)),  # stopped early
+    ],
+)
+def test_the_steady_window(
+    fields: dict[str, Any], fed: float, ended: float, expected: tuple[float, float]
+) -> None:
+    assert window(stage(concurrency=1, **fields), 0.0, fed, ended) == expected
+
+
+def test_balanced_routing_gives_each_endpoint_as_many() -> None:
+    placer = Placer("balanced", [0, 1, 2])
+    assert [placer.pick(number, None) for number in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_affinity_keeps_a_group_at_its_endpoint() -> None:
+    placer = Placer("affinity", [4, 7])
+    assert {placer.pick(number, 3) for number in range(5)} == {7}
+    assert placer.groups_of(4, 5) == [0, 2, 4] and placer.groups_of(7, 5) == [1, 3]
+
+
+def test_least_inflight_prefers_the_idle_one() -> None:
+    placer = Placer("least-inflight", [0, 1, 2])
+    for place in (0, 0, 2):
+        placer.begun(place)
+    assert placer.pick(0, None) == 1
+    placer.ended(0, None)
+    placer.ended(0, None)
+    placer.begun(1)
+    assert placer.pick(1, None) == 0
+
+
+def test_an_endpoint_without_connections_is_out_and_others_get_its_requests() -> None:
+    placer = Placer("balanced", [0, 1])
+    for kind in ("connect", "connect", None, *["connect"] * REFUSALS):
+        assert not placer.out(1)
+        placer.begun(1)
+        placer.ended(1, kind)
+    assert placer.out(1)
+    assert {placer.pick(number, None) for number in range(4)} == {0}
+    placer.begun(0)
+    for _ in range(REFUSALS):
+        placer.ended(0, "connect")
+    assert placer.pick(0, None) is None
+
+
+def test_repeats_alternate_the_order() -> None:
+    plan = BenchPlan(concurrency=[1, 2], repeats=2)
+    loads = [(one.number, one.load, one.repeat) for one in stages(plan, ["a"])]
+    assert loads == [(0, "c=1", 0), (1, "c=2", 0), (2, "c=2", 1), (3, "c=1", 1)]
+
+
+def test_isolated_goes_from_endpoint_to_endpoint() -> None:
+    plan = BenchPlan(concurrency=[4], routings=["isolated"])
+    assert [one.only for one in stages(plan, ["a", "b"])] == ["a", "b"]
+
+
+def test_names_tell_loads_apart() -> None:
+    plan = BenchPlan(
+        concurrency=[1], rates=[2.5], ways=["chat", "list"], routings=["balanced", "affinity"]
+    )
+    names = [one.load for one in stages(plan, ["a"])]
+    assert len(set(names)) == len(names) == 8
+    assert names[0] == "c=1 chat balanced" and names[-1] == "rate=2.5 list affinity"
+
+
+def test_options_go_before_the_preset() -> None:
+    assert make_plan("saturation", {}).concurrency == (16, 32, 64, 128, 256)
+    assert make_plan("saturation", {"rates": (3.0,)}).concurrency == ()
+    assert make_plan("quick", {"requests": 9}).seconds is None
+    assert make_plan(None, {}).concurrency == (1, 8)
+    assert make_plan("quick", {"output_tokens": 9}).output_tokens == 9
+
+
+def test_the_quick_preset_is_over_in_a_minute_and_saturation_in_about_five() -> None:
+    for name, most in (("quick", 60), ("saturation", 330)):
+        plan = make_plan(name, {})
+        assert plan.seconds is not None
+        drains = plan.drain if name == "quick" else 0
+        assert (plan.seconds + drains) * len(plan.concurrency) <= most
+    assert set(PRESETS) == {"quick", "saturation", "prefix"}

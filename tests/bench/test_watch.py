@@ -1,0 +1,42 @@
+"""Whether the client itself is the limit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bagent.bench.watch import ClientState, ClientWatch, limits_met
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (ClientState("x", 2.0, 0.3), []),
+        (ClientState("x", None, 0.3), []),
+        (ClientState("x", 9.9, 0.79, 9.9), []),
+        (ClientState("x", 30.0, 0.3), ["event loop 30 ms late"]),
+        (ClientState("x", 2.0, 0.95), ["95 % of a core in use"]),
+        (ClientState("x", 2.0, 0.3, 250.0), ["requests sent 250 ms late"]),
+    ],
+)
+def test_the_limits_of_a_client(state: ClientState, words: list[str]) -> None:
+    assert limits_met(state) == words
+
+
+def test_a_loop_that_is_held_up_is_seen_as_late() -> None:
+    async def main() -> tuple[list[int], float]:
+        loop = asyncio.get_running_loop()
+        spent = iter([1.0, 3.5])
+        watch = ClientWatch(cpu=lambda: next(spent))
+        await asyncio.sleep(0.05)
+        until = loop.time() + 0.1
+        while loop.time() < until:  # holds the loop up
+            pass
+        await asyncio.sleep(0.05)
+        _, cpu = watch.stop()
+        return watch.lags_us, cpu
+
+    lags, cpu = asyncio.run(main())
+    assert max(lags) > 70_000
+    assert cpu == 2.5

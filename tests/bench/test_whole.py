@@ -1,0 +1,191 @@
+"""Whole load tests against simulated engines of known speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from bench.support_bench import DEAD, Measure, addresses, simulated
+from support.fake_server import FakeServer
+from support.replies import ABSENT, ok, slow, status
+
+
+def verdicts(summary: dict[str, Any]) -> dict[str, str]:
+    return {one["endpoint"]: one["verdict"] for one in summary["endpoints"]}
+
+
+def test_metrics_are_those_of_an_engine_of_known_speed(measure: Measure) -> None:
+    # 100 tokens at 500/s: TTFT 200 ms. 50 tokens/s: TPOT 20 ms.
+    with simulated("prefill=500&decode=50&prefix_cache=false") as sim:
+        summary = measure(
+            addresses(sim),
+            concurrency=[1],
+            requests=5,
+            seconds=None,
+            input_tokens=100,
+            output_tokens=11,
+        )
+    (load,) = summary["loads"]
+    assert load["input_tokens"] == pytest.approx(100, rel=0.05)
+    assert load["output_tokens"] == 11
+    assert load["ttft_p50_ms"] == pytest.approx(200, rel=0.05)
+    assert load["ttfot_p50_ms"] == pytest.approx(200, rel=0.05)
+    assert load["tpot_p50_ms"] == pytest.approx(20, rel=0.05)
+    assert load["itl_p50_ms"] == pytest.approx(20, rel=0.05)
+    assert load["e2e_p50_ms"] == pytest.approx(400, rel=0.05)
+    assert load["ntpot_p50_ms"] == pytest.approx(400 / 11, rel=0.05)
+    assert load["output_tok_s"] == pytest.approx(11 / 0.4, rel=0.1)
+    assert load["ok_share"] == 1 and load["estimated"] == 0
+    assert "icl_p50_ms" not in load
+    assert summary["simulated"]
+
+
+def test_a_stall_of_two_seconds_shows_in_the_scheduled_e2e_p99(measure: Measure) -> None:
+    # What comes 40 times a second while a server stands still for 2 s waits for what is left.
+    stall = [slow(2.0 - place / 40, ok()) for place in range(80)]
+    replies = [*[ok()] * 25, *stall, ok()]
+    with FakeServer({"*": replies}, flavour="vllm", allow_faults=True) as fs:
+        summary = measure(
+            [fs.address], rates=[40.0], arrival="constant", seconds=3.5, warmup=0, output_tokens=1
+        )
+    (load,) = summary["loads"]
+    assert load["requests"] > 100 and load["ok_share"] == 1
+    assert 1800 < load["e2e_p99_ms"] < 2300
+    assert load["e2e_p50_ms"] > 100
+
+
+def test_a_slow_and_a_dead_endpoint_are_named_among_two_good_ones(measure: Measure) -> None:
+    with simulated("replicas=2&decode=400") as good, simulated("slow=10&decode=400") as bad:
+        lines = [*addresses(good), *addresses(bad), DEAD]
+        summary = measure(lines, concurrency=[2], seconds=1.5)
+    assert list(verdicts(summary).values()) == ["ok", "ok", "slow", "dead"]
+    assert summary["fleet"]["slow"] == summary["fleet"]["dead"] == 1
+    slow_row, dead_row = summary["endpoints"][2:]
+    assert slow_row["speed"] == pytest.approx(0.1, abs=0.05)
+    assert "times as fast as the median of the others" in slow_row["reason"]
+    assert "Connection refused" in dead_row["reason"] and not dead_row["requests"]
+
+
+def test_a_slow_endpoint_is_named_in_an_open_loop_too(measure: Measure) -> None:
+    with simulated("replicas=2&decode=400") as good, simulated("slow=10&decode=400") as bad:
+        lines = [*addresses(good), *addresses(bad)]
+        summary = measure(lines, rates=[30.0], seconds=1.5)
+    assert list(verdicts(summary).values()) == ["ok", "ok", "slow"]
+
+
+def test_an_endpoint_that_dies_on_the_way_is_dead_and_one_that_fails_is_failing(
+    measure: Measure,
+) -> None:
+    with (
+        simulated("replicas=2&decode=400") as good,
+        simulated("decode=400&dead_after=12") as dying,
+        simulated("decode=400&malformed_rate=30%&seed=1") as failing,
+    ):
+        lines = [*addresses(good), *addresses(dying), *addresses(failing)]
+        summary = measure(lines, concurrency=[4], seconds=1.5)
+    assert list(verdicts(summary).values()) == ["ok", "ok", "dead", "failing"]
+    kinds = {(one["endpoint"], one["kind"]) for one in summary["failures"]}
+    assert (lines[2], "connect") in kinds and (lines[3], "bad_response") in kinds
+    # A dead endpoint is not asked again and again.
+    assert sum(one["n"] for one in summary["failures"] if one["endpoint"] == lines[2]) < 12
+
+
+def test_calls_in_lists_and_batches_are_counted_as_calls(measure: Measure) -> None:
+    with simulated("decode=400") as sim:
+        summary = measure(
+            addresses(sim),
+            concurrency=[8],
+            seconds=0.8,
+            list_size=4,
+            ways=["chat", "completions", "list", "chat-batch"],
+        )
+    loads = {one["load"]: one for one in summary["loads"]}
+    assert list(loads) == ["c=8 chat", "c=8 completions", "c=8 list", "c=8 chat-batch"]
+    for name, load in loads.items():
+        assert load["ok_share"] == 1, name
+        assert load["output_tokens"] == 8 and load["input_tokens"] > 30
+        many = name.endswith(("list", "batch"))
+        assert load["calls_s"] == pytest.approx(load["rps"] * (4 if many else 1))
+        assert (load["ttft_p50_ms"] is None) == many
+
+
+def test_affinity_hits_more_of_the_cache_than_spreading_does(measure: Measure) -> None:
+    with simulated("replicas=4&decode=2000&prefill=100000") as sim:
+        summary = measure(
+            addresses(sim),
+            concurrency=[1],
+            requests=64,
+            seconds=None,
+            input_tokens=400,
+            prefix_tokens=320,
+            groups=8,
+            routings=["balanced", "affinity"],
+        )
+    spread, affinity = summary["loads"]
+    assert 0 < spread["hit_rate"] < affinity["hit_rate"]
+
+
+def test_prompts_share_nothing_unless_asked_to(measure: Measure) -> None:
+    with simulated("decode=2000&prefill=100000") as sim:
+        summary = measure(addresses(sim), concurrency=[2], requests=40, seconds=None)
+    (load,) = summary["loads"]
+    assert load["hit_rate"] == 0
+
+
+def test_a_sweep_finds_the_saturation_by_itself(measure: Measure) -> None:
+    with simulated("decode=200&max_num_seqs=4&max_num_batched_tokens=8192") as sim:
+        summary = measure(addresses(sim), sweep=True, seconds=0.7, output_tokens=20, drain=2.0)
+    # Four at a time, each 20 tokens at 1.03/200 s: about 38 calls a second.
+    assert summary["saturation"]["best_rate"] == pytest.approx(38, rel=0.25)
+    assert summary["saturation"]["concurrency"] in (4, 8)
+    names = [one["load"] for one in summary["loads"]]
+    assert names[:3] == ["c=1", "c=2", "c=4"] and names[-1].startswith("rate=")
+
+
+def test_processes_share_one_schedule(measure: Measure) -> None:
+    with simulated("replicas=2&decode=2000") as sim:
+        summary = measure(addresses(sim), rates=[40.0], arrival="constant", seconds=1.0, workers=2)
+        folder: Path = summary["folder"]
+    rows = [
+        json.loads(line)
+        for path in sorted(folder.glob("requests-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    sent = sorted((row["number"], row["worker"]) for row in rows if not row.get("warmup"))
+    assert sent == [(number, number % 2) for number in range(40)]
+    assert {one["endpoint"]: one["requests"] for one in summary["endpoints"]} == dict.fromkeys(
+        addresses(sim), 20
+    )
+
+
+def test_without_token_counts_they_are_estimated_and_gaps_are_of_pieces(measure: Measure) -> None:
+    with FakeServer({"*": [ok("one two three four", usage=ABSENT)]}, allow_faults=True) as fs:
+        summary = measure([fs.address], concurrency=[1], requests=3, seconds=None)
+    (load,) = summary["loads"]
+    assert load["ok_share"] == 1 and load["estimated"] == load["requests"]
+    assert "itl_p50_ms" not in load
+
+
+def test_a_server_that_answers_errors_has_no_latencies(measure: Measure) -> None:
+    with FakeServer({"*": [ok(), status(500)]}, allow_faults=True) as fs:
+        summary = measure([fs.address], concurrency=[1], requests=3, seconds=None)
+    assert verdicts(summary) == {fs.address: "dead"}
+
+
+def test_every_table_is_there_for_other_programs(measure: Measure) -> None:
+    with simulated("decode=2000") as sim:
+        summary = measure(addresses(sim), concurrency=[1], requests=4, seconds=None)
+    folder: Path = summary["folder"]
+    count = duckdb.connect().execute(
+        f"select count(*) from '{folder}/requests.parquet' where not warmup"
+    )
+    assert count.fetchall() == [(4,)]
+    with duckdb.connect(str(folder / "bench.duckdb"), read_only=True) as connection:
+        assert connection.execute("select count(*) from timed").fetchall() == [(4,)]
+    assert json.loads((folder / "summary.json").read_bytes())["schema_version"] == 1
+    assert (folder / "endpoints.csv").read_text().startswith("endpoint,verdict,")
+    assert (folder / "loads.csv").read_text().splitlines()[1].startswith("c=1,")
