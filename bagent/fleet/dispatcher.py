@@ -8,7 +8,7 @@ slot. Everything happens on one event loop; nothing polls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from random import Random
 
 from bagent.backends.base import Backend, Exchange
@@ -85,7 +85,7 @@ class Fleet:
         if core.closed:
             return
         call.ready_at = core.clock()
-        if not self._config.group.single:
+        if not self._config.group.single and call.only is None:
             call.group_key = core.backend.group_key(call.request)
         self._waiting.add(call, urgent=urgent)
         if call.give_up_at is not None and self._overdue_timer is None:
@@ -105,6 +105,20 @@ class Fleet:
     async def idle(self) -> None:
         """Wait until no call is in flight, ready or waiting."""
         await self._idle.wait()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more calls."""
+        return self._core.closed
+
+    @property
+    def limit(self) -> int:
+        """How many rows it may have in flight now."""
+        return self._limit()
+
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run a task that holds no slot; its fault stops the fleet, a drain ends it too."""
+        return self._core.spawn(work, self._core.tasks)
 
     @property
     def stopped(self) -> asyncio.Future[BaseException]:
@@ -176,6 +190,7 @@ class Fleet:
     def tick(self) -> None:
         """Look for stalled endpoints and late calls; call it several times a second."""
         self._health.tick()
+        self._retry_pinned()
         if self._core.config.hedge is None or self._core.closed:
             return
         for late in self._hedger.late():
@@ -184,6 +199,17 @@ class Fleet:
             if state is None or state is late.state:
                 continue
             self._start(state, list(late.group), now)
+
+    def _retry_pinned(self) -> None:
+        """A call that only one endpoint may have costs a try for each look that finds it down."""
+
+        def is_down(name: str) -> bool:
+            state = self._endpoints.named(name)
+            return state is None or state.leaving or not state.up
+
+        for call in self._waiting.pinned_where(is_down):
+            words = f"{call.only} does not answer, and no other endpoint may have this row"
+            self._settler.retry(call, Failure("connect", words, passing=True), None)
 
     def stats(self) -> FleetStats:
         """The fleet now, for displays."""

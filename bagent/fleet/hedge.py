@@ -39,9 +39,10 @@ class Hedger:
         found, copies = [], 0
         for state in core.endpoints.states:
             for carrier in state.carriers:
-                if len(carrier.group) != 1 or carrier.group[0].ended:
+                call = carrier.group[0]
+                if len(carrier.group) != 1 or call.ended or call.only is not None:
                     continue
-                if carrier.group[0].out > 1:
+                if call.out > 1:
                     copies += 1
                 elif now - carrier.started >= after:
                     found.append(carrier)

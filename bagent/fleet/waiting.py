@@ -119,6 +119,7 @@ class Waiting:
         self._urgent = _Line()
         self._halves: deque[list[Call]] = deque()
         self._halved = 0
+        self._pinned: dict[str, _Line] = {}
         self._last: deque[Call] = deque()
         self._sleeping: list[tuple[float, int, Call]] = []
         self._limbo: dict[str, list[Held]] = {}
@@ -127,7 +128,8 @@ class Waiting:
     @property
     def ready(self) -> int:
         """Calls that may be sent now."""
-        return self._line.count + self._urgent.count + self._halved
+        pinned = sum(line.count for line in self._pinned.values()) if self._pinned else 0
+        return self._line.count + self._urgent.count + self._halved + pinned
 
     @property
     def asleep(self) -> int:
@@ -145,8 +147,11 @@ class Waiting:
         return bool(self._urgent.count or self._halved)
 
     def add(self, call: Call, *, urgent: bool) -> None:
-        """Take a call that may be sent now; urgent ones go first."""
-        (self._urgent if urgent else self._line).add(call)
+        """Take a call that may be sent now; urgent ones go first, pinned ones to their endpoint."""
+        if call.only is not None:
+            self._pinned.setdefault(call.only, _Line()).add(call)
+        else:
+            (self._urgent if urgent else self._line).add(call)
 
     def add_group(self, group: list[Call]) -> None:
         """Take calls that must travel together: a part of a group that was refused."""
@@ -154,8 +159,11 @@ class Waiting:
         self._halved += len(group)
 
     def add_last(self, call: Call) -> None:
-        """Take a call that should run when no other is left."""
-        self._last.append(call)
+        """Take a call that should run when no other is left; a pinned one waits for nobody."""
+        if call.only is not None:
+            self.add(call, urgent=True)
+        else:
+            self._last.append(call)
 
     def take(self, endpoint: str, size: Size, *, picky: bool) -> list[Call]:
         """The next calls that ``endpoint`` should carry in one request; empty if there are none.
@@ -169,6 +177,11 @@ class Waiting:
             if most < len(group):
                 self._halves.appendleft(group[most:])
             return group[:most]
+        pinned = self._pinned.get(endpoint)
+        if pinned is not None and pinned.count:
+            found = pinned.take(endpoint, size, picky=False)
+            if found:
+                return found
         if self._urgent.count:
             found = self._urgent.take(endpoint, size, picky=picky)
             if found:
@@ -204,7 +217,14 @@ class Waiting:
     def wake(self, now: float) -> None:
         """Make the calls whose time has come ready; they are urgent."""
         while self._sleeping and self._sleeping[0][0] <= now:
-            self._urgent.add(heapq.heappop(self._sleeping)[2])
+            self.add(heapq.heappop(self._sleeping)[2], urgent=True)
+
+    def pinned_where(self, gone: Callable[[str], bool]) -> list[Call]:
+        """Hand out the calls pinned to endpoints of which ``gone`` is true."""
+        found: list[Call] = []
+        for endpoint in [name for name in self._pinned if gone(name)]:
+            found += self._pinned.pop(endpoint)
+        return found
 
     @property
     def next_due(self) -> float | None:
@@ -221,7 +241,7 @@ class Waiting:
         if late:
             self._sleeping = [entry for entry in self._sleeping if not is_late(entry[2])]
             heapq.heapify(self._sleeping)
-        for line in (self._urgent, self._line):
+        for line in (self._urgent, self._line, *self._pinned.values()):
             late += line.remove(is_late)
         for group in self._halves:
             gone = [call for call in group if is_late(call)]

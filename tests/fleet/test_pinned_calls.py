@@ -1,0 +1,79 @@
+"""Calls that only one endpoint may have."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bagent.fleet.retry import RetryPolicy
+from fleet.support_fleet import REFUSED, Setup, always, setup
+from fleet.support_time import run_jumping
+
+
+async def finish(s: Setup) -> None:
+    """Tick as a session does until nothing is left."""
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(0.25)
+            s.fleet.tick()
+
+    ticker = asyncio.ensure_future(tick())
+    await s.fleet.idle()
+    ticker.cancel()
+
+
+def test_a_pinned_call_goes_to_its_endpoint_alone():
+    async def main():
+        s = setup({"a": always(), "b": always(), "c": always()}, limit=2)
+        for row in range(30):
+            s.fleet.submit(s.call(row, only="abc"[row % 3]))
+        await finish(s)
+        return s
+
+    s = run_jumping(main())
+    sent = {row: name for _, name, row in s.backend.sent}
+    assert sent == {row: "abc"[row % 3] for row in range(30)}
+
+
+def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_tries_and_others_are_untouched():
+    async def main():
+        scripts = {"dead": always(REFUSED, 0.01), "well": always()}
+        probes = {"dead": lambda number: REFUSED}
+        s = setup(scripts, retry=RetryPolicy(retries=2), probes=probes)
+        for row in range(4):
+            s.fleet.submit(s.call(row, only="dead"))
+        for row in range(4, 8):
+            s.fleet.submit(s.call(row, only="well"))
+        for row in range(8, 20):
+            s.fleet.submit(s.call(row))
+        await finish(s)
+        return s
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == list(range(4, 20))
+    assert sorted(s.recorder.failures) == [0, 1, 2, 3]
+    failure = s.recorder.failures[0][0]
+    assert failure.message == (
+        "dead does not answer, and no other endpoint may have this row (3 tries)"
+    )
+    assert all(name == "dead" for _, name, row in s.backend.sent if row < 4)
+
+
+def test_a_pinned_call_waits_for_an_endpoint_that_comes_back():
+    def script(row: int, number: int):
+        up = asyncio.get_running_loop().time() >= 1.0
+        return always()(row, number) if up else always(REFUSED, 0.01)(row, number)
+
+    def probe(number: int):
+        from bagent.backends.endpoint import Capabilities
+
+        return Capabilities() if asyncio.get_running_loop().time() >= 1.0 else REFUSED
+
+    async def main():
+        s = setup({"a": script, "b": always()}, probes={"a": probe})
+        s.fleet.submit(s.call(0, only="a"))
+        await finish(s)
+        return s
+
+    s = run_jumping(main())
+    assert list(s.recorder.replies) == [0]
