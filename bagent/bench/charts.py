@@ -136,7 +136,7 @@ class Cell(msgspec.Struct, frozen=True):
     words: str
 
 
-CELL, NAME_WIDTH, ROW = 12, 170, 18
+CELL, NAME_WIDTH, ROW = 12, 200, 18
 
 
 def strip(title: str, rows: Sequence[tuple[str, Sequence[Cell]]], seconds: float) -> str:

@@ -122,6 +122,7 @@ def _judged(tables: Tables, plan: BenchPlan, called: Sequence[Called]) -> list[J
     for name, words in measure.gone(tables).items():
         not_ready[name] = Judged(name, "dead", words)
     gpus = _gpus(called)
+    models = {one.endpoint.name: one.model for one in called}
     seen = [
         Seen(
             one["endpoint"],
@@ -133,6 +134,7 @@ def _judged(tables: Tables, plan: BenchPlan, called: Sequence[Called]) -> list[J
             _per_gpu(one["output_tok_s"], gpus.get(one["endpoint"])),
             one["pace_p50_ms"] or one["e2e_sent_p50_ms"],
             closed=one["rate"] is None,
+            model=models.get(one["endpoint"]),
         )
         for one in measure.load_numbers(tables, plan.slo, "load, endpoint")
     ]

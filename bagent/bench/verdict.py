@@ -40,6 +40,7 @@ class Seen(msgspec.Struct, frozen=True):
         output_tok_s: output tokens a second, for each of its GPUs where their number is known.
         pace_ms: median time for each output token from sending on; where no tokens are told, for
             each request.
+        model: what it was asked for: only endpoints of one model are compared.
         closed: whether the load was a closed loop, in which a fast endpoint does more.
     """
 
@@ -52,6 +53,7 @@ class Seen(msgspec.Struct, frozen=True):
     output_tok_s: float | None = None
     pace_ms: float | None = None
     closed: bool = True
+    model: str | None = None
 
     @property
     def telling(self) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bagent.bench import measure
@@ -27,7 +28,7 @@ def fill(tmp_path: Path) -> Fill:
         client: list[ClientRow] | None = None,
         servers: list[ServerRow] | None = None,
     ) -> Tables:
-        files = {
+        files: dict[str, Sequence[msgspec.Struct]] = {
             "requests-0.jsonl": requests,
             "stages.jsonl": stages or [stage()],
             "client-0.jsonl": client or [],

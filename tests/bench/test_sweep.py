@@ -27,7 +27,8 @@ def stage(seconds: float = 60.0, **fields: object) -> StageRow:
 def queue(rate: float, capacity: float, seconds: float = 60.0, seed: int = 1) -> list[Light]:
     """One server that needs ``1 / capacity`` seconds for a request, under Poisson arrivals."""
     rng = random.Random(seed)
-    rows, at, free = [], 0.0, 0.0
+    rows: list[Light] = []
+    at = free = 0.0
     while True:
         at += rng.expovariate(rate)
         if at > seconds:

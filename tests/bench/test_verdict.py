@@ -109,3 +109,8 @@ def test_without_token_counts_requests_are_compared() -> None:
         seen("b", tokens=None, output_tok_s=None, pace_ms=900.0),
     ]
     assert words(rows, "a", "b") == ["ok", "slow"]
+
+
+def test_endpoints_of_another_model_are_no_measure() -> None:
+    rows = [seen("a", model="7b"), seen("b", 0.1, model="70b"), seen("c", 0.1, model="70b")]
+    assert words(rows, "a", "b", "c") == ["ok", "ok", "ok"]

@@ -1,0 +1,124 @@
+"""The page of a load test in a real browser (Debian's ``chromium``)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bagent.bench.measure import BINS
+from bagent.bench.page import page
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+LOOK = """<script>
+const broken = [...document.querySelectorAll("svg")].filter(
+  (one) => one.getBoundingClientRect().height < 50);
+const outside = [...document.querySelectorAll("svg text")].filter((one) => {
+  const text = one.getBoundingClientRect(), whole = one.closest("svg").getBoundingClientRect();
+  return text.right > whole.right + 1 || text.left < whole.left - 1
+    || text.bottom > whole.bottom + 1; });
+document.title = JSON.stringify({
+  wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  charts: document.querySelectorAll("svg").length, broken: broken.length,
+  outside: outside.map((one) => one.textContent), ground: getComputedStyle(document.body)
+    .backgroundColor, rows: document.querySelectorAll("tbody tr").length,
+  loaded: performance.getEntriesByType("resource").length });
+</script>"""
+"""Measures the page as it is drawn and writes what it found into its title."""
+
+
+def summary() -> dict[str, Any]:
+    """A fleet of three with long names, and a sweep of six loads."""
+    loads = [
+        {
+            "load": f"c={2**step}",
+            "rate": None,
+            "requests": 100 * 2**step,
+            "ok_share": 1.0,
+            "rps": 12.5 * 2**step,
+            "output_tok_s": 800.0 * 2**step,
+            "e2e_p50_ms": 900.0 * 1.3**step,
+            "e2e_p99_ms": 1900.0 * 1.5**step,
+            "ttft_p50_ms": 90.0 * 1.5**step,
+            "goodput_rps": 12.0 * 2**step,
+        }
+        for step in range(6)
+    ]
+    words = ["ok", "slow", "dead"]
+    endpoints = [
+        {
+            "endpoint": f"node{n:04d}.a-long-name.example.org:8000",
+            "verdict": word,
+            "reason": "words that go on and on " * (n > 0) * 4,
+        }
+        for n, word in enumerate(words)
+    ]
+    return {
+        "plan": {
+            "input_tokens": 750,
+            "output_tokens": 150,
+            "seed": 0,
+            "ways": ["chat"],
+            "slo": {"ttft": 2000.0, "tpot": 100.0, "e2e": None},
+        },
+        "fleet": {**dict.fromkeys(words, 1), "failing": 0},
+        "models": ["a-model"],
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "client": {"host": "login01"},
+        "bagent": "0",
+        "command": "bagent bench",
+        "simulated": True,
+        "stopped": False,
+        "client_limited": {},
+        "loads": loads,
+        "endpoints": endpoints,
+        "failures": [],
+        "definitions": {"TTFT": "words"},
+        "seconds": 300.0,
+    }
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (500, False)])
+def test_the_page_is_drawn_whole(tmp_path: Path, width: int, dark: bool) -> None:
+    made = summary()
+    heat = [
+        {"endpoint": one["endpoint"], "bin": place, "ok": 1, "bad": 0, "pace_ms": 10.0 + 90 * n}
+        for n, one in enumerate(made["endpoints"][:2])
+        for place in range(BINS)
+    ]
+    file = tmp_path / "page.html"
+    file.write_text(page(made, heat, None).replace("</body>", f"{LOOK}</body>"))
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    done = subprocess.run(
+        [
+            str(CHROMIUM),
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={width},1000",
+            *scheme,
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    (title,) = re.findall(r"<title>(\{.*?\})</title>", done.stdout)
+    found = msgspec.json.decode(title.replace("&quot;", '"'))
+    assert found["wide"] <= 0, "the page is wider than its window"
+    assert (found["charts"], found["broken"], found["outside"]) == (4, 0, [])
+    assert found["rows"] == 3 + 6
+    assert found["loaded"] == 0, "something was loaded from elsewhere"
+    assert (found["ground"] == "rgb(255, 255, 255)") == (not dark)
