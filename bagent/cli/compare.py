@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bagent.observe.gold import Score
 
 RUNS = Path("runs")
+LIMITS = "set memory_limit = '800MB'; set threads = 2; set preserve_insertion_order = false"
+"""For DuckDB: it uses the disk beyond them."""
 
 
 def compare(
@@ -73,11 +75,12 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
     import duckdb
 
     from bagent.observe.compare import Question, compare_runs
-    from bagent.store.asking import table_folders
+    from bagent.store.asking import connect, table_folders
     from bagent.store.rundir import find_run
 
     runs = [find_run(first, RUNS), find_run(second, RUNS)]
-    with table_folders(runs, say) as folders, duckdb.connect() as connection:
+    with table_folders(runs, say) as folders, connect(folders) as connection:
+        connection.execute(LIMITS)
         try:
             return compare_runs(connection, folders[0], folders[1], Question(*question), rows)
         except duckdb.Error as error:
@@ -85,16 +88,15 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
 
 
 def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
-    import duckdb
-
     from bagent.observe.gold import score_run
-    from bagent.store.asking import table_folders
+    from bagent.store.asking import connect, table_folders
     from bagent.store.rundir import find_run
 
     with (
         table_folders([find_run(first, RUNS)], say) as folders,
-        duckdb.connect() as connection,
+        connect(folders) as connection,
     ):
+        connection.execute(LIMITS)
         return score_run(connection, folders[0], gold, stage, rows)
 
 

@@ -55,22 +55,30 @@ def table_folders(runs: Sequence[RunDir], report: Report) -> Iterator[list[Path]
 
 @contextmanager
 def connect(folders: Sequence[Path]) -> Iterator[DuckDBPyConnection]:
-    """A DuckDB connection in memory with views over the Parquet tables of these folders."""
+    """A DuckDB connection in memory with views over the Parquet tables of these folders.
+
+    What does not fit its memory goes to the node's temporary folder, never to the current one.
+    """
     import duckdb
 
-    connection = duckdb.connect(
-        config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-    )
-    try:
-        for table in TABLES:
-            files = ", ".join(literal(str(folder / f"{table}.parquet")) for folder in folders)
-            read = f"read_parquet([{files}]{', union_by_name=true' * (len(folders) > 1)})"
-            connection.execute(f"create view {table} as from {read}")
-        for name, text in VIEWS.items():
-            connection.execute(f"create view {name} as {text}")
-        yield connection
-    finally:
-        connection.close()
+    with tempfile.TemporaryDirectory(prefix="bagent-") as spill:
+        connection = duckdb.connect(
+            config={
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "temp_directory": spill,
+            }
+        )
+        try:
+            for table in TABLES:
+                files = ", ".join(literal(str(folder / f"{table}.parquet")) for folder in folders)
+                by_name = ", union_by_name=true" if len(folders) > 1 else ""
+                connection.execute(f"create view {table} as from read_parquet([{files}]{by_name})")
+            for name, text in VIEWS.items():
+                connection.execute(f"create view {name} as {text}")
+            yield connection
+        finally:
+            connection.close()
 
 
 def has_fresh_tables(run: RunDir) -> bool:
