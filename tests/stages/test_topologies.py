@@ -1,0 +1,86 @@
+"""Short names for stages, written out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bagent.errors import JobError
+from bagent.job.load import JobRequest, load_job
+from bagent.job.spec import Job
+from bagent.runs.stagejobs import prepare_stages
+from bagent.stages.topologies import is_plain, lay_out
+from bagent.stages.written import written_out
+
+BASE = "backend: vllm://host\nmodel: m\ninput: rows.jsonl\n"
+PROMPT = (
+    'prompt: "say {{ text }}"\noutput: {schema: {type: object, properties: {a: {type: string}}}}\n'
+)
+TOPOLOGIES = {
+    "broadcast": "broadcast",
+    "broadcast and reduce": "{name: broadcast, reduce: {prompt: 'all {{ responses }}'}}",
+    "reduce": "{name: reduce, fanin: 4, by: [text]}",
+    "map_reduce": "{name: map_reduce, reduce: {prompt: '{{ responses }}', model: big}}",
+    "tree_reduce": "{name: tree_reduce, reduce: {prompt: '{{ responses }}'}}",
+    "plan": "{name: plan_map_reduce, plan: {prompt: p}, reduce: {prompt: '{{ responses }}'}}",
+    "pipeline": "{name: pipeline, steps: [{prompt: a}, {prompt: '{{ step1 }}', model: n}]}",
+    "blackboard": "{name: blackboard, sections: [a, {name: b, prompt: c}], until: 'round > 2'}",
+    "vote": "{name: self_consistency, vote: a}",
+    "judge": "{name: judge, judge: {prompt: '{{ answer }}', backend: vllm://other:1}}",
+}
+
+
+def load(text: str) -> Job:
+    return load_job(JobRequest(text=text, cwd=Path("/tmp")))
+
+
+def test_a_job_of_one_map_has_no_stages():
+    job = load(BASE + PROMPT)
+    assert is_plain(job)
+    assert prepare_stages(job) == ()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES.keys())
+def test_a_topology_written_out_is_the_same_stages(topology):
+    job = load(f"{BASE}{PROMPT}topology: {topology}\n")
+    laid = lay_out(job)
+    text = written_out(laid, job)
+    again = lay_out(load(BASE + text))
+    assert written_out(again, job) == text
+    for one, other in zip(laid.stages, again.stages, strict=True):
+        before, after = laid.base.for_stage(one.spec), again.base.for_stage(other.spec)
+        for key in ("prompt", "model", "backend", "answers", "output", "sampling", "agent"):
+            assert getattr(before, key) == getattr(after, key), key
+
+
+def test_the_schema_of_the_rows_is_not_asked_of_the_reducer():
+    stages = prepare_stages(load(f"{BASE}{PROMPT}topology: {TOPOLOGIES['map_reduce']}\n"))
+    assert [stage.asking[0].schema is not None for stage in stages] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("topology", "words"),
+    [
+        ("tree_reduce", "topology tree_reduce needs a prompt for its reduce stage"),
+        ("plan_map_reduce", "topology plan_map_reduce needs a prompt for its plan stage"),
+        ("judge", "topology judge needs a prompt for its judge stage"),
+        ("pipeline", "topology pipeline needs steps"),
+        ("blackboard", "topology blackboard needs sections"),
+    ],
+)
+def test_a_topology_that_lacks_something_is_refused(topology, words):
+    with pytest.raises(JobError, match=words):
+        prepare_stages(load(f"{BASE}{PROMPT}topology: {topology}\n"))
+
+
+def test_the_end_of_a_reduction_is_a_number():
+    stages = "stages: [{kind: reduce, until: 'n < 3', prompt: x}]\n"
+    with pytest.raises(JobError, match="until of a reduce stage is how many rows may be left"):
+        prepare_stages(load(BASE + stages))
+
+
+def test_a_wrong_expression_is_refused_with_its_place():
+    stages = "stages: [{kind: map, name: a, prompt: x}, {kind: expand, items: 'a b'}]\n"
+    with pytest.raises(JobError, match=r"stages\.1\.items"):
+        prepare_stages(load(BASE + stages))
