@@ -1,0 +1,152 @@
+"""A fleet as a user has it: servers that die and come back, join and leave, while a run goes on."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from support.cli import Running, run_bagent
+from support.fake_server import FakeServer
+from support.jobs import results, write_job
+from support.replies import close, ok, slow, status
+
+pytestmark = pytest.mark.slow
+
+
+def hostfile(folder, servers):
+    path = folder / "hosts.txt"
+    path.write_text("".join(f"{fs.address}\n" for fs in servers))
+    return path
+
+
+def started(stack, count, script=None):
+    return [
+        stack.enter_context(FakeServer(script or {"*": [slow(0.1, ok())]}, allow_faults=True))
+        for _ in range(count)
+    ]
+
+
+def test_four_endpoints_each_killed_and_revived_in_turn_lose_no_row(tmp_path):
+    with ExitStack() as stack:
+        servers = started(stack, 4)
+        job = write_job(
+            tmp_path,
+            "vllm://",
+            6000,
+            backend="vllm",
+            hostfile=str(hostfile(tmp_path, servers)),
+            limits={"per_endpoint": 8},
+            batching={"mode": "single"},
+        )
+        running = stack.enter_context(Running(["run", job], tmp_path))
+        for fs in servers:
+            seen = sum(len(each.requests) for each in servers)
+            fs.wait_for(len(fs.requests) + 40)
+            fs.stop()
+            others = [each for each in servers if each is not fs]
+            for each in others:
+                each.wait_for(len(each.requests) + 40)
+            fs.restart()
+            fs.wait_for(len(fs.requests) + 20, timeout=60.0)
+            assert sum(len(each.requests) for each in servers) > seen
+        done = running.finish(timeout=120)
+    assert done.code == 0, done.err
+    rows = results(tmp_path)
+    assert len({row["id"] for row in rows}) == 6000
+    assert {row["status"] for row in rows} == {"ok"}
+    assert "does not answer" in done.err
+    assert "answers again" in done.err
+
+
+def test_an_endpoint_written_into_the_hostfile_joins_and_one_taken_out_leaves(tmp_path):
+    with ExitStack() as stack:
+        old, new = started(stack, 2)
+        hosts = hostfile(tmp_path, [old])
+        job = write_job(
+            tmp_path,
+            "vllm://",
+            2500,
+            backend="vllm",
+            hostfile=str(hosts),
+            limits={"per_endpoint": 8},
+            batching={"mode": "single"},
+        )
+        running = stack.enter_context(Running(["run", job], tmp_path))
+        old.wait_for(50)
+        hosts.write_text(f"{old.address}\n{new.address}\n")
+        new.wait_for(50, timeout=60.0)
+        hosts.write_text("")  # half written: the old list stays
+        new.wait_for(len(new.requests) + 200)
+        hosts.write_text(f"{new.address}\n")
+        done = running.finish(timeout=120)
+        asked = len(old.requests)
+    assert done.code == 0, done.err
+    assert len(results(tmp_path)) == 2500
+    assert "hosts.txt changed: 1 joined" in done.err
+    assert "hosts.txt changed: 1 left" in done.err
+    assert asked < 2000
+
+
+@pytest.mark.parametrize("bad", [status(404), status(500), close()])
+def test_one_of_three_endpoints_that_is_wrong_takes_few_requests_and_no_row(tmp_path, bad):
+    with ExitStack() as stack:
+        good = started(stack, 2)
+        (wrong,) = started(stack, 1, {"*": [bad]})
+        hosts = hostfile(tmp_path, [wrong, *good])
+        job = write_job(
+            tmp_path,
+            "vllm://",
+            600,
+            backend="vllm",
+            hostfile=str(hosts),
+            batching={"mode": "single"},
+        )
+        done = run_bagent(["run", job], tmp_path)
+        asked = len(wrong.requests)
+    assert done.code == 0, done.err
+    assert {row["status"] for row in results(tmp_path)} == {"ok"}
+    assert asked < 200
+
+
+def test_an_endpoint_ten_times_slower_gets_a_tenth_of_the_rows(tmp_path):
+    with ExitStack() as stack:
+        quick = started(stack, 1, {"*": [slow(0.05, ok())]})
+        lame = started(stack, 1, {"*": [slow(0.5, ok())]})
+        hosts = hostfile(tmp_path, [*quick, *lame])
+        job = write_job(
+            tmp_path,
+            "vllm://",
+            800,
+            backend="vllm",
+            hostfile=str(hosts),
+            limits={"per_endpoint": 8},
+            batching={"mode": "single"},
+        )
+        done = run_bagent(["run", job], tmp_path)
+        share = len(lame[0].requests) / 800
+    assert done.code == 0, done.err
+    assert 0.04 < share < 0.2
+
+
+def test_shares_groups_and_limits_can_be_read_by_sql(tmp_path):
+    with ExitStack() as stack:
+        servers = started(stack, 2)
+        hosts = hostfile(tmp_path, servers)
+        job = write_job(
+            tmp_path,
+            "vllm://",
+            400,
+            backend="vllm",
+            hostfile=str(hosts),
+            prompt={"raw": "id={{ id }} {{ text }}"},
+            batching={"size": 20},
+        )
+        done = run_bagent(["run", job], tmp_path)
+        assert done.code == 0, done.err
+        query = "select endpoint, count(*) as n, max(group_size) as most from attempts group by 1"
+        found = run_bagent(["query", "job", query, "--format", "jsonl"], tmp_path)
+    shares = found.lines()
+    assert sum(row["n"] for row in shares) == 400
+    assert all(row["most"] == 20 for row in shares)
+    assert abs(shares[0]["n"] - shares[1]["n"]) <= 40
