@@ -7,6 +7,7 @@ its type later. What models wrote stays JSON text, so that no key is ever lost.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 RESULTS: dict[str, str] = {
     "id": "VARCHAR",
@@ -111,6 +112,14 @@ REQUIRED: dict[str, str] = {
 }
 """A column that every sound line of a table has."""
 
+COLUMNS: dict[str, dict[str, str]] = {
+    "results": RESULTS,
+    "attempts": ATTEMPTS,
+    "tool_calls": TOOL_CALLS,
+    "endpoints": ENDPOINTS,
+}
+"""The columns of the tables that are made from lines."""
+
 RENAMED: dict[str, str] = {"group": "group_id"}
 TABLES: tuple[str, ...] = ("results", "answers", "attempts", "tool_calls", "endpoints")
 """The names of the tables and of their Parquet files."""
@@ -146,10 +155,26 @@ def read_json(path: str, columns: dict[str, str], object_bytes: int) -> str:
     )
 
 
+def json_select(table: str, path: Path, object_bytes: int) -> str:
+    """SQL that reads the lines of a journal file as rows of a table; broken lines give none."""
+    columns = COLUMNS[table]
+    source = read_json(str(path), columns, object_bytes)
+    defaults = DEFAULTS if table == "results" else PLAIN_DEFAULTS
+    return (
+        f"SELECT {selected(columns, defaults)} FROM {source}"
+        f" WHERE {quoted(REQUIRED[table])} IS NOT NULL"
+    )
+
+
 def selected(columns: dict[str, str], defaults: dict[str, str]) -> str:
-    """The columns as a SELECT list, with the usual values put in where a line left them out."""
+    """The columns as a SELECT list under their names in the table.
+
+    The usual values are put in where a line left them out.
+    """
     return ", ".join(
-        f"coalesce({quoted(n)}, {defaults[n]})" if n in defaults else quoted(n) for n in columns
+        (f"coalesce({quoted(n)}, {defaults[n]})" if n in defaults else quoted(n))
+        + f" AS {quoted(RENAMED.get(n, n))}"
+        for n in columns
     )
 
 

@@ -11,18 +11,20 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
+from operator import add
 from pathlib import Path
 from typing import NamedTuple
 
 from bagent.store.index import open_indexes
 from bagent.store.segment_index import SegmentIndex
 from bagent.store.segments import Report, locate, part_order, place_of, read_line
+from bagent.store.superseded import losers
 
-_PART_LINES = 65536
 _WINDOW_LINES = 32768
-_BLOCK_LINES = 256
+BLOCK_LINES = 256
 _BLOCK_BYTES = 8 * 1024 * 1024
+_NEAR_BYTES = 65536
 _ORDINAL_BITS = 24
 _ORDINALS = (1 << _ORDINAL_BITS) - 1
 _MOST_ROWS = 1 << 38
@@ -38,6 +40,17 @@ class Place(NamedTuple):
     offset: int
     length: int
     code: int
+
+
+class Block(NamedTuple):
+    """Some lines in order: their rows, their codes, and their bytes with newline.
+
+    The bytes of a line that cannot be read are empty or cut off.
+    """
+
+    rows: list[int]
+    codes: bytes
+    texts: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,7 @@ class CurrentLines:
         """For segments (by place in ``indexes``) one byte a line: 1 where it does not count."""
         if self._superseded is None:
             self._superseded = {}
-            for loser in _losers(self.indexes):
+            for loser in losers(self.indexes):
                 segment = loser >> 32
                 if segment not in self._superseded:
                     self._superseded[segment] = bytearray(len(self.indexes[segment]))
@@ -125,7 +138,8 @@ class CurrentLines:
         """One byte a line, 1 where it is current and selected; None means all are."""
         index = self.indexes[segment]
         lost = self.superseded().get(segment)
-        if lost is None and selection == Selection():
+        every = selection.stages is None or selection.stages.issuperset(index.stage_names)
+        if lost is None and every and selection.codes is None and selection.has is None:
             return None
         wanted = (lost or bytearray(len(index))).translate(_FLIPPED)
         if selection.codes is not None:
@@ -136,7 +150,7 @@ class CurrentLines:
             for ordinal, unit in enumerate(index.column("units")):
                 if not selection.has(unit):
                     wanted[ordinal] = 0
-        if selection.stages is not None:
+        if selection.stages is not None and not every:
             numbers = {n for n, s in enumerate(index.stage_names) if s in selection.stages}
             for ordinal, stage in enumerate(index.column("stages")):
                 if stage not in numbers:
@@ -144,6 +158,13 @@ class CurrentLines:
         return wanted
 
     def _ordered_stage(self, stage: str, selection: Selection) -> Iterator[Place]:
+        for near, low, upto in self._windows(stage, selection):
+            places = [place for run in near for place in run.places(low, upto)]
+            places.sort()
+            yield from places
+
+    def _windows(self, stage: str, selection: Selection) -> Iterator[tuple[list[_Run], int, int]]:
+        """Ascending ranges of rows of at most some ten thousand lines, with the runs they cut."""
         runs = []
         for segment, index in enumerate(self.indexes):
             if stage in index.stage_names:
@@ -162,13 +183,47 @@ class CurrentLines:
                     run.load(self.indexes[run.segment], self._wanted(run.segment, narrow))
             while upto - low > 1 and sum(run.count_in(low, upto) for run in near) > _WINDOW_LINES:
                 upto = low + (upto - low) // 2
-            places = [place for run in near for place in run.places(low, upto)]
-            places.sort()
-            yield from places
+            yield near, low, upto
             low = upto
             for run in near:
                 if run.high < low:
                     run.drop()
+
+    def blocks(self) -> Iterator[Block]:
+        """All current lines in the order of :meth:`ordered`, some hundred at a time."""
+        for stage in self.stages():
+            for near, low, upto in self._windows(stage, Selection()):
+                ends = {run.low for run in near} | {run.high + 1 for run in near}
+                cuts = [low, *sorted(end for end in ends if low < end < upto), upto]
+                for begin, end in pairwise(cuts):
+                    yield from self._blocks_of(near, begin, end)
+
+    def _blocks_of(self, near: list[_Run], low: int, upto: int) -> Iterator[Block]:
+        """The lines with a row from ``low`` to below ``upto``; quickest where one run has them."""
+        live = [run for run in near if run.count_in(low, upto)]
+        if len(live) == 1 and not live[0].answered:
+            run = live[0]
+            for rows, offsets, lengths, codes in run.plain(low, upto):
+                texts = self._texts_of(run.segment, offsets, lengths)
+                yield Block(rows, codes, texts)
+            return
+        places = [place for run in live for place in run.places(low, upto)]
+        places.sort()
+        for start in range(0, len(places), BLOCK_LINES):
+            some = places[start : start + BLOCK_LINES]
+            codes = bytes([place.code for place in some])
+            yield Block([p.row for p in some], codes, [text for _, text in self.texts(some)])
+
+    def _texts_of(self, segment: int, offsets: list[int], lengths: list[int]) -> list[bytes]:
+        """Lines of one segment, each with its newline."""
+        low = min(offsets)
+        size = max(map(add, offsets, lengths)) - low
+        descriptor = self._descriptor(segment)
+        if size <= max(2 * sum(lengths), _NEAR_BYTES):
+            data = os.pread(descriptor, size, low)
+            if len(data) == size:
+                return [data[o - low : o - low + n] for o, n in zip(offsets, lengths, strict=True)]
+        return [os.pread(descriptor, n, o) for o, n in zip(offsets, lengths, strict=True)]
 
     def read(self, place: Place) -> bytes:
         """The line at a place, without its newline; empty where it cannot be read."""
@@ -181,7 +236,7 @@ class CurrentLines:
         Lines that lie near each other are read in one piece of at most 8 MiB.
         """
         left = iter(places)
-        while some := list(islice(left, _BLOCK_LINES)):
+        while some := list(islice(left, BLOCK_LINES)):
             blocks = self._blocks(some)
             for place in some:
                 block = blocks.get(place.segment)
@@ -251,21 +306,26 @@ class _Run:
         self.high = high
         self.count = count
         self.keys: array[int] | None = None
+        self.answered = False
         self._columns: list[array[int]] = []
 
     def load(self, index: SegmentIndex, wanted: bytearray | None) -> None:
         """Read the columns and sort the wanted lines by row."""
         rows = index.column("rows")
-        flags: bytearray | bytes = b"\1" * len(rows) if wanted is None else wanted
-        keys = [
-            _clamped(row) << _ORDINAL_BITS | ordinal
-            for ordinal, (row, flag) in enumerate(zip(rows, flags, strict=True))
-            if flag
-        ]
+        if self.low > -_MOST_ROWS and self.high < _MOST_ROWS and wanted is None:
+            keys = [row << _ORDINAL_BITS | ordinal for ordinal, row in enumerate(rows)]
+        else:
+            flags: bytearray | bytes = b"\1" * len(rows) if wanted is None else wanted
+            keys = [
+                _clamped(row) << _ORDINAL_BITS | ordinal
+                for ordinal, (row, flag) in enumerate(zip(rows, flags, strict=True))
+                if flag
+            ]
         keys.sort()
         self.keys = array("q", keys)
         names = ("rows", "answers", "offsets", "lengths", "codes")
         self._columns = [index.column(name) for name in names]
+        self.answered = self._columns[1].count(0) < len(rows)
 
     def drop(self) -> None:
         """Forget the columns: no window reaches back."""
@@ -290,40 +350,22 @@ class _Run:
             n = key & _ORDINALS
             yield Place(rows[n], answers[n], segment, offsets[n], lengths[n], codes[n])
 
+    def plain(self, low: int, high: int) -> Iterator[tuple[list[int], list[int], list[int], bytes]]:
+        """Rows, offsets, lengths and codes of such lines, where all are first answers."""
+        keys = self.keys or array("q")
+        first = bisect_left(keys, low << _ORDINAL_BITS)
+        last = bisect_left(keys, high << _ORDINAL_BITS, first)
+        rows, _, offsets, lengths, codes = self._columns
+        for start in range(first, last, BLOCK_LINES):
+            some = [key & _ORDINALS for key in keys[start : min(start + BLOCK_LINES, last)]]
+            yield (
+                [rows[n] for n in some],
+                [offsets[n] for n in some],
+                [lengths[n] for n in some],
+                bytes([codes[n] for n in some]),
+            )
+
 
 def _clamped(row: int) -> int:
     """Row numbers beyond 2^38 are sorted as equal."""
     return max(-_MOST_ROWS, min(row, _MOST_ROWS))
-
-
-def _losers(indexes: list[SegmentIndex]) -> Iterator[int]:
-    """Lines that are not the current one of their unit, as segment << 32 | ordinal."""
-    total = sum(map(len, indexes))
-    bits = (total // _PART_LINES).bit_length()
-    shift = 64 - bits
-    units = [array("Q") for _ in range(1 << bits)]
-    lines = [array("Q") for _ in range(1 << bits)]
-    for segment, index in enumerate(indexes):
-        first = segment << 33
-        codes = index.column("codes")
-        for place, (unit, code) in enumerate(zip(index.column("units"), codes, strict=True)):
-            part = unit >> shift
-            units[part].append(unit)
-            lines[part].append(first | place << 1 | (code == 0))
-    for number, part_units in enumerate(units):
-        if len(set(part_units)) < len(part_units):
-            yield from _losers_of(part_units, lines[number])
-        units[number] = lines[number] = array("Q")
-
-
-def _losers_of(units: array[int], lines: array[int]) -> Iterator[int]:
-    best: dict[int, int] = {}
-    for unit, line in zip(units, lines, strict=True):
-        before = best.get(unit)
-        if before is None:
-            best[unit] = line
-        elif before & 1:
-            yield line >> 1
-        else:
-            yield before >> 1
-            best[unit] = line

@@ -15,7 +15,7 @@ import msgspec
 
 from bagent.errors import BagentError
 from bagent.store.codec import OK_CODE, clean, decode_brief, decode_outcome_line
-from bagent.store.current import CurrentLines
+from bagent.store.current import Block, CurrentLines
 from bagent.store.index import HashMap
 from bagent.types import Row
 
@@ -141,7 +141,6 @@ class Feed:
         self, lines: CurrentLines, rows: InputRows | None, *, keep_input: bool, longest: int
     ) -> None:
         self.given = 0
-        self.broken = 0
         self.too_long = 0
         self.failed = 0
         self.bad = 0
@@ -153,8 +152,8 @@ class Feed:
         self._written: set[int] = set()
         self._last_written: int | None = None
 
-    def lines(self, failed: BinaryIO, bad_lines: BinaryIO) -> Iterator[bytes]:
-        """The lines in order of stage, row and answer, each with its newline.
+    def pieces(self, failed: BinaryIO, bad_lines: BinaryIO) -> Iterator[bytes]:
+        """The lines in order of stage, row and answer, each with its newline, many at a time.
 
         Only a line that gets its input is parsed here: DuckDB finds what else is broken.
 
@@ -162,22 +161,28 @@ class Feed:
             failed: takes the input rows that did not come out ok.
             bad_lines: takes the input lines that could not be read.
         """
-        for place, line in self._lines.texts(self._lines.ordered()):
-            good = place.code == OK_CODE
-            if self._rows is None or (good and not self._keep):
-                self.given += 1
-                yield line or b"\n"
-                continue
-            try:
-                brief = decode_brief(line)
-            except msgspec.DecodeError:
-                self.broken += 1
-                continue
-            self.given += 1
-            text, raw = self._rows.find(place.row, brief.key, line)
-            if not good:
-                self._note_failed(place.row, text, failed, raw, bad_lines)
-            yield self._joined(line, text)
+        for block in self._lines.blocks():
+            texts = block.texts
+            if self._rows is not None and (self._keep or any(block.codes)):
+                codes = enumerate(block.codes)
+                wanted = [n for n, code in codes if self._keep or code != OK_CODE]
+                for n in wanted:
+                    texts[n] = self._with_input(self._rows, block, n, (failed, bad_lines))
+            self.given += len(texts)
+            yield b"".join(texts)
+
+    def _with_input(
+        self, rows: InputRows, block: Block, number: int, files: tuple[BinaryIO, BinaryIO]
+    ) -> bytes:
+        line, row = block.texts[number], block.rows[number]
+        try:
+            brief = decode_brief(line)
+        except msgspec.DecodeError:
+            return b"\n"
+        text, raw = rows.find(row, brief.key, line)
+        if block.codes[number] != OK_CODE:
+            self._note_failed(row, text, files[0], raw, files[1])
+        return self._joined(line, text)
 
     def _note_failed(
         self, row: int, text: bytes | None, failed: BinaryIO, raw: bytes | None, bad: BinaryIO

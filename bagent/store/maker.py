@@ -1,13 +1,13 @@
-"""One making of the tables of a run: fill the warehouse, then put the files in place."""
+"""One making of the tables of a run: part by part, then the files are put in place."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,16 +18,11 @@ from bagent.store import columns as sql
 from bagent.store.current import CurrentLines
 from bagent.store.feed import Feed, InputRows
 from bagent.store.freshness import Freshness
+from bagent.store.parts import OBJECT_BYTES, Copy, Job, Limits, PartMaker
 from bagent.store.rundir import RunInfo
-from bagent.store.segments import Report, Stream, list_segments, whole_lines
+from bagent.store.segments import Report, Stream, list_segments
 from bagent.store.tables import Options, input_reader
-from bagent.store.warehouse import (
-    OBJECT_BYTES,
-    Limits,
-    Warehouse,
-    copy_file,
-    is_written_by_another,
-)
+from bagent.store.warehouse import Tables, Warehouse, copy_file, is_written_by_another
 
 LOCK_SECONDS = 0.5
 """Seconds between two looks at a ``run.duckdb`` that another process writes."""
@@ -38,10 +33,10 @@ LOCK_LOOKS = 4
 LEFTOVER_SECONDS = 600.0
 """Unfinished tables of a process that is gone are removed when this old."""
 
-_PLAIN: dict[str, tuple[Stream, dict[str, str]]] = {
-    "attempts": ("attempts", sql.ATTEMPTS),
-    "tool_calls": ("tools", sql.TOOL_CALLS),
-    "endpoints": ("endpoints", sql.ENDPOINTS),
+_PLAIN: dict[str, Stream] = {
+    "attempts": "attempts",
+    "tool_calls": "tools",
+    "endpoints": "endpoints",
 }
 
 
@@ -54,7 +49,7 @@ def work_directory(out: Path) -> TemporaryDirectory[str]:
     for path in out.glob(f"{mine}*-*"):
         pid = path.name.removeprefix(mine).partition("-")[0]
         if Path("/proc/self").exists() and not Path(f"/proc/{pid}").exists():
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 if time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
                     shutil.rmtree(path, ignore_errors=True)
     return TemporaryDirectory(prefix=f"{mine}{os.getpid()}-", dir=out)
@@ -83,46 +78,68 @@ class Maker:
         """Make the stale tables, and the database of all."""
         with CurrentLines(self.run_dir, self.report, save=True) as lines:
             longest = max(OBJECT_BYTES, lines.longest + lines.longest // 8)
-            warehouse = Warehouse(self.work, Limits(self.options.memory_mb, longest))
-            try:
+            limits = Limits(self.options.memory_mb, longest)
+            with (
+                closing(PartMaker(self.work, limits)) as parts,
+                closing(Tables(self.work, limits, self.info)) as tables,
+            ):
+                for table in sql.TABLES:
+                    if table not in stale and tables.database is not None:
+                        tables.database.add(table, self.out / f"{table}.parquet")
                 if "results" in stale:
-                    self._make_results(warehouse, lines, longest)
-                self._make_others(warehouse, stale)
-                if self.info.parquet:
-                    for table in stale:
-                        warehouse.write_parquet(table, self.work / f"{table}.parquet")
-                        (self.work / f"{table}.parquet").replace(self.out / f"{table}.parquet")
-                database = self._publish_database(warehouse) if self.info.duckdb else ""
-            finally:
-                warehouse.close()
+                    self._make_results(stale, lines, parts, tables)
+                elif "answers" in stale:
+                    tables.take(parts.made([self._answers_job(self.out / "results.parquet")]))
+                for table in stale:
+                    if table in _PLAIN:
+                        tables.take(parts.made(self._plain_jobs(table, longest)))
+                for table, path in tables.finished():
+                    path.replace(self.out / f"{table}.parquet")
+                database = "" if tables.database is None else self._publish(tables.database)
         made = Freshness(now, database, self.notes)
         marker = self.work / "tables.json"
         marker.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
         marker.replace(self.out / "tables.json")
 
-    def _make_others(self, warehouse: Warehouse, stale: list[str]) -> None:
-        """Make the other stale tables; the database takes the fresh ones as they are."""
-        for table in sql.TABLES:
-            if table not in stale:
-                needed = self.info.duckdb or (table == "results" and "answers" in stale)
-                if needed:
-                    warehouse.load_parquet(table, self.out / f"{table}.parquet")
-            elif table == "answers":
-                warehouse.make_answers(self.info.answer_columns)
-            elif table in _PLAIN:
-                stream, columns = _PLAIN[table]
-                lines = _plain_lines(self.run_dir / "journal", stream)
-                warehouse.load(table, columns, sql.PLAIN_DEFAULTS, lines)
+    def _plain_jobs(self, table: str, longest: int) -> Iterator[Job]:
+        """A part for each segment, which is read up to where it is now."""
+        empty = self.work / "empty.jsonl"
+        empty.touch()
+        paths = [segment.path for segment in list_segments(self.run_dir / "journal", _PLAIN[table])]
+        for number, path in enumerate(paths or [empty]):
+            part = self.work / f"{table}-{number}.parquet"
+            yield Job((Copy(table, sql.json_select(table, path, longest), part),))
 
-    def _make_results(self, warehouse: Warehouse, lines: CurrentLines, longest: int) -> None:
+    def _answers_job(self, results: Path) -> Job:
+        return Job((self._answers_of(results, self.work / "answers-0.parquet"),))
+
+    def _answers_of(self, results: Path, part: Path) -> Copy:
+        source = f"read_parquet({sql.literal(str(results))})"
+        return Copy("answers", sql.answers_select(self.info.answer_columns, source), part)
+
+    def _result_jobs(self, chunks: Iterator[Path], longest: int, *, answers: bool) -> Iterator[Job]:
+        for number, chunk in enumerate(chunks):
+            part = self.work / f"results-{number}.parquet"
+            select = sql.json_select("results", chunk, longest)
+            copies = [Copy("results", select, part)]
+            if answers:
+                copies.append(self._answers_of(part, self.work / f"answers-{number}.parquet"))
+            yield Job(tuple(copies), chunk)
+
+    def _make_results(
+        self, stale: list[str], lines: CurrentLines, parts: PartMaker, tables: Tables
+    ) -> None:
+        """Make ``results``, and ``answers`` from it; and the files of what failed."""
+        longest = parts.limits.object_bytes
         rows = self._input_rows()
         feed = Feed(lines, rows, keep_input=self.info.keep_input, longest=longest)
         names = ("failed.jsonl", "bad_lines.txt")
         with (self.work / names[0]).open("wb") as failed, (self.work / names[1]).open("wb") as bad:
-            warehouse.load("results", sql.RESULTS, sql.DEFAULTS, feed.lines(failed, bad))
+            chunks = parts.chunks(feed.pieces(failed, bad))
+            tables.take(parts.made(self._result_jobs(chunks, longest, answers="answers" in stale)))
         if rows is not None:
             rows.close()
-        broken = lines.broken + feed.broken + feed.given - warehouse.count("results")
+        broken = lines.broken + feed.given - tables.counts["results"]
         if broken:
             self.note(f"{broken} broken lines of the journal were left out")
         if feed.too_long:
@@ -149,7 +166,7 @@ class Maker:
             return None
         return None if read is None else InputRows(read, self.work / "input-spool")
 
-    def _publish_database(self, warehouse: Warehouse) -> str:
+    def _publish(self, warehouse: Warehouse) -> str:
         """Put the database in place; the name it has there, empty where there is none.
 
         Who has ``run.duckdb`` open for writing keeps it: the new one goes beside it.
@@ -190,11 +207,3 @@ class Maker:
                 return False
             self.options.wait(LOCK_SECONDS)
         return is_written_by_another(target)
-
-
-def _plain_lines(journal: Path, stream: Stream) -> Iterator[bytes]:
-    """The whole lines of a stream, up to where it is now, each with its newline."""
-    for segment in list_segments(journal, stream):
-        with segment.path.open("rb") as handle:
-            for _, line in whole_lines(handle, 0, segment.path.stat().st_size):
-                yield line + b"\n"

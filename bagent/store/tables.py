@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--only-stale", action="store_true", help="leave fresh tables alone")
     parser.add_argument("--out", type=Path, help="put the tables there, not in the run directory")
-    parser.add_argument("--memory", type=int, default=150, help="DuckDB's limit in MB")
+    parser.add_argument("--memory", type=int, default=150, help="limit of each DuckDB in MB")
     parser.add_argument("--wait", action="store_true", help="begin at a line on stdin")
     asked = parser.parse_args(argv)
     if asked.wait and not _told():

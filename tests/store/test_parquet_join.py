@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bagent.store.parquet_join import ParquetJoin, count_rows
+
+PACKED = "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 2048"
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """Parts of several groups of rows, of one, and of none."""
+    paths = []
+    with duckdb.connect() as con:
+        con.execute("SET disabled_optimizers = 'statistics_propagation'")
+        for number, (low, high) in enumerate([(0, 5000), (5000, 5000), (5000, 5007)]):
+            path = tmp_path / f"part-{number}.parquet"
+            con.execute(
+                "COPY (SELECT i, i % 7 AS few, 'name ' || i % 50 AS word,"
+                " if(i % 3 = 0, NULL, [i, i + 1]) AS list,"
+                " ('{\"a\": ' || i || '}')::JSON AS json"
+                f" FROM range({low}, {high}) t(i)) TO '{path}' ({PACKED})"
+            )
+            paths.append(path)
+    return paths
+
+
+def joined(parts: list[Path], path: Path) -> Path:
+    join = ParquetJoin(path)
+    for part in parts:
+        assert join.add(part) == count_rows(part)
+    join.finish()
+    return path
+
+
+def test_rows_of_all_parts_stand_in_order(parts: list[Path], tmp_path: Path) -> None:
+    path = joined(parts, tmp_path / "all.parquet")
+    whole = pq.read_table(path)
+    assert whole.equals(pa.concat_tables([pq.read_table(part) for part in parts]))
+    assert whole["i"].to_pylist() == list(range(5007))
+    assert count_rows(path) == 5007
+
+
+def test_statistics_and_filters_of_moved_groups_lead_to_their_rows(
+    parts: list[Path], tmp_path: Path
+) -> None:
+    path = joined([*parts, *parts], tmp_path / "all.parquet")
+    with duckdb.connect() as con:
+        for word in ("name 0", "name 49", "name 50"):
+            found = con.execute(f"SELECT count(*) FROM '{path}' WHERE word = '{word}'").fetchall()
+            assert found == [(2 * sum(f"name {i % 50}" == word for i in range(5007)),)]
+        kind = con.execute(f"SELECT DISTINCT typeof(json) FROM '{path}'").fetchall()
+        offsets = con.execute(
+            f"SELECT count(DISTINCT bloom_filter_offset), count(bloom_filter_offset)"
+            f" FROM parquet_metadata('{path}')"
+        ).fetchall()
+    assert kind == [("JSON",)]
+    assert offsets[0][0] == offsets[0][1] > 0
+
+
+def test_only_empty_parts_make_an_empty_table(parts: list[Path], tmp_path: Path) -> None:
+    path = joined([parts[1], parts[1]], tmp_path / "all.parquet")
+    assert pq.read_table(path).num_rows == 0
+    assert pq.read_schema(path).equals(pq.read_schema(parts[0]))
+
+
+def test_many_groups_of_one_column(tmp_path: Path) -> None:
+    part = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"n": list(range(40))}), part, row_group_size=2)
+    path = joined([part] * 20, tmp_path / "all.parquet")
+    assert pq.read_table(path)["n"].to_pylist() == list(range(40)) * 20
+    assert pq.ParquetFile(path).metadata.num_row_groups == 400
+
+
+def test_other_columns_are_refused(parts: list[Path], tmp_path: Path) -> None:
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"i": [1]}), other)
+    join = ParquetJoin(tmp_path / "all.parquet")
+    join.add(parts[0])
+    with pytest.raises(ValueError, match="other columns"):
+        join.add(other)
+    join.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(40), b"\xff" * 8 + b"PAR1"])
+def test_what_is_no_parquet_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="Parquet"):
+        count_rows(path)
