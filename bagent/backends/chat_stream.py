@@ -71,7 +71,7 @@ class StreamReader:
         self._finish: str | None = None
         self._model: str | None = None
         self._id: str | None = None
-        self._usage = Usage()
+        self._usage: Json = None
         self._server_ttft: float | None = None
         self._seen_content = False
 
@@ -148,7 +148,7 @@ class StreamReader:
         # Usage comes first: in the last chunk it stands beside an empty list of choices.
         usage = body.get("usage")
         if usage is not None:
-            self._usage = read_usage(usage)
+            self._usage = usage  # read at the end: some servers tell it with every piece
         if "metrics" in body:
             self._server_ttft = self._server_ttft or server_ttft(body)
         if not self._model:
@@ -217,7 +217,7 @@ class StreamReader:
     @property
     def usage(self) -> Usage:
         """The token counts that the server told last."""
-        return self._usage
+        return read_usage(self._usage)
 
     @property
     def text(self) -> str:
@@ -242,7 +242,7 @@ class StreamReader:
             refusal="".join(self._refusal) or None,
             tool_calls=self._calls.result(),
             message=(self._given_back or None) if self._calls else None,
-            usage=self._usage,
+            usage=self.usage,
             ttft_ms=ttft,
             logprobs={"content": self._logprobs} if self._logprobs else None,
             request_id=self._id or None,
