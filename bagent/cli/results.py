@@ -60,15 +60,7 @@ def results(
     """
     from bagent.store.rundir import find_run
 
-    if form not in FORMATS:
-        raise UsageError(f"--format {form}: no such format", hint=", ".join(FORMATS))
-    if form == "parquet" and output is None:
-        raise UsageError("parquet needs a file to go to", hint="-o results.parquet")
-    if form == "table" and output is not None:
-        raise UsageError("--format table goes to the terminal", hint="--format csv -o FILE")
-    if form == "openai-batch" and (where or redact):
-        word = "--where" if where else "--redact"
-        raise UsageError(f"{word} does not go with openai-batch", hint="--status does")
+    _check_options(form, where, redact, output)
     asked = Asked(
         runs=[find_run(r, RUNS) for r in runs] if runs else [find_run(None, RUNS)],
         form=form,
@@ -85,6 +77,20 @@ def results(
     if form == "jsonl":
         _check_names(asked)
     _write_to(_lines(asked), output if form in ("jsonl", "openai-batch") else None)
+
+
+def _check_options(
+    form: str, where: str | None, redact: list[str] | None, output: Path | None
+) -> None:
+    if form not in FORMATS:
+        raise UsageError(f"--format {form}: no such format", hint=", ".join(FORMATS))
+    if form == "parquet" and output is None:
+        raise UsageError("parquet needs a file to go to", hint="-o results.parquet")
+    if form == "table" and output is not None:
+        raise UsageError("--format table goes to the terminal", hint="--format csv -o FILE")
+    if form == "openai-batch" and (where or redact):
+        word = "--where" if where else "--redact"
+        raise UsageError(f"{word} does not go with openai-batch", hint="--status does")
 
 
 def _lines(asked: Asked) -> Iterator[bytes]:
