@@ -23,6 +23,9 @@ from bagent.errors import NeedsPerson
 START_SECONDS = 0.25
 """So long before a stage starts all workers know of it: they collect garbage meanwhile."""
 
+END_SECONDS = 10.0
+"""So long workers get to write their rows out."""
+
 TELL_SECONDS = 0.5
 """Between two words of a worker about its progress."""
 
@@ -170,7 +173,7 @@ class ProcessCrew:
                 process.stdin.close()
         for process in self._processes:
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(END_SECONDS if error is None else 0.1):
                     await process.wait()
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):

@@ -145,8 +145,9 @@ def _warnings(summary: Numbers) -> list[str]:
     found = []
     if summary["simulated"]:
         found.append("Simulated endpoints: these numbers say nothing of any hardware.")
-    for load, reasons in summary["client_limited"].items():
-        found.append(f"CLIENT-LIMITED, results invalid: {load}: {', '.join(reasons)}")
+    limited = [f"{load}: {', '.join(why)}" for load, why in summary["client_limited"].items()]
+    if limited:
+        found.append(f"CLIENT-LIMITED, results invalid: {'; '.join(limited)}")
     if summary["stopped"]:
         found.append("Stopped early: this is what was measured by then.")
     return [f'<p class="warn">{html.escape(words)}</p>' for words in found]
@@ -195,29 +196,36 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _charts(loads: Sequence[Numbers]) -> str:
-    """Latency and goodput against rate, and throughput against latency."""
-    rate = "requests/s (that ended well)"
+    """Latency and goodput against rate, and throughput against latency.
+
+    A line never mixes open and closed loops: at the same rate they are not the same load.
+    """
+    closed = [one for one in loads if one["rate"] is None]
+    opened = [one for one in loads if one["rate"] is not None]
+    by_rate = opened or closed
+    kind = "open loops" if opened else "closed loops"
+    rate = f"requests/s that ended well, {kind}"
     found = [
         lines(
             "Latency against rate",
             Axes(rate, "ms", log=True),
             [
-                _series("E2E p50", loads, "rps", "e2e_p50_ms"),
-                _series("E2E p99", loads, "rps", "e2e_p99_ms"),
-                _series("TTFT p50", loads, "rps", "ttft_p50_ms"),
+                _series("E2E p50", by_rate, "rps", "e2e_p50_ms"),
+                _series("E2E p99", by_rate, "rps", "e2e_p99_ms"),
+                _series("TTFT p50", by_rate, "rps", "ttft_p50_ms"),
             ],
         ),
         lines(
             "Throughput and its price: the knee",
             Axes("E2E p50, ms", "output tokens/s"),
-            [_series("output tokens/s", loads, "e2e_p50_ms", "output_tok_s")],
+            [_series("output tokens/s", closed or opened, "e2e_p50_ms", "output_tok_s")],
         ),
         lines(
             "Goodput against rate",
-            Axes("requests/s offered (closed loops: served)", "requests/s"),
+            Axes(f"requests/s {'offered' if opened else 'served'}, {kind}", "requests/s"),
             [
-                _series("kept the SLO", _offered(loads), "offered", "goodput_rps"),
-                _series("ended well", _offered(loads), "offered", "rps"),
+                _series("kept the SLO", _offered(by_rate), "offered", "goodput_rps"),
+                _series("ended well", _offered(by_rate), "offered", "rps"),
             ],
         ),
     ]

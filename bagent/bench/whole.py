@@ -77,8 +77,11 @@ def send_all(
     Raises:
         StoppedEarly: a signal came before anything was sent.
     """
-    with asyncio.Runner(loop_factory=NamesLoop) as runner:
-        return runner.run(_send_all(wanted, job, tell))
+    try:
+        with asyncio.Runner(loop_factory=NamesLoop) as runner:
+            return runner.run(_send_all(wanted, job, tell))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 async def _send_all(

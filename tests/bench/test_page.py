@@ -117,3 +117,14 @@ def test_fields_of_the_strip_show_how_slow_and_whether_it_failed() -> None:
 )
 def test_short_numbers(value: float, text: str) -> None:
     assert short(value) == text
+
+
+def test_open_and_closed_loops_are_not_mixed_on_a_line(measured: dict[str, Any]) -> None:
+    closed = measured["loads"][0]
+    opened = [{**closed, "load": f"rate={n}", "rate": float(n), "rps": float(n)} for n in (1, 2, 3)]
+    measured["loads"] = [closed, *opened]
+    charts = re.findall(r"<figure>.*?</figure>", page(measured, [], None))
+    latency, knee, goodput = charts
+    assert "rate=1" in latency and f"{closed['load']}:" not in latency
+    assert f"{closed['load']}:" in knee and "rate=" not in knee
+    assert goodput.count("rate=3") == 2 and "open loops" in goodput
