@@ -29,6 +29,7 @@ from bagent.checks.report import CheckReport, ReorderReport, ShareReport
 from bagent.checks.sample import Sampled, open_rows_as_requests
 from bagent.checks.servers import Probed, Target, find_target, known_of, probe_all
 from bagent.checks.sharing import BLOCK, PACKED, shares
+from bagent.checks.staged import as_asked, first_view
 from bagent.checks.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_some
 from bagent.checks.volume import Volume, measure
 from bagent.job.prompt import Prompt
@@ -71,7 +72,9 @@ def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport
     prepared.rows_config = replace(prepared.rows_config, stdin_spool=None)
     source = open_input(prepared, stdin=stdin)
     try:
-        return asyncio.run(_report(options, prepared, source))
+        view, written = first_view(prepared)
+        report = asyncio.run(_report(options, view, source))
+        return msgspec.structs.replace(report, stages=written)
     finally:
         source.close()
 
@@ -81,6 +84,7 @@ async def _report(options: CheckOptions, prepared: Prepared, source: RowSource) 
         target = await find_target(prepared.job, options.run.env, stack)
         found = measure(source, options.rows, limit=options.run.limit, piped=prepared.piped)
         prepared.warnings += source.warnings
+        found = as_asked(prepared, found[0]), found[1]
         return await _Look(options, prepared, target, found).report()
 
 

@@ -138,6 +138,8 @@ class CheckReport(msgspec.Struct, frozen=True):
     looked at that cannot be read or rendered, ``too_long`` those that do not fit the context;
     both are cut after some, ``failing_count`` and ``too_long_count`` say how many there are.
     ``dead`` says why no endpoint answers, ``refused`` why all of them refuse the key; else null.
+    ``stages`` are those of a topology, written out as YAML; then all numbers are of the first one
+    that asks.
     """
 
     job: str
@@ -171,3 +173,4 @@ class CheckReport(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
     dead: str | None = None
     refused: str | None = None
+    stages: str | None = None

@@ -37,12 +37,19 @@ def report_text(report: CheckReport) -> str:
     """The whole report, ending with a line end."""
     blocks = [
         _lines(_job(report)),
+        *([_stages(report.stages)] if report.stages else []),
         *(_prompt(one) for one in report.prompts),
         _lines(_numbers(report)),
         *([_lines(_sharing(report.sharing, report))] if report.sharing else []),
         *([_reorder(report)] if report.reorder else []),
     ]
     return "\n".join(block for block in blocks if block)
+
+
+def _stages(written: str) -> str:
+    return (
+        f"the topology written out; the numbers below are of its first stage that asks:\n{written}"
+    )
 
 
 def _lines(pairs: Iterable[tuple[str, str]]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from typing import Protocol
 
 from bagent.agents.conversation import Conversation
+from bagent.agents.making import converse
 from bagent.agents.plan import StagePlan
 from bagent.fleet.call import Call
 from bagent.fleet.dispatcher import Fleet
@@ -18,6 +19,10 @@ from bagent.types import PASSING_KINDS, Outcome, Row
 
 MOST_FOLLOWERS = 10_000
 """Rows that may wait for equal requests in flight: it bounds memory."""
+
+OPEN_PER_SLOT = 8
+"""Agents that may be open for each row that the fleet may have in flight: those that wait for a
+tool hold no slot, and this bounds what they take of memory."""
 
 
 class OutcomeLog(Protocol):
@@ -63,6 +68,7 @@ class Engine:
         self._ended = 0
         self._over = asyncio.Event()
         self._no_followers = asyncio.Event()
+        self._one_over = asyncio.Event()
         self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
 
     async def run(self, source: AsyncIterable[Work]) -> None:
@@ -78,8 +84,11 @@ class Engine:
                     while self._sharing.waiting > MOST_FOLLOWERS:
                         self._no_followers.clear()
                         await self._no_followers.wait()
+                    while self._full():
+                        self._one_over.clear()
+                        await self._one_over.wait()
                     self._begun += 1
-                    self._begin(Conversation(self._plan, row, answer, self))
+                    self._begin(row, answer)
         if self._alone:
             self._fleet.expect(False)
             await self._fleet.idle()
@@ -87,7 +96,18 @@ class Engine:
             self._over.clear()
             await self._over.wait()
 
-    def _begin(self, conversation: Conversation) -> None:
+    def _full(self) -> bool:
+        """Whether as many agents are open as may be."""
+        if self._plan.agent is None:
+            return False
+        open_now = self._begun - self._ended - self._sharing.waiting
+        return open_now >= OPEN_PER_SLOT * max(1, self._fleet.limit)
+
+    def _begin(self, row: Row, answer: int) -> None:
+        conversation = converse(self._plan, row, answer, self)
+        if self._plan.row_seconds is not None:
+            now = asyncio.get_running_loop().time()
+            conversation.give_up_at = now + self._plan.row_seconds
         call = conversation.open()
         if call is None:
             return
@@ -95,13 +115,7 @@ class Engine:
         if found is not None:
             self.finish(conversation, copy_outcome(conversation, found, self.now(), found.key))
         elif not self._sharing.follow(conversation):
-            self._submit(call, urgent=False)
-
-    def _submit(self, call: Call, *, urgent: bool) -> None:
-        seconds = self._plan.row_seconds
-        if seconds is not None and call.give_up_at is None:
-            call.give_up_at = asyncio.get_running_loop().time() + seconds
-        self._fleet.submit(call, urgent=urgent)
+            self._fleet.submit(call, urgent=call.turn > 1)
 
     # --- what conversations ask for -------------------------------------------------------------
 
@@ -111,7 +125,16 @@ class Engine:
 
     def ask(self, conversation: Conversation, call: Call) -> None:
         """Send a further call; it goes before new rows."""
-        self._submit(call, urgent=True)
+        self._fleet.submit(call, urgent=True)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the run is ending early."""
+        return self._fleet.closed
+
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run a task beside the fleet's own; a drain waits for it, or cancels it."""
+        return self._fleet.spawn(work)
 
     def finish(self, conversation: Conversation, outcome: Outcome) -> None:
         """Write the outcome, then tell everybody who waits for it."""
@@ -123,11 +146,12 @@ class Engine:
             self.advice.set_result(advice)
         for follower in self._sharing.finished(conversation, outcome, location):
             if outcome.error_kind in PASSING_KINDS:
-                self._begin(Conversation(self._plan, follower.row, follower.answer, self))
+                self._begin(follower.row, follower.answer)
             else:
                 copy = copy_outcome(follower, outcome, self.now(), outcome.key)
                 self.finish(follower, copy)
         if self._sharing.waiting <= MOST_FOLLOWERS:
             self._no_followers.set()
+        self._one_over.set()
         if self._ended == self._begun:
             self._over.set()

@@ -37,7 +37,9 @@ def _kept(value: Any, job: Job) -> Any:
     """A value less what says nothing: nulls and empty collections."""
     if isinstance(value, dict):
         kept = {name: _kept(one, job) for name, one in value.items()}
-        return {name: one for name, one in kept.items() if one is not None and one != []}
+        kept = {name: one for name, one in kept.items() if one is not None and one != []}
+        # The short form of a text.
+        return kept["text"] if list(kept) == ["text"] else kept
     if isinstance(value, list):
         return [_kept(one, job) for one in value]
     return mask_text(value, job.source.secrets) if isinstance(value, str) else value
