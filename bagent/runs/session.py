@@ -279,7 +279,9 @@ class Session:
         self._tally.sample(sample)
 
     def _emit(self, outcome: Outcome, location: int, row: Row) -> None:
-        self._tally.outcome(outcome)
+        if outcome.endpoint is not None or outcome.copied_from or outcome.status != "ok":
+            # What a stage made without asking is no answer.
+            self._tally.outcome(outcome)
         if self._stdout is not None and self._lines is not None:
             for line in self._lines.add(outcome, location, row):
                 self._stdout.put(line)
