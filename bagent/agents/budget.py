@@ -49,6 +49,10 @@ class TokenBudget:
             left -= left % STEP
         return max(LEAST, min(MOST, left))
 
+    def tokens(self, size: int) -> int:
+        """About how many tokens ``size`` bytes of a prompt are, rather more than less."""
+        return int(size * self._ratio)
+
     def learn(self, size: int, prompt_tokens: int) -> None:
         """A prompt of ``size`` bytes had ``prompt_tokens`` tokens."""
         if size <= 0:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Protocol
 
 import msgspec
 
+from bagent.agents.host import Host
 from bagent.agents.plan import StagePlan
 from bagent.answers.judge import Verdict, judge
 from bagent.answers.reask import describe, reask
@@ -22,24 +22,11 @@ from bagent.job.template import TemplateFailure
 from bagent.types import Failure, Message, Outcome, Reply, Row, Usage
 
 
-class Host(Protocol):
-    """What a conversation needs around it; the stage engine is one."""
-
-    def now(self) -> float:
-        """Unix seconds."""
-        ...
-
-    def ask(self, conversation: Conversation, call: Call) -> None:
-        """Send a further call of a running conversation."""
-        ...
-
-    def finish(self, conversation: Conversation, outcome: Outcome) -> None:
-        """Take the end of the conversation."""
-        ...
-
-
 class Conversation:
-    """One (row, answer) of one stage; implements :class:`bagent.fleet.call.CallHandler`."""
+    """One (row, answer) of one stage; implements :class:`bagent.fleet.call.CallHandler`.
+
+    ``give_up_at`` is the event loop's time at which the row's own limit is over.
+    """
 
     __slots__ = (
         "_asked",
@@ -58,6 +45,7 @@ class Conversation:
         "_usage",
         "_verdict",
         "answer",
+        "give_up_at",
         "host",
         "key",
         "plan",
@@ -72,6 +60,7 @@ class Conversation:
         self.host = host
         self.key = f"{row.key:016x}"
         self.request_hash: int | None = None
+        self.give_up_at: float | None = None
         self._messages: list[Message] | None = None
         self._prompt_sha: str | None = None
         self._asked: Call | None = None
@@ -160,6 +149,7 @@ class Conversation:
             self, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
         )
         call.only = self.row.endpoint
+        call.give_up_at = self.give_up_at
         self._asked = call
         return call
 
@@ -220,10 +210,12 @@ class Conversation:
             return None
         self._reasks += 1
         messages = reask(self._messages, verdict.text or "", verdict.violations, self.plan.schema)
-        return self._call(
-            msgspec.structs.replace(
-                call.request, payload=encode_payload(messages), messages=messages, stream=False
-            )
+        return self._call(self._asking_again(call.request, messages))
+
+    def _asking_again(self, request: Request, messages: list[Message]) -> Request:
+        """The request that asks once more for an answer that fits."""
+        return msgspec.structs.replace(
+            request, payload=encode_payload(messages), messages=messages, stream=False
         )
 
     def _regrow(self, call: Call) -> Call | None:
@@ -250,6 +242,7 @@ class Conversation:
             cached=_sum(old.cached, usage.cached),
             completion=_sum(old.completion, usage.completion),
             reasoning=_sum(old.reasoning, usage.reasoning),
+            cache_write=_sum(old.cache_write, usage.cache_write),
         )
 
     # --- the end ------------------------------------------------------------------------------
@@ -285,6 +278,8 @@ class Conversation:
         outcome.cached_tokens = self._usage.cached
         outcome.completion_tokens = self._usage.completion
         outcome.reasoning_tokens = self._usage.reasoning
+        if self.plan.price is not None:
+            outcome.cost_usd = self.plan.price(self.plan.settings.model, self._usage)
         if verdict is not None and reply is not None:
             self._put_answer(outcome, verdict, reply)
         if failure is not None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from bagent.agents.agent_plan import AgentPlan
 from bagent.agents.budget import TokenBudget
 from bagent.answers.schema import OutputSchema
 from bagent.backends.request import CallSettings
@@ -38,7 +39,8 @@ class StagePlan(msgspec.Struct, eq=False):
 
     ``reasks`` is how often an invalid answer is asked again; ``grow`` multiplies ``max_tokens``
     once for a truncated one. ``row_seconds`` bounds a row, from its first call being ready.
-    ``own_bodies`` says that rows are request bodies themselves (an OpenAI batch file).
+    ``own_bodies`` says that rows are request bodies themselves (an OpenAI batch file). ``agent``
+    has the tools that rows may call, None where there are none.
     """
 
     name: str
@@ -54,6 +56,7 @@ class StagePlan(msgspec.Struct, eq=False):
     row_seconds: float | None = None
     own_bodies: bool = False
     own_bodies_keep_model: bool = True
+    agent: AgentPlan | None = None
     price: Callable[[str | None, Json], float | None] | None = None
     _count: int = 0
     _settings_hash: bytes = b""

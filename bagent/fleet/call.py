@@ -45,7 +45,8 @@ class Call(msgspec.Struct, eq=False):
     ``free`` those found on a closed connection, ``throttles`` those that met a full server,
     ``refusals`` endpoints that would not have it, ``deaths`` endpoints that died of it or with it.
     ``out`` is how many requests carry it now: two where it was hedged. ``avoid`` names the
-    endpoint that failed it last, ``only`` the one that may have it (None: any). Calls of one
+    endpoint that failed it last, ``only`` the one that may have it (None: any), ``prefer`` the one
+    whose cache holds what comes before it. Calls of one
     ``group_key`` may share a request; None goes alone. ``ready_at``, ``throttled_at`` and
     ``give_up_at`` are on the fleet's monotonic clock.
     """
@@ -67,6 +68,7 @@ class Call(msgspec.Struct, eq=False):
     ended: bool = False
     avoid: str | None = None
     only: str | None = None
+    prefer: str | None = None
     group_key: Hashable = None
     ready_at: float = 0.0
     waited_ms: float = 0.0

@@ -200,6 +200,9 @@ class AgentSpec(Section):
     tools: tuple[ToolSpec, ...] = Field(
         default=(), description="The only tools that may be called."
     )
+    tool_choice: Annotated[Literal["auto", "required"], Choice(Literal["auto", "required"])] = (
+        Field(default="auto", description="required: the first turn has to call a tool.")
+    )
     compact: CompactSpec = Field(
         default_factory=CompactSpec, description="Make long conversations shorter."
     )

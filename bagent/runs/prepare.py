@@ -65,8 +65,12 @@ def prepare(options: RunOptions) -> Prepared:
     """
     job, batch = read_job(options)
     stages = prepare_stages(job)
-    if job.agent is not None:
-        raise JobError("agents and tools are not part of this version", hint="remove agent:")
+    if job.agent is not None and (batch or (prompt_is_raw(job) and not job.agent.command)):
+        raise JobError(
+            "agent: its turns are chats, and this job has raw prompts or an OpenAI batch file",
+            hint="write prompt: with system and user, or messages",
+            at=job.source.position(("agent",)),
+        )
     if job.batching.mode == "provider":
         raise JobError(
             f"batching mode {job.batching.mode} is not part of this version", hint="use auto"
@@ -85,6 +89,11 @@ def prepare(options: RunOptions) -> Prepared:
     part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
     warnings = list(schema.warnings) if schema is not None else []
     return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
+
+
+def prompt_is_raw(job: Job) -> bool:
+    """Whether prompts are text without a chat template."""
+    return job.prompt is not None and job.prompt.raw is not None
 
 
 def _refuse_unused(job: Job) -> None:

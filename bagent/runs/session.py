@@ -18,6 +18,7 @@ from bagent.hpc.asking import job_end
 from bagent.observe import Live, Progress, Snapshot, Tally
 from bagent.runs.drive import Drive, Hooks
 from bagent.runs.emit import StdoutWriter
+from bagent.runs.equipping import Equipment
 from bagent.runs.lines import ResultLines
 from bagent.runs.openrun import OpenRun
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
@@ -115,6 +116,8 @@ class Session:
         if prepared.stages:
             return await staged_drive(prepared, finder, hooks)
         job = prepared.job
+        equipment = Equipment(store, finder.stack, prepared.options.env)
+        pool = await equipment.open(job)
         found = await finder.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
         if self._switch.asked.done():
             return None
@@ -123,7 +126,9 @@ class Session:
         endpoints = endpoint_summary(found.servers.endpoints, found.known)
         store.begin(model, endpoints, found.servers.simulated)
         site = hooks.site(found)
-        engine = hooks.engine(make_plan(prepared, found.servers, model, found.known), site)
+        plan = make_plan(prepared, found.servers, model, found.known)
+        equipment.equip(plan, job, found.servers, pool)
+        engine = hooks.engine(plan, site)
         return Drive(Fleets([site.fleet]), [(site, model)], engine.run, engine.advice)
 
     # --- the run ------------------------------------------------------------------------------

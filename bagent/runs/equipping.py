@@ -1,0 +1,94 @@
+"""Gives the rows of a job what its ``agent:`` says: tools, turns, compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bagent.agents.agent_plan import AgentPlan
+from bagent.agents.plan import StagePlan
+from bagent.backends.request import CallSettings
+from bagent.runs.endpoints import Servers
+from bagent.runs.openrun import OpenRun
+from bagent.store.turns import TurnIndex
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job
+    from bagent.tools import ToolPool
+
+COMBINE = frozenset({"openai", "anthropic", "bedrock"})
+"""Backends that enforce a schema on the answer while tools may be called. Own engines bind every
+word of the model to the schema, so that it never calls a tool; or they refuse both together."""
+
+
+class Equipment:
+    """Opens tools and reads earlier turns, once for a run.
+
+    Args:
+        stack: what is opened stays open until it is closed.
+        env: the environment of the run.
+    """
+
+    def __init__(self, store: OpenRun, stack: AsyncExitStack, env: Mapping[str, str]) -> None:
+        self._store = store
+        self._stack = stack
+        self._env = env
+        self._turns: TurnIndex | None = None
+
+    async def open(self, job: Job) -> ToolPool | None:
+        """The tools of ``job``; None where it has none.
+
+        Raises:
+            UsageError: a tool cannot be opened.
+        """
+        spec = job.agent
+        if spec is None or spec.command:
+            return None
+        from bagent.tools import open_tools  # only jobs with tools load what they need
+
+        opened = open_tools(spec.tools, job.source.folder, self._env, allow_code=spec.allow_code)
+        return await self._stack.enter_async_context(opened)
+
+    def equip(self, plan: StagePlan, job: Job, servers: Servers, pool: ToolPool | None) -> None:
+        """Make the rows of ``plan`` agents with the tools of ``pool``."""
+        spec = job.agent
+        if spec is None or pool is None:
+            return
+        asked = plan.settings
+        apart = asked.output is not None and not combines(job, servers)
+        settings = msgspec.structs.replace(
+            asked, tools=tuple(pool.definitions), output=None if apart else asked.output
+        )
+        plan.settings = settings
+        plan.describe |= apart and job.output.describe != "never"
+        if job.stream == "auto":
+            plan.stream = True
+        plan.agent = AgentPlan(
+            pool,
+            self._store.journal,
+            self._earlier().take,
+            max_turns=spec.max_turns,
+            first_choice=None if spec.tool_choice == "auto" else spec.tool_choice,
+            answer_settings=msgspec.structs.replace(settings, output=asked.output)
+            if apart
+            else None,
+            compact_at=spec.compact.at,
+            summary_settings=CallSettings(spec.compact.model, {}, {})
+            if spec.compact.model
+            else None,
+            shares=not any(pool.has_side_effects(name) for name in pool.names),
+        )
+
+    def _earlier(self) -> TurnIndex:
+        if self._turns is None:
+            store = self._store
+            self._turns = TurnIndex.load(store.path, store.done.has, report=store.notes.append)
+        return self._turns
+
+
+def combines(job: Job, servers: Servers) -> bool:
+    """Whether the schema is asked for by the API in turns that may call tools."""
+    return job.output.enforce == "native" or servers.kind in COMBINE
