@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bagent.cli.bench", "Load test of a whole fleet: what it can do, who is slow."),
     "sim": ("bagent.cli.sim", "Serve simulated endpoints to try things without a GPU."),
     "init": ("bagent.cli.init", "Write a small job to start from."),
+    "prices": ("bagent.cli.prices", "What hosted models cost, each with its source and date."),
     "schema": ("bagent.cli.schema", "The JSON Schema of job files, for editors."),
 }
 """Subcommands: the module that holds the function of the same name, and a line of help."""

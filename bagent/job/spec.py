@@ -23,7 +23,7 @@ from bagent.job.places import PathIn, Place, shown_path
 from bagent.job.section import Section
 from bagent.job.spec_agent import RUNS_CODE, AgentSpec, ToolSpec
 from bagent.job.spec_cluster import ClusterSpec
-from bagent.job.spec_limits import LimitsSpec
+from bagent.job.spec_limits import LimitsSpec, PricesSpec
 from bagent.job.spec_output import BatchingSpec, OutputSpec, ResultsSpec, SamplingSpec
 from bagent.job.spec_prompt import InputSpec, PromptSpec
 from bagent.job.spec_stages import StagePart, StageSpec, TopologySpec, check_order
@@ -155,6 +155,11 @@ class Job(Section):
     stages: tuple[StageSpec, ...] = Field(default=(), description="Stages written out.")
     limits: LimitsSpec = Field(
         default_factory=LimitsSpec, description="How much at once, how often, how long, how dear."
+    )
+    prices: PricesSpec | None = Field(
+        default=None,
+        description="What tokens cost, in dollars per million.",
+        examples=[{"input": 0.15, "output": 0.6}],
     )
     results: ResultsSpec = Field(default_factory=ResultsSpec, description="Where results go.")
     cluster: ClusterSpec = Field(

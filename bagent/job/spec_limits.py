@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from bagent.job.kinds import Duration, Real, Whole
+from bagent.job.kinds import Duration, Real, Whole, wrong
 from bagent.job.section import Section
 from bagent.types import Json
 
@@ -85,3 +85,27 @@ class LimitsSpec(Section):
     stop_after_failures: Annotated[int | None, Whole(1, words=("none",))] = Field(
         default=None, description="Stop, for a person to look, after this many failed rows."
     )
+
+
+class PricesSpec(Section):
+    """What tokens cost, in dollars per million; goes before the prices that come with bagent."""
+
+    input: Annotated[float | None, Real(0)] = Field(
+        default=None, description="Tokens of prompts, in dollars per million."
+    )
+    output: Annotated[float | None, Real(0)] = Field(
+        default=None, description="Tokens of answers, in dollars per million."
+    )
+    cached: Annotated[float | None, Real(0)] = Field(
+        default=None, description="Prompt tokens read from a cache; default: as input."
+    )
+    cache_write: Annotated[float | None, Real(0)] = Field(
+        default=None, description="Prompt tokens written to a cache; default: as input."
+    )
+
+    @model_validator(mode="after")
+    def _both(self) -> PricesSpec:
+        if self.input is None or self.output is None:
+            missing = "input" if self.input is None else "output"
+            raise wrong(f"prices need {missing}: too", "write prices: {input: 0.15, output: 0.60}")
+        return self

@@ -10,6 +10,8 @@ from bagent.agents.plan import StagePlan
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat
 from bagent.errors import JobError
+from bagent.money.prices import pricer
+from bagent.runs.costs import price_of
 from bagent.runs.endpoints import Servers
 from bagent.runs.fleets import group_rule
 from bagent.runs.prepare import STAGE, Prepared
@@ -89,6 +91,7 @@ def make_plan(
         answers=job.answers,
         row_seconds=job.limits.row,
         own_bodies=prepared.own_bodies,
+        price=pricer(price_of(job, servers.kind, model)),
     )
 
 

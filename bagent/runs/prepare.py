@@ -75,7 +75,6 @@ def prepare(options: RunOptions) -> Prepared:
         raise JobError(
             f"batching mode {job.batching.mode} is not part of this version", hint="use auto"
         )
-    _refuse_unused(job)
     read_deadline(options.deadline, options.env, time.time())
     Policy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
     if job.hostfile is not None:
@@ -94,21 +93,6 @@ def prepare(options: RunOptions) -> Prepared:
 def prompt_is_raw(job: Job) -> bool:
     """Whether prompts are text without a chat template."""
     return job.prompt is not None and job.prompt.raw is not None
-
-
-def _refuse_unused(job: Job) -> None:
-    """Refuse keys that have no effect yet: a budget that is not kept is worse than none."""
-    limits = job.limits
-    unused = {
-        ("limits", "budget_usd"): limits.budget_usd is not None,
-    }
-    for path, used in unused.items():
-        if used:
-            raise JobError(
-                f"{'.'.join(path)} is not part of this version",
-                hint=f"remove {path[-1]}",
-                at=job.source.position(path),
-            )
 
 
 def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSource:

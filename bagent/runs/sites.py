@@ -19,6 +19,7 @@ from bagent.fleet.dispatcher import Fleet
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.host_select import select_hosts
 from bagent.fleet.hostfile import read_hostfile
+from bagent.runs.costs import within_budget
 from bagent.runs.endpoints import Servers, open_servers
 from bagent.runs.finding import FIRST_ANSWER_SECONDS, Patience, find_servers
 from bagent.runs.fleets import Recruiter
@@ -85,7 +86,8 @@ class Finder:
             keys=servers.keys,
             bedrock=servers.bedrock,
         )
-        return make_backend(servers.kind, self.transport, config, self.notice)
+        found = make_backend(servers.kind, self.transport, config, self.notice)
+        return within_budget(found, job, servers.kind, self.asked)
 
 
 @dataclass(frozen=True)

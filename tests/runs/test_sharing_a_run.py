@@ -11,7 +11,6 @@ import threading
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from bagent.runs.emit import StdoutWriter
 from bagent.runs.options import RunOptions
@@ -75,15 +74,6 @@ def test_a_batch_line_keeps_the_model_that_it_names(fs, job_dir, bagent):
     assert done.code == 0, done.err
     assert fs.of("r1")[0].body["model"] == "fine-tuned-7"
     assert fs.of("r2")[0].body["model"] == "fake-model"
-
-
-@pytest.mark.parametrize("option", ["limits.budget_usd=1", "limits.tpm=100", "limits.hedge=5s"])
-def test_a_key_without_effect_is_refused_before_anything_is_sent(fs, job_dir, bagent, option):
-    write_job(job_dir, fs.url, 2)
-    done = bagent([*RUN, "--set", option])
-    assert done.code == 2
-    assert option.partition("=")[0] in done.err
-    assert fs.requests == []
 
 
 def test_a_hostfile_address_that_is_none_is_refused_with_its_line(job_dir, bagent):

@@ -1,0 +1,75 @@
+"""Prices of hosted models, from ``prices.json`` beside this file or from the user's own job.
+
+An entry holds for the provider's own API only: the same model costs other money elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+
+import msgspec
+
+from bagent.types import Usage
+
+MILLION = 1e6
+
+_SNAPSHOT = re.compile(r"(-latest|[-@]\d{8}|-\d{4}-\d{2}-\d{2})$")
+
+
+class Price(msgspec.Struct, frozen=True):
+    """What one model costs, in dollars per million tokens; None where the source does not tell.
+
+    ``input`` is for prompt tokens that no cache held, ``cached`` for those read from a cache,
+    ``cache_write`` for those written to one for five minutes. ``batch`` is the factor for the
+    provider's batch service. ``source`` is the page that says so, as it was on ``date``.
+    """
+
+    provider: str
+    model: str
+    input: float
+    output: float
+    cached: float | None = None
+    cache_write: float | None = None
+    batch: float | None = None
+    source: str = ""
+    date: str = ""
+
+    def cost(self, usage: Usage) -> float | None:
+        """Dollars for the tokens of ``usage``; None where a count or a price is unknown."""
+        if usage.prompt is None or usage.completion is None:
+            return None
+        read, written = usage.cached or 0, usage.cache_write or 0
+        if (read and self.cached is None) or (written and self.cache_write is None):
+            return None
+        fresh = max(0, usage.prompt - read - written)
+        total = fresh * self.input + usage.completion * self.output
+        total += read * (self.cached or 0.0) + written * (self.cache_write or 0.0)
+        return total / MILLION
+
+    def at_most(self, prompt: int, completion: int) -> float:
+        """Dollars for so many tokens if no cache helps, and all of the prompt is written to one."""
+        dearest = max(self.input, self.cache_write or 0.0)
+        return (prompt * dearest + completion * self.output) / MILLION
+
+
+def known_prices() -> list[Price]:
+    """All prices that come with this version, by provider and model."""
+    text = files("bagent.money").joinpath("prices.json").read_bytes()
+    found = msgspec.json.decode(text, type=list[Price])
+    return sorted(found, key=lambda price: (price.provider, price.model))
+
+
+def find_price(prices: Sequence[Price], provider: str, model: str) -> Price | None:
+    """The price of ``model`` at its provider; a dated name is found without its date."""
+    bare = _SNAPSHOT.sub("", model)
+    for price in prices:
+        if price.provider == provider and price.model in (model, bare):
+            return price
+    return None
+
+
+def pricer(price: Price | None) -> Callable[[str | None, Usage], float | None] | None:
+    """What a stage is given to tell the cost of a row; None where no price is known."""
+    return None if price is None else lambda _, usage: price.cost(usage)

@@ -1,0 +1,201 @@
+"""The same job on each hosted provider, as a user runs it: results, keys, budgets, endings."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cli import Completed
+from support.jobs import results, write_job
+from support.provider_bedrock import BedrockWire
+from support.provider_server import Fault, ProviderServer, serve
+from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
+
+Bagent = Callable[..., Completed]
+SECRET = "key-5up3rs3cret"
+KINDS: dict[str, Callable[[], Wire]] = {
+    "openai": OpenAIWire,
+    "anthropic": AnthropicWire,
+    "bedrock": BedrockWire,
+}
+RUN = ["run", "job.yaml", "--progress", "plain"]
+
+
+@contextmanager
+def in_thread(wire: Wire, *script: Say | Fault) -> Iterator[ProviderServer]:
+    """A provider's server with an event loop of its own."""
+    ready = threading.Event()
+    found: list[Any] = []
+
+    async def main() -> None:
+        async with serve(wire, *script) as server:
+            over = asyncio.Event()
+            found.extend((server, over, asyncio.get_running_loop()))
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    ready.wait(10)
+    server, over, loop = found
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
+
+
+def backend(kind: str, url: str) -> dict[str, Any]:
+    """The job's key ``backend`` for a server at ``url``."""
+    if kind == "bedrock":
+        return {"url": f"bedrock://us-east-1?endpoint={url}", "api_key_env": "MY_KEY"}
+    return {"url": f"{kind}+http{url.removeprefix('http')}/v1", "api_key_env": "MY_KEY"}
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def test_one_job_runs_on_every_provider_and_leaves_no_key_behind(
+    kind: str, job_dir: Path, bagent: Bagent
+) -> None:
+    script = (Fault("overloaded"), Fault("ends"), Fault("bad_key"), Say(text="fine"))
+    with in_thread(KINDS[kind](), *script) as server:
+        limits = {"concurrency": 1, "retries": 3}
+        write_job(job_dir, "x", 5, backend=backend(kind, server.url), model="m-1", limits=limits)
+        done = bagent(RUN, env={"MY_KEY": SECRET})
+    assert server.faults == []
+    assert done.code == 1, done.err
+    found = results(job_dir)
+    assert sorted(row["status"] for row in found) == ["failed"] + ["ok"] * 4
+    assert {row["text"] for row in found if row["status"] == "ok"} == {"fine"}
+    (failed,) = [row for row in found if row["status"] == "failed"]
+    assert failed["error_kind"] == "auth"
+    for file in job_dir.rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
+    assert SECRET not in done.out + done.err
+
+
+def test_a_users_own_prices_give_each_row_its_cost(
+    kind: str, job_dir: Path, bagent: Bagent
+) -> None:
+    with in_thread(KINDS[kind](), Say(prompt=30, cached=20, completion=7)) as server:
+        prices = {"input": 10, "output": 100, "cached": 1}
+        write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1", prices=prices)
+        done = bagent(RUN, env={"MY_KEY": SECRET})
+    assert done.code == 0, done.err
+    cost = (10 * 10 + 20 * 1 + 7 * 100) / 1e6
+    assert [row["cost_usd"] for row in results(job_dir)] == [pytest.approx(cost)] * 2
+
+
+def test_a_budget_is_kept_and_the_same_command_goes_on(
+    kind: str, job_dir: Path, bagent: Bagent
+) -> None:
+    with in_thread(KINDS[kind](), Say(prompt=30, cached=0, completion=60)) as server:
+        write_job(
+            job_dir,
+            "x",
+            30,
+            backend=backend(kind, server.url),
+            model="m-1",
+            prices={"input": 10, "output": 100},
+            limits={"concurrency": 4},
+        )
+        cost = (30 * 10 + 60 * 100) / 1e6
+        first = bagent([*RUN, "--budget", f"{10 * cost:.6f}"], env={"MY_KEY": SECRET})
+        sent = len(server.bodies)
+        second = bagent(RUN, env={"MY_KEY": SECRET})
+    assert first.code == 76, first.err
+    assert "budget" in first.err
+    assert 5 <= sent <= 10
+    assert second.code == 0, second.err
+    assert len(server.bodies) == 30
+    assert all(row["status"] == "ok" for row in results(job_dir))
+
+
+def test_a_budget_without_a_price_is_refused_before_anything_is_sent(
+    kind: str, job_dir: Path, bagent: Bagent
+) -> None:
+    with in_thread(KINDS[kind](), Say()) as server:
+        write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1")
+        done = bagent([*RUN, "--budget", "5"], env={"MY_KEY": SECRET})
+    assert done.code == 2
+    assert "prices: {input" in done.err
+    assert server.bodies == []
+
+
+def test_spent_money_ends_the_run_for_a_person_to_act(
+    kind: str, job_dir: Path, bagent: Bagent
+) -> None:
+    with in_thread(KINDS[kind](), Say(), Fault("no_money")) as server:
+        write_job(
+            job_dir,
+            "x",
+            40,
+            backend=backend(kind, server.url),
+            model="m-1",
+            limits={"concurrency": 2},
+        )
+        done = bagent(RUN, env={"MY_KEY": SECRET})
+    assert done.code == 76, done.err
+    assert len(server.bodies) < 20
+
+
+@pytest.mark.parametrize("keys", [{"min_p": 0.1}, {"logprobs": True}])
+@pytest.mark.parametrize("kind", ["anthropic", "bedrock"])
+def test_what_a_provider_has_no_word_for_is_refused_before_anything_is_sent(
+    kind: str, keys: dict[str, Any], job_dir: Path, bagent: Bagent
+) -> None:
+    with in_thread(KINDS[kind](), Say()) as server:
+        write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1", sampling=keys)
+        done = bagent(RUN, env={"MY_KEY": SECRET})
+    assert done.code == 2
+    assert next(iter(keys)) in done.err
+    assert server.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("anthropic", "ANTHROPIC_API_KEY is not set"),
+        ("openai", "OPENAI_API_KEY is not set"),
+    ],
+)
+def test_a_missing_key_is_told_before_anything_is_sent(
+    name: str, words: str, job_dir: Path, bagent: Bagent
+) -> None:
+    write_job(job_dir, name, 1, model="m-1")
+    done = bagent(RUN)
+    assert done.code == 2
+    assert words in done.err
+
+
+@pytest.mark.parametrize("name", ["anthropic", "bedrock", "openai"])
+def test_many_models_to_choose_from_are_no_auto(name: str, job_dir: Path, bagent: Bagent) -> None:
+    write_job(job_dir, name, 1, model="auto")
+    done = bagent(RUN, env={"OPENAI_API_KEY": SECRET, "ANTHROPIC_API_KEY": SECRET})
+    assert done.code == 2
+    assert "write model: NAME" in done.err
+
+
+def test_a_key_command_is_asked_again_when_a_key_expires(job_dir: Path, bagent: Bagent) -> None:
+    command = job_dir / "key.sh"
+    command.write_text("#!/bin/sh\ncat key.txt\nprintf key-new-1234 > key.txt\n")
+    command.chmod(0o755)
+    (job_dir / "key.txt").write_text("key-old-1234")
+    with in_thread(AnthropicWire(), Say()) as server:
+        server.key = "key-new-1234"
+        url = f"anthropic+{server.url}"
+        write_job(job_dir, "x", 5, backend={"url": url, "api_key_command": ["./key.sh"]})
+        done = bagent(RUN)
+    assert done.code == 0, done.err
+    assert "key-new" not in done.err
+    assert len(server.bodies) == 5
