@@ -280,8 +280,6 @@ class Conversation:
         outcome.reasoning_tokens = self._usage.reasoning
         if self.plan.price is not None:
             outcome.cost_usd = self.plan.price(self.plan.settings.model, self._usage)
-        if self.plan.price is not None:
-            outcome.cost_usd = self.plan.price(self.plan.settings.model, self._usage)
         if verdict is not None and reply is not None:
             self._put_answer(outcome, verdict, reply)
         if failure is not None:
