@@ -1,7 +1,7 @@
 """One kept-open HTTP/1.1 connection (RFC 9112) and the answers that come over it.
 
-llhttp reads the answers (by httptools). Errors are aiohttp's own: whoever sends need not know by
-which of the two clients.
+llhttp reads the answers (by httptools). Errors are those of both clients: whoever sends need not
+know by which.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import httptools
 from multidict import CIMultiDict
+
+from bagent.backends.http_errors import HttpError, PayloadError, ServerClosed
 
 LONGEST_HEAD = 1 << 20
 """Bytes that the head of an answer may have."""
@@ -82,22 +83,20 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self.complete:
-            self.fail(aiohttp.ClientError("bytes that belong to no request"))
+            self.fail(HttpError("bytes that belong to no request"))
             return
         self._seen += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__ or error
-            self.fail(aiohttp.ClientPayloadError(str(cause)))
+            self.fail(PayloadError(str(cause)))
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.fail(
-                self.error or aiohttp.ClientPayloadError(str(error))
-                if self.headed
-                else aiohttp.ClientError(str(error))
+                self.error or PayloadError(str(error)) if self.headed else HttpError(str(error))
             )
         if not self.headed and self._seen > LONGEST_HEAD:
-            self.fail(aiohttp.ClientError("a head without an end"))
+            self.fail(HttpError("a head without an end"))
         if self.complete or not self.whole:
             self.wake()
 
@@ -108,13 +107,13 @@ class Connection(asyncio.Protocol):
         if self.error is not None:
             pass
         elif not self._seen:
-            self.error = error or aiohttp.ServerDisconnectedError()
+            self.error = error or ServerClosed()
         elif not self.headed:
-            self.error = aiohttp.ClientPayloadError(f"the head broke off: {error or 'closed'}")
+            self.error = PayloadError(f"the head broke off: {error or 'closed'}")
         elif error is None and self._until_closed():
             self.complete = True
         else:
-            self.error = aiohttp.ClientPayloadError(str(error or "closed before the end"))
+            self.error = PayloadError(str(error or "closed before the end"))
         self.wake()
 
     def _until_closed(self) -> bool:

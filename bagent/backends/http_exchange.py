@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import aiohttp
 import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
@@ -24,6 +23,9 @@ from bagent.backends.transport import (
     through,
 )
 from bagent.types import Failure, Reply
+
+if TYPE_CHECKING:
+    import aiohttp
 
 STALE_SECONDS = 1.0
 """A kept-open connection that closes within this time was closed before the request came."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import aiohttp
 import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.chat_stream import StreamReader
 from bagent.backends.chat_wire import BodyWriter, read_reply
+from bagent.backends.embeddings import PATH as EMBEDDINGS
+from bagent.backends.embeddings import read_vectors
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.failures import from_status
 from bagent.backends.forms import Form, Forms
@@ -33,6 +35,9 @@ from bagent.backends.transport import (
     through,
 )
 from bagent.types import Failure, Json, Reply
+
+if TYPE_CHECKING:
+    import aiohttp
 
 STALE_SECONDS = 1.0
 """A kept-open connection that closes within this time was closed before the request came."""
@@ -186,6 +191,8 @@ class OpenAIBackend:
         if isinstance(answer, Failure):
             return answer, b""
         raw, headers = answer
+        if request.path == EMBEDDINGS:
+            return read_vectors(raw, (request.body or {}).get("input"), headers), raw
         content_type = headers.get("Content-Type", "")
         if content_type.startswith("text/event-stream") or (raw[:1] != b"{" and _EVENTS.match(raw)):
             reader = StreamReader(exchange.sent, self._clock)

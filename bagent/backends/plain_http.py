@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
-import aiohttp
 from aiohappyeyeballs import start_connection
 from multidict import CIMultiDict
 from yarl import URL
@@ -22,6 +21,7 @@ from yarl import URL
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http_connection import Connection, PlainResponse, arrival
+from bagent.backends.http_errors import BadAddress, ConnectTimeout, NotConnected
 
 NAME_SECONDS = 300.0
 """So long the addresses of a host name are kept."""
@@ -36,25 +36,23 @@ OPENED: ContextVar[bool] = ContextVar("bagent_opened", default=False)
 """Whether the last request of this task had to open a connection."""
 
 
-class NotConnected(aiohttp.ClientOSError):
-    """No connection could be made; ``os_error`` says why."""
-
-    def __init__(self, os_error: OSError) -> None:
-        super().__init__(os_error.errno, os_error.strerror or str(os_error))
-        self.os_error = os_error
-
-
 class _Target:
-    """Where requests of one endpoint to one route go, and the part of their head that is fixed."""
+    """Where requests of one endpoint to one URL go, and the part of their head that is fixed.
 
-    __slots__ = ("head", "host", "place", "port")
+    ``has_body`` tells a POST from a GET.
+    """
 
-    def __init__(self, endpoint: Endpoint, path: str) -> None:
-        url = URL(endpoint.url + path)
+    __slots__ = ("has_body", "head", "host", "place", "port")
+
+    def __init__(self, endpoint: Endpoint, address: str, *, has_body: bool) -> None:
+        try:
+            url = URL(address)
+        except ValueError as error:
+            raise BadAddress(str(error)) from None
         if endpoint.query:
             url = url.update_query(dict(endpoint.query))
         if not url.raw_host:
-            raise aiohttp.InvalidURL(url)
+            raise BadAddress(str(url))
         self.host = url.raw_host
         self.port = url.port or 80
         self.place = (self.host, self.port)
@@ -63,17 +61,21 @@ class _Target:
                 "Host": url.host_port_subcomponent or self.host,
                 "User-Agent": "bagent",
                 "Accept": "*/*",
-                "Content-Type": "application/json",
             }
         )
+        if has_body:
+            fields["Content-Type"] = "application/json"
         fields.update(endpoint.headers)
         fields.popall("Content-Length", None)
-        lines = [f"POST {url.raw_path_qs} HTTP/1.1"]
+        lines = [f"{'POST' if has_body else 'GET'} {url.raw_path_qs} HTTP/1.1"]
         for name, value in fields.items():
             if any(bad in name or bad in value for bad in _BAD_IN_HEAD):
                 raise ValueError(f"a line break or zero byte in the header {name!r}")
             lines.append(f"{name}: {value}")
-        self.head = "\r\n".join(lines).encode() + b"\r\nContent-Length: "
+        self.has_body = has_body
+        self.head = "\r\n".join(lines).encode() + b"\r\n"
+        if has_body:
+            self.head += b"Content-Length: "
 
 
 class PlainPool:
@@ -88,13 +90,9 @@ class PlainPool:
         self._reaper: asyncio.TimerHandle | None = None
 
     @staticmethod
-    def serves(endpoint: Endpoint) -> bool:
-        """Whether the endpoint is reached this way: no TLS, no proxy, no password in its URL."""
-        return (
-            endpoint.proxy is None
-            and endpoint.url.startswith("http://")
-            and ("@" not in endpoint.url)
-        )
+    def serves(endpoint: Endpoint, url: str) -> bool:
+        """Whether a URL is reached this way: no TLS, no proxy, no password in it."""
+        return endpoint.proxy is None and url.startswith("http://") and "@" not in url
 
     def post(self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts) -> Posting:
         """POST ``body`` (JSON): to be entered with ``async with``.
@@ -106,8 +104,17 @@ class PlainPool:
         if target is None:
             if len(self._targets) >= 32768:
                 self._targets.clear()
-            target = self._targets[endpoint, path] = _Target(endpoint, path)
+            target = _Target(endpoint, endpoint.url + path, has_body=True)
+            self._targets[endpoint, path] = target
         return Posting(self, target, body, timeouts)
+
+    def get(self, endpoint: Endpoint, url: str, timeouts: Timeouts) -> Posting:
+        """GET an absolute URL as the endpoint is reached: to be entered with ``async with``.
+
+        Raises:
+            ValueError: the address or a header cannot be sent.
+        """
+        return Posting(self, _Target(endpoint, url, has_body=False), b"", timeouts)
 
     def take(self, target: _Target, now: float) -> Connection | None:
         """A kept-open connection that may still be good, if there is one."""
@@ -205,8 +212,8 @@ class Posting:
     """One request, from its sending to the return of its connection (``async with``).
 
     Raises:
-        aiohttp.ClientError: the connection or the answer was bad.
-        TimeoutError: ``timeouts.total`` was over; aiohttp's ConnectionTimeoutError for ``connect``.
+        HttpError: the connection or the answer was bad.
+        TimeoutError: ``timeouts.total`` was over; ConnectTimeout for ``connect``.
     """
 
     __slots__ = (
@@ -240,7 +247,10 @@ class Posting:
             if total is not None:
                 self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())
             body = self._body
-            connection.send(b"%b%d\r\n\r\n" % (self._target.head, len(body)), body)
+            if self._target.has_body:
+                connection.send(b"%b%d\r\n\r\n" % (self._target.head, len(body)), body)
+            else:
+                connection.send(self._target.head + b"\r\n", b"")
             while not connection.headed:
                 await arrival(connection)
         except BaseException:
@@ -256,7 +266,7 @@ class Posting:
                 return await self._pool.connect(self._target)
         except TimeoutError:
             if limits.connect is not None and limits.connect == min(known):
-                raise aiohttp.ConnectionTimeoutError from None
+                raise ConnectTimeout from None
             raise
 
     async def __aexit__(

@@ -1,50 +1,44 @@
-"""HTTP over aiohttp with the pool, the time limits and the error words that batches need.
-
-The pool is unbounded since the fleet bounds what is in flight (aiohttp's default of 100 would cap
-a run in silence), and drops idle connections before servers do: vLLM closes them after 5.0 s.
-"""
+"""HTTP with the pools, the time limits and the error words that batches need."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import io
-import math
 import os
 import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http_connection import PlainResponse
-from bagent.backends.plain_http import OPENED, NotConnected, PlainPool
+from bagent.backends.http_errors import (
+    BadAddress,
+    CertificateRefused,
+    ConnectTimeout,
+    HttpError,
+    NotConnected,
+    NoTls,
+    PayloadError,
+    ProxyRefused,
+    ServerClosed,
+)
+from bagent.backends.plain_http import OPENED, PlainPool
 from bagent.backends.proxy import without_userinfo
 from bagent.types import Failure
 
+if TYPE_CHECKING:
+    import aiohttp
+
+    from bagent.backends.aiohttp_client import AiohttpClient
+
 IDLE_SECONDS = 4.0
-READ_BUFFER = 1 << 20
-LARGE_BODY = 1 << 20
-"""Bytes from which aiohttp wants a file instead of a bytes object."""
+"""vLLM closes idle connections after 5.0 s."""
 
 _FULL = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 _CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Notes in the task that asks for a connection whether one had to be opened.
-
-    A request that failed on a kept-open connection may be sent again without cost; aiohttp tells
-    which kind it was only to trace hooks, and those cost a tenth of a request.
-    """
-
-    async def _create_connection(self, req: Any, traces: Any, limits: aiohttp.ClientTimeout) -> Any:
-        OPENED.set(True)
-        return await super()._create_connection(req, traces, limits)
 
 
 def reused() -> bool:
@@ -56,25 +50,18 @@ class Transport:
     """One pool of connections for all endpoints of a run; use it in one event loop."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
         self._plain = PlainPool(IDLE_SECONDS)
+        self._other: AiohttpClient | None = None
         self._contexts: dict[str, ssl.SSLContext] = {}
-        self._timeouts: dict[Timeouts, aiohttp.ClientTimeout] = {}
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = _Connector(limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=300)
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                trust_env=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=READ_BUFFER,
-                auto_decompress=True,
-                headers={"User-Agent": "bagent"},
-            )
-        return self._session
+    def _open(self) -> AiohttpClient:
+        if self._other is None:
+            from bagent.backends.aiohttp_client import AiohttpClient
 
-    def _context(self, ca_file: str | None) -> ssl.SSLContext | bool:
+            self._other = AiohttpClient(IDLE_SECONDS)
+        return self._other
+
+    def _trusted(self, ca_file: str | None) -> ssl.SSLContext | bool:
         if ca_file is None:
             return True
         if ca_file not in self._contexts:
@@ -84,15 +71,6 @@ class Transport:
                 why = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
                 raise BadCertificateFile(f"ca_file {ca_file}: {why}") from None
         return self._contexts[ca_file]
-
-    def _limits(self, timeouts: Timeouts) -> aiohttp.ClientTimeout:
-        found = self._timeouts.get(timeouts)
-        if found is None:
-            if len(self._timeouts) >= 64:
-                self._timeouts.clear()
-            found = aiohttp.ClientTimeout(total=timeouts.total, connect=timeouts.connect)
-            self._timeouts[timeouts] = found
-        return found
 
     def post(
         self,
@@ -106,23 +84,10 @@ class Transport:
         To be entered with ``async with``: then it is sent, and its connection is given back.
         """
         OPENED.set(False)
-        if PlainPool.serves(endpoint):
+        if PlainPool.serves(endpoint, endpoint.url):
             return self._plain.post(endpoint, path, body, timeouts)
-        data: aiohttp.Payload
-        if len(body) <= LARGE_BODY:
-            data = aiohttp.BytesPayload(body, content_type="application/json")
-        else:
-            data = aiohttp.BytesIOPayload(io.BytesIO(body), content_type="application/json")
-        return self._open().post(
-            endpoint.url + path,
-            data=data,
-            headers=endpoint.headers,
-            params=endpoint.query or None,
-            proxy=endpoint.proxy,
-            ssl=self._context(endpoint.ca_file),
-            timeout=self._limits(timeouts),
-            allow_redirects=False,
-        )
+        trusted = self._trusted(endpoint.ca_file)
+        return self._open().post(endpoint, path, body, timeouts, trusted=trusted)
 
     async def get(
         self, endpoint: Endpoint, url: str, seconds: float, connect: float | None = None
@@ -131,28 +96,30 @@ class Transport:
 
         ``seconds`` bounds the whole request, ``connect`` the way to a connection.
         """
-        async with self._open().get(
-            url,
-            headers=endpoint.headers,
-            params=endpoint.query or None,
-            proxy=endpoint.proxy,
-            ssl=self._context(endpoint.ca_file),
-            timeout=aiohttp.ClientTimeout(
-                # aiohttp rounds limits above 5 s up, so that the two would fall together.
-                total=seconds,
-                connect=connect,
-                ceil_threshold=math.inf,
-            ),
-            allow_redirects=False,
-        ) as response:
+        OPENED.set(False)
+        timeouts = Timeouts(connect=connect, total=seconds)
+        if not PlainPool.serves(endpoint, url):
+            trusted = self._trusted(endpoint.ca_file)
+            return await self._open().get(endpoint, url, timeouts, trusted=trusted)
+        try:
+            return await self._plain_get(endpoint, url, timeouts)
+        except NETWORK_ERRORS as error:
+            if not (reused() and is_stale(error)):
+                raise
+        return await self._plain_get(endpoint, url, timeouts)
+
+    async def _plain_get(
+        self, endpoint: Endpoint, url: str, timeouts: Timeouts
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        async with self._plain.get(endpoint, url, timeouts) as response:
             return response.status, await response.read(), response.headers
 
     async def close(self) -> None:
         """Close all connections."""
         await self._plain.close()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._other is not None:
+            await self._other.close()
+            self._other = None
 
 
 class BadCertificateFile(OSError):
@@ -210,17 +177,17 @@ class Patience:
             raise StreamStalled(self._words) from None
 
 
-NETWORK_ERRORS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
+NETWORK_ERRORS = (HttpError, asyncio.TimeoutError, OSError, ValueError)
 """What a request may raise because of the network or the server; ValueError for requests that
 cannot be written, such as a key with a line break."""
 
-NOT_CONNECTED = (NotConnected, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+NOT_CONNECTED = (NotConnected, ConnectTimeout)
 """Those of them that say that the server never saw the request."""
 
 
 def is_stale(error: BaseException) -> bool:
     """Whether the server closed the connection before it answered a byte."""
-    return isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError) or (
+    return isinstance(error, ServerClosed | ConnectionError) or (
         isinstance(error, OSError) and error.errno in _CUT
     )
 
@@ -228,7 +195,7 @@ def is_stale(error: BaseException) -> bool:
 def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts) -> Failure:
     """The failure that an exception of :data:`NETWORK_ERRORS` means, in words for people."""
     where = endpoint.name + through(endpoint)
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
+    if isinstance(error, ConnectTimeout):
         limit = f" within {timeouts.connect:g} s" if timeouts.connect else ""
         return Failure("connect", f"no connection to {where}{limit}", True)
     if isinstance(error, StreamStalled):
@@ -236,15 +203,15 @@ def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts
     if isinstance(error, asyncio.TimeoutError):
         limit = f" within {timeouts.total:g} s" if timeouts.total else ""
         return Failure("timeout", f"no whole answer from {where}{limit}", True)
-    if isinstance(error, aiohttp.ClientHttpProxyError):
+    if isinstance(error, ProxyRefused):
         words = f"the proxy refused to reach {where}: HTTP {error.status}"
         lasting = error.status in (401, 403, 407)
         return Failure("auth" if lasting else "connect", words, not lasting)
     if isinstance(error, OSError) and (failure := _system_failure(error, where)):
         return failure
-    if isinstance(error, aiohttp.ClientPayloadError):
+    if isinstance(error, PayloadError):
         return Failure("bad_response", f"the answer of {where} broke off: {_cause(error)}", True)
-    if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
+    if isinstance(error, BadAddress):
         return Failure("rejected", f"not an address to send to: {without_userinfo(endpoint.url)}")
     if is_stale(error):
         return Failure("connect", f"{where} closed the connection without an answer", True)
@@ -262,16 +229,16 @@ def _system_failure(error: OSError, where: str) -> Failure | None:
     """The failure of an error below HTTP, None where it says nothing of its own."""
     if isinstance(error, BadCertificateFile):
         return Failure("connect", f"cannot reach {where}: {error}")
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+    if isinstance(error, CertificateRefused):
         hint = "give the site's certificates as backend: {ca_file: ...} or SSL_CERT_FILE"
         return Failure("connect", f"{where}: certificate not trusted: {_cause(error)} ({hint})")
     if error.errno in _FULL:
         words = f"this machine is out of file handles, ports or memory: {_cause(error)}"
         return Failure("overloaded", words, True, busy=True)
-    if isinstance(error, aiohttp.ClientConnectorSSLError):
+    if isinstance(error, NoTls):
         hint = "does it speak plain http?"
         return Failure("connect", f"no TLS with {where}: {_cause(error)} ({hint})", True)
-    if isinstance(error, aiohttp.ClientConnectorError | NotConnected):
+    if isinstance(error, NotConnected):
         return Failure("connect", f"cannot connect to {where}: {_cause(error)}", True)
     if is_stale(error):
         return None
@@ -280,11 +247,8 @@ def _system_failure(error: OSError, where: str) -> Failure | None:
 
 def _cause(error: BaseException) -> str:
     """What lies under an error, in its own words; never an address, which may hold a secret."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        refused = error.certificate_error
-        return str(getattr(refused, "verify_message", "") or refused)
-    if isinstance(error, aiohttp.ClientResponseError):
-        return " ".join(error.message.split())
+    if isinstance(error, CertificateRefused):
+        return error.words
     inner: BaseException = getattr(error, "os_error", None) or error.__cause__ or error
     if (
         isinstance(inner, OSError)

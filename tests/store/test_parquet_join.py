@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from bagent.store.parquet_join import ParquetJoin, count_rows
