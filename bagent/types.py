@@ -106,6 +106,7 @@ class Reply(msgspec.Struct, frozen=True):
     its signature; None where text and tool calls say all. ``message`` has the fields of an OpenAI
     message beyond text and tool calls that a conversation gives back (its reasoning, under the
     name that the server has for it).
+    ``vectors`` are embeddings, one for each text sent.
     """
 
     text: str | None
@@ -119,6 +120,7 @@ class Reply(msgspec.Struct, frozen=True):
     logprobs: Json = None
     request_id: str | None = None
     blocks: list[Json] | None = None
+    vectors: list[list[float]] | None = None
     message: dict[str, Json] | None = None
 
 

@@ -337,13 +337,24 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
         endpoints=before.endpoints if before else [],
         rows=rows,
         stages=stage_names(prepared.stages) or [STAGE],
-        answer_columns=[pair for schema in _schemas(prepared) for pair in _answer_columns(schema)],
+        answer_columns=_all_columns(prepared),
         keep_input=job.results.keep_input,
         parquet=job.results.parquet,
         duckdb=job.results.duckdb,
         created_at=before.created_at if before else process.at,
         starts=[*(before.starts if before else []), process],
     )
+
+
+def _all_columns(prepared: Prepared) -> list[tuple[str | None, str]]:
+    """The typed columns of all stages; of those with one name the first one's type counts."""
+    found: dict[str | None, str] = {}
+    for schema in _schemas(prepared):
+        for name, kind in _answer_columns(schema):
+            found.setdefault(name, kind)
+    if any(stage.spec.kind == "embed" for stage in prepared.stages):
+        found.setdefault(None, "FLOAT[]")
+    return list(found.items())
 
 
 def _schemas(prepared: Prepared) -> list[OutputSchema]:

@@ -16,9 +16,10 @@ from bagent.runs.sites import Finder, Fleets, Found, Site
 from bagent.runs.stagejobs import Asking, PreparedStage
 from bagent.stages.asking import Asker
 from bagent.stages.boards import LoopRule, LoopStage, Writer, section_stage
+from bagent.stages.embedding import EmbedStage
 from bagent.stages.expanding import ExpandStage, Items, Recipe, Split
 from bagent.stages.feeder import Feeder
-from bagent.stages.guards import StopAdvice
+from bagent.stages.guards import Guards, StopAdvice
 from bagent.stages.inbox import Gate
 from bagent.stages.keys import INPUT
 from bagent.stages.mapping import BroadcastStage, MapStage
@@ -191,6 +192,8 @@ class _Work:
             rule = LoopRule(spec.max_rounds, stage.until, spec.parallel)
             return LoopStage(stage.name, writers, rule, entrance, self._world, self._gate)
         asking = stage.asking[0]
+        if spec.kind == "embed":
+            return self._embedding(stage, asking, entrance)
         asker, names = self._asker(stage, asking), self._names(stage, asking)
         if spec.kind == "reduce":
             reducing = ReduceRule(spec.fanin, stage.goal)
@@ -202,6 +205,20 @@ class _Work:
                 asker, entrance, names, lambda: [state.name for state in fleet.states]
             )
         return MapStage(asker, entrance, names)
+
+    def _embedding(self, stage: PreparedStage, asking: Asking, entrance: Entrance) -> Stage:
+        site = self._at_work[self._sites.key_of[id(asking)]]
+        options, limits = self._prepared.options, asking.job.limits
+        return EmbedStage(
+            self._plan(stage, asking, site.found),
+            site.fleet,
+            entrance,
+            self._names(stage, asking),
+            self._world,
+            self._gate,
+            guards=Guards(canary=options.canary, stop_after=limits.stop_after_failures),
+            has_prompt=asking.prompt is not None,
+        )
 
     def _names(self, stage: PreparedStage, asking: Asking | None) -> Names:
         used = None

@@ -18,8 +18,8 @@ from bagent.stages.topologies import StageAt, is_plain, lay_out
 if TYPE_CHECKING:
     from bagent.job.spec import Job
 
-ASKING = frozenset({"map", "broadcast", "reduce", "loop"})
-"""Kinds of stages that ask a model with a prompt."""
+ASKING = frozenset({"map", "broadcast", "reduce", "loop", "embed"})
+"""Kinds of stages that ask a model."""
 
 REDUCE_NAMES = frozenset({"responses", "n", "level"})
 LOOP_NAMES = frozenset({"board", "round", "section"})
@@ -169,13 +169,17 @@ def _asking(
     base: Job,
     around: StageSpec | None = None,
 ) -> Asking:
+    embeds = isinstance(part, StageSpec) and part.kind == "embed"
+    if job.prompt is None and embeds and INPUT not in part.from_:
+        return Asking(name, job, part, None, None)
     if job.prompt is None:
         raise JobError(
             f"{name} has no prompt", hint="write prompt: ...", at=base.source.position(path[:-1])
         )
     if isinstance(part, BoardSection) and part.select is None and around is not None:
         part = part.model_copy(update={"select": around.select})
-    return Asking(name, job, part, Prompt(job.prompt, base.source, path), load_schema_of(job, path))
+    schema = None if embeds else load_schema_of(job, path)
+    return Asking(name, job, part, Prompt(job.prompt, base.source, path), schema)
 
 
 def load_schema_of(job: Job, path: tuple[str | int, ...] = ()) -> OutputSchema | None:

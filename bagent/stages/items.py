@@ -27,7 +27,8 @@ class Item(msgspec.Struct, frozen=True, eq=False):
     (None after stages that join rows). ``place`` is where the outcome of ``stage`` for it stands;
     None for an input row. ``seen`` has the places of all earlier stages' outcomes for it by name.
     ``tokens`` is about how many its answer has. ``failed`` counts input rows that failed among
-    those that it was made of, ``also`` names further parents of what is made of it.
+    those that it was made of, ``also`` names further parents of what is made of it. ``told`` is
+    its id in the results where that is another one than the row's.
     """
 
     row: Row
@@ -40,11 +41,13 @@ class Item(msgspec.Struct, frozen=True, eq=False):
     tokens: int = 0
     failed: int = 0
     also: tuple[str, ...] = ()
+    told: Json = None
 
     @property
     def ref(self) -> str:
         """Its name as a parent."""
-        return reference(self.stage, self.row.id, self.answer)
+        told = self.row.id if self.told is None else self.told
+        return reference(self.stage, told, self.answer)
 
     @property
     def parents(self) -> tuple[str, ...]:
@@ -80,6 +83,7 @@ def stage_item(item: Item, row: Row, outcome: Outcome, place: int) -> Item:
         seen={**item.seen, outcome.stage: place},
         tokens=answer_tokens(outcome),
         failed=failed,
+        told=outcome.id,
     )
 
 

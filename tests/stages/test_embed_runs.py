@@ -1,0 +1,65 @@
+"""Vectors of rows and of answers, asked for in batches."""
+
+from __future__ import annotations
+
+from stages.support_stages import RUN, outcomes, run_stages
+from support.cli import run_bagent
+from support.fake_server import FakeServer
+from support.jobs import sql
+from support.replies import echo
+
+EMBED = {"kind": "embed", "name": "vector", "prompt": "{{ text }}"}
+
+
+def batches(server):
+    return [seen.body["input"] for seen in server.requests if seen.path.endswith("/embeddings")]
+
+
+def test_rows_are_embedded_in_batches_and_come_as_floats(tmp_path):
+    rows = [{"id": f"r{n}", "text": f"text {n}"} for n in range(150)]
+    with FakeServer({"*": [echo()]}, allow_faults=True) as server:
+        done = run_stages(tmp_path, server.url, rows, [EMBED], results={"duckdb": False})
+        sent = batches(server)
+    assert done.code == 0, done.err
+    assert sorted(text for batch in sent for text in batch) == sorted(r["text"] for r in rows)
+    assert len(sent) < 15
+    found = sql(f"select id, value from read_parquet('{tmp_path}/runs/job/answers.parquet')")
+    assert len(found) == 150
+    assert all(len(row["value"]) == 8 and isinstance(row["value"][0], float) for row in found)
+
+
+def test_answers_are_embedded_without_a_prompt_of_the_stage(tmp_path):
+    ask = {"kind": "map", "name": "say", "prompt": "id={{ id }} {{ text }}", "answers": 3}
+    stages = [ask, {"kind": "embed", "name": "vector"}]
+    with FakeServer({"*": [echo()]}, allow_faults=True) as server:
+        done = run_stages(
+            tmp_path, server.url, 2, stages, sampling={"temperature": 1, "max_tokens": 64}
+        )
+        sent = batches(server)
+    assert done.code == 0, done.err
+    assert sorted(text for batch in sent for text in batch) == sorted(
+        [f"id=r{n} text number {n}" for n in (1, 2)] * 3
+    )
+    assert {line["parents"][0] for line in outcomes(tmp_path, "vector")} == {
+        f"say:r{n}:{answer}" for n in (1, 2) for answer in range(3)
+    }
+
+
+def test_a_text_that_is_refused_fails_alone(tmp_path):
+    with FakeServer({"*": [echo()]}, allow_faults=True) as server:
+        server.server.check = lambda seen: (
+            "too long" if "text number 5" in seen.body.get("input", []) else None
+        )
+        done = run_stages(tmp_path, server.url, 9, [EMBED])
+    assert done.code == 1
+    failed = [line for line in outcomes(tmp_path, "vector") if line["status"] != "ok"]
+    assert [line["id"] for line in failed] == ["r5"]
+    assert "too long" in failed[0]["error"]
+
+
+def test_finished_vectors_are_not_asked_for_again(tmp_path):
+    with FakeServer({"*": [echo()]}, allow_faults=True) as server:
+        run_stages(tmp_path, server.url, 9, [EMBED])
+        before = len(server.requests)
+        assert run_bagent(RUN, tmp_path).code == 0
+        assert len(server.requests) == before
