@@ -30,6 +30,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         concurrency: closed loops: calls in flight at each endpoint.
         rates: open loops: requests a second over the whole fleet.
+        ramps: open loops whose rate goes evenly from one to another.
         sweep: find the saturation, then measure at rates below and at it.
         seconds: of each stage; None where ``requests`` alone bound it.
         requests: of each stage, over the whole fleet.
@@ -45,6 +46,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "custom"
     concurrency: Sequence[int] = ()
     rates: Sequence[float] = ()
+    ramps: Sequence[tuple[float, float]] = ()
     sweep: bool = False
     arrival: Arrival = "poisson"
     burstiness: float = 1.0
@@ -97,13 +99,13 @@ def make_plan(preset: str | None, given: dict[str, Any]) -> BenchPlan:
     requests without a time bounds each stage alone.
     """
     values: dict[str, Any] = {"name": preset, **PRESETS[preset]} if preset else {}
-    if given.get("rates") or given.get("sweep"):
+    if given.get("rates") or given.get("ramps") or given.get("sweep"):
         values.pop("concurrency", None)
     values |= given
     if given.get("requests") is not None and given.get("seconds") is None:
         values["seconds"] = None
     plan = BenchPlan(**values)
-    if not (plan.concurrency or plan.rates or plan.sweep):
+    if not (plan.concurrency or plan.rates or plan.ramps or plan.sweep):
         plan = msgspec.structs.replace(plan, concurrency=(1, 8))
     return plan
 
@@ -130,6 +132,9 @@ def _once(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[StageSpec]:
                     yield stage_of(plan, f"c={calls}", way, routing, only, concurrency=calls)
                 for rate in plan.rates:
                     yield stage_of(plan, f"rate={rate:g}", way, routing, only, rate=rate)
+                for low, high in plan.ramps:
+                    name = f"rate={low:g}..{high:g}"
+                    yield stage_of(plan, name, way, routing, only, rate=low, rate_to=high)
 
 
 def stage_of(
@@ -166,6 +171,6 @@ def expected_seconds(plan: BenchPlan, endpoints: int) -> float | None:
     """How long the stages take at least, drains left out; None where nothing bounds it."""
     if plan.seconds is None or plan.sweep:
         return None
-    loads = len(plan.concurrency) + len(plan.rates)
+    loads = len(plan.concurrency) + len(plan.rates) + len(plan.ramps)
     rounds = sum(endpoints if one == "isolated" else 1 for one in plan.routings)
     return plan.seconds * loads * rounds * len(plan.ways) * plan.repeats

@@ -16,7 +16,7 @@ from bagent.bench.calibrate import Wanted, calibrate
 from bagent.bench.config import JobBody, LoadConfig, Target, portable
 from bagent.bench.crew import Crew, LocalCrew, ProcessCrew
 from bagent.bench.load import Part
-from bagent.bench.plan import BenchPlan, stages
+from bagent.bench.plan import BenchPlan, expected_seconds, stages
 from bagent.bench.prompts import AnswerPlan, Lengths
 from bagent.bench.records import RowFile, StageRow
 from bagent.bench.servers import ServerWatch
@@ -156,6 +156,9 @@ class Session:
             return row, self._light.rows_of(spec.number) if plan.sweep else []
 
         names = [target.endpoint.name for target in self._targets]
+        seconds = expected_seconds(plan, len(names))
+        if names and seconds is not None:
+            self._tell(f"load on {counted(len(names), 'endpoint')} for {duration(seconds)}")
         if plan.sweep:
             async for _, found in sweep(plan, len(names), send):
                 self.course.saturation = found
@@ -225,7 +228,9 @@ def stage_row(
         window_to=high,
         only=spec.only,
         concurrency=spec.concurrency,
-        rate=spec.rate,
+        rate=spec.rate
+        if spec.rate_to is None or spec.rate is None
+        else (spec.rate + spec.rate_to) / 2,
         arrival=spec.arrival if spec.rate is not None else None,
         cut=cut,
     )

@@ -23,6 +23,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
         load: name of the load, the same for all its repeats.
         concurrency: calls in flight at each endpoint, all the time.
         rate: requests a second over the whole fleet, whatever comes back.
+        rate_to: the rate at the end of a ramp: it goes there evenly during ``seconds``.
         burstiness: shape of ``gamma`` arrivals: 1 is Poisson, less comes in bursts.
         seconds: how long it feeds; None until ``requests`` are sent.
         requests: how many it sends over the whole fleet; None until ``seconds`` are over.
@@ -38,6 +39,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int = 0
     concurrency: int | None = None
     rate: float | None = None
+    rate_to: float | None = None
     arrival: Arrival = "poisson"
     burstiness: float = 1.0
     seconds: float | None = None
@@ -57,8 +59,8 @@ def arrivals(stage: StageSpec, part: int = 0, parts: int = 1) -> Iterator[tuple[
     ``burstiness`` (as in vLLM's ``bench serve``).
     """
     assert stage.rate is not None
-    gaps = _gaps(stage, stage.rate)
-    at = next(gaps) if stage.arrival != "constant" else 0.0
+    gaps = _gaps(stage)
+    at = next(gaps) / stage.rate if stage.arrival != "constant" else 0.0
     for number in itertools.count():
         if stage.requests is not None and number >= stage.requests:
             return
@@ -66,17 +68,25 @@ def arrivals(stage: StageSpec, part: int = 0, parts: int = 1) -> Iterator[tuple[
             return
         if number % parts == part:
             yield number, at
-        at += next(gaps)
+        at += next(gaps) / _rate_at(stage, stage.rate, at)
 
 
-def _gaps(stage: StageSpec, rate: float) -> Iterator[float]:
+def _rate_at(stage: StageSpec, rate: float, at: float) -> float:
+    """The rate ``at`` seconds after the start."""
+    if stage.rate_to is None or not stage.seconds:
+        return rate
+    return rate + (stage.rate_to - rate) * min(1.0, at / stage.seconds)
+
+
+def _gaps(stage: StageSpec) -> Iterator[float]:
+    """Gaps between requests at a rate of one a second."""
     if stage.arrival == "constant":
         while True:
-            yield 1 / rate
+            yield 1.0
     rng = random.Random(f"{stage.seed}/arrivals/{stage.load}/{stage.repeat}")
     shape = 1.0 if stage.arrival == "poisson" else stage.burstiness
     while True:
-        yield rng.gammavariate(shape, 1 / (rate * shape))
+        yield rng.gammavariate(shape, 1 / shape)
 
 
 def share(count: int, part: int, parts: int) -> int:

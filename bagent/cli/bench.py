@@ -160,7 +160,10 @@ def _plan(given: dict[str, Any]) -> BenchPlan:
     if given["concurrency"]:
         values["concurrency"] = tuple(_numbers("--concurrency", given["concurrency"], int))
     if given["rate"]:
-        values["rates"] = tuple(_numbers("--rate", given["rate"], float))
+        parts = given["rate"].split(",")
+        plain = [part for part in parts if ".." not in part]
+        values["rates"] = tuple(_numbers("--rate", ",".join(plain), float)) if plain else ()
+        values["ramps"] = tuple(_ramp(part) for part in parts if ".." in part)
     if given["seconds"]:
         values["seconds"] = _duration("--duration", given["seconds"])
     if given["ways"]:
@@ -178,16 +181,23 @@ def _plan(given: dict[str, Any]) -> BenchPlan:
             connect=min(5.0, total), first_token=total, idle=total, total=total
         )
     plan = make_plan(given["preset"], values)
+    _check(plan)
+    return plan
+
+
+def _check(plan: BenchPlan) -> None:
+    """Refuse settings that contradict each other."""
     if plan.prefix_tokens >= plan.input_tokens:
         raise UsageError(
             f"--prefix-tokens {plan.prefix_tokens}: not below the {plan.input_tokens} input tokens",
             hint="--input-tokens counts the prefix too",
         )
+    if plan.ramps and plan.seconds is None:
+        raise UsageError("--rate with a ramp needs a time", hint="give --duration T")
     if plan.burstiness <= 0:
         raise UsageError(f"--burstiness {plan.burstiness:g}: not above 0", hint="1 is Poisson")
     if "affinity" in plan.routings and not plan.prefix_tokens:
         raise UsageError("--routing affinity needs groups", hint="give --prefix-tokens N")
-    return plan
 
 
 def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
@@ -199,6 +209,12 @@ def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
     except ValueError:
         pass
     raise UsageError(f"{option} {text}: not numbers above 0", hint=f"such as {option} 1,8,64")
+
+
+def _ramp(text: str) -> tuple[float, float]:
+    """The two rates of ``2..20``."""
+    low, high = _numbers("--rate", ",".join(text.split("..", 1)), float)
+    return low, high
 
 
 def _words(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:

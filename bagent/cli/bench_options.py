@@ -17,7 +17,10 @@ Concurrency = Annotated[
     Text, typer.Option("--concurrency", metavar="N,..", help="Calls in flight per endpoint.")
 ]
 Rate = Annotated[
-    Text, typer.Option("--rate", metavar="R,..", help="Requests a second over the fleet.")
+    Text,
+    typer.Option(
+        "--rate", metavar="R,..", help="Requests a second over the fleet; 2..20 is a ramp."
+    ),
 ]
 Sweep = Annotated[
     bool, typer.Option("--sweep", help="Find the saturation, measure at rates below it.")

@@ -35,6 +35,14 @@ def test_random_arrivals_have_the_rate_and_the_spread_that_was_asked_for(
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(cv, rel=0.05)
 
 
+def test_a_ramp_goes_evenly_from_one_rate_to_another() -> None:
+    spec = stage(rate=10.0, rate_to=50.0, arrival="constant", seconds=10.0)
+    times = [at for _, at in arrivals(spec)]
+    assert len(times) == pytest.approx(300, abs=3)  # a mean of 30 a second
+    assert sum(at < 1 for at in times) == pytest.approx(12, abs=1)
+    assert sum(at >= 9 for at in times) == pytest.approx(48, abs=1)
+
+
 def test_a_seed_gives_the_same_schedule_and_repeats_give_others() -> None:
     spec = stage(rate=10.0, requests=50, seed=7)
     assert list(arrivals(spec)) == list(arrivals(spec))
