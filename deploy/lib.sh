@@ -94,8 +94,11 @@ write_node_script() {
 set_launcher() {
     NODE_COUNT=$(wc -l <"$JOB_DIR/nodes")
     local list="$JOB_DIR/nodes"
+    STOP=TERM
     case $LAUNCHER in
         srun)
+            # srun answers TERM by killing its tasks at once; this one it hands to them.
+            STOP=USR2
             LAUNCH=(srun --overlap --nodes="$NODE_COUNT" --ntasks="$NODE_COUNT" --ntasks-per-node=1
                 --nodelist="$list" --cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --cpu-bind=none --mem=0
                 --no-kill --kill-on-bad-exit=0 --wait=0 --input=none)
@@ -222,8 +225,8 @@ signalled() {
 finish() {
     local code=$1
     trap '' USR1 USR2 TERM INT
-    stop_child "$LATE"
-    stop_child "$ENGINES"
+    stop_child "$LATE" TERM
+    stop_child "$ENGINES" "${STOP:-TERM}"
     if [[ -n $ENGINES ]]; then "$PYTHON" -m bagent.hpc engines "$JOB_DIR" >&2 || true; fi
     say "exit code $code"
     if ((code == 75)); then go_on_later; fi
@@ -232,12 +235,13 @@ finish() {
 
 stop_child() {
     if [[ -z $1 ]]; then return; fi
-    kill -TERM "$1" 2>/dev/null || return 0
+    kill -"$2" "$1" 2>/dev/null || return 0
     local tries
     for ((tries = 0; tries < 75; tries++)); do
         kill -0 "$1" 2>/dev/null || break
         sleep 0.2
     done
+    kill -TERM "$1" 2>/dev/null && sleep 1
     kill -KILL "$1" 2>/dev/null || true
     wait "$1" 2>/dev/null || true
 }

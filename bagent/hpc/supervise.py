@@ -53,13 +53,17 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine's process on one node: its command, what its environment adds, its port."""
+    """One engine's process on one node: its command, what its environment adds, its port.
+
+    ``address`` is the node's for others, ``serves`` whether a port is opened here at all.
+    """
 
     words: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     slot: int
     port: int
     serves: bool
+    address: str = "127.0.0.1"
 
 
 def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[Engine]:
@@ -68,7 +72,7 @@ def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[En
     if first + plan.span > len(nodes):
         return []
     rank = position - first
-    head = f"{short(nodes[first])}{plan.suffix}" if plan.suffix else nodes[first]
+    head, here = (_address(nodes[number], plan.suffix) for number in (first, position))
     engines = []
     caches = f"{os.environ.get('TMPDIR', '/tmp')}/bagent-vllm-{os.getuid()}"
     for slot, port in enumerate(plan.ports):
@@ -98,8 +102,12 @@ def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[En
         if plan.gpus and plan.mask:
             share = plan.gpus // len(plan.ports)
             env[plan.mask] = ",".join(map(str, range(slot * share, (slot + 1) * share)))
-        engines.append(Engine(tuple(words), env, slot, port, serves=rank == 0))
+        engines.append(Engine(tuple(words), env, slot, port, rank == 0, here))
     return engines
+
+
+def _address(node: str, suffix: str) -> str:
+    return f"{short(node)}{suffix}" if suffix else node
 
 
 def _filled(word: str, values: Mapping[str, object]) -> str:
@@ -186,15 +194,20 @@ class Keeper:
         if not self._engine.serves:
             return
         while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", self._engine.port)
-            except OSError:
-                await asyncio.sleep(1.0)
-                continue
-            writer.close()
-            self._state.state, self._state.listening_at = "listening", self._clock()
-            write_state(self._folder, self._state)
-            return
+            if await self._takes_connections():
+                break
+            await asyncio.sleep(1.0)
+        self._state.state, self._state.listening_at = "listening", self._clock()
+        write_state(self._folder, self._state)
+
+    async def _takes_connections(self) -> bool:
+        """Whether the port is open here, on the loopback address or the one for others."""
+        for address in dict.fromkeys(("127.0.0.1", self._engine.address)):
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(address, self._engine.port)
+                writer.close()
+                return True
+        return False
 
     async def stop(self) -> None:
         """End the engine: asked first, killed after 10 s."""
@@ -215,7 +228,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 async def supervise(engines: Sequence[Engine], folder: Path, node: str, restarts: int) -> int:
-    """Keep the engines of this node until a signal (TERM, INT, HUP); 1 if all of them died.
+    """Keep the engines of this node until a signal (TERM, INT, HUP, USR2); 1 if all of them died.
 
     Files are written to ``folder``, which all nodes share.
     """
@@ -229,7 +242,8 @@ async def supervise(engines: Sequence[Engine], folder: Path, node: str, restarts
         stops.update(asyncio.ensure_future(keeper.stop()) for keeper in keepers)
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    # srun answers TERM by killing its tasks at once; other signals it hands to them.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, stop)
     ended = await asyncio.gather(*(keeper.keep() for keeper in keepers))
     await asyncio.gather(*stops)
