@@ -120,7 +120,11 @@ def _compared(name: str, rows: Sequence[Seen]) -> Judged:
         if own.endpoint != name or not own.telling:
             continue
         others = [
-            row for row in rows if row.load == own.load and row.endpoint != name and row.telling
+            row
+            for row in rows
+            if (row.load, row.model) == (own.load, own.model)
+            and row.endpoint != name
+            and row.telling
         ]
         work = _known(row.output_tok_s for row in others)
         if own.closed and own.output_tok_s is not None and work and statistics.median_high(work):
