@@ -34,6 +34,7 @@ from bagent.checks.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count
 from bagent.checks.volume import Volume, measure
 from bagent.job.prompt import Prompt
 from bagent.rows import RowSource
+from bagent.runs.costs import price_of
 from bagent.runs.options import RunOptions
 from bagent.runs.plan import deduped, make_plan, resolve_model
 from bagent.runs.prepare import Prepared, open_input, prepare
@@ -41,6 +42,9 @@ from bagent.types import Row
 
 MOST_NAMED = 20
 """Rows that will fail or do not fit are named up to this many."""
+
+_NO_TOKENIZER = frozenset(("anthropic", "bedrock"))
+"""Kinds of servers that are not asked to count tokens: they would take it for a call."""
 
 _HOSTED = frozenset({"api.openai.com"})
 """Hosts that are known to serve no tokenizer."""
@@ -132,11 +136,19 @@ class _Look:
             return None
         return resolve_model(job, known_of(probed))
 
+    def _known_price(self, plan: StagePlan) -> tuple[float, float] | None:
+        """The job's own prices, or those known for its model; no cache is counted on."""
+        kind = self._target.servers.kind
+        found = price_of(self._prepared.job, kind, plan.settings.model)
+        return None if found is None else (found.input, found.output)
+
     def _tokenizer(
         self, transport: Transport, probed: Sequence[Probed], model: str | None
     ) -> Tokenizer | None:
         if self._target.planned is not None:
             return SimTokenizer() if self._target.servers.simulated else None
+        if self._target.servers.kind in _NO_TOKENIZER:
+            return None
         for one in probed:
             if one.found is not None and one.endpoint.name not in _HOSTED:
                 return ServerTokenizer(transport, one.endpoint, model)
@@ -188,7 +200,7 @@ class _Look:
                 for place, one in enumerate(sample[: options.prompts])
             ),
             tokens=tokens,
-            cost=cost_report(options.price, tokens),
+            cost=cost_report(options.price or self._known_price(plan), tokens),
             sharing=self._share_report(probed, sample, sizes),
             reorder=self._reorder(plan, sample, sizes),
             failing=tuple(failing[:MOST_NAMED]),

@@ -199,3 +199,16 @@ def test_a_key_command_is_asked_again_when_a_key_expires(job_dir: Path, bagent: 
     assert done.code == 0, done.err
     assert "key-new" not in done.err
     assert len(server.bodies) == 5
+
+
+def test_check_tells_what_a_job_would_cost_by_its_own_prices(
+    kind: str, job_dir: Path, bagent: Bagent
+) -> None:
+    with in_thread(KINDS[kind](), Say()) as server:
+        prices = {"input": 10, "output": 100}
+        write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1", prices=prices)
+        done = bagent(["check", "job.yaml"], env={"MY_KEY": SECRET})
+    assert done.code == 0, done.err
+    # Two answers of at most 64 tokens: 128 x 100 / 1e6.
+    assert "$0.0128" in done.out + done.err
+    assert not any(path.endswith(("completions", "messages", "converse")) for path in server.paths)
