@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bagent.agents.plan import StagePlan
 from bagent.stages.engine import Engine
 from bagent.stages.inbox import Gate, Inbox
+from bagent.stages.items import Item
 from bagent.stages.records import Emit, Records
 from bagent.types import Outcome, Row
 
@@ -35,17 +36,26 @@ class Asker:
         self._waiting: dict[tuple[int, int], list[Then]] = {}
         self.engine = make_engine(self._ended)
 
-    def ask(self, key: int, answer: int, make: Callable[[], Row], then: Then) -> None:
-        """Have one answer for the row of that key; ``then`` may be called at once.
+    def ask(
+        self,
+        unit: tuple[int, int],
+        made_of: Sequence[Item],
+        make: Callable[[], Row],
+        then: Then,
+    ) -> None:
+        """Have one answer for a row; ``then`` may be called at once.
 
         Args:
+            unit: the row's key, and the number of the answer.
+            made_of: what the row is made of.
             make: makes the row, with all that its prompt needs, just before it is sent.
         """
-        found = self._records.finished(key, self.plan.name, answer)
+        key, answer = unit
+        found = self._records.finished(key, self.plan.name, answer, made_of)
         if found is not None:
             then(*found)
             return
-        waiting = self._waiting.setdefault((key, answer), [])
+        waiting = self._waiting.setdefault(unit, [])
         waiting.append(then)
         if len(waiting) == 1:
             self._inbox.put(make, answer)

@@ -130,7 +130,7 @@ class LoopStage:
         if not self._entrance.admits(item):
             ticket.split(0)
             return
-        found = self._world.records.finished(item.row.key, self.name, 0)
+        found = self._world.records.finished(item.row.key, self.name, 0, (item,))
         if found is not None:
             ticket.fill(stage_item(item, item.row, *found))
             return
@@ -215,7 +215,8 @@ class LoopStage:
             if not future.done():
                 future.set_result((outcome, place))
 
-        writer.asker.ask(row.key, 0, partial(self._row, state, writer, row), then)
+        make = partial(self._row, state, writer, row)
+        writer.asker.ask((row.key, 0), (item,), make, then)
         return await future
 
     def _row(self, state: _State, writer: Writer, row: Row) -> Row:

@@ -94,7 +94,7 @@ class EmbedStage:
         if not self._entrance.admits(item):
             ticket.split(0)
             return
-        found = self._world.records.finished(item.row.key, self.name, 0)
+        found = self._world.records.finished(item.row.key, self.name, 0, (item,))
         if found is not None:
             ticket.fill(stage_item(item, item.row, *found))
             return

@@ -147,7 +147,7 @@ class ExpandStage:
 
     def _put(self, item: Item, row: Row, made: Made, ticket: Ticket) -> None:
         records: Records = self._world.records
-        found = records.finished(row.key, self.name, 0)
+        found = records.finished(row.key, self.name, 0, (item,))
         if found is None:
             outcome = ended_row(self.name, row, self._world.now(), output=made.output)
             found = outcome, records.write(outcome, row)
@@ -158,7 +158,7 @@ class ExpandStage:
     def _fail(self, item: Item, ticket: Ticket, kind: str, words: str) -> None:
         row = made_row(item.row, item)
         records = self._world.records
-        found = records.finished(row.key, self.name, 0)
+        found = records.finished(row.key, self.name, 0, (item,))
         if found is None:
             outcome = ended_row(self.name, row, self._world.now(), error=(kind, words))
             found = outcome, records.write(outcome, row)

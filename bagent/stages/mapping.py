@@ -45,7 +45,8 @@ class MapStage:
         tickets = [ticket] if count == 1 else ticket.split(count)
         for answer, place in enumerate(tickets):
             make = partial(self._row, item)
-            self._asker.ask(item.row.key, answer, make, partial(self._done, item, place))
+            unit = item.row.key, answer
+            self._asker.ask(unit, (item,), make, partial(self._done, item, place))
 
     def _row(self, item: Item) -> Row:
         return made_row(item.row, item, self._names.of(item))
@@ -107,7 +108,8 @@ class BroadcastStage:
                 endpoint=endpoint,
             )
             make = partial(self._row, item, row)
-            self._asker.ask(row.key, 0, make, partial(self._done, item, row, place))
+            done = partial(self._done, item, row, place)
+            self._asker.ask((row.key, 0), (item,), make, done)
 
     def _row(self, item: Item, row: Row) -> Row:
         return made_row(row, item, self._names.of(item))

@@ -147,6 +147,9 @@ class QueryStage:
         error = (NO_SURVIVOR, str(words)) if words is not None else None
         records = self._world.records
         found = records.finished(row.key, self.name, 0)
+        if found is not None and _differs(found[0], values, error):
+            records.take_back(row.key, self.name, 0)
+            found = None
         if found is None:
             outcome = ended_row(self.name, row, self._world.now(), output=values, error=error)
             found = outcome, records.write(outcome, row)
@@ -167,6 +170,13 @@ class QueryStage:
                 failed=int(not ok),
             )
         )
+
+
+def _differs(outcome: Outcome, values: dict[str, Any], error: tuple[str, str] | None) -> bool:
+    """Whether the query says something else about a row than it did in an earlier start."""
+    if error is not None or outcome.output is None:
+        return outcome.error != (error[1] if error else None)
+    return bool(msgspec.json.decode(outcome.output) != values)
 
 
 def _line(outcome: Outcome) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from bagent.stages.engine import OutcomeLog
-from bagent.store.codec import unit_of
+from bagent.stages.items import Item
+from bagent.store.codec import VOID, unit_of
+from bagent.store.segments import PART_SHIFT
 from bagent.types import Outcome, Row
 
 Emit = Callable[[Outcome, int, Row], None]
@@ -48,6 +50,7 @@ class Records:
         self.journal = journal
         self.counts: dict[str, Counter[str]] = {}
         self._earlier = earlier
+        self._taken_back: set[int] = set()
         self._emit = emit
 
     def read(self, place: int) -> Outcome:
@@ -57,16 +60,35 @@ class Records:
         assert self._earlier is not None
         return self._earlier.read_at(-1 - place)
 
-    def finished(self, key: int, stage: str, answer: int) -> tuple[Outcome, int] | None:
-        """The outcome that an earlier start finished, with its place."""
+    def finished(
+        self, key: int, stage: str, answer: int, made_of: Iterable[Item] = ()
+    ) -> tuple[Outcome, int] | None:
+        """The outcome that an earlier start finished, with its place.
+
+        One that was made of something else than is there now is taken back: a row that failed
+        then came out well since, so what was made of the failure has to be made again.
+
+        Args:
+            made_of: what it would be made of now.
+        """
         if self._earlier is None:
             return None
-        found = self._earlier.find(unit_of(key, stage, answer))
+        unit = unit_of(key, stage, answer)
+        found = None if unit in self._taken_back else self._earlier.find(unit)
         if found is None:
+            return None
+        if any(item.ok and _after(item.place, found) for item in made_of):
+            self.take_back(key, stage, answer)
             return None
         outcome = self._earlier.read_at(found)
         self._count(outcome)
         return outcome, -1 - found
+
+    def take_back(self, key: int, stage: str, answer: int) -> None:
+        """Let no outcome of earlier starts count for this unit."""
+        self._taken_back.add(unit_of(key, stage, answer))
+        void: Any = VOID
+        self.journal.write(Outcome(f"{key:016x}", 0, None, "", 0, stage, void, answer))
 
     def write(self, outcome: Outcome, row: Row) -> int:
         """Write an outcome that no request was needed for; its place."""
@@ -81,3 +103,16 @@ class Records:
 
     def _count(self, outcome: Outcome) -> None:
         self.counts.setdefault(outcome.stage, Counter())[outcome.status] += 1
+
+
+def _after(place: int | None, found: int) -> bool:
+    """Whether what stands at ``place`` was written after the earlier outcome at ``found``.
+
+    What other parts of a run wrote cannot be put in order, and counts as before.
+    """
+    if place is None:
+        return False
+    if place >= 0:
+        return True
+    location = -1 - place
+    return location >> PART_SHIFT == found >> PART_SHIFT and location > found

@@ -58,10 +58,10 @@ class Reducer:
             self._nothing_left(node, ticket)
             return
         done = partial(self._done, node, ticket)
-        self._asker.ask(node.row.key, 0, node.made, done)
+        self._asker.ask((node.row.key, 0), node.group, node.made, done)
 
     def _nothing_left(self, node: Node, ticket: Ticket) -> None:
-        found = self.world.records.finished(node.row.key, self.name, 0)
+        found = self.world.records.finished(node.row.key, self.name, 0, node.group)
         if found is None:
             count = len(node.group)
             first = self.entrance.reason(node.group[0])

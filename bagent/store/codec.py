@@ -30,7 +30,13 @@ OK_CODE = 0
 """Code of a good outcome: status ``ok``, no error kind."""
 
 _KIND_CODES: dict[str | None, int] = {None: 0} | {k: i for i, k in enumerate(ERROR_KINDS, 1)}
-_STATUS_CODES = {status: number << 5 for number, status in enumerate(STATUSES)}
+VOID = "void"
+"""The status of a line that says: no line of this unit before it counts any more."""
+
+VOID_CODE = 7 << 5
+"""Code of such a line."""
+
+_STATUS_CODES = {status: number << 5 for number, status in enumerate(STATUSES)} | {VOID: VOID_CODE}
 _JSON_FIELDS = frozenset({"id", "output", "logprobs", "messages"})
 _SURROGATE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 _DEEPEST = 400

@@ -19,12 +19,14 @@ from bagent.errors import JobError
 from bagent.store.codec import ERROR_KINDS, OK_CODE, STATUSES, kind_of, status_of
 from bagent.store.segment_index import SegmentIndex, open_index
 from bagent.store.segments import Report, list_segments
+from bagent.store.superseded import voided
 from bagent.types import PASSING_KINDS
 
 _FAILURE_PARTS = 64
 _PART_BITS = 11
 _MOST_MISSES = 8
 _IS_OK = bytes([1]) + bytes(255)
+_FLIPPED = bytes([1, 0]) + bytes(254)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +304,12 @@ def done_index(indexes: list[SegmentIndex], policy: Policy) -> DoneIndex:
     """Which units are finished, of indexes in the order in which their lines were written."""
     done = UnitSet(sum(map(len, indexes)))
     failures = _Failures()
-    for index in indexes:
+    void = voided(indexes)
+    for number, index in enumerate(indexes):
         units, codes = index.column("units"), index.column("codes").tobytes()
+        if number in void:
+            kept = void[number].translate(_FLIPPED)
+            units, codes = array("Q", compress(units, kept)), bytes(compress(codes, kept))
         if any(codes):
             failures.add_all(zip(units, codes, strict=True))
             done.add_all(compress(units, codes.translate(_IS_OK)))
