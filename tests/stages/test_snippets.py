@@ -1,0 +1,96 @@
+"""The ready queries, on tables as a stage sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bagent.stages import snippets
+from bagent.stages.tables import Found, StageTable, run_query
+
+ROWS: list[tuple[str, int, int, str, Any]] = [
+    ("a", 0, 0, "ok", {"score": 3, "tags": ["x", "y"], "name": "one"}),
+    ("a", 0, 1, "ok", {"score": "9", "tags": ["y"], "name": "two"}),
+    ("a", 0, 2, "failed", None),
+    ("b", 1, 0, "ok", {"score": "none", "tags": [], "name": "two"}),
+    ("b", 1, 1, "ok", {"score": 4.5, "tags": ["z"], "name": "two"}),
+    ("b", 1, 2, "ok", {"score": "NaN", "name": "one"}),
+]
+FAILED = ("timed out", "timeout")
+
+
+@pytest.fixture
+def ask(tmp_path: Path):
+    path = tmp_path / "table.jsonl"
+    names = ("id", "row", "answer", "status", "output", "error", "error_kind")
+    lines = [
+        dict(zip(names, (*one, *((None, None) if one[3] == "ok" else FAILED)), strict=True))
+        for one in ROWS
+    ]
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    def run(query: str) -> list[Found]:
+        columns = [("score", "DOUBLE"), ("name", "VARCHAR")]
+        found = run_query(query, [StageTable("s", columns, path)], tmp_path)
+        assert not isinstance(found, str), found
+        return found
+
+    return run
+
+
+def test_the_majority_with_its_fraction(ask):
+    found = {one.values["id"]: one for one in ask(snippets.majority("s", "name"))}
+    assert found["b"].values["winner"] == "two"
+    assert found["b"].values["fraction"] == pytest.approx(2 / 3)
+    # Equal votes: the answer that was given first.
+    assert (found["a"].values["winner"], found["a"].values["failed"]) == ("one", 1)
+    assert found["b"].parents == ("s:b:0", "s:b:1", "s:b:2")
+
+
+def test_the_best_of_each_row_and_the_top_of_all(ask):
+    best = [(one.values["id"], one.values["score"]) for one in ask(snippets.best_of("s", "score"))]
+    assert best == [("a", 9.0), ("b", 4.5)]
+    top = ask(snippets.top_k("s", "score", 2))
+    assert [(one.values["id"], one.values["answer"]) for one in top] == [("a", 1), ("b", 1)]
+    assert top[0].parents == ("s:a:1",)
+
+
+def test_lists_are_merged_with_counts(ask):
+    found = [
+        (one.values["item"], one.values["times"]) for one in ask(snippets.merge_lists("s", "tags"))
+    ]
+    assert found == [("x", 1), ("y", 2), ("z", 1)]
+
+
+def test_statistics_skip_and_count_what_is_no_number(ask):
+    [found] = ask(snippets.statistics("s", "score"))
+    wanted = {"rows": 6, "failed": 1, "not_numbers": 2, "numbers": 3, "least": 3.0, "greatest": 9.0}
+    assert {key: found.values[key] for key in wanted} == wanted
+    assert found.values["mean"] == pytest.approx(5.5)
+    assert found.parents == ("s:*",)
+
+
+def test_a_failure_report_names_each_reason(ask):
+    [found] = ask(snippets.failure_report("s"))
+    assert (found.values["error_kind"], found.values["rows"], found.values["first_id"]) == (
+        "timeout", 1, "a",
+    )  # fmt: skip
+
+
+def test_typed_columns_of_the_schema_are_there(ask):
+    found = ask(
+        "SELECT name, sum(score) AS total FROM s WHERE isfinite(score) GROUP BY name ORDER BY 1"
+    )
+    assert [one.values for one in found] == [
+        {"name": "one", "total": 3.0}, {"name": "two", "total": 13.5},
+    ]  # fmt: skip
+
+
+def test_a_wrong_query_gives_the_words_of_duckdb(tmp_path):
+    (tmp_path / "t").write_text("")
+    found = run_query("SELECT nothing FROM s", [StageTable("s", [], tmp_path / "t")], tmp_path)
+    assert isinstance(found, str)
+    assert "nothing" in found
