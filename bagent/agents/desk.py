@@ -137,12 +137,13 @@ class Desk:
         todo = [c for c in work.calls if c.id not in work.answers and c.id not in started]
         results = {}
         if len(started) + len(todo) > MOST_CALLS:
-            todo, excess = todo[:MOST_CALLS], todo[MOST_CALLS:]
+            room = max(0, MOST_CALLS - len(started))
+            todo, excess = todo[:room], todo[room:]
             too_many = ToolResult(_TOO_MANY, "failed", started=time.time())
             results = {call.id: too_many for call in excess}
         if any(self._agent.tools.has_side_effects(call.name) for call in todo):
             self.note_part(work, [*(one.call for one in started.values()), *todo])
-        if len(todo) == 1 and not started:
+        if len(todo) == 1 and not started and not results:
             results[todo[0].id] = await self._call(todo[0])
         else:
             for call in todo:

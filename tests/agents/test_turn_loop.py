@@ -1,0 +1,222 @@
+"""Turns of an agent: what it is asked, what it is told, when it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agents.support_agents import agent_job, answers_in, calls, check_pairs, ran
+from support.fake_server import FakeServer
+from support.jobs import parquet, results_by_id
+from support.replies import ok, ok_tools, tool_call
+
+
+def finished(bagent, job_dir, code=0):
+    """Run the job; its rows by id."""
+    done = bagent(["run", "job.yaml"])
+    assert done.code == code, done.err
+    return results_by_id(job_dir)
+
+
+def test_calls_of_one_turn_run_and_their_answers_stand_behind_the_turn_that_asked(job_dir, bagent):
+    script = {"*": [calls(("add", '{"a":1,"b":2}'), ("add", '{"a":3,"b":4}')), ok("3 and 7")]}
+    with FakeServer(script) as fs:
+        agent_job(job_dir, fs.url)
+        row = finished(bagent, job_dir)["r1"]
+        first, second = (seen.body for seen in fs.of("r1"))
+    assert (row["status"], row["text"], row["turns"], row["attempts"]) == ("ok", "3 and 7", 2, 2)
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["add", "wait", "tell", "fail"]
+    assert second["messages"][:1] == first["messages"]
+    assert second["messages"][1]["role"] == "assistant"
+    assert [one["tool_call_id"] for one in second["messages"][2:]] == ["c0", "c1"]
+    assert answers_in(second) == ["3", "7"]
+    table = parquet(job_dir / "runs/job", "tool_calls")
+    assert sorted((one["turn"], one["name"], one["arguments"]) for one in table) == [
+        (1, "add", '{"a":1,"b":2}'),
+        (1, "add", '{"a":3,"b":4}'),
+    ]
+    assert all(one["latency_ms"] >= 0 and one["error"] is None for one in table)
+
+
+@pytest.mark.parametrize(
+    ("given", "stream"),
+    [({"a": 1, "b": 2}, False), (json.dumps('{"a":1,"b":2}'), True)],
+    ids=["object", "text in text"],
+)
+def test_arguments_in_every_form_reach_the_tool_and_go_back_as_text_of_one_object(
+    job_dir, bagent, given, stream
+):
+    with FakeServer({"*": [calls(("add", given)), ok("3")]}) as fs:
+        agent_job(job_dir, fs.url, stream=stream)
+        assert finished(bagent, job_dir)["r1"]["text"] == "3"
+        body = fs.requests[-1].body
+    (call,) = body["messages"][1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2}
+    assert answers_in(body) == ["3"]
+
+
+@pytest.mark.parametrize("given", ["", None])
+def test_no_arguments_are_an_empty_object(job_dir, bagent, given):
+    with FakeServer({"*": [calls(("now", given), finish_reason="tool_calls"), ok("late")]}) as fs:
+        agent_job(job_dir, fs.url, tools=("now",))
+        with (job_dir / "tools.py").open("a") as tools:
+            tools.write('\n\ndef now() -> str:\n    """Tell the time."""\n    return "noon"\n')
+        assert finished(bagent, job_dir)["r1"]["text"] == "late"
+        body = fs.requests[-1].body
+    assert body["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert answers_in(body) == ["noon"]
+
+
+def test_what_is_wrong_with_a_call_goes_back_to_the_model_and_nothing_runs(job_dir, bagent):
+    script = [
+        calls(("nope", "{}")),
+        calls(("add", '{"a":1,')),
+        calls(("add", '"foo"')),
+        calls(("add", '{"a":1}')),
+        ok("I give up"),
+    ]
+    with FakeServer({"*": script}) as fs:
+        agent_job(job_dir, fs.url)
+        row = finished(bagent, job_dir)["r1"]
+        bodies = [seen.body for seen in fs.of("r1")]
+    assert (row["status"], row["text"]) == ("ok", "I give up")
+    assert ran(job_dir) == []
+    errors = answers_in(bodies[-1])
+    assert len(errors) == 4 and all(text.startswith("error: ") for text in errors)
+    assert "nope" in errors[0] and "add" in errors[0] and "b" in errors[3]
+    for body in bodies:
+        check_pairs(body)
+        for message in body["messages"]:
+            for call in message.get("tool_calls") or ():
+                assert isinstance(json.loads(call["function"]["arguments"]), dict)
+    table = parquet(job_dir / "runs/job", "tool_calls")
+    assert [one["error"] for one in sorted(table, key=lambda one: one["turn"])] == [
+        "unknown_tool",
+        "bad_arguments",
+        "bad_arguments",
+        "bad_arguments",
+    ]
+
+
+def test_a_row_whose_tools_only_ever_fail_ends_as_a_tool_failure(job_dir, bagent):
+    with FakeServer({"*": [calls(("fail", '{"why":"no luck"}'))]}) as fs:
+        agent_job(job_dir, fs.url, agent={"max_turns": 50})
+        row = finished(bagent, job_dir, code=1)["r1"]
+        assert len(fs.requests) == 5
+    assert (row["status"], row["error_kind"]) == ("failed", "tool")
+    assert "5 turns" in row["error"] and "no luck" in row["error"]
+    assert ran(job_dir) == ["failed no luck"] * 5
+
+
+def test_one_good_call_keeps_a_row_with_failing_tools_alive(job_dir, bagent):
+    bad, good = (
+        calls(("fail", '{"why":"x"}')),
+        calls(("fail", '{"why":"x"}'), ("add", '{"a":1,"b":1}')),
+    )
+    with FakeServer({"*": [bad, bad, bad, good, bad, bad, bad, bad, ok("done")]}) as fs:
+        agent_job(job_dir, fs.url, agent={"max_turns": 50})
+        assert finished(bagent, job_dir)["r1"]["text"] == "done"
+
+
+def test_max_turns_ends_a_row_and_the_last_turn_s_tools_do_not_run(job_dir, bagent):
+    with FakeServer({"*": [calls(("add", '{"a":1,"b":2}'))]}) as fs:
+        agent_job(job_dir, fs.url, agent={"max_turns": 3})
+        row = finished(bagent, job_dir, code=1)["r1"]
+        assert len(fs.requests) == 3
+    assert (row["status"], row["error_kind"], row["turns"]) == ("failed", "max_turns", 3)
+    assert ran(job_dir) == ["1+2", "1+2"]
+
+
+@pytest.mark.parametrize(("word", "stream"), [("stop", True), ("function_call", False)])
+def test_calls_are_run_whatever_word_the_turn_ends_with(job_dir, bagent, word, stream):
+    with FakeServer({"*": [calls(("add", '{"a":1,"b":2}'), finish_reason=word), ok("3")]}) as fs:
+        agent_job(job_dir, fs.url, stream=stream)
+        assert finished(bagent, job_dir)["r1"]["text"] == "3"
+    assert ran(job_dir) == ["1+2"]
+
+
+@pytest.mark.parametrize(("none", "word"), [(None, "tool_calls"), ([], "stop")])
+def test_a_reply_without_calls_is_the_answer(job_dir, bagent, none, word):
+    reply = ok("yes", finish_reason=word, message={"tool_calls": none})
+    with FakeServer({"*": [reply]}) as fs:
+        agent_job(job_dir, fs.url, stream=False)
+        row = finished(bagent, job_dir)["r1"]
+    assert (row["text"], row["turns"]) == ("yes", 1)
+
+
+def test_a_turn_that_was_cut_at_the_token_limit_runs_nothing(job_dir, bagent):
+    reply = calls(("add", '{"a":1,"b":2'), finish_reason="length")
+    with FakeServer({"*": [reply]}) as fs:
+        agent_job(job_dir, fs.url)
+        row = finished(bagent, job_dir, code=1)["r1"]
+    assert (row["status"], row["error_kind"]) == ("truncated", "truncated")
+    assert ran(job_dir) == []
+
+
+@pytest.mark.parametrize(("stream", "field"), [(True, "reasoning"), (False, "reasoning_content")])
+def test_text_and_thinking_of_a_turn_are_given_back_as_they_came(job_dir, bagent, stream, field):
+    message = {"tool_calls": [tool_call("add", '{"a":1,"b":2}', "x")], field: "Let me add."}
+    turn = ok("One moment.", finish_reason="tool_calls", message=message)
+    with FakeServer({"*": [turn, ok("3")]}) as fs:
+        agent_job(job_dir, fs.url, stream=stream)
+        finished(bagent, job_dir)
+        given_back = fs.requests[-1].body["messages"][1]
+    assert given_back["content"] == "One moment."
+    assert given_back[field] == "Let me add."
+    assert len({"reasoning", "reasoning_content"} & given_back.keys()) == 1
+
+
+@pytest.mark.parametrize("ids", [("same", "same"), ("", ""), (None, None)])
+def test_ids_that_are_missing_or_come_twice_become_distinct(job_dir, bagent, ids):
+    entries = [{**tool_call("add", f'{{"a":{n},"b":0}}'), "id": name} for n, name in enumerate(ids)]
+    turn = ok_tools(*entries)
+    with FakeServer({"*": [turn, turn, ok("done")]}, allow_faults=True) as fs:
+        agent_job(job_dir, fs.url, stream=ids[0] is None)
+        finished(bagent, job_dir)
+        body = fs.requests[-1].body
+    check_pairs(body)
+    names = [c["id"] for m in body["messages"] for c in m.get("tool_calls") or ()]
+    assert len(set(names)) == 4 and all(names)
+    assert answers_in(body) == ["0", "1", "0", "1"]
+
+
+def test_more_calls_than_a_turn_may_have_are_answered_and_not_run(job_dir, bagent):
+    many = calls(*(("add", f'{{"a":{n},"b":0}}') for n in range(70)))
+    with FakeServer({"*": [many, ok("done")]}) as fs:
+        agent_job(job_dir, fs.url)
+        finished(bagent, job_dir)
+        texts = answers_in(fs.requests[-1].body)
+    assert len(ran(job_dir)) == 64
+    assert texts[:64] == [str(n) for n in range(64)]
+    assert all("at most 64 calls" in text for text in texts[64:]) and len(texts) == 70
+
+
+def test_the_first_turn_alone_has_to_call_a_tool_where_the_job_says_so(job_dir, bagent):
+    with FakeServer({"*": [calls(("add", '{"a":1,"b":2}')), ok("3")]}) as fs:
+        agent_job(job_dir, fs.url, agent={"tool_choice": "required"})
+        finished(bagent, job_dir)
+        assert [seen.body.get("tool_choice") for seen in fs.requests] == ["required", None]
+
+
+def test_a_tool_that_the_job_does_not_list_never_runs(job_dir, bagent):
+    with FakeServer({"*": [calls(("wait", '{"seconds":0}')), ok("done")]}) as fs:
+        agent_job(job_dir, fs.url, tools=("add",))
+        finished(bagent, job_dir)
+        (text,) = answers_in(fs.requests[-1].body)
+    assert "no tool 'wait'" in text
+    assert ran(job_dir) == []
+
+
+def test_equal_rows_share_an_answer_only_where_no_tool_has_side_effects(job_dir, bagent):
+    rows = [{"id": "r1", "text": "x"}, {"id": "r1", "text": "x"}]
+    (job_dir / "note.txt").write_text("hello")
+    script = {"*": [calls(("read_file", '{"path":"note.txt"}')), ok("hello")]}
+    with FakeServer(script) as fs:
+        agent_job(job_dir, fs.url, rows, agent={"tools": [{"builtin": "read_file", "root": "."}]})
+        assert bagent(["run", "job.yaml"]).code == 0
+        assert len(fs.requests) == 2
+        fs.set_script({"*": [calls(("add", '{"a":1,"b":2}'))] * 2 + [ok("3")]})
+        agent_job(job_dir, fs.url, rows, name="other")
+        assert bagent(["run", "job.yaml"]).code == 0
+    assert ran(job_dir) == ["1+2", "1+2"]

@@ -1,0 +1,233 @@
+"""Slots, time limits, kills and streams: what an agent does while its tools run."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from pathlib import Path
+
+from agents.support_agents import (
+    agent_job,
+    answers_in,
+    calls,
+    check_pairs,
+    ran,
+    runs_of,
+    wait_for_file,
+)
+from support.cli import Running
+from support.fake_server import FakeServer
+from support.jobs import parquet, results_by_id
+from support.replies import delta, gated, hang, ok, stream, tool_delta, usage_chunk
+
+
+def overlap(runs):
+    """How many of the runs went on at the same time, at most."""
+    edges = sorted(itertools.chain.from_iterable(((r["began"], 1), (r["ended"], -1)) for r in runs))
+    return max(itertools.accumulate(step for _, step in edges))
+
+
+def test_no_slot_is_held_while_tools_run(job_dir, bagent):
+    with FakeServer({"*": [calls(("wait", '{"seconds":1.5}')), ok("done")]}) as fs:
+        agent_job(job_dir, fs.url, 10, limits={"concurrency": 2})
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 0, done.err
+        assert fs.peak_in_flight <= 2
+        assert len(fs.requests) == 20
+    assert overlap(runs_of(job_dir)) >= 8
+
+
+def test_rows_that_wait_for_tools_are_open_only_up_to_a_multiple_of_the_slots(job_dir, bagent):
+    with FakeServer({"*": [calls(("wait", '{"seconds":2}')), ok("done")]}) as fs:
+        tools = [{"python": "tools.py:wait", "concurrency": 100}]
+        agent_job(job_dir, fs.url, 30, limits={"concurrency": 1}, agent={"tools": tools})
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 0, done.err
+        first = {}
+        open_now, most = set(), 0
+        for seen in fs.requests:
+            row = seen.rows[0]
+            first.setdefault(row, seen)
+            open_now.add(row)
+            most = max(most, len(open_now))
+            if len(seen.body["messages"]) > 1:
+                open_now.discard(row)
+    assert 4 <= most <= 9
+
+
+def test_the_row_s_limit_bounds_its_tools_too(job_dir, bagent):
+    with FakeServer({"*": [calls(("nap", "{}"))]}) as fs:
+        tools = [{"command": ["sleep", "30"], "name": "nap"}]
+        agent_job(job_dir, fs.url, agent={"tools": tools}, limits={"row": "1s"})
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 1, done.err
+        assert done.seconds < 15
+    row = results_by_id(job_dir)["r1"]
+    assert (row["status"], row["error_kind"]) == ("failed", "timeout")
+    assert "limits.row" in row["error"]
+
+
+def test_a_tool_s_own_limit_is_told_to_the_model_and_the_row_goes_on(job_dir, bagent):
+    with FakeServer({"*": [calls(("nap", "{}")), ok("too slow")]}) as fs:
+        tools = [{"command": ["sleep", "30"], "name": "nap", "timeout": "0.5s"}]
+        agent_job(job_dir, fs.url, agent={"tools": tools})
+        assert bagent(["run", "job.yaml"]).code == 0
+        assert "longer than 0.5 s" in answers_in(fs.requests[-1].body)[0]
+    (record,) = parquet(job_dir / "runs/job", "tool_calls")
+    assert record["error"] == "timeout" and record["latency_ms"] >= 500
+
+
+def test_a_killed_agent_goes_on_after_its_last_whole_turn(job_dir, bagent):
+    one, two = calls(("add", '{"a":1,"b":2}')), calls(("add", '{"a":3,"b":4}'))
+    with FakeServer({"*": [one, two, hang()]}) as fs:
+        agent_job(job_dir, fs.url)
+        bagent(["run", "job.yaml"], kill_at=lambda: fs.wait_for(3))
+        fs.set_script({"*": [ok("3 and 7")]})
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 0, done.err
+        hung, last = fs.requests[2:]
+    assert last.body["messages"] == hung.body["messages"]
+    assert ran(job_dir) == ["1+2", "3+4"]
+    row = results_by_id(job_dir)["r1"]
+    assert (row["text"], row["turns"]) == ("3 and 7", 3)
+
+
+def test_a_call_that_a_kill_cut_short_is_reported_and_not_run_again(job_dir, bagent):
+    turn = calls(("add", '{"a":1,"b":2}'), ("wait", '{"seconds":60}'))
+    with FakeServer({"*": [turn, ok("never")]}) as fs:
+        agent_job(job_dir, fs.url)
+        bagent(["run", "job.yaml"], kill_at=lambda: wait_for_file(job_dir / "began"))
+        fs.set_script({"*": [ok("looked after it")]})
+        done = bagent(["run", "job.yaml"], timeout=30)
+        assert done.code == 0, done.err
+        assert len(fs.requests) == 2
+        body = fs.requests[-1].body
+    check_pairs(body)
+    texts = answers_in(body)
+    assert texts[-1].startswith("error: this call was started before the run was interrupted")
+    assert "may have run" in texts[-1]
+    assert ran(job_dir) in (["1+2"], [])  # it had ended, or begun, when the kill came; never twice
+    table = parquet(job_dir / "runs/job", "tool_calls")
+    assert "may_have_run" in [one["error"] for one in table]
+
+
+def test_a_call_without_side_effects_is_run_again_after_a_kill(job_dir, bagent):
+    (job_dir / "note.txt").write_text("hello")
+    tools = [{"builtin": "read_file", "root": "."}, {"python": "tools.py:wait"}]
+    turn = calls(("read_file", '{"path":"note.txt"}'), ("wait", '{"seconds":60}'))
+    with FakeServer({"*": [turn]}) as fs:
+        agent_job(job_dir, fs.url, agent={"tools": tools}, stream=False)
+        bagent(["run", "job.yaml"], kill_at=lambda: wait_for_file(job_dir / "began"))
+        fs.set_script({"*": [ok("hello")]})
+        assert bagent(["run", "job.yaml"], timeout=30).code == 0
+        texts = answers_in(fs.requests[-1].body)
+    assert "hello" in texts[0] and "may have run" in texts[1]
+
+
+def test_a_changed_prompt_begins_anew(job_dir, bagent):
+    with FakeServer({"*": [calls(("add", '{"a":1,"b":2}')), hang()]}) as fs:
+        agent_job(job_dir, fs.url)
+        bagent(["run", "job.yaml"], kill_at=lambda: fs.wait_for(2))
+        fs.set_script({"*": [ok("anew")]})
+        agent_job(job_dir, fs.url, prompt={"user": "id={{ id }} do it otherwise: {{ text }}"})
+        assert bagent(["run", "job.yaml", "--on-change", "continue"]).code == 0
+        assert len(fs.requests[-1].body["messages"]) == 1
+
+
+def test_a_row_that_failed_for_good_begins_anew_when_it_is_taken_up(job_dir, bagent):
+    with FakeServer({"*": [calls(("add", '{"a":1,"b":2}'))]}) as fs:
+        agent_job(job_dir, fs.url, agent={"max_turns": 2})
+        assert bagent(["run", "job.yaml"]).code == 1
+        fs.set_script({"*": [ok("better")]})
+        assert bagent(["run", "job.yaml"]).code == 0
+        assert len(fs.requests[-1].body["messages"]) == 1
+    assert results_by_id(job_dir)["r1"]["text"] == "better"
+
+
+def test_sigterm_ends_tools_and_the_same_command_goes_on(job_dir, bagent):
+    (job_dir / "nap.sh").write_text(f"#!/bin/sh\necho $$ > {job_dir}/began\nexec sleep 60\n")
+    (job_dir / "nap.sh").chmod(0o755)
+    tools = [{"command": ["./nap.sh"], "name": "nap"}]
+    with FakeServer({"*": [calls(("nap", "{}")), ok("rested")]}) as fs:
+        agent_job(job_dir, fs.url, agent={"tools": tools})
+        with Running(["run", "job.yaml"], job_dir) as running:
+            wait_for_file(job_dir / "began")
+            running.send(signal.SIGTERM)
+            running.send(signal.SIGTERM)
+            done = running.finish(30)
+        assert done.code in (75, 130), done.err
+        assert not (Path("/proc") / (job_dir / "began").read_text().strip()).exists()
+        fs.set_script({"*": [ok("rested")]})
+        assert bagent(["run", "job.yaml"]).code == 0
+        assert "may have run" in answers_in(fs.requests[-1].body)[0]
+
+
+FIRST = delta(tool_calls=[tool_delta(0, "c0", "wait", '{"seconds":')])
+REST = delta(tool_calls=[tool_delta(0, None, None, "0.1}")])
+SECOND = delta(tool_calls=[tool_delta(1, "c1", "add", '{"a":1,"b":2}')])
+END = delta(None, "tool_calls")
+
+
+def test_a_tool_starts_as_soon_as_its_call_is_whole_in_the_stream(job_dir, bagent):
+    slow = stream([FIRST, REST, SECOND, delta(" "), delta(" "), END, usage_chunk()], gap=0.7)
+    with FakeServer({"*": [slow, ok("done")]}) as fs:
+        agent_job(job_dir, fs.url)
+        assert bagent(["run", "job.yaml"]).code == 0
+        ended = fs.requests[0].answered
+        assert answers_in(fs.requests[1].body) == ["waited 0.1", "3"]
+        runs = runs_of(job_dir)
+        asked = fs.requests[1].received
+    assert [run["words"] for run in runs] == ["waited 0.1", "1+2"]
+    assert ended is None or asked >= ended
+    # The stream goes on for 2.8 s after the first call is whole, and for 2.1 s after the second.
+    assert runs[1]["ended"] - runs[0]["began"] < 1.5
+    (row,) = parquet(job_dir / "runs/job", "attempts")[:1]
+    assert row["done"] - runs[0]["ended"] > 1.5
+
+
+def test_what_ran_before_a_stream_was_cut_is_kept_and_not_run_again(job_dir, bagent):
+    cut = stream([FIRST, REST, SECOND], end="cut", gap=0.3)
+    whole = calls(("wait", '{"seconds": 0.1}'), ("add", '{"b":2,"a":1}'))
+    with FakeServer({"*": [cut, whole, ok("done")]}, allow_faults=True) as fs:
+        agent_job(job_dir, fs.url)
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 0, done.err
+        assert answers_in(fs.requests[-1].body) == ["waited 0.1", "3"]
+    assert sorted(ran(job_dir)) == ["1+2", "waited 0.1"]
+
+
+def test_what_ran_before_a_cut_and_is_asked_for_no_more_is_told_to_the_model(job_dir, bagent):
+    cut = stream([SECOND], end="cut", gap=0.3)
+    with FakeServer({"*": [cut, calls(("add", '{"a":5,"b":5}')), ok("done")]}) as fs:
+        agent_job(job_dir, fs.url)
+        assert bagent(["run", "job.yaml"]).code == 0
+        body = fs.requests[-1].body
+    check_pairs(body)
+    assert answers_in(body) == ["3", "10"]
+    assert sorted(ran(job_dir)) == ["1+2", "5+5"]
+
+
+def test_a_call_begun_in_a_stream_that_a_kill_cut_is_told_to_the_model(job_dir, bagent):
+    held = stream([SECOND, delta(" "), END], gap=5.0)
+    with FakeServer({"*": [held]}) as fs:
+        agent_job(job_dir, fs.url)
+        bagent(["run", "job.yaml"], kill_at=lambda: wait_for_file(job_dir / "ran.jsonl"))
+        fs.set_script({"*": [ok("done")]})
+        assert bagent(["run", "job.yaml"]).code == 0
+        body = fs.requests[-1].body
+    check_pairs(body)
+    assert "may have run" in answers_in(body)[0]
+    assert ran(job_dir) == ["1+2"]
+
+
+def test_other_rows_are_served_while_one_is_held_by_its_tool(job_dir, bagent):
+    script = {"r1": [calls(("wait", '{"seconds":2}')), ok("late")], "*": [gated(ok("soon"))]}
+    with FakeServer(script) as fs:
+        agent_job(job_dir, fs.url, 3, limits={"concurrency": 1})
+        with Running(["run", "job.yaml"], job_dir) as running:
+            wait_for_file(job_dir / "began")
+            fs.release()
+            done = running.finish()
+        assert done.code == 0, done.err
+        order = [seen.rows[0] for seen in fs.requests]
+    assert order[0] == "r1" and order[-1] == "r1"
