@@ -30,7 +30,7 @@ class MeteredBackend:
     def __init__(self, inner: Backend, price: Price, spending: Spending) -> None:
         self._inner = inner
         self._price = price
-        self._spending = spending
+        self.spending = spending
 
     def group_key(self, request: Request) -> Hashable | None:
         """As the inner backend has it."""
@@ -65,19 +65,19 @@ class MeteredBackend:
             )
             return exchange
         finally:
-            self._spending.settle(most, actual)
+            self.spending.settle(most, actual)
 
     async def _room(self, most: float) -> None:
         begun = asyncio.Event()
         begin = begun.set
-        self._spending.ask(most, begin)
+        self.spending.ask(most, begin)
         try:
             await begun.wait()
         except asyncio.CancelledError:
             if begun.is_set():
-                self._spending.settle(most, 0.0)
+                self.spending.settle(most, 0.0)
             else:
-                self._spending.withdraw(begin)
+                self.spending.withdraw(begin)
             raise
 
     def _at_most(self, request: Request) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bagent.backends.base import Backend
 from bagent.errors import EXIT_NEEDS_PERSON, JobError
 from bagent.money.prices import Price, find_price, known_prices
+from bagent.money.spending import Spending
 from bagent.runs.stop import Stop
 
 if TYPE_CHECKING:
@@ -32,29 +33,42 @@ def price_of(job: Job, kind: str, model: str | None) -> Price | None:
     return find_price(known_prices(), kind, model) if kind in ("openai", "anthropic") else None
 
 
-def within_budget(backend: Backend, job: Job, kind: str, asked: asyncio.Future[Stop]) -> Backend:
-    """The backend, behind the job's budget where it has one; ``asked`` gets the stop once it is
-    spent.
+class Purse:
+    """The budgets of one run: stages with the same budget share it, whatever servers they ask.
 
-    Raises:
-        JobError: a budget, and no price is known for the model.
+    Args:
+        asked: gets the stop once a budget is spent.
     """
-    budget = job.limits.budget_usd
-    if budget is None:
-        return backend
-    price = price_of(job, kind, None if job.model == "auto" else job.model)
-    if price is None:
-        raise JobError(
-            f"limits.budget_usd: no price is known for {job.model} at this backend",
-            hint="write prices: {input: 0.15, output: 0.60} (dollars per million tokens)",
-            at=job.source.position(("limits", "budget_usd")),
-        )
-    from bagent.money.metered import MeteredBackend
-    from bagent.money.spending import Spending
 
-    def exhausted(words: str) -> None:
-        if not asked.done():
+    def __init__(self, asked: asyncio.Future[Stop]) -> None:
+        self._asked = asked
+        self._spendings: dict[float, Spending] = {}
+
+    def within(self, backend: Backend, job: Job, kind: str) -> Backend:
+        """The backend, behind the job's budget where it has one.
+
+        Raises:
+            JobError: a budget, and no price is known for the model.
+        """
+        budget = job.limits.budget_usd
+        if budget is None:
+            return backend
+        price = price_of(job, kind, None if job.model == "auto" else job.model)
+        if price is None:
+            raise JobError(
+                f"limits.budget_usd: no price is known for {job.model} at this backend",
+                hint="write prices: {input: 0.15, output: 0.60} (dollars per million tokens)",
+                at=job.source.position(("limits", "budget_usd")),
+            )
+        from bagent.money.metered import MeteredBackend
+
+        spending = self._spendings.get(budget)
+        if spending is None:
+            spending = self._spendings[budget] = Spending(budget, self._exhausted)
+        return MeteredBackend(backend, price, spending)
+
+    def _exhausted(self, words: str) -> None:
+        if not self._asked.done():
             hint = "raise limits.budget_usd (--budget) and run the same command again"
-            asked.set_result(Stop(EXIT_NEEDS_PERSON, words, hint))
-
-    return MeteredBackend(backend, price, Spending(budget, exhausted))
+            # Nothing is in flight any more: there is nothing to wait for.
+            self._asked.set_result(Stop(EXIT_NEEDS_PERSON, words, hint, grace=0.0))

@@ -16,6 +16,7 @@ from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly
 from bagent.fleet.deadline import read_deadline
 from bagent.hpc.asking import job_end
 from bagent.observe import Live, Progress, Snapshot, Tally
+from bagent.runs.costs import Purse
 from bagent.runs.drive import Drive, Hooks
 from bagent.runs.emit import StdoutWriter
 from bagent.runs.equipping import Equipment
@@ -98,6 +99,7 @@ class Session:
             self._switch.asked,
             self._progress.note,
             self._notice,
+            Purse(self._switch.asked),
         )
         try:
             drive = await self._drive_of(finder)

@@ -19,7 +19,7 @@ from bagent.fleet.dispatcher import Fleet
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.host_select import select_hosts
 from bagent.fleet.hostfile import read_hostfile
-from bagent.runs.costs import within_budget
+from bagent.runs.costs import Purse
 from bagent.runs.endpoints import Servers, open_servers
 from bagent.runs.finding import FIRST_ANSWER_SECONDS, Patience, find_servers
 from bagent.runs.fleets import Recruiter
@@ -36,7 +36,8 @@ class Finder:
     """What finding servers needs of the session.
 
     ``asked`` is done once somebody asks the run to stop; ``note`` tells who waits, ``notice``
-    writes a line for people. What is opened stays open until ``stack`` is closed.
+    writes a line for people, ``purse`` keeps budgets. What is opened stays open until ``stack``
+    is closed.
     """
 
     options: RunOptions
@@ -46,6 +47,7 @@ class Finder:
     asked: asyncio.Future[Stop]
     note: Callable[[str], None]
     notice: Callable[[str], None]
+    purse: Purse
 
     async def find(self, job: Job, *, raw: bool, select: Mapping[str, Json] | None = None) -> Found:
         """The servers that ``job`` names, once enough of them answer.
@@ -87,7 +89,7 @@ class Finder:
             bedrock=servers.bedrock,
         )
         found = make_backend(servers.kind, self.transport, config, self.notice)
-        return within_budget(found, job, servers.kind, self.asked)
+        return self.purse.within(found, job, servers.kind)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""Which price holds for a job, and budgets that stages share."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.backends.choose import BackendConfig, make_backend
+from bagent.backends.transport import Transport
+from bagent.errors import JobError
+from bagent.job.load import JobRequest, load_job
+from bagent.job.spec import Job
+from bagent.money.metered import MeteredBackend
+from bagent.runs.costs import Purse, price_of
+from bagent.runs.stop import Stop
+from support.jobs import write_job
+
+
+def job(folder: Path, backend: str, **keys: Any) -> Job:
+    path = write_job(folder, backend, 1, **keys)
+    return load_job(JobRequest(path=path, cwd=folder))
+
+
+def test_the_jobs_own_prices_go_before_known_ones(tmp_path: Path) -> None:
+    mine = job(tmp_path, "anthropic", model="claude-opus-5-5", prices={"input": 1, "output": 2})
+    price = price_of(mine, "anthropic", "claude-opus-5-5")
+    assert price is not None
+    # Without prices of their own, tokens of a cache cost what others do.
+    assert (price.input, price.output, price.cached, price.cache_write) == (1, 2, 1, 1)
+
+
+def test_known_prices_hold_at_the_providers_own_address_only(tmp_path: Path) -> None:
+    there = job(tmp_path, "anthropic", model="claude-opus-5-5")
+    price = price_of(there, "anthropic", "claude-opus-5-5")
+    assert price is not None
+    assert price.source.startswith("https://")
+    gateway = job(tmp_path, "anthropic://gateway.example.org", model="claude-opus-5-5")
+    assert price_of(gateway, "anthropic", "claude-opus-5-5") is None
+    assert price_of(there, "anthropic", "claude-next") is None
+    assert price_of(there, "bedrock", "claude-opus-5-5") is None
+
+
+def test_prices_of_a_job_are_whole_or_wrong(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="output"):
+        job(tmp_path, "anthropic", prices={"input": 1})
+
+
+def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
+    prices = {"input": 1_000_000, "output": 0}
+    mine = job(tmp_path, "anthropic", prices=prices, limits={"budget_usd": 10})
+
+    async def main() -> tuple[Stop, int]:
+        asked: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+        purse = Purse(asked)
+        inner = make_backend("anthropic", Transport(), BackendConfig())
+        first, second = (purse.within(inner, mine, "anthropic") for _ in range(2))
+        assert isinstance(first, MeteredBackend)
+        assert isinstance(second, MeteredBackend)
+        begun: list[str] = []
+        first.spending.ask(6.0, lambda: begun.append("first"))
+        second.spending.ask(6.0, lambda: begun.append("second"))
+        first.spending.settle(6.0, 6.0)
+        return asked.result(), len(begun)
+
+    stop, begun = asyncio.run(main())
+    assert (stop.code, begun) == (76, 1)
+
+
+def test_no_budget_no_meter(tmp_path: Path) -> None:
+    async def main() -> bool:
+        purse = Purse(asyncio.get_running_loop().create_future())
+        inner = make_backend("anthropic", Transport(), BackendConfig())
+        return purse.within(inner, job(tmp_path, "anthropic"), "anthropic") is inner
+
+    assert asyncio.run(main())
