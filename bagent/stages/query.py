@@ -59,8 +59,9 @@ class QueryStage:
     def _take(self, number: int, item: Item) -> None:
         if not self._entrance.admits(item):
             return
-        if not isinstance(item.row.id, str):
-            self._ids[str(item.row.id)] = item.row.id
+        told = item.row.id if item.told is None else item.told
+        if not isinstance(told, str):
+            self._ids[str(told)] = told
         if item.place is not None:
             self._places[number].append(item.place)
         elif item.row.error is None:

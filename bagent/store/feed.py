@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from bagent.errors import BagentError
-from bagent.store.codec import OK_CODE, clean, decode_brief, decode_outcome_line
+from bagent.store.codec import OK_CODE, clean, decode_brief, decode_outcome_line, salt_of
 from bagent.store.current import Block, CurrentLines
 from bagent.store.index import HashMap
 from bagent.types import Row
@@ -150,6 +150,7 @@ class Feed:
         self._longest = longest
         self._several = len(lines.stages()) > 1
         self._written: set[int] = set()
+        self._mended = mended(lines) if self._several and rows is not None else frozenset()
         self._last_written: int | None = None
 
     def pieces(self, failed: BinaryIO, bad_lines: BinaryIO) -> Iterator[bytes]:
@@ -180,7 +181,7 @@ class Feed:
         except msgspec.DecodeError:
             return b"\n"
         text, raw = rows.find(row, brief.key, line)
-        if block.codes[number] != OK_CODE:
+        if block.codes[number] != OK_CODE and int(brief.key, 16) not in self._mended:
             self._note_failed(row, text, files[0], raw, files[1])
         return self._joined(line, text)
 
@@ -206,3 +207,31 @@ class Feed:
             self.too_long += 1
             return line
         return line.rstrip()[:-1] + b',"input":' + text + b"}\n"
+
+
+def mended(lines: CurrentLines) -> frozenset[int]:
+    """Keys of rows that failed in a stage, and came out well of a later one all the same.
+
+    Stages are in the order of their first lines. Memory: the keys of what failed.
+    """
+    order = {name: number for number, name in enumerate(lines.stages())}
+    superseded = lines.superseded()
+    failed: dict[int, int] = {}
+    found: set[int] = set()
+    for good in (False, True):
+        for place, index in enumerate(lines.indexes):
+            lost = superseded.get(place)
+            names = [(name, order[name]) for name in index.stage_names]
+            columns = map(index.column, ("units", "codes", "stages", "answers"))
+            for ordinal, (unit, code, stage, answer) in enumerate(zip(*columns, strict=True)):
+                if (code == OK_CODE) is not good or (lost is not None and lost[ordinal]):
+                    continue
+                name, number = names[stage]
+                key = unit ^ salt_of(name, answer)
+                if not good:
+                    failed[key] = max(number, failed.get(key, 0))
+                elif number > failed.get(key, number):
+                    found.add(key)
+        if not failed:
+            break
+    return frozenset(found)

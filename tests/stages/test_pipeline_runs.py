@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from stages.support_stages import outcomes, run_stages, texts
 from support.fake_server import FakeServer
-from support.replies import echo, status
+from support.jobs import sql
+from support.replies import echo, ok, status
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 SECOND = {"kind": "map", "name": "second", "prompt": "two id={{ id }} <{{ first }}> {{ text }}"}
@@ -35,3 +38,96 @@ def test_a_failed_row_is_dropped_where_the_stage_says_so(tmp_path):
         done = run_stages(tmp_path, server.url, 3, [FIRST, {**SECOND, "on_failure": "drop"}])
     assert sorted(texts(tmp_path, "second")) == ["r1", "r3"]
     assert "stage second: 1 row that failed before were dropped" in done.err
+
+
+def test_the_list_of_failures_has_the_rows_that_no_later_stage_brought_to_a_good_end(tmp_path):
+    script = {
+        "r1": [status(400), echo()],
+        "r2": [echo(), status(400)],
+        "r3": [status(400), status(400)],
+        "*": [echo()],
+    }
+    with FakeServer(script, allow_faults=True) as server:
+        done = run_stages(tmp_path, server.url, 4, [FIRST, SECOND], results={"duckdb": False})
+    assert done.code == 1
+    lines = (tmp_path / "runs/job/failed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["r3", "r2"]
+    found = sql(f"select stage, count(*) n from read_parquet('{tmp_path}/runs/job/results.parquet')"
+                " group by 1 order by 1")  # fmt: skip
+    assert found == [{"stage": "first", "n": 4}, {"stage": "second", "n": 4}]
+
+
+def test_an_answer_is_traced_to_its_leaves_by_sql(tmp_path):
+    reduce = {"kind": "reduce", "name": "sum", "fanin": 2, "prompt": "{{ responses }}"}
+    with FakeServer({"*": [ok("short")]}) as server:
+        run_stages(tmp_path, server.url, 5, [FIRST, SECOND, reduce], results={"duckdb": False})
+    leaves = sql(
+        f"""
+        with recursive r as (
+          select *, stage || ':' || id || ':' || answer as ref
+          from read_parquet('{tmp_path}/runs/job/results.parquet')
+        ), up as (
+          select ref, parents from r
+          where stage = 'sum' and not exists (from r as o where list_contains(o.parents, r.ref))
+          union
+          select r.ref, r.parents from up join r on list_contains(up.parents, r.ref)
+        )
+        select ref from up where parents is null order by ref
+        """
+    )
+    assert [row["ref"] for row in leaves] == [f"first:r{n}:0" for n in range(1, 6)]
+
+
+def test_a_stage_that_reads_two_others_has_both_answers_of_its_row(tmp_path):
+    other = {"kind": "map", "name": "other", "from": "input", "prompt": "other id={{ id }}"}
+    both = {
+        "kind": "map",
+        "name": "both",
+        "from": ["first", "other"],
+        "prompt": "<{{ first }}> <{{ other }}> {{ text }}",
+    }
+    script = {"r1": [echo(delay=0.2)], "*": [echo()]}
+    with FakeServer(script) as server:
+        done = run_stages(tmp_path, server.url, 3, [FIRST, other, both])
+    assert done.code == 0, done.err
+    assert texts(tmp_path, "both")["r1"] == "<one id=r1 text number 1> <other id=r1> text number 1"
+    assert outcomes(tmp_path, "both")[0]["parents"][1].startswith("other:r")
+
+
+def test_a_vote_is_joined_to_the_fields_of_its_input_row(tmp_path):
+    query = "SELECT id, count(*) AS n FROM first GROUP BY id"
+    stages = [
+        {**FIRST, "answers": 2},
+        {"kind": "sql", "name": "count", "query": query},
+        {"kind": "map", "name": "tell", "from": ["count", "input"],
+         "prompt": "{{ count.n }} answers about {{ text }}"},
+    ]  # fmt: skip
+    rows = [{"id": n, "text": f"t{n}"} for n in (1, 2)]
+    with FakeServer({"*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, rows, stages)
+    assert done.code == 0, done.err
+    assert texts(tmp_path, "tell") == {1: "2 answers about t1", 2: "2 answers about t2"}
+
+
+def test_a_stage_may_ask_other_servers_or_some_of_a_hostfile(tmp_path):
+    with FakeServer({"*": [ok("one")]}) as one, FakeServer({"*": [ok("two")]}) as two:
+        hosts = f"{one.address} role=writer\n{two.address} role=critic\n"
+        (tmp_path / "hosts.txt").write_text(hosts)
+        stages = [
+            {**FIRST, "select": {"role": "writer"}},
+            {**SECOND, "select": {"role": "critic"}},
+            {"kind": "map", "name": "third", "backend": one.url, "prompt": "three {{ second }}"},
+        ]
+        done = run_stages(tmp_path, one.url, 4, stages, backend=None, hostfile="hosts.txt")
+        assert done.code == 0, done.err
+        assert len(one.requests) >= 5
+        assert all(seen.prompts[0].startswith("two") for seen in two.requests)
+    assert set(texts(tmp_path, "second").values()) == {"two"}
+
+
+def test_a_name_that_no_stage_sees_is_refused_before_anything_is_sent(tmp_path):
+    with FakeServer() as server:
+        done = run_stages(tmp_path, server.url, 2, [FIRST, {**SECOND, "prompt": "{{ frist }}"}])
+        assert not server.requests
+    assert done.code == 2
+    assert "did you mean first?" in done.err
