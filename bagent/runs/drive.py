@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
+from bagent.fleet.account import Account
 from bagent.runs.fleets import make_fleet
 from bagent.runs.openrun import OpenRun
 from bagent.runs.options import RunOptions
@@ -41,7 +42,7 @@ class Hooks:
     """What a session hands to those who work for it.
 
     ``on_attempt`` takes requests, ``emit`` outcomes, ``notice`` lines for people; ``gate`` waits
-    for whoever reads the outcomes.
+    for whoever reads the outcomes. ``accounts`` are shared by all sites.
     """
 
     store: OpenRun
@@ -50,6 +51,7 @@ class Hooks:
     emit: Emit
     notice: Callable[[str], None]
     gate: Callable[[], Awaitable[None]]
+    accounts: dict[str, Account] = field(default_factory=dict)
 
     def site(self, found: Found, *, selected: bool = False) -> Site:
         """Put found servers to work; those that have not answered yet are probed first."""
@@ -61,6 +63,7 @@ class Hooks:
             on_attempt=self.on_attempt,
             on_sample=self.store.journal.write_sample,
             notice=self.notice,
+            accounts=self.accounts,
         )
         fleet.doubt({one.name for one in found.servers.endpoints if one.name not in found.known})
         return Site(found, fleet, recruiter, selected)

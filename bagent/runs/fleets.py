@@ -53,14 +53,22 @@ class Recruiter:
 
     Args:
         most: rows in flight over the whole run.
+        accounts: those that other fleets of the run use too, by name.
     """
 
-    def __init__(self, job: Job, servers: Servers, rule: GroupRule, most: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        servers: Servers,
+        rule: GroupRule,
+        most: int,
+        accounts: dict[str, Account] | None = None,
+    ) -> None:
         self._limits = job.limits
         self._servers = servers
         self._rule = rule
         self._most = most
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, Account] = {} if accounts is None else accounts
 
     def states(self, endpoints: Sequence[Endpoint]) -> list[EndpointState]:
         """The states of endpoints that begin to work now."""
@@ -134,8 +142,12 @@ def make_fleet(
     on_attempt: Callable[[Attempt], None],
     on_sample: Callable[[EndpointSample], None],
     notice: Callable[[str], None],
+    accounts: dict[str, Account] | None = None,
 ) -> tuple[Fleet, Recruiter]:
-    """The fleet over the servers, and who takes in more; ``handles`` connections may be open."""
+    """The fleet over the servers, and who takes in more; ``handles`` connections may be open.
+
+    ``accounts`` are shared with the run's other fleets: limits a minute hold over all of them.
+    """
     limits = job.limits
     rule = group_rule(job, servers)
     wanted = limits.concurrency
@@ -162,7 +174,7 @@ def make_fleet(
         hedge=None if hedge in ("off", None) else 0.0 if hedge == "auto" else float(hedge),
         connections=handles,
     )
-    recruiter = Recruiter(job, servers, rule, most)
+    recruiter = Recruiter(job, servers, rule, most, accounts)
     fleet = Fleet(
         recruiter.states(servers.endpoints),
         backend,

@@ -170,7 +170,8 @@ def _asking(
     around: StageSpec | None = None,
 ) -> Asking:
     embeds = isinstance(part, StageSpec) and part.kind == "embed"
-    if job.prompt is None and embeds and INPUT not in part.from_:
+    reads_input = isinstance(part, StageSpec) and INPUT in part.from_
+    if job.prompt is None and embeds and not reads_input:
         return Asking(name, job, part, None, None)
     if job.prompt is None:
         raise JobError(

@@ -131,3 +131,13 @@ def test_a_name_that_no_stage_sees_is_refused_before_anything_is_sent(tmp_path):
         assert not server.requests
     assert done.code == 2
     assert "did you mean first?" in done.err
+
+
+def test_the_limit_of_an_account_holds_over_all_stages_that_use_it(tmp_path):
+    stages = [{**FIRST, "limits": {"retries": 4}}, {**SECOND, "limits": {"retries": 3}}]
+    with FakeServer({"*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, 6, stages, limits={"rpm": 240})
+        times = sorted(seen.received for seen in server.requests)
+    assert done.code == 0, done.err
+    # Twelve requests at four a second; each stage alone would let the other's pass beside it.
+    assert times[-1] - times[0] > 2.0
