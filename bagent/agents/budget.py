@@ -33,10 +33,13 @@ class TokenBudget:
 
     Args:
         context: the model's context length in tokens; None if the endpoint does not tell.
+
+    ``fixed`` are the bytes of what every request has besides, such as the descriptions of tools.
     """
 
     def __init__(self, context: int | None) -> None:
         self.context = context
+        self.fixed = 0
         self._ratio = FIRST_RATIO
         self._seen = 0
 
@@ -44,7 +47,7 @@ class TokenBudget:
         """Tokens for the answer to a prompt of ``size`` bytes; None: leave it to the server."""
         if self.context is None:
             return MOST
-        left = self.context - int(size * self._ratio) - MARGIN_TOKENS
+        left = self.context - self.whole(size) - MARGIN_TOKENS
         if left > 2 * STEP:
             left -= left % STEP
         return max(LEAST, min(MOST, left))
@@ -53,11 +56,15 @@ class TokenBudget:
         """About how many tokens ``size`` bytes of a prompt are, rather more than less."""
         return int(size * self._ratio)
 
+    def whole(self, size: int) -> int:
+        """About how many tokens a request with a prompt of ``size`` bytes has in all."""
+        return self.tokens(size + self.fixed)
+
     def learn(self, size: int, prompt_tokens: int) -> None:
         """A prompt of ``size`` bytes had ``prompt_tokens`` tokens."""
         if size <= 0:
             return
-        ratio = prompt_tokens / size * 1.1
+        ratio = prompt_tokens / (size + self.fixed) * 1.1
         self._seen += 1
         self._ratio = ratio if self._seen == 1 else max(ratio, self._ratio * 0.98 + ratio * 0.02)
 

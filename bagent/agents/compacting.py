@@ -95,7 +95,7 @@ class Compacting:
         if limit is None:
             return False
         size = _size(messages)
-        tokens = self._owner.budget.tokens(size)
+        tokens = self._owner.budget.whole(size)
         if known is not None:
             tokens = known[1] + self._owner.budget.tokens(max(0, size - known[0]))
         self._tokens = tokens
@@ -124,7 +124,7 @@ class Compacting:
             return None
         self._overflowed = True
         size = _size(messages)
-        self._tokens = self._owner.budget.tokens(size)
+        self._tokens = self._owner.budget.whole(size)
         shorter, count = cut_answers(messages, self._start, size // 2)
         if not count:
             return None

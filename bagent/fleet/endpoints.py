@@ -26,6 +26,7 @@ class Endpoints:
         self.states: list[EndpointState] = []
         self.limit = 0
         self._counted: dict[EndpointState, int] = {}
+        self._by_name: dict[str, EndpointState] = {}
         self._open: deque[EndpointState] = deque()
         self._listed: set[EndpointState] = set()
         self._parked: dict[Account, list[EndpointState]] = {}
@@ -45,13 +46,14 @@ class Endpoints:
 
     def named(self, name: str) -> EndpointState | None:
         """The endpoint of that name."""
-        return next((state for state in self.states if state.name == name), None)
+        return self._by_name.get(name)
 
     def add(self, state: EndpointState) -> None:
         """Take in an endpoint; it begins level with the others."""
         if self.states:
             state.turns = min(other.turns for other in self.states)
         self.states.append(state)
+        self._by_name.setdefault(state.name, state)
         self._counted[state] = 0
         self._weighted |= state.weight != 1.0
         self.changed(state)
@@ -59,6 +61,8 @@ class Endpoints:
     def remove(self, state: EndpointState) -> None:
         """Forget an endpoint; it must have nothing in flight."""
         self.states.remove(state)
+        if self._by_name.get(state.name) is state:
+            del self._by_name[state.name]
         self.limit -= self._counted.pop(state)
         if state in self._listed:
             self._listed.discard(state)

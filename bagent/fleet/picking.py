@@ -16,6 +16,10 @@ from bagent.fleet.grouping import (
     waits_for_more,
 )
 
+MUCH_BUSIER = 0.5
+"""A conversation goes on where the engine's cache holds what came before, unless the share of its
+limit that is in use there is higher by this."""
+
 SAMPLES = 8
 """So many ready calls are shown to a backend that has to find out how an endpoint wants groups."""
 
@@ -33,10 +37,28 @@ class Picker:
         core = self._core
         size = _one if core.config.group.single else self._sizes(state, now)
         picky = len(core.endpoints.states) > 1
-        group = core.waiting.take(state.name, size, picky=picky)
+        leave = self._at_home(state, now) if picky and core.waiting.hurried else None
+        group = core.waiting.take(state.name, size, picky=picky, leave=leave)
         if not group and picky and core.waiting.hurried and not core.endpoints.others(state):
             group = core.waiting.take(state.name, size, picky=False)
         return group
+
+    def _at_home(self, state: EndpointState, now: float) -> Callable[[Call], bool]:
+        """Whether a call is better left to the endpoint that holds its context."""
+        named, most = self._core.endpoints.named, state.load + MUCH_BUSIER
+
+        def leave(call: Call) -> bool:
+            if call.prefer is None or call.prefer == state.name:
+                return False
+            home = named(call.prefer)
+            return (
+                home is not None
+                and home.room > 0
+                and home.load <= most
+                and home.account.wait(now, 0) <= 0
+            )
+
+        return leave
 
     def _sizes(self, state: EndpointState, now: float) -> Callable[[Call], int]:
         core, rule = self._core, self._core.config.group

@@ -21,6 +21,10 @@ Size = Callable[[Call], int]
 """How many calls like this one the endpoint in question may take in one request; 0 for none now."""
 
 
+Leave = Callable[[Call], bool]
+"""Whether a call should be left to another endpoint."""
+
+
 class _Line:
     """Ready calls in order of arrival, parted by what may share a request.
 
@@ -43,7 +47,9 @@ class _Line:
             self._order.sort(key=_turn)
         queue.append(call)
 
-    def take(self, endpoint: str, size: Size, *, picky: bool) -> list[Call]:
+    def take(
+        self, endpoint: str, size: Size, *, picky: bool, leave: Leave | None = None
+    ) -> list[Call]:
         """The next group for ``endpoint``; empty where no call may go there now."""
         for number, place in enumerate(self._order):
             queue = self._queues[place]
@@ -52,7 +58,7 @@ class _Line:
                 continue
             group: list[Call] = []
             while queue and len(group) < most:
-                found = self._next(queue, endpoint) if picky else queue.popleft()
+                found = self._next(queue, endpoint, leave) if picky else queue.popleft()
                 if found is None:
                     break
                 group.append(found)
@@ -69,12 +75,12 @@ class _Line:
         return []
 
     @staticmethod
-    def _next(queue: deque[Call], endpoint: str) -> Call | None:
+    def _next(queue: deque[Call], endpoint: str, leave: Leave | None) -> Call | None:
         for place in range(min(LOOKED_AT, len(queue))):
-            if queue[place].avoid != endpoint:
-                found = queue[place]
+            call = queue[place]
+            if call.avoid != endpoint and (leave is None or not leave(call)):
                 del queue[place]
-                return found
+                return call
         return None
 
     def remove(self, gone: Callable[[Call], bool]) -> list[Call]:
@@ -165,10 +171,13 @@ class Waiting:
         else:
             self._last.append(call)
 
-    def take(self, endpoint: str, size: Size, *, picky: bool) -> list[Call]:
+    def take(
+        self, endpoint: str, size: Size, *, picky: bool, leave: Leave | None = None
+    ) -> list[Call]:
         """The next calls that ``endpoint`` should carry in one request; empty if there are none.
 
-        ``picky`` leaves calls that failed at this endpoint last to the others.
+        ``picky`` leaves to the others calls that failed at this endpoint last, and urgent ones for
+        which ``leave`` is true.
         """
         if self._halves:
             group = self._halves.popleft()
@@ -183,7 +192,7 @@ class Waiting:
             if found:
                 return found
         if self._urgent.count:
-            found = self._urgent.take(endpoint, size, picky=picky)
+            found = self._urgent.take(endpoint, size, picky=picky, leave=leave)
             if found:
                 return found
         if self._line.count:

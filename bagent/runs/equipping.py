@@ -10,7 +10,7 @@ import msgspec
 
 from bagent.agents.agent_plan import AgentPlan
 from bagent.agents.plan import StagePlan
-from bagent.backends.request import CallSettings
+from bagent.backends.request import CallSettings, encode_payload
 from bagent.runs.endpoints import Servers
 from bagent.runs.openrun import OpenRun
 from bagent.store.turns import TurnIndex
@@ -63,6 +63,7 @@ class Equipment:
             asked, tools=tuple(pool.definitions), output=None if apart else asked.output
         )
         plan.settings = settings
+        plan.budget.fixed = len(encode_payload(pool.definitions))
         plan.describe |= apart and job.output.describe != "never"
         if job.stream == "auto":
             plan.stream = True
