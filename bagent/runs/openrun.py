@@ -195,10 +195,9 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         ChangedError: the job changed since the run began.
         WriteError: the directory cannot be written.
     """
-    options, job = prepared.options, prepared.job
-    notes: list[str] = []
+    options, notes = prepared.options, list[str]()
     on_change = cast("OnChange", options.on_change)
-    fingerprints = job.fingerprint_parts()
+    fingerprints = prepared.job.fingerprint_parts()
     directory = take_directory(prepared, fingerprints, notes)
     owner = Owner.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
@@ -237,7 +236,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         renewer,
         done,
         info,
-        job.results.keep_input,
+        prepared.job.results.keep_input,
         on_change,
         earlier=earlier,
         tables=tables,
