@@ -20,7 +20,8 @@ class ResultLines:
 
     In input order a line is held back until all lines before it have gone out: its answer is read
     from the journal again, its input is kept, and :meth:`room` bounds how many are held. A run
-    that goes on has rows of earlier on either side: then all rows are printed in order at the end.
+    that goes on has rows of earlier on either side, and rows of several stages end mixed: then all
+    rows are printed in order at the end.
 
     Args:
         store: the open run.
@@ -30,7 +31,7 @@ class ResultLines:
     def __init__(self, store: OpenRun, ordered: bool) -> None:
         self._store = store
         self._ordered = ordered
-        self._late = ordered and store.recorded > 0
+        self._late = ordered and (store.recorded > 0 or store.last is not None)
         self._expected: deque[tuple[int, int]] = deque()
         self._there: dict[tuple[int, int], tuple[int, Json]] = {}
         self._room = asyncio.Event()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
 from bagent.runs.drive import Drive, Hooks
+from bagent.runs.equipping import Equipment
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
 from bagent.runs.prepare import Prepared
 from bagent.runs.sites import Finder, Fleets, Found, Site
@@ -56,7 +57,17 @@ async def staged_drive(prepared: Prepared, finder: Finder, hooks: Hooks) -> Driv
     together = ", ".join(map(str, named)) if named else None
     simulated = any(found.servers.simulated for found in sites.found.values())
     hooks.store.begin(together, list(summary.values()), simulated)
-    work = _Work(prepared, hooks, sites, models)
+    equipment = Equipment(hooks.store, finder.stack, prepared.options.env)
+    pools = {
+        id(asking): await equipment.open(asking.job)
+        for stage in prepared.stages
+        for asking in stage.asking
+    }
+
+    def equip(plan: StagePlan, asking: Asking) -> None:
+        equipment.equip(plan, asking.job, sites.of(asking).servers, pools[id(asking)])
+
+    work = _Work(prepared, hooks, sites, models, equip)
     return Drive(work.fleets, work.watched, work.run, work.advice)
 
 
@@ -113,12 +124,18 @@ class _Work:
     """The pipeline of one run; made of plans, engines and stages."""
 
     def __init__(
-        self, prepared: Prepared, hooks: Hooks, sites: _Sites, models: dict[int, str]
+        self,
+        prepared: Prepared,
+        hooks: Hooks,
+        sites: _Sites,
+        models: dict[int, str],
+        equip: Callable[[StagePlan, Asking], None],
     ) -> None:
         self._prepared = prepared
         self._hooks = hooks
         self._sites = sites
         self._models = models
+        self._equip = equip
         self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
         self._at_work: dict[str, Site] = {
             key: hooks.site(found, selected=key in sites.selected)
@@ -257,6 +274,8 @@ class _Work:
         plan = make_plan(view, found.servers, model, found.known, name=stage.name)
         if stage.spec.kind != "map":
             plan.answers = 1
+        if stage.spec.kind != "embed":
+            self._equip(plan, asking)
         return plan
 
     def _table(self, name: str) -> StageTable:

@@ -82,8 +82,8 @@ def prepare_stages(job: Job) -> tuple[PreparedStage, ...]:
 def _check(job: Job, at: StageAt) -> None:
     spec = at.spec
     place = job.source.position(at.path)
-    if spec.agent is not None:
-        raise JobError(f"stage {at.name}: agents and tools are not part of this version", at=place)
+    if spec.agent is not None and spec.agent.command:
+        raise JobError(f"stage {at.name}: a command cannot be a stage's agent", at=place)
     if len(at.sources) > 1 and spec.kind in ("reduce", "sql"):
         return
     if len(set(at.sources)) < len(at.sources):
@@ -179,6 +179,13 @@ def _asking(
         )
     if isinstance(part, BoardSection) and part.select is None and around is not None:
         part = part.model_copy(update={"select": around.select})
+    prompt = job.prompt
+    if job.agent is not None and prompt is not None and prompt.raw is not None:
+        raise JobError(
+            f"{name}: an agent's turns are chats, and its prompt is raw",
+            hint="write prompt: with system and user, or messages",
+            at=base.source.position(path),
+        )
     schema = None if embeds else load_schema_of(job, path)
     return Asking(name, job, part, Prompt(job.prompt, base.source, path), schema)
 

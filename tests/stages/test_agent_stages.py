@@ -1,0 +1,43 @@
+"""Stages whose rows may call tools, and rows of all stages on stdout."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stages.support_stages import RUN, run_stages, texts, write_stages
+from support.cli import run_bagent
+from support.fake_server import FakeServer
+from support.replies import echo, ok, ok_tools, tool_call
+
+FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
+SECOND = {"kind": "map", "name": "second", "prompt": "two id={{ id }} <{{ first }}>"}
+
+
+def test_a_stage_has_tools_of_its_own(tmp_path):
+    tool = {
+        "command": ["echo", "{word}"],
+        "name": "say",
+        "description": "Say a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+    }
+    call = tool_call("say", msgspec.json.encode({"word": "hello"}).decode())
+    stages = [FIRST, {**SECOND, "agent": {"tools": [tool]}}]
+    with FakeServer({"r1": [echo(), ok_tools(call), ok("said")]}) as server:
+        done = run_stages(tmp_path, server.url, 1, stages)
+        first, second, third = (seen.body for seen in server.requests)
+    assert done.code == 0, done.err
+    assert "tools" not in first
+    assert second["tools"][0]["function"]["name"] == "say"
+    assert third["messages"][-1]["role"] == "tool"
+    assert texts(tmp_path, "second") == {"r1": "said"}
+
+
+def test_rows_of_all_stages_go_to_stdout_and_in_order_where_asked(tmp_path):
+    with FakeServer({"r1": [echo(delay=0.2)], "*": [echo()]}) as server:
+        write_stages(tmp_path, server.url, 3, [FIRST, SECOND])
+        done = run_bagent([*RUN, "-o", "-"], tmp_path)
+        ordered = run_bagent([*RUN, "-o", "-", "--ordered", "--name", "again"], tmp_path)
+    names = [(row["stage"], row["id"]) for row in ordered.lines()]
+    wanted = [(stage, f"r{n}") for stage in ("first", "second") for n in (1, 2, 3)]
+    assert names == wanted
+    assert sorted((row["stage"], row["id"]) for row in done.lines()) == wanted
