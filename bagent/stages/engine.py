@@ -98,9 +98,12 @@ class Engine:
 
     def _full(self) -> bool:
         """Whether as many agents are open as may be."""
-        if self._plan.agent is None:
+        plan = self._plan
+        if plan.agent is None and plan.program is None:
             return False
         open_now = self._begun - self._ended - self._sharing.waiting
+        if plan.program is not None:
+            return open_now >= plan.program.most
         return open_now >= OPEN_PER_SLOT * max(1, self._fleet.limit)
 
     def _begin(self, row: Row, answer: int) -> None:

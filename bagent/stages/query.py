@@ -15,7 +15,7 @@ from bagent.errors import NeedsPerson
 from bagent.stages.items import Item, answer_tokens
 from bagent.stages.keys import INPUT, derived
 from bagent.stages.stage import NO_SURVIVOR, Entrance, World, ended_row
-from bagent.stages.tables import Found, StageTable, run_query
+from bagent.stages.tables import Found, Interrupt, StageTable, run_query
 from bagent.stages.tickets import InOrder, Reader, Stream, Ticket
 from bagent.store.codec import clean
 from bagent.types import Json, Outcome, Row
@@ -91,9 +91,14 @@ class QueryStage:
             await self._complete.wait()
             self._entrance.tell()
             await self._write_tables()
-            found = await asyncio.to_thread(
-                run_query, self._query, self._tables, Path(self._folder.name)
-            )
+            interrupt = Interrupt()
+            try:
+                found = await asyncio.to_thread(
+                    run_query, self._query, self._tables, Path(self._folder.name), interrupt
+                )
+            except asyncio.CancelledError:
+                interrupt.now()  # the thread holds the process up until its query ends
+                raise
         finally:
             self._folder.cleanup()
         if isinstance(found, str):

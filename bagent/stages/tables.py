@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bagent.stages.keys import INPUT
 from bagent.store.columns import literal, quoted
+
+if TYPE_CHECKING:
+    import duckdb
 
 BASE = {
     "id": "VARCHAR",
@@ -42,12 +45,35 @@ class Found(msgspec.Struct, frozen=True):
     parents: tuple[str, ...]
 
 
-def run_query(query: str, tables: Sequence[StageTable], work: Path) -> list[Found] | str:
+class Interrupt:
+    """Ends a query from another thread."""
+
+    def __init__(self) -> None:
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._asked = False
+
+    def watch(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """A query begins on ``connection``."""
+        self._connection = connection
+        if self._asked:
+            connection.interrupt()
+
+    def now(self) -> None:
+        """End the query that goes on, or the next one."""
+        self._asked = True
+        if self._connection is not None:
+            self._connection.interrupt()
+
+
+def run_query(
+    query: str, tables: Sequence[StageTable], work: Path, interrupt: Interrupt | None = None
+) -> list[Found] | str:
     """The rows that ``query`` gives, in its order; or why DuckDB refuses it.
 
     Args:
         tables: with the paths of their JSON lines; parents are looked for in the first one.
         work: where DuckDB may spill.
+        interrupt: ends it early.
     """
     import duckdb
 
@@ -55,6 +81,8 @@ def run_query(query: str, tables: Sequence[StageTable], work: Path) -> list[Foun
         ":memory:",
         config={"threads": 1, "memory_limit": MEMORY, "temp_directory": str(work / "spill")},
     )
+    if interrupt is not None:
+        interrupt.watch(connection)
     try:
         for table in tables:
             connection.execute(f"CREATE TABLE {quoted(table.name)} AS {_select(table)}")

@@ -1,0 +1,65 @@
+"""The sql stage as a user runs it."""
+
+from __future__ import annotations
+
+import signal
+
+from stages.support_stages import RUN, outcomes, run_stages, write_stages
+from support.cli import Running, run_bagent
+from support.fake_server import FakeServer
+from support.replies import echo
+
+FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
+
+
+def query(text: str) -> dict[str, str]:
+    return {"kind": "sql", "name": "ask", "query": text}
+
+
+def test_a_wrong_query_stops_with_the_words_of_duckdb_and_keeps_the_rows(tmp_path):
+    with FakeServer({"*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, 3, [FIRST, query("SELECT tex FROM first")])
+        assert done.code == 76
+        assert "stage ask:" in done.err
+        assert '"tex" not found' in done.err
+        write_stages(tmp_path, server.url, 3, [FIRST, query("SELECT id, text FROM first")])
+        again = run_bagent([*RUN, "--on-change", "continue"], tmp_path)
+        assert again.code == 0, again.err
+        assert len(server.requests) == 3
+    assert [line["output"]["text"] for line in outcomes(tmp_path, "ask")] == [
+        f"one id=r{n} text number {n}" for n in (1, 2, 3)
+    ]
+
+
+def test_a_query_joins_stages_and_the_input_and_its_rows_go_on(tmp_path):
+    text = (
+        "SELECT f.id, upper(i.text) AS loud FROM first f JOIN input i USING (id)"
+        " WHERE f.status = 'ok' ORDER BY f.row DESC LIMIT 2"
+    )
+    tell = {"kind": "map", "name": "tell", "prompt": "{{ loud }} of {{ ask.id }}"}
+    with FakeServer({"*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, 3, [FIRST, query(text), tell])
+    assert done.code == 0, done.err
+    assert [line["id"] for line in outcomes(tmp_path, "ask")] == ["r3", "r2"]
+    told = {line["id"]: line["text"] for line in outcomes(tmp_path, "tell")}
+    assert told == {"r3": "TEXT NUMBER 3 of r3", "r2": "TEXT NUMBER 2 of r2"}
+
+
+def test_a_query_that_finds_nothing_says_so(tmp_path):
+    with FakeServer({"*": [echo()]}) as server:
+        done = run_stages(
+            tmp_path, server.url, 2, [FIRST, query("SELECT id FROM first WHERE false")]
+        )
+    assert done.code == 0
+    assert "stage ask: the query gave no rows" in done.err
+
+
+def test_a_long_query_ends_with_the_run(tmp_path):
+    slow = "SELECT sum(a.range * b.range) AS n FROM range(10000000) a, range(10000000) b, first"
+    with FakeServer({"*": [echo()]}) as server:
+        write_stages(tmp_path, server.url, 2, [FIRST, query(slow)])
+        with Running(RUN, tmp_path) as running:
+            server.wait_for(2, "finished")
+            running.wait_for_err("results in")
+            running.send(signal.SIGTERM)
+            assert running.finish(timeout=30).code == 75
