@@ -45,8 +45,10 @@ def proxy(
     from bagent.fleet.hostfile import read_hostfile
     from bagent.proxy.serve import ProxyConfig, plain_states
     from bagent.runs.endpoints import host_endpoints
+    from bagent.runs.environment import read_environment
 
-    given = hostfile or (Path(os.environ["BAGENT_HOSTFILE"]) if _default() else None)
+    named = read_environment(os.environ).hostfile
+    given = hostfile or (Path(named) if named else None)
     if given is None:
         raise UsageError("no hostfile", hint="give --hostfile HOSTS, or set BAGENT_HOSTFILE")
     token = None
@@ -59,10 +61,6 @@ def proxy(
     run = output or Path("runs") / time.strftime("proxy-%Y%m%d-%H%M%S")
     asyncio.run(_serve(plain_states(endpoints, per_endpoint), config, run))
     return 0
-
-
-def _default() -> bool:
-    return bool(os.environ.get("BAGENT_HOSTFILE"))
 
 
 async def _serve(states: list, config: object, run: Path) -> None:  # type: ignore[type-arg]

@@ -200,7 +200,8 @@ def _settle_endpoints(data: YamlMap, request: JobRequest) -> None:
     """One source of endpoints: an option beats the file, a hostfile an engine's bare name.
 
     ``--backend`` puts the file's hostfile aside; ``--hostfile`` keeps of the file's backend all
-    but its address. ``BAGENT_HOSTFILE`` counts only where nothing else names an address.
+    but its address. ``BAGENT_HOSTFILE``, else the address ``BAGENT_PROXY_URL``, counts only where
+    nothing else names one.
     """
     hostfile, backend = data.get("hostfile"), data.get("backend")
     if hostfile is None:
@@ -208,6 +209,9 @@ def _settle_endpoints(data: YamlMap, request: JobRequest) -> None:
         if preset and _needs_hostfile(backend):
             value = SourceText.of(preset, from_command=True)
             data.put("hostfile", value, Spot("BAGENT_HOSTFILE"))
+        front = request.env.get("BAGENT_PROXY_URL", "").strip()
+        if front and not preset and backend is None:
+            data.put("backend", SourceText.of(front, from_command=True), Spot("BAGENT_PROXY_URL"))
         return
     if backend is None or _needs_hostfile(backend):
         return

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from bagent.errors import UsageError
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job
 
 PREFIX = "BAGENT_"
 OLD_PREFIX = "AURORA_SWARM_"
@@ -102,3 +106,29 @@ def _address(given: tuple[str, str] | None) -> str | None:
     if not good:  # the value is not repeated: it may hold a login
         raise UsageError(f"{variable}: not an address", hint="http://HOST:PORT")
     return value.rstrip("/")
+
+
+def with_new_names(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` with the old names' values under the new names, where those are not set."""
+    found = dict(env)
+    for name, value in env.items():
+        new = PREFIX + name.removeprefix(OLD_PREFIX)
+        if name.startswith(OLD_PREFIX) and not found.get(new, "").strip():
+            found[new] = value
+    return found
+
+
+def with_presets(job: Job, presets: Environment) -> Job:
+    """``job`` with what the environment presets where it says nothing itself.
+
+    0 tokens, or 0 seconds, is no preset of their own.
+    """
+    changes: dict[str, object] = {}
+    if presets.max_tokens and job.sampling.max_tokens is None:
+        changes["sampling"] = job.sampling.model_copy(update={"max_tokens": presets.max_tokens})
+    seconds = presets.timeout_per_sequence
+    timeout = job.limits.timeout
+    if seconds and "total" not in timeout.model_fields_set and seconds > (timeout.total or 0):
+        longer = timeout.model_copy(update={"total": seconds})
+        changes["limits"] = job.limits.model_copy(update={"timeout": longer})
+    return job.model_copy(update=changes).with_source(job.source) if changes else job

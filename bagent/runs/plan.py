@@ -13,6 +13,7 @@ from bagent.errors import JobError
 from bagent.money.prices import pricer
 from bagent.runs.costs import price_of
 from bagent.runs.endpoints import Servers
+from bagent.runs.environment import read_environment
 from bagent.runs.fleets import group_rule
 from bagent.runs.prepare import STAGE, Prepared
 
@@ -75,6 +76,8 @@ def make_plan(
     if schema is not None and job.output.enforce != "prompt":
         output = OutputFormat("answer", schema.text, schema.strict)
     contexts = [found.context for found in known.values() if found.context]
+    preset = read_environment(prepared.options.env).model_max_context
+    contexts += [preset] if preset else []
     context = servers.context or min(contexts, default=None)
     describe = job.output.describe
     return StagePlan(

@@ -20,6 +20,7 @@ from bagent.job.load import JobRequest, job_for_batch_file, load_job
 from bagent.job.prompt import Prompt
 from bagent.job.words import did_you_mean
 from bagent.rows import RowsConfig, RowSource, open_rows
+from bagent.runs.environment import read_environment, with_new_names, with_presets
 from bagent.runs.options import RunOptions
 from bagent.runs.stagejobs import PreparedStage, check_stages, prepare_stages, used_fields
 from bagent.stages.topologies import is_plain
@@ -63,7 +64,10 @@ def prepare(options: RunOptions) -> Prepared:
     Raises:
         UsageError: by its subclasses; the first thing that is wrong, with its place.
     """
+    told: list[str] = []
+    presets = read_environment(options.env, told.append)
     job, batch = read_job(options)
+    job = with_presets(job, presets)
     stages = prepare_stages(job)
     if job.agent is not None and (batch or (prompt_is_raw(job) and not job.agent.command)):
         raise JobError(
@@ -86,7 +90,7 @@ def prepare(options: RunOptions) -> Prepared:
     if stages:
         config = replace(config, fields=used_fields(stages))
     part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
-    warnings = list(schema.warnings) if schema is not None else []
+    warnings = told + (list(schema.warnings) if schema is not None else [])
     return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
 
 
@@ -151,7 +155,11 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
     if options.inputs:
         overrides["input"] = list(options.inputs)
     request = JobRequest(
-        path=options.job, sets=options.sets, options=overrides, env=options.env, cwd=options.cwd
+        path=options.job,
+        sets=options.sets,
+        options=overrides,
+        env=with_new_names(options.env),
+        cwd=options.cwd,
     )
     if path.suffix in (".jsonl", ".ndjson") and path.is_file():
         if not is_batch_file(path):

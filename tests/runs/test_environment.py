@@ -69,3 +69,24 @@ def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
         read_environment({name: value})
     assert str(caught.value).startswith(f"{name}: ")
     assert "hidden" not in str(caught.value)
+
+
+def test_presets_fill_what_the_job_leaves_open_and_nothing_else(tmp_path):
+    from support.cli import run_bagent
+    from support.fake_server import FakeServer
+    from support.jobs import write_job
+    from support.replies import ok
+
+    env = {"AURORA_SWARM_MAX_TOKENS": "99", "AURORA_SWARM_PROXY_URL": ""}
+    with FakeServer({"*": [ok()]}) as fs:
+        write_job(tmp_path, fs.url, 1, sampling={"temperature": 0})
+        done = run_bagent(["run", "job.yaml"], tmp_path, env=env)
+        assert done.code == 0, done.err
+        write_job(tmp_path, fs.url, 1, sampling={"max_tokens": 7}, name="own")
+        assert run_bagent(["run", "job.yaml"], tmp_path, env=env).code == 0
+        write_job(tmp_path, fs.url, 1, backend=None, name="front")
+        done_too = run_bagent(["run", "job.yaml"], tmp_path, env={"BAGENT_PROXY_URL": fs.url})
+        assert done_too.code == 0, done_too.err
+        asked = [seen.body["max_tokens"] for seen in fs.requests]
+    assert asked == [99, 7, 64]
+    assert "AURORA_SWARM_MAX_TOKENS is read; its name is BAGENT_MAX_TOKENS now" in done.err
