@@ -10,6 +10,10 @@ from bagent.types import Row
 
 def converse(plan: StagePlan, row: Row, answer: int, host: AgentHost) -> Conversation:
     """The conversation of one answer of a row."""
+    if plan.program is not None:
+        from bagent.agents.program import ProgramConversation
+
+        return ProgramConversation(plan, plan.program, row, answer, host)
     if plan.agent is None:
         return Conversation(plan, row, answer, host)
     from bagent.agents.agent import AgentConversation  # only jobs with tools load what it needs

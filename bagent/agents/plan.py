@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -13,6 +13,9 @@ from bagent.agents.budget import TokenBudget
 from bagent.answers.schema import OutputSchema
 from bagent.backends.request import CallSettings
 from bagent.types import Json, Message
+
+if TYPE_CHECKING:
+    from bagent.agents.program import ProgramPlan
 
 STREAM_EVERY = 50
 """One call in so many is streamed by ``stream: auto``, for its first-token time."""
@@ -40,7 +43,8 @@ class StagePlan(msgspec.Struct, eq=False):
     ``reasks`` is how often an invalid answer is asked again; ``grow`` multiplies ``max_tokens``
     once for a truncated one. ``row_seconds`` bounds a row, from its first call being ready.
     ``own_bodies`` says that rows are request bodies themselves (an OpenAI batch file). ``agent``
-    has the tools that rows may call, None where there are none.
+    has the tools that rows may call, ``program`` the program that answers them; None where there is
+    none.
     """
 
     name: str
@@ -57,6 +61,7 @@ class StagePlan(msgspec.Struct, eq=False):
     own_bodies: bool = False
     own_bodies_keep_model: bool = True
     agent: AgentPlan | None = None
+    program: ProgramPlan | None = None
     price: Callable[[str | None, Json], float | None] | None = None
     _count: int = 0
     _settings_hash: bytes = b""

@@ -23,6 +23,20 @@ ANSWER_HEADERS = ("Content-Type", "X-Request-Id", "Cache-Control", "Retry-After"
 SSE = "text/event-stream"
 
 
+OWN_KEY = "bagent-"
+"""A key that begins so is no secret: what follows is the name of who asks."""
+
+
+def client_name(headers: Mapping[str, str]) -> str | None:
+    """What a client calls its request: by a header, or by the key that it was given."""
+    name = headers.get("X-Bagent-Row")
+    if name is None:
+        key = headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        key = key or headers.get("x-api-key", "")
+        name = key.removeprefix(OWN_KEY) if key.startswith(OWN_KEY) else None
+    return name or headers.get("X-Request-Id")
+
+
 class ClientLeft(Exception):
     """Whoever asked has hung up."""
 
@@ -51,7 +65,7 @@ class Forwarder:
 
     async def forward(self, request: web.Request, path: str, body: bytes) -> web.StreamResponse:
         """Answer ``request`` with what an endpoint says to ``body`` at ``path``."""
-        name = request.headers.get("X-Bagent-Row") or request.headers.get("X-Request-Id") or path
+        name = client_name(request.headers) or path
         record = Record(name, path, time.time())
         failure = Failure("overloaded", "no endpoint has room", passing=True, status=503)
         avoid: frozenset[str] = frozenset()

@@ -46,13 +46,21 @@ class Meter:
         path: the run directory; made if it is not there.
         endpoints: names of the fleet, for run.json.
         report: gets lines for people.
+        on_usage: gets what each request took, with the name of who asked.
 
     Raises:
         OwnedError: another process writes there.
         WriteError: the directory cannot be written.
     """
 
-    def __init__(self, path: Path, endpoints: list[str], report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        endpoints: list[str],
+        report: Callable[[str], None],
+        on_usage: Callable[[str, Usage], None] = lambda name, usage: None,
+    ) -> None:
+        self._on_usage = on_usage
         self._directory = RunDir.create(path)
         self._owner = Owner.acquire(path, PART)
         before = self._directory.load()
@@ -133,6 +141,7 @@ class Meter:
         )
         self._count += 1
         self._journal.write(outcome)
+        self._on_usage(record.name, usage)
 
     def tick(self) -> None:
         """Write what is buffered; call it about every second."""

@@ -24,6 +24,7 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.leasing import Lessor
 from bagent.proxy.forward import Forwarder
 from bagent.proxy.meter import Meter
+from bagent.types import Usage
 
 MOST_BODY = 256 << 20
 TICK_SECONDS = 1.0
@@ -61,8 +62,11 @@ async def start_proxy(
     config: ProxyConfig,
     run: Path,
     notice: Callable[[str], None],
+    on_usage: Callable[[str, Usage], None] = lambda name, usage: None,
 ) -> AsyncIterator[Proxy]:
     """Serve in front of ``states`` until the context is left.
+
+    ``on_usage`` gets what each request took, with the name of who asked.
 
     Raises:
         UsageError: the address cannot be had, or is open to others without a token.
@@ -84,7 +88,7 @@ async def start_proxy(
         random=Random(1),
     )
     lessor = Lessor(core)
-    meter = Meter(run, [state.name for state in states], notice)
+    meter = Meter(run, [state.name for state in states], notice, on_usage)
     forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
     app = _app(config, forwarder, backend, states)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)

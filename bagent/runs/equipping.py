@@ -52,11 +52,27 @@ class Equipment:
         opened = open_tools(spec.tools, job.source.folder, self._env, allow_code=spec.allow_code)
         return await self._stack.enter_async_context(opened)
 
-    def equip(self, plan: StagePlan, job: Job, servers: Servers, pool: ToolPool | None) -> None:
-        """Make the rows of ``plan`` agents with the tools of ``pool``."""
+    async def equip(
+        self, plan: StagePlan, job: Job, servers: Servers, pool: ToolPool | None
+    ) -> None:
+        """Make the rows of ``plan`` agents, with the tools of ``pool`` or by a program.
+
+        Raises:
+            UsageError: the program cannot be found.
+        """
         spec = job.agent
-        if spec is None or pool is None:
-            return
+        if spec is not None and spec.command:
+            from bagent.runs.programs import open_program
+
+            plan.program = await open_program(
+                job, plan, servers, (self._store.path, self._env), self._stack
+            )
+        elif spec is not None and pool is not None:
+            self._give_tools(plan, job, servers, pool)
+
+    def _give_tools(self, plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> None:
+        spec = job.agent
+        assert spec is not None
         asked = plan.settings
         apart = asked.output is not None and not combines(job, servers)
         settings = msgspec.structs.replace(

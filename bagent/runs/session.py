@@ -129,7 +129,7 @@ class Session:
         store.begin(model, endpoints, found.servers.simulated)
         site = hooks.site(found)
         plan = make_plan(prepared, found.servers, model, found.known)
-        equipment.equip(plan, job, found.servers, pool)
+        await equipment.equip(plan, job, found.servers, pool)
         engine = hooks.engine(plan, site)
         return Drive(Fleets([site.fleet]), [(site, model)], engine.run, engine.advice)
 

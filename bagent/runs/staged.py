@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
@@ -57,17 +57,8 @@ async def staged_drive(prepared: Prepared, finder: Finder, hooks: Hooks) -> Driv
     together = ", ".join(map(str, named)) if named else None
     simulated = any(found.servers.simulated for found in sites.found.values())
     hooks.store.begin(together, list(summary.values()), simulated)
-    equipment = Equipment(hooks.store, finder.stack, prepared.options.env)
-    pools = {
-        id(asking): await equipment.open(asking.job)
-        for stage in prepared.stages
-        for asking in stage.asking
-    }
-
-    def equip(plan: StagePlan, asking: Asking) -> None:
-        equipment.equip(plan, asking.job, sites.of(asking).servers, pools[id(asking)])
-
-    work = _Work(prepared, hooks, sites, models, equip)
+    plans = await _plans(prepared, finder, hooks, sites, models)
+    work = _Work(prepared, hooks, sites, models, plans)
     return Drive(work.fleets, work.watched, work.run, work.advice)
 
 
@@ -120,6 +111,30 @@ def site_key(job: Job, select: Mapping[str, Json] | None) -> str:
     return repr(parts)
 
 
+async def _plans(
+    prepared: Prepared, finder: Finder, hooks: Hooks, sites: _Sites, models: dict[int, str]
+) -> dict[int, StagePlan]:
+    """What each asking asks, with its tools opened."""
+    equipment = Equipment(hooks.store, finder.stack, prepared.options.env)
+    plans: dict[int, StagePlan] = {}
+    for stage in prepared.stages:
+        kind = stage.spec.kind
+        for asking in stage.asking:
+            found, job = sites.of(asking), asking.job
+            name = section_stage(stage.name, asking.name) if kind == "loop" else stage.name
+            view = dataclasses.replace(
+                prepared, job=job, prompt=asking.prompt, schema=asking.schema
+            )
+            plan = make_plan(view, found.servers, models[id(asking)], found.known, name=name)
+            if kind != "map":
+                plan.answers = 1
+            if kind != "embed":
+                pool = await equipment.open(job)
+                await equipment.equip(plan, job, found.servers, pool)
+            plans[id(asking)] = plan
+    return plans
+
+
 class _Work:
     """The pipeline of one run; made of plans, engines and stages."""
 
@@ -129,13 +144,13 @@ class _Work:
         hooks: Hooks,
         sites: _Sites,
         models: dict[int, str],
-        equip: Callable[[StagePlan, Asking], None],
+        plans: dict[int, StagePlan],
     ) -> None:
         self._prepared = prepared
         self._hooks = hooks
         self._sites = sites
         self._models = models
-        self._equip = equip
+        self._plans = plans
         self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
         self._at_work: dict[str, Site] = {
             key: hooks.site(found, selected=key in sites.selected)
@@ -227,7 +242,7 @@ class _Work:
         site = self._at_work[self._sites.key_of[id(asking)]]
         options, limits = self._prepared.options, asking.job.limits
         return EmbedStage(
-            self._plan(stage, asking, site.found),
+            self._plans[id(asking)],
             site.fleet,
             entrance,
             self._names(stage, asking),
@@ -251,9 +266,7 @@ class _Work:
 
     def _asker(self, stage: PreparedStage, asking: Asking) -> Asker:
         site = self._at_work[self._sites.key_of[id(asking)]]
-        plan = self._plan(stage, asking, site.found)
-        if stage.spec.kind == "loop":
-            plan.name = section_stage(stage.name, asking.name)
+        plan = self._plans[id(asking)]
         separate = stage.spec.kind == "broadcast"
         asker = Asker(
             plan,
@@ -265,18 +278,6 @@ class _Work:
             lambda advice: None if advice.cancelled() else self._stop(advice.result())
         )
         return asker
-
-    def _plan(self, stage: PreparedStage, asking: Asking, found: Found) -> StagePlan:
-        view = dataclasses.replace(
-            self._prepared, job=asking.job, prompt=asking.prompt, schema=asking.schema
-        )
-        model = self._models[id(asking)]
-        plan = make_plan(view, found.servers, model, found.known, name=stage.name)
-        if stage.spec.kind != "map":
-            plan.answers = 1
-        if stage.spec.kind != "embed":
-            self._equip(plan, asking)
-        return plan
 
     def _table(self, name: str) -> StageTable:
         for stage in self._prepared.stages:

@@ -49,7 +49,9 @@ def test_old_answers_are_cut_before_the_context_is_full_and_no_pair_is_broken(jo
 
 
 def test_nothing_is_cut_where_everything_fits(job_dir, bagent):
-    with FakeServer({"*": [*tells(1500, 1500), ok("the end")]}, max_model_len=32768, flavour="vllm") as fs:
+    with FakeServer(
+        {"*": [*tells(1500, 1500), ok("the end")]}, max_model_len=32768, flavour="vllm"
+    ) as fs:
         agent_job(job_dir, fs.url)
         assert bagent(["run", "job.yaml"]).code == 0
         assert [len(text) for text in answers_in(fs.requests[-1].body)] == [1500, 1500]
@@ -58,7 +60,9 @@ def test_nothing_is_cut_where_everything_fits(job_dir, bagent):
 
 def test_a_small_model_sums_up_the_older_turns(job_dir, bagent):
     rows = [{"id": "r1", "text": "text"}]
-    with FakeServer(max_model_len=2000, flavour="vllm", row_pattern=r"\b(?:id=|)(r1|assistant)\b") as fs:
+    with FakeServer(
+        max_model_len=2000, flavour="vllm", row_pattern=r"\b(?:id=|)(r1|assistant)\b"
+    ) as fs:
         turns = [*tells(1500, 1500, 1500, 1500), ok("the end")]
         fs.set_script({"r1": turns, "assistant": [ok("We heard a story of 1500.")]})
         agent_job(
@@ -79,7 +83,9 @@ def test_a_small_model_sums_up_the_older_turns(job_dir, bagent):
 
 
 def test_without_a_summary_old_answers_are_cut(job_dir, bagent):
-    with FakeServer(max_model_len=2000, flavour="vllm", row_pattern=r"\b(?:id=|)(r1|assistant)\b") as fs:
+    with FakeServer(
+        max_model_len=2000, flavour="vllm", row_pattern=r"\b(?:id=|)(r1|assistant)\b"
+    ) as fs:
         turns = [*tells(1500, 1500, 1500, 1500), ok("the end")]
         fs.set_script({"r1": turns, "assistant": [ok("")]})
         agent_job(job_dir, fs.url, agent={"max_turns": 9, "compact": {"model": "small-model"}})

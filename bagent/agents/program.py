@@ -1,0 +1,142 @@
+"""Rows answered by an agent program: a process per row, in a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bagent.agents.conversation import Conversation
+from bagent.agents.host import AgentHost
+from bagent.agents.plan import StagePlan
+from bagent.answers.judge import judge
+from bagent.answers.reask import reask
+from bagent.backends.chat_wire import content_text
+from bagent.fleet.call import Call, Delivery
+from bagent.tools.child import Child, run_child
+from bagent.tools.commands import answer_of, without_preamble
+from bagent.tools.tool import ToolFault
+from bagent.types import ErrorKind, Failure, Message, Reply, Row, Usage
+
+PLACE = re.compile(r"\{(prompt|model|base_url|folder|id)\}")
+
+
+class ProgramPlan(msgspec.Struct, eq=False):
+    """The program of one stage.
+
+    ``argv`` may hold ``{prompt}``, ``{model}``, ``{base_url}``, ``{folder}`` and ``{id}``; without
+    ``{prompt}`` the prompt is its standard input. ``env`` is its whole environment but for the key:
+    ``keys`` names the variables that get the key by which a row's requests are told apart.
+    ``folder`` is where each row gets a folder of its own. ``most`` rows run at once, each for at
+    most ``seconds`` (None: no limit). ``usage`` gives the tokens that a row's requests took.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    keys: Sequence[str]
+    folder: Path
+    most: int
+    seconds: float | None
+    model: str
+    base_url: str
+    usage: Callable[[str], Usage]
+
+
+class ProgramConversation(Conversation):
+    """One (row, answer) of a stage whose rows a program answers."""
+
+    __slots__ = ("_agent_host", "_program")
+
+    def __init__(
+        self, plan: StagePlan, program: ProgramPlan, row: Row, answer: int, host: AgentHost
+    ) -> None:
+        super().__init__(plan, row, answer, host)
+        self._program = program
+        self._agent_host = host
+
+    def open(self) -> Call | None:
+        """None in any case: the program makes its own calls."""
+        call = super().open()
+        if call is not None:
+            self.request_hash = None  # what a program does is not shared
+            self._agent_host.spawn(self._answer(call.request.messages or []))
+        return None
+
+    async def _answer(self, messages: Sequence[Message]) -> None:
+        """Run the program until its answer is valid, or the tries are spent."""
+        asked = list(messages)
+        while True:
+            began = time.time()
+            self._attempts += 1
+            try:
+                text = await self._run(words_of(asked))
+            except ToolFault as fault:
+                passing = fault.kind == "timeout"
+                self._finish(began, began)
+                kind: ErrorKind = "timeout" if passing else "tool"
+                self._end("failed", Failure(kind, fault.message, passing=passing))
+                return
+            reply = Reply(text, "stop", model=self._program.model)
+            verdict = judge(reply, self.plan.schema)
+            self._last, self._verdict = reply, verdict
+            if self.plan.schema is not None and self._first_valid is None:
+                self._first_valid = verdict.status == "ok"
+            if verdict.status != "invalid" or self._reasks >= self.plan.reasks:
+                self._finish(began, time.time())
+                self._end(verdict.status, None)
+                return
+            self._reasks += 1
+            self._turns += 1
+            asked = reask(messages, verdict.text, verdict.violations, self.plan.schema)
+
+    def _finish(self, began: float, ended: float) -> None:
+        self._usage = self._program.usage(self._name)
+        self._note(Delivery("", "", self._started or began, ended, 0.0))
+
+    @property
+    def _name(self) -> str:
+        return f"{self.key}-{self.answer}"
+
+    async def _run(self, prompt: str) -> str:
+        program, folder = self._program, self._program.folder / self._name
+        folder.mkdir(parents=True, exist_ok=True)
+        told = {
+            "prompt": prompt,
+            "model": program.model,
+            "base_url": program.base_url,
+            "folder": str(folder),
+            "id": "" if self.row.id is None else str(self.row.id),
+        }
+        argv = [PLACE.sub(lambda found: told[found[1]], word) for word in program.argv]
+        if any("\0" in word for word in argv):
+            raise ToolFault("the prompt holds a NUL character")
+        env = {"HOME": str(folder), **program.env}
+        env |= {name: f"bagent-{self._name}" for name in program.keys if name not in program.env}
+        stdin = b"" if any("{prompt}" in word for word in program.argv) else prompt.encode()
+        try:
+            async with asyncio.timeout(self._left()):
+                ended = await run_child(Child(argv, stdin, folder, env))
+        except TimeoutError:
+            raise ToolFault("the program took too long and was stopped", "timeout") from None
+        return without_preamble(answer_of(ended)).strip()
+
+    def _left(self) -> float | None:
+        """Seconds that the program may take."""
+        if self.give_up_at is None:
+            return self._program.seconds
+        return max(0.0, self.give_up_at - asyncio.get_running_loop().time())
+
+
+def words_of(messages: Sequence[Message]) -> str:
+    """A prompt as one text: system and user by paragraphs, others after who said them."""
+    parts = []
+    for message in messages:
+        text = content_text(message.get("content")) or ""
+        said = f"Your last answer was:\n{text}" if message.get("role") == "assistant" else text
+        if text.strip():
+            parts.append(said)
+    return "\n\n".join(parts)

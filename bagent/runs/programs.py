@@ -1,0 +1,105 @@
+"""Agent programs: which one, what it sees of the environment, and the proxy that it asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bagent.agents.plan import StagePlan
+from bagent.agents.program import ProgramPlan
+from bagent.proxy.serve import ProxyConfig, plain_states, start_proxy
+from bagent.runs.endpoints import Servers
+from bagent.runs.fleets import make_timeouts
+from bagent.tools.environment import tool_environment
+from bagent.tools.opening import find_program
+from bagent.types import Usage
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job
+
+PER_ENDPOINT = 256
+"""Requests in flight per endpoint: programs ask one after the other, so rows are the limit."""
+
+KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+"""The variables by which programs are told the key."""
+
+
+class UsageByName:
+    """Adds up what requests took, by who asked."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Usage] = {}
+
+    def add(self, name: str, usage: Usage) -> None:
+        """Take what one request took."""
+        old = self._sums.get(name, Usage())
+        self._sums[name] = Usage(
+            prompt=_sum(old.prompt, usage.prompt),
+            cached=_sum(old.cached, usage.cached),
+            completion=_sum(old.completion, usage.completion),
+            reasoning=_sum(old.reasoning, usage.reasoning),
+        )
+
+    def take(self, name: str) -> Usage:
+        """The sums of one name, which are then forgotten."""
+        return self._sums.pop(name, Usage())
+
+
+def _sum(old: int | None, new: int | None) -> int | None:
+    return old if new is None else new + (old or 0)
+
+
+async def open_program(
+    job: Job,
+    plan: StagePlan,
+    servers: Servers,
+    place: tuple[Path, Mapping[str, str]],
+    stack: AsyncExitStack,
+) -> ProgramPlan:
+    """The program of a job, with a proxy in front of its servers.
+
+    Args:
+        plan: its model is what the program is told.
+        place: the run directory, and the environment of the run.
+        stack: the proxy serves until it is closed.
+
+    Raises:
+        UsageError: there is no such program.
+    """
+    run, env = place
+    spec = job.agent
+    assert spec is not None
+    environment = tool_environment(env, {})
+    environment.pop("HOME", None)  # each row has its own
+    program = find_program(spec.command[0], job.source.folder, environment)
+    usage = UsageByName()
+    config = ProxyConfig(port=0, timeouts=make_timeouts(job), strip_preamble=True)
+    states = plain_states(servers.endpoints, PER_ENDPOINT)
+    proxy = await stack.enter_async_context(
+        start_proxy(states, config, run / "proxy", lambda _: None, usage.add)
+    )
+    model = plan.settings.model or ""
+    environment |= {
+        "OPENAI_BASE_URL": proxy.url,
+        "OPENAI_API_BASE": proxy.url,
+        "ANTHROPIC_BASE_URL": proxy.url.removesuffix("/v1"),
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_MODEL": model,
+        "NO_PROXY": "127.0.0.1",
+        **spec.env,
+    }
+    wanted = job.limits.concurrency
+    return ProgramPlan(
+        argv=(program, *spec.command[1:]),
+        env=environment,
+        keys=KEYS,
+        folder=run / "work",
+        most=2 * (os.cpu_count() or 1) if wanted == "auto" else int(wanted),
+        seconds=job.limits.row or job.limits.timeout.total,
+        model=model,
+        base_url=proxy.url,
+        usage=usage.take,
+    )

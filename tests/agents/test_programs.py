@@ -1,0 +1,127 @@
+"""Rows answered by an agent program that asks the job's servers through a proxy."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from agents.support_agents import wait_for_file
+from support.cli import Running
+from support.fake_server import FakeServer
+from support.jobs import results_by_id, write_job
+from support.replies import ok
+
+AGENT = """
+import json, os, pathlib, sys, time, urllib.request
+
+prompt = sys.stdin.read()
+pathlib.Path("here.txt").write_text(os.getcwd())
+for question in (prompt, "id=again " + prompt):
+    message = {"role": "user", "content": question}
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": [message]}
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json",
+         "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+print("thinking about it", file=sys.stderr)
+print(answer)
+"""
+
+
+def program_job(job_dir, url, rows=1, code=AGENT, **keys):
+    """A job whose rows this program answers."""
+    (job_dir / "agent.py").write_text(code)
+    agent = {"command": [sys.executable, str(job_dir / "agent.py")], **keys.pop("agent", {})}
+    write_job(job_dir, url, rows, agent=agent, **keys)
+
+
+def test_each_row_is_answered_by_a_process_in_its_own_folder_and_its_tokens_are_counted(
+    job_dir, bagent
+):
+    with FakeServer({"*": [ok("first")], "again": [ok("final")]}) as fs:
+        program_job(job_dir, fs.url, 3)
+        done = bagent(["run", "job.yaml"], env={"MY_SECRET": "hush"})
+        assert done.code == 0, done.err
+        assert len(fs.requests) == 6
+    rows = results_by_id(job_dir)
+    assert {row["text"] for row in rows.values()} == {"final"}
+    assert all(row["prompt_tokens"] > 0 and row["completion_tokens"] > 0 for row in rows.values())
+    folders = sorted((job_dir / "runs/job/work").iterdir())
+    assert len(folders) == 3
+    assert [(folder / "here.txt").read_text() for folder in folders] == list(map(str, folders))
+
+
+def test_an_answer_that_does_not_fit_the_schema_is_asked_for_again(job_dir, bagent):
+    code = (
+        "import sys\nprompt = sys.stdin.read()\n"
+        "print('{\"sum\": 3}' if 'not valid' in prompt else 'three')\n"
+    )
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    with FakeServer() as fs:
+        program_job(job_dir, fs.url, code=code, output={"schema": schema})
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 0, done.err
+    row = results_by_id(job_dir)["r1"]
+    assert (row["output"], row["attempts"]) == ({"sum": 3}, 2)
+
+
+def test_a_program_that_fails_fails_its_row_with_its_last_words(job_dir, bagent):
+    code = "import sys\nprint('no model of that name', file=sys.stderr)\nsys.exit(3)\n"
+    with FakeServer() as fs:
+        program_job(job_dir, fs.url, code=code)
+        assert bagent(["run", "job.yaml"]).code == 1
+    row = results_by_id(job_dir)["r1"]
+    assert (row["status"], row["error_kind"]) == ("failed", "tool")
+    assert "code 3" in row["error"] and "no model of that name" in row["error"]
+
+
+def test_the_row_s_limit_kills_the_program_and_what_it_started(job_dir, bagent):
+    code = (
+        "import os, pathlib, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "pathlib.Path('child').write_text(str(child.pid))\ntime.sleep(60)\n"
+    )
+    with FakeServer() as fs:
+        program_job(job_dir, fs.url, code=code, limits={"row": "2s"})
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 1 and done.seconds < 30
+    row = results_by_id(job_dir)["r1"]
+    assert (row["status"], row["error_kind"]) == ("failed", "timeout")
+    (child,) = (job_dir / "runs/job/work").glob("*/child")
+    assert not running_now(child.read_text())
+
+
+def running_now(pid):
+    """Whether a process runs (one that has ended and was not waited for does not)."""
+    try:
+        stat = (Path("/proc") / pid / "stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_second_signal_ends_the_programs_at_once(job_dir):
+    code = (
+        "import pathlib, time\npathlib.Path('../../../../began').write_text('')\ntime.sleep(60)\n"
+    )
+    with FakeServer() as fs:
+        program_job(job_dir, fs.url, code=code)
+        with Running(["run", "job.yaml"], job_dir) as running:
+            wait_for_file(job_dir / "began")
+            running.send(signal.SIGINT)
+            running.wait_for_err("waiting up to")
+            running.send(signal.SIGINT)
+            done = running.finish(30)
+        assert done.code == 130, done.err
+
+
+def test_a_program_that_is_not_there_is_an_error_before_anything_is_sent(job_dir, bagent):
+    with FakeServer() as fs:
+        program_job(job_dir, fs.url, agent={"command": ["no-such-agent"]})
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 2 and "no-such-agent" in done.err
+        assert fs.requests == []
