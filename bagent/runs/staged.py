@@ -160,9 +160,9 @@ class _Work:
         self._gate = Gate()
         store = hooks.store
         earlier = None
-        if store.finished:
+        if store.recorded:
             earlier = EarlierOutcomes(store.path, store.done, store.notes.append)
-        self._records = Records(store.journal, earlier, hooks.emit)
+        self._records = Records(store.journal, earlier, hooks.emit, whole=store.part == "all")
         self._world = World(self._records, self._stop, hooks.notice, time.time)
         self._stages = [self._stage(stage) for stage in prepared.stages]
 

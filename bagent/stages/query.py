@@ -49,6 +49,7 @@ class QueryStage:
         self._open = len(tables)
         self._complete = asyncio.Event()
         self._ids: dict[str, Json] = {}
+        self._keys: set[int] = set()
 
     def readers(self) -> list[Reader]:
         """One reader for each table, in order."""
@@ -110,6 +111,7 @@ class QueryStage:
             self._hand_out(number, one, times)
             if number % LINES_AT_ONCE == 0:
                 await asyncio.sleep(0)
+        self._world.records.keep_only(self.name, self._keys)
         self.out.end()
 
     async def _write_tables(self) -> None:
@@ -146,6 +148,7 @@ class QueryStage:
             line=0,
             parents=found.parents,
         )
+        self._keys.add(row.key)
         self._put(row, values)
 
     def _put(self, row: Row, values: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any, Protocol
 
 from bagent.stages.engine import OutcomeLog
@@ -26,6 +26,10 @@ class Earlier(Protocol):
         """The outcome at a place."""
         ...
 
+    def keys_of(self, stage: str) -> Iterator[int]:
+        """The row keys of all current outcomes of a stage with one answer a row."""
+        ...
+
 
 class Journal(OutcomeLog, Protocol):
     """The journal of this start: :class:`bagent.store.journal.Journal`."""
@@ -42,14 +46,18 @@ class Records:
 
     Args:
         emit: gets each outcome that this start writes.
+        whole: whether this start has all rows; else other parts have results of their own.
 
     ``counts`` has, by stage, how many outcomes of each status there are, earlier ones too.
     """
 
-    def __init__(self, journal: Journal, earlier: Earlier | None, emit: Emit) -> None:
+    def __init__(
+        self, journal: Journal, earlier: Earlier | None, emit: Emit, *, whole: bool = True
+    ) -> None:
         self.journal = journal
         self.counts: dict[str, Counter[str]] = {}
         self._earlier = earlier
+        self._whole = whole
         self._taken_back: set[int] = set()
         self._emit = emit
 
@@ -89,6 +97,18 @@ class Records:
         self._taken_back.add(unit_of(key, stage, answer))
         void: Any = VOID
         self.journal.write(Outcome(f"{key:016x}", 0, None, "", 0, stage, void, answer))
+
+    def keep_only(self, stage: str, keys: Set[int]) -> None:
+        """Take back what earlier starts made of rows that are put together otherwise now.
+
+        Args:
+            keys: the rows that the stage has now.
+        """
+        if self._earlier is None or not self._whole:
+            return
+        for key in self._earlier.keys_of(stage):
+            if key not in keys:
+                self.take_back(key, stage, 0)
 
     def write(self, outcome: Outcome, row: Row) -> int:
         """Write an outcome that no request was needed for; its place."""

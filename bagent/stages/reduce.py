@@ -49,6 +49,7 @@ class ReduceStage:
     async def run(self) -> None:
         """Ask until all trees are done."""
         await self._asker.run()
+        self._reducer.all_over()
 
     # --- trees ------------------------------------------------------------------------------------
 

@@ -45,6 +45,16 @@ class Reducer:
         self.world = world
         self.fit = Fit(asker.plan)
         self._asker = asker
+        self._keys: set[int] = set()
+
+    def all_over(self) -> None:
+        """Every tree is done: what other groups gave in earlier starts counts no more."""
+        self.world.records.keep_only(self.name, self._keys)
+
+    def seen(self, row: Row) -> Row:
+        """Note that ``row`` is one of this start's."""
+        self._keys.add(row.key)
+        return row
 
     def response(self, item: Item, longest: int | None) -> Response:
         """A row as the prompt shows it."""
@@ -54,6 +64,7 @@ class Reducer:
 
     def ask(self, node: Node, ticket: Ticket) -> None:
         """Put the answer about a group in its place."""
+        self.seen(node.row)
         if not any(item.ok for item in node.group):
             self._nothing_left(node, ticket)
             return
@@ -217,7 +228,7 @@ class Tree:
             line=base.line if base else 0,
             parents_failed=self.dropped,
         )
-        found = records.finished(row.key, reducer.name, 0)
+        found = records.finished(reducer.seen(row).key, reducer.name, 0)
         if found is None:
             words = f"nothing is left to reduce: {self.dropped} rows failed before and were dropped"
             outcome = ended_row(reducer.name, row, reducer.world.now(), error=(NO_SURVIVOR, words))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from bagent.store.codec import decode_outcome
+from bagent.store.codec import decode_outcome, salt_of
 from bagent.store.current import CurrentLines
 from bagent.store.index import DoneIndex, HashMap
 from bagent.store.segments import Report, locate
@@ -38,6 +39,19 @@ class EarlierOutcomes:
     def find(self, unit: int) -> int | None:
         """The place of a finished unit's outcome, None where it is not finished."""
         return self._places.find(unit)
+
+    def keys_of(self, stage: str) -> Iterator[int]:
+        """The row keys of all current outcomes of a stage with one answer a row, good or bad."""
+        salt = salt_of(stage, 0)
+        superseded = self._lines.superseded()
+        for number, index in enumerate(self._lines.indexes):
+            if stage not in index.stage_names:
+                continue
+            wanted, lost = index.stage_names.index(stage), superseded.get(number)
+            columns = zip(index.column("units"), index.column("stages"), strict=True)
+            for ordinal, (unit, found) in enumerate(columns):
+                if found == wanted and (lost is None or not lost[ordinal]):
+                    yield unit ^ salt
 
     def read_at(self, place: int) -> Outcome:
         """The outcome at a place.

@@ -56,3 +56,18 @@ def test_a_vote_is_counted_again_where_an_answer_was_mended(tmp_path):
         assert run_bagent([*RUN, "--retry", "all"], tmp_path).code == 0
     [vote] = current(tmp_path, "vote")
     assert (vote["output"]["winner"], vote["output"]["failed"]) == ("yes", 0)
+
+
+def test_groups_that_changed_leave_no_old_answer_behind(tmp_path):
+    stages = [LEAF, {**SUM, "on_failure": "drop"}]
+    script = {"r2": [status(400), echo()], "*": [echo()]}
+    with FakeServer(script, allow_faults=True) as server:
+        assert run_stages(tmp_path, server.url, 3, stages).code == 0
+        assert [len(row["parents"]) for row in current(tmp_path, "sum")] == [2]
+        assert run_bagent([*RUN, "--retry", "all"], tmp_path).code == 0
+    found = current(tmp_path, "sum")
+    assert [row["parents"][:2] for row in found] == [
+        ["leaf:r1:0", "leaf:r2:0"],
+        ["sum:sum:1.0:0", "leaf:r3:0"],
+    ]
+    assert [row["parents_failed"] for row in found] == [0, 0]
