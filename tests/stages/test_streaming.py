@@ -1,0 +1,42 @@
+"""Stages work side by side: what is ready goes on, whatever else is still on its way."""
+
+from __future__ import annotations
+
+import time
+
+from stages.support_stages import RUN, outcomes, write_stages
+from support.cli import Running
+from support.fake_server import FakeServer
+from support.replies import echo, gated, ok
+
+FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
+SECOND = {"kind": "map", "name": "second", "prompt": "two <{{ first }}>"}
+SUM = {"kind": "reduce", "name": "sum", "fanin": 2, "prompt": "sum {{ level }}\n{{ responses }}"}
+
+
+def wait_for(server: FakeServer, start: str, count: int) -> None:
+    """Block until so many requests begin with ``start``."""
+    deadline = time.monotonic() + 20
+    while sum(seen.prompts[0].startswith(start) for seen in server.requests) < count:
+        assert time.monotonic() < deadline, [seen.prompts[0] for seen in server.requests]
+        time.sleep(0.02)
+
+
+def test_a_second_stage_begins_with_the_first_row_of_the_one_before(tmp_path):
+    with FakeServer({"r4": [gated(echo())], "*": [echo()]}) as server:
+        write_stages(tmp_path, server.url, 4, [FIRST, SECOND])
+        with Running(RUN, tmp_path) as running:
+            wait_for(server, "two", 3)
+            server.release()
+            assert running.finish().code == 0
+
+
+def test_a_group_is_asked_about_as_soon_as_it_is_full(tmp_path):
+    with FakeServer({"r5": [gated(ok("late"))], "*": [ok("short")]}) as server:
+        write_stages(tmp_path, server.url, 6, [FIRST, SUM])
+        with Running(RUN, tmp_path) as running:
+            wait_for(server, "sum 1", 2)
+            wait_for(server, "sum 2", 1)
+            server.release()
+            assert running.finish().code == 0
+    assert [line["id"] for line in outcomes(tmp_path, "sum")][-1] == "sum:3.0"
