@@ -186,6 +186,12 @@ def _asking(
             hint="write prompt: with system and user, or messages",
             at=base.source.position(path),
         )
+    if part.select and job.hostfile is None:
+        raise JobError(
+            f"{name}: select chooses among the endpoints of a hostfile, and there is none",
+            hint="write hostfile: PATH",
+            at=base.source.position((*path[:-1], "select")),
+        )
     schema = None if embeds else load_schema_of(job, path)
     return Asking(name, job, part, Prompt(job.prompt, base.source, path), schema)
 

@@ -84,3 +84,9 @@ def test_a_wrong_expression_is_refused_with_its_place():
     stages = "stages: [{kind: map, name: a, prompt: x}, {kind: expand, items: 'a b'}]\n"
     with pytest.raises(JobError, match=r"stages\.1\.items"):
         prepare_stages(load(BASE + stages))
+
+
+def test_select_needs_a_hostfile():
+    stages = "stages: [{kind: map, name: a, prompt: x, select: {role: critic}}]\n"
+    with pytest.raises(JobError, match="select chooses among the endpoints of a hostfile"):
+        prepare_stages(load(BASE + stages))
