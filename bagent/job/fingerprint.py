@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bagent.job.files import reference_closure
-from bagent.job.places import Place, PythonFunction
+from bagent.job.places import InputPath, Place, PythonFunction
 from bagent.job.section import Section
 from bagent.job.spec import Job
 from bagent.types import Json
@@ -86,7 +86,7 @@ def _value(value: Any, texts: Mapping[Path, str], leave_out: frozenset[str]) -> 
         return [_value(item, texts, leave_out) for item in value]
     if isinstance(value, PythonFunction):
         return [value.function, texts.get(value.file.path, "")]
-    return value.given if isinstance(value, Place) else value
+    return value.given if isinstance(value, Place | InputPath) else value
 
 
 def _schema(path: Path, texts: Mapping[Path, str]) -> Json:

@@ -64,8 +64,10 @@ class Equipment:
         if spec is not None and spec.command:
             from bagent.runs.programs import open_program
 
+            store = self._store
+
             plan.program = await open_program(
-                job, plan, servers, (self._store.path, self._env), self._stack
+                job, plan, servers, (store.path, store.part, self._env), self._stack
             )
         elif spec is not None and pool is not None:
             self._give_tools(plan, job, servers, pool)

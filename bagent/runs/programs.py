@@ -56,20 +56,20 @@ async def open_program(
     job: Job,
     plan: StagePlan,
     servers: Servers,
-    place: tuple[Path, Mapping[str, str]],
+    place: tuple[Path, str, Mapping[str, str]],
     stack: AsyncExitStack,
 ) -> ProgramPlan:
     """The program of a job, with a proxy in front of its servers.
 
     Args:
         plan: its model is what the program is told.
-        place: the run directory, and the environment of the run.
+        place: the run directory, the part of the rows, and the environment of the run.
         stack: the proxy serves until it is closed.
 
     Raises:
         UsageError: there is no such program.
     """
-    run, env = place
+    run, part, env = place
     spec = job.agent
     assert spec is not None
     environment = tool_environment(env, {})
@@ -79,7 +79,9 @@ async def open_program(
     config = ProxyConfig(port=0, timeouts=make_timeouts(job), strip_preamble=True)
     states = plain_states(servers.endpoints, PER_ENDPOINT)
     proxy = await stack.enter_async_context(
-        start_proxy(states, config, run / "proxy", lambda _: None, usage.add)
+        start_proxy(
+            states, config, run / "proxy" / f"{plan.name}-{part}", lambda _: None, usage.add
+        )
     )
     model = plan.settings.model or ""
     environment |= {

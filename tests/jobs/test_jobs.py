@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from support.cli import run_bagent
+from support.fake_server import FakeServer
 from support.jobs import sql
+from support.replies import ok_json, ok_tools, tool_call
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = sorted(path.parent.name for path in ROOT.glob("jobs/*/job.yaml"))
+
+
+# Servers that jobs start, such as mcp-server-time, are installed beside Python.
+PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def skip_without_server(name):
+    """Skip the job that needs an MCP server where that is not installed."""
+    there = find_spec("mcp") and shutil.which("mcp-server-time", path=PROGRAMS)
+    if name == "clock-mcp" and not there:
+        pytest.skip("needs mcp-server-time: pip install 'bagent[mcp]' mcp-server-time")
 
 
 def test_there_are_jobs_with_data():
@@ -21,8 +36,11 @@ def test_there_are_jobs_with_data():
 
 @pytest.mark.parametrize("name", JOBS)
 def test_each_job_runs_on_a_simulated_engine(tmp_path, name):
+    skip_without_server(name)
     done = run_bagent(
-        ["run", ROOT / "jobs" / name / "job.yaml", "--backend", "sim://?speedup=50"], tmp_path
+        ["run", ROOT / "jobs" / name / "job.yaml", "--backend", "sim://?speedup=50&tool_rate=0.3"],
+        tmp_path,
+        env={"PATH": PROGRAMS},
     )
     assert done.code == 0, done.err
     run = tmp_path / "runs" / name
@@ -50,3 +68,49 @@ def test_init_writes_a_job_that_runs(tmp_path):
     done = run_bagent(["run", "mine/job.yaml", "--backend", "sim://?speedup=50"], tmp_path)
     assert done.code == 0, done.err
     shutil.rmtree(tmp_path / "mine")
+
+
+AGENT_JOBS = {
+    "orders": (
+        [
+            tool_call("sql", {"query": "select count(*) as n from orders"}, "a"),
+            tool_call("read_file", {"path": "returns.md"}, "b"),
+        ],
+        {"answer": "40", "source": "orders"},
+        ['[{"n":40}]', "# Returns"],
+    ),
+    "clock-mcp": (
+        [
+            tool_call(
+                "convert_time",
+                {
+                    "source_timezone": "Asia/Tokyo",
+                    "time": "09:00",
+                    "target_timezone": "Asia/Kolkata",
+                },
+                "a",
+            )
+        ],
+        {"time": "05:30"},
+        ["05:30:00+05:30"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AGENT_JOBS)
+def test_the_tools_of_an_agent_job_answer_what_a_model_asks_of_them(tmp_path, name):
+    skip_without_server(name)
+    asked, answer, told = AGENT_JOBS[name]
+    script = {"*": [ok_tools(*asked), ok_json(answer)]}
+    with FakeServer(script, row_pattern=r"(What|How|Which)") as fs:
+        job = ROOT / "jobs" / name / "job.yaml"
+        args = ["run", job, "--backend", fs.url, "--model", "fake-model", "--limit", "1"]
+        done = run_bagent([*args, "--set", "stream=false"], tmp_path, env={"PATH": PROGRAMS})
+        assert done.code == 0, done.err
+        last = fs.requests[-1].body["messages"]
+    texts = [message["content"] for message in last if message["role"] == "tool"]
+    assert len(texts) == len(told)
+    assert all(words in text for words, text in zip(told, texts, strict=True)), texts
+    run = tmp_path / "runs" / name
+    errors = sql(f"select count(*) n from '{run}/tool_calls.parquet' where error is not null")
+    assert errors[0]["n"] == 0
