@@ -3,7 +3,7 @@
     python benchmarks/scale.py memory  [--rows 50000,1000000]   peak RSS of the run
     python benchmarks/scale.py resume  [--rows 1000000]         seconds from start to first request
     python benchmarks/scale.py tables  [--rows 5000000]         journal to Parquet and DuckDB
-    python benchmarks/scale.py start                            --help, and a run of 10 rows
+    python benchmarks/scale.py start                            --help, and runs of 10 rows
 
 ``memory`` and ``start`` send every row to the canned server. ``resume`` and ``tables`` write a
 journal with the same code that a run uses, of rows as such a run makes them, leave the last 10
@@ -166,14 +166,18 @@ def tables(folder: Path, counts: list[int]) -> list[dict]:
 def start(folder: Path, _: list[int]) -> list[dict]:
     server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
     found = []
+    rows = write_rows(folder / "ten.jsonl", 10)
+    arms = {"run of 10 rows": {}, "run of 10 rows with tables": {"results": {}}}
     try:
-        for repeat in range(5):
+        for repeat in range(7):
             found.append({"what": "--help"} | timed([*BAGENT, "--help"], folder))
-            job = write_job(folder, url, write_rows(folder / "ten.jsonl", 10))
-            out = folder / f"ten-{repeat}"
-            command = [*BAGENT, "run", str(job), "-o", str(out), "--progress", "none"]
-            found.append({"what": "run of 10 rows"} | timed(command, folder))
-            print(found[-2], found[-1])
+            print(found[-1])
+            for number, (what, keys) in enumerate(arms.items()):
+                job = write_job(folder, url, rows, **keys)
+                out = folder / f"ten-{repeat}-{number}"
+                command = [*BAGENT, "run", str(job), "-o", str(out), "--progress", "none"]
+                found.append({"what": what} | timed(command, folder))
+                print(found[-1])
     finally:
         server.kill()
     return found
