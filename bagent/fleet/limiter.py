@@ -217,6 +217,11 @@ class Pace:
     """The same while the rate is searched: e to the 0.7 is 2, so it doubles in a second."""
     FIRST_RATE = 1.0
     SLOWEST = 0.02
+    LATELY = 20
+    RECOVERY = 1.25
+    UNLIKELY = 0.9
+    """A refusal below this share of the rate that was too much last time, while at least half of
+    the last requests get through, is none of the rate: slowing down further would not help."""
     LATE = 0.05
     """A start that comes late by less than this many seconds, as timers do, slows nothing down."""
 
@@ -230,6 +235,8 @@ class Pace:
         self._strikes = 0
         self._searching = False
         self._served: deque[float] = deque(maxlen=2048)
+        self._basis = 0.0
+        self._lately: deque[bool] = deque(maxlen=self.LATELY)
 
     @property
     def rate(self) -> float | None:
@@ -259,6 +266,7 @@ class Pace:
     def served(self, now: float, sent: float) -> None:
         """A request sent at ``sent`` was answered well."""
         self._served.append(now)
+        self._lately.append(True)
         if sent > self._paused_at:
             self._strikes = 0
         if self._rate is not None:
@@ -273,7 +281,13 @@ class Pace:
         if told is not None:
             pause = min(told, self._longest)
             self._resume = max(self._resume, now + pause)
+        self._lately.append(False)
         if sent <= self._paused_at:
+            return self.paused(now)
+        if self._is_noise():
+            self._recover()
+            if told is not None:
+                self._paused_at = now
             return self.paused(now)
         self._paused_at = now
         if told is None:
@@ -283,6 +297,19 @@ class Pace:
         self._slow_down(now)
         return self.paused(now)
 
+    def _is_noise(self) -> bool:
+        """Whether a refusal says nothing of the rate."""
+        if self._rate is None or self._searching or self._rate > self.UNLIKELY * self._basis:
+            return False
+        lately = self._lately
+        return len(lately) == self.LATELY and sum(lately) * 2 >= self.LATELY
+
+    def _recover(self) -> None:
+        """Take back what refusals that said nothing of the rate have cost."""
+        assert self._rate is not None
+        self._rate = self._capped(self._rate * self.RECOVERY)
+        self._basis *= 2  # until at least half is refused, the server takes more
+
     def _slow_down(self, now: float) -> None:
         """Set the rate to a little less than what was served."""
         seen = self._served_rate(now)
@@ -291,7 +318,8 @@ class Pace:
             rate = self.FIRST_RATE if self._rate is None else self._rate / 2
         else:
             # A rate above twice what was served was not in use, so the refusal says little of it.
-            rate = self.BACKOFF * max(seen, min(self._rate or seen, 2 * seen))
+            self._basis = max(seen, min(self._rate or seen, 2 * seen))
+            rate = self.BACKOFF * self._basis
         self._rate = self._capped(max(self.SLOWEST, rate))
 
     def _served_rate(self, now: float) -> float:

@@ -254,3 +254,21 @@ def test_a_rate_below_the_servers_meets_no_refusal():
     server = Server(10, 1.0)
     simulate(server, 200, 50, Pace(540, 120.0))
     assert server.requests == 200
+
+
+def test_refusals_that_have_nothing_to_do_with_the_rate_do_not_slow_a_run_to_a_crawl():
+    random, pace, now, served = Random(3), Pace(None, 120.0), 0.0, 0
+    while now < 120.0:
+        wait = pace.wait(now)
+        if wait > 0:
+            now += wait
+            continue
+        sent = now
+        pace.started(now)
+        now += 0.02
+        if random.random() < 0.2:
+            pace.refused(sent, now, None)
+        else:
+            pace.served(now, sent)
+            served += 1
+    assert served > 1500  # of some 4,800 that such a server would answer in that time
