@@ -60,7 +60,7 @@ class AgentPlan(msgspec.Struct, eq=False):
     log: AgentLog
     earlier: Callable[[int], list[Turn]] = _nothing
     max_turns: int = 6
-    first_choice: str | None = None
+    first_choice: Json = None
     answer_settings: CallSettings | None = None
     compact_at: float = 0.85
     summary_settings: CallSettings | None = None

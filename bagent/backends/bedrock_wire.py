@@ -73,8 +73,8 @@ def converse_arguments(
         fields["system"] = [*({"text": text} for text in system), *point]
     if tools:
         choice = fields.pop("tool_choice", None)
-        if choice is None and request.tool_choice == "required":
-            choice = {"any": {}}  # there is no way to say none
+        if choice is None and request.tool_choice not in (None, "none"):
+            choice = _choice(request.tool_choice)  # there is no way to say none
         config: dict[str, Any] = {"tools": tools if system else [*tools, *point]}
         if choice is not None:
             config["toolChoice"] = choice

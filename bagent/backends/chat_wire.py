@@ -69,7 +69,7 @@ class BodyWriter:
         if request.max_tokens is not None and not limited:
             parts.append(b',"%s":%d' % (self._limit_key.encode(), request.max_tokens))
         if request.tool_choice is not None and not chosen:
-            parts.append(b',"tool_choice":"%s"' % request.tool_choice.encode())
+            parts.append(b',"tool_choice":' + encode_payload(request.tool_choice))
         if request.stream and stream:
             parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
         parts.append(b"}")

@@ -70,7 +70,8 @@ class Request(msgspec.Struct):
     ``body`` is a request body that the user wrote himself (a line of an OpenAI batch file);
     ``path`` is then the route it is meant for, such as ``/chat/completions``.
     ``seed`` overrides the settings' seed, for the second and later answers of one row.
-    ``tool_choice`` (``none`` or ``required``) overrides what the settings say, for this call.
+    ``tool_choice`` is for this call, where the settings say nothing: ``none``, ``required`` or, in
+    OpenAI form, the one function that has to be called.
     ``watch`` is called once for each time that the call is streamed; what it gives back gets every
     tool call as soon as its arguments are whole, on the event loop.
     """
@@ -84,7 +85,7 @@ class Request(msgspec.Struct):
     max_tokens: int | None = None
     seed: int | None = None
     stream: bool = False
-    tool_choice: str | None = None
+    tool_choice: Json = None
     watch: Watch | None = None
 
 

@@ -200,8 +200,9 @@ class AgentSpec(Section):
     tools: tuple[ToolSpec, ...] = Field(
         default=(), description="The only tools that may be called."
     )
-    tool_choice: Annotated[Literal["auto", "required"], Choice(Literal["auto", "required"])] = (
-        Field(default="auto", description="required: the first turn has to call a tool.")
+    tool_choice: Annotated[str, Words(empty=False)] = Field(
+        default="auto",
+        description="required, or the name of a tool: the first turn has to call one, or this one.",
     )
     compact: CompactSpec = Field(
         default_factory=CompactSpec, description="Make long conversations shorter."

@@ -11,9 +11,11 @@ import msgspec
 from bagent.agents.agent_plan import AgentPlan
 from bagent.agents.plan import StagePlan
 from bagent.backends.request import CallSettings, encode_payload
+from bagent.errors import JobError
 from bagent.runs.endpoints import Servers
 from bagent.runs.openrun import OpenRun
 from bagent.store.turns import TurnIndex
+from bagent.types import Json
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
@@ -90,7 +92,7 @@ class Equipment:
             self._store.journal,
             self._earlier().take,
             max_turns=spec.max_turns,
-            first_choice=None if spec.tool_choice == "auto" else spec.tool_choice,
+            first_choice=first_choice(job, pool),
             answer_settings=msgspec.structs.replace(settings, output=asked.output)
             if apart
             else None,
@@ -106,6 +108,26 @@ class Equipment:
             store = self._store
             self._turns = TurnIndex.load(store.path, store.done.has, report=store.notes.append)
         return self._turns
+
+
+def first_choice(job: Job, pool: ToolPool) -> Json:
+    """The ``tool_choice`` of the first turn; None leaves it to the model.
+
+    Raises:
+        JobError: it names no tool of the job.
+    """
+    word = job.agent.tool_choice if job.agent is not None else "auto"
+    if word == "auto":
+        return None
+    if word == "required":
+        return word
+    if word not in pool:
+        raise JobError(
+            f"agent.tool_choice: there is no tool {word}",
+            hint=f"write auto, required, or one of {' '.join(pool.names)}",
+            at=job.source.position(("agent", "tool_choice")),
+        )
+    return {"type": "function", "function": {"name": word}}
 
 
 def combines(job: Job, servers: Servers) -> bool:

@@ -199,6 +199,17 @@ def test_the_first_turn_alone_has_to_call_a_tool_where_the_job_says_so(job_dir, 
         assert [seen.body.get("tool_choice") for seen in fs.requests] == ["required", None]
 
 
+def test_the_first_turn_has_to_call_the_tool_that_the_job_names(job_dir, bagent):
+    with FakeServer({"*": [calls(("add", '{"a":1,"b":2}'), finish_reason="stop"), ok("3")]}) as fs:
+        agent_job(job_dir, fs.url, agent={"tool_choice": "add"})
+        finished(bagent, job_dir)
+        named = {"type": "function", "function": {"name": "add"}}
+        assert [seen.body.get("tool_choice") for seen in fs.requests] == [named, None]
+        agent_job(job_dir, fs.url, name="other", agent={"tool_choice": "nope"})
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 2 and "there is no tool nope" in done.err
+
+
 def test_a_tool_that_the_job_does_not_list_never_runs(job_dir, bagent):
     with FakeServer({"*": [calls(("wait", '{"seconds":0}')), ok("done")]}) as fs:
         agent_job(job_dir, fs.url, tools=("add",))

@@ -1,0 +1,139 @@
+"""The engine, the fleet, a pool with one instant tool and a journal, over a backend of no time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from bagent.agents.agent_plan import AgentPlan
+from bagent.agents.budget import TokenBudget
+from bagent.agents.plan import StagePlan
+from bagent.answers.schema import OutputSchema
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.request import CallSettings, Request
+from bagent.fleet.dispatcher import Fleet, FleetConfig
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.grouping import GroupRule
+from bagent.fleet.limiter import InFlightLimit
+from bagent.stages.engine import Engine
+from bagent.stages.guards import Guards
+from bagent.stages.sharing import Sharing
+from bagent.store.journal import Journal, Syncer
+from bagent.tools import Tool, ToolPool
+from bagent.types import Outcome, Reply, Row, ToolCall, Usage
+
+CONCURRENCY = 256
+
+
+class Prompt:
+    """A prompt of two messages."""
+
+    raw = False
+
+    def render(self, data: Any, extra: Any = None) -> list[dict[str, Any]]:
+        return [
+            {"role": "system", "content": "You answer questions."},
+            {"role": "user", "content": f"Question {data['n']}"},
+        ]
+
+    def render_raw(self, data: Any, extra: Any = None) -> str:
+        raise TypeError("no text prompts here")
+
+
+class Instant:
+    """Asks for the tool in a first turn and answers in the second, after one turn of the loop."""
+
+    def group_key(self, request: Request) -> None:
+        return None
+
+    def group_limit(self, endpoint: Endpoint, request: Request) -> int:
+        return 1
+
+    async def learn(self, endpoint: Endpoint, samples: Any, timeouts: Timeouts) -> None:
+        pass
+
+    def forget(self, endpoint: Endpoint) -> None:
+        pass
+
+    async def send(
+        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
+    ) -> Exchange:
+        now = time.time()
+        await asyncio.sleep(0)
+        request = group[0]
+        usage = Usage(prompt=40, completion=10)
+        if len(request.messages or ()) > 2:
+            reply = Reply("done", "stop", usage=usage)
+        else:
+            n = len(request.payload) % 10
+            call = ToolCall("c", "look", f'{{"topic":"{n}"}}')
+            reply = Reply(None, "tool_calls", tool_calls=(call,), usage=usage)
+        return Exchange([reply], now, done=time.time(), status=200)
+
+    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities:
+        return Capabilities()
+
+    async def close(self) -> None:
+        pass
+
+
+async def _look(arguments: dict[str, Any]) -> str:
+    return "nothing new"
+
+
+async def drive(rows: int, folder: Path, random: Random) -> int:
+    """Run that many agents to their end; the turns that they took."""
+    parameters = {"type": "object", "properties": {"topic": {"type": "string"}}}
+    schema = OutputSchema.load(parameters, base=folder)
+    pool = ToolPool([Tool("look", "Look a topic up.", schema, _look, side_effects=False)])
+    journal = Journal.open(folder, "all", clock=time.monotonic, report=lambda _: None)
+    syncer = Syncer(journal)
+    syncer.start()
+    state = EndpointState(Endpoint("e", "http://e/v1"), InFlightLimit(CONCURRENCY, CONCURRENCY))
+    config = FleetConfig(CONCURRENCY, group=GroupRule(single=True))
+    fleet = Fleet(
+        [state],
+        Instant(),
+        config,
+        on_attempt=journal.write_attempt,
+        notice=lambda _: None,
+        random=random,
+    )
+    settings = CallSettings("m", {"temperature": 0}, {}, tools=tuple(pool.definitions))
+    plan = StagePlan(
+        "main", Prompt(), settings, None, TokenBudget(8192), agent=AgentPlan(pool, journal)
+    )
+    ended = 0
+
+    def emit(outcome: Outcome, place: int, row: Row) -> None:
+        nonlocal ended
+        assert outcome.status == "ok" and outcome.turns == 2
+        ended += 1
+
+    engine = Engine(
+        plan,
+        fleet,
+        journal,
+        sharing=Sharing(journal.read_at, None, dedupe=False),
+        guards=Guards(canary=False, stop_after=None),
+        emit=emit,
+    )
+
+    async def source() -> AsyncIterator[list[tuple[Row, list[int]]]]:
+        for start in range(0, rows, 64):
+            yield [
+                (Row(n, n * 7919, n, {"n": n}, "rows", n + 1), [0])
+                for n in range(start, min(rows, start + 64))
+            ]
+            await asyncio.sleep(0)
+
+    await engine.run(source())
+    syncer.stop()
+    journal.close()
+    assert ended == rows
+    return 2 * rows
