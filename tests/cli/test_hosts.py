@@ -255,7 +255,7 @@ def test_names_that_nobody_resolves_hold_neither_the_others_nor_the_end(
     with FakeServer() as fs:
         hosts = write(job_dir, "node[001-300]:8000", f"localhost:{fs.port}", fs.address)
         env = {"PYTHONPATH": str(site)}
-        done = bagent(["hosts", hosts, "--timeout", "3s", "--format", "json"], env=env)
+        done = bagent(["hosts", hosts, "--timeout", "6s", "--format", "json"], env=env)
     found = [one["state"] for one in done.lines()]
     assert found == ["dead"] * 300 + ["ready", "ready"]
     assert done.seconds < 30
