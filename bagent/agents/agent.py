@@ -18,7 +18,7 @@ from bagent.agents.desk import INTERRUPTED, MAY_HAVE_RUN, Desk, TurnWork, Unit
 from bagent.agents.history import answer_message, begun_message, calls_of, own_calls, turn_message
 from bagent.agents.host import AgentHost
 from bagent.agents.plan import StagePlan
-from bagent.answers.judge import GOOD_ENDS
+from bagent.answers.judge import GOOD_ENDS, Verdict
 from bagent.backends.request import Request, encode_payload
 from bagent.fleet.call import Call, Delivery
 from bagent.store.codec import unit_of
@@ -249,6 +249,13 @@ class AgentConversation(Conversation):
         else:
             again.tool_choice = None
         return again
+
+    def _after_cut(self, call: Call, verdict: Verdict) -> Call | None:
+        """Where nothing bound the answer to the schema it may never have ended: bind it."""
+        unbound = call.request.settings.output is None
+        if unbound and self._agent.answer_settings and self._reasks < self.plan.reasks:
+            return self._reask(call, verdict)
+        return super()._after_cut(call, verdict)
 
     def _shortener(self) -> Compacting:
         if self._compacting is None:

@@ -175,8 +175,8 @@ class Conversation:
         again = None
         if verdict.status == "invalid" and self._reasks < self.plan.reasks:
             again = self._reask(call, verdict)
-        elif verdict.status == "truncated" and self.plan.grow > 1 and not self._grown:
-            again = self._regrow(call)
+        elif verdict.status == "truncated":
+            again = self._after_cut(call, verdict)
         if again is not None:
             self.host.ask(self, again)
         else:
@@ -209,7 +209,8 @@ class Conversation:
         if self._messages is None or self.plan.schema is None:
             return None
         self._reasks += 1
-        messages = reask(self._messages, verdict.text or "", verdict.violations, self.plan.schema)
+        wrong = verdict.violations or (verdict.error or "",)
+        messages = reask(self._messages, verdict.text or "", wrong, self.plan.schema)
         return self._call(self._asking_again(call.request, messages))
 
     def _asking_again(self, request: Request, messages: list[Message]) -> Request:
@@ -218,9 +219,10 @@ class Conversation:
             request, payload=encode_payload(messages), messages=messages, stream=False
         )
 
-    def _regrow(self, call: Call) -> Call | None:
+    def _after_cut(self, call: Call, verdict: Verdict) -> Call | None:
+        """Ask again, with more room, for an answer that was cut off."""
         asked = call.request.max_tokens
-        if asked is None:
+        if asked is None or self.plan.grow <= 1 or self._grown:
             return None
         self._grown = True
         return self._call(

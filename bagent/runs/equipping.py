@@ -80,10 +80,10 @@ class Equipment:
         asked = plan.settings
         apart = asked.output is not None and not combines(job, servers)
         settings = msgspec.structs.replace(
-            asked, tools=tuple(pool.definitions), output=None if apart else asked.output
+            asked, tools=tuple(definitions(pool, servers)), output=None if apart else asked.output
         )
         plan.settings = settings
-        plan.budget.fixed = len(encode_payload(pool.definitions))
+        plan.budget.fixed = len(encode_payload(settings.tools))
         plan.describe |= apart and job.output.describe != "never"
         if job.stream == "auto":
             plan.stream = True
@@ -108,6 +108,22 @@ class Equipment:
             store = self._store
             self._turns = TurnIndex.load(store.path, store.done.has, report=store.notes.append)
         return self._turns
+
+
+def definitions(pool: ToolPool, servers: Servers) -> list[Json]:
+    """The tools as requests have them; strict where a schema allows it.
+
+    Own engines bind the arguments of a call to the tool's schema only then, and so does OpenAI.
+    """
+    if servers.kind in ("anthropic", "bedrock"):
+        return pool.definitions
+    found: list[Json] = []
+    for name, definition in zip(pool.names, pool.definitions, strict=True):
+        tool = pool.tool(name)
+        if tool is not None and tool.schema.strict:
+            definition = {**definition, "function": {**definition["function"], "strict": True}}
+        found.append(definition)
+    return found
 
 
 def first_choice(job: Job, pool: ToolPool) -> Json:

@@ -121,6 +121,18 @@ def test_an_own_engine_is_asked_for_the_schema_only_where_no_tool_may_be_called(
     assert results_by_id(job_dir)["r1"]["output"] == {"sum": 3}
 
 
+def test_an_answer_that_rambled_on_to_the_limit_is_asked_for_with_the_schema(job_dir, bagent):
+    script = [calls(("add", '{"a":1,"b":2}')), ok("well, well", "length"), ok('{"sum": 3}')]
+    with FakeServer({"*": script}) as fs:
+        agent_job(job_dir, fs.url.replace("http://", "vllm://"), output={"schema": SCHEMA})
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 0, done.err
+        last = fs.requests[-1].body
+    assert last["tool_choice"] == "none" and "response_format" in last
+    assert "cut off" in last["messages"][-1]["content"]
+    assert results_by_id(job_dir)["r1"]["output"] == {"sum": 3}
+
+
 def test_a_server_that_combines_both_is_asked_for_the_schema_at_once(job_dir, bagent):
     with FakeServer({"*": [calls(("add", '{"a":1,"b":2}')), ok('{"sum": 3}')]}) as fs:
         agent_job(job_dir, fs.url, output={"schema": SCHEMA, "enforce": "native"})

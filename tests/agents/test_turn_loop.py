@@ -27,6 +27,7 @@ def test_calls_of_one_turn_run_and_their_answers_stand_behind_the_turn_that_aske
         first, second = (seen.body for seen in fs.of("r1"))
     assert (row["status"], row["text"], row["turns"], row["attempts"]) == ("ok", "3 and 7", 2, 2)
     assert [tool["function"]["name"] for tool in first["tools"]] == ["add", "wait", "tell", "fail"]
+    assert all(tool["function"]["strict"] for tool in first["tools"])
     assert second["messages"][:1] == first["messages"]
     assert second["messages"][1]["role"] == "assistant"
     assert [one["tool_call_id"] for one in second["messages"][2:]] == ["c0", "c1"]
