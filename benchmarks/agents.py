@@ -78,12 +78,12 @@ def user(row: int) -> str:
 
 
 @contextlib.contextmanager
-def simulated() -> Iterator[str]:
+def simulated(decode: float) -> Iterator[str]:
     """A simulated engine of one endpoint; its address."""
     with tempfile.TemporaryDirectory(prefix="bagent-agents-") as folder:
         hosts = Path(folder) / "hosts.txt"
         argv = [sys.executable, "-m", "bagent", "sim", "--port", "0", "--tool-rate", "0"]
-        argv += ["--decode", "60", "--write-hostfile", str(hosts)]
+        argv += ["--decode", str(decode), "--write-hostfile", str(hosts)]
         process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
         try:
             while not hosts.exists():
@@ -215,7 +215,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     """All arms, their order turned round each time."""
     arms = ["holding", "freeing", "bagent"]
     found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
-    opened = contextlib.nullcontext(args.url) if args.url else simulated()
+    opened = contextlib.nullcontext(args.url) if args.url else simulated(args.decode)
     with opened as url:
         asyncio.run(loop_arm(url, args.model, holding=False))  # warms the prefix, counts nothing
         for repeat in range(args.repeats):
@@ -227,7 +227,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
                     result = asyncio.run(loop_arm(url, args.model, holding=arm == "holding"))
                 found[arm].append(result | {"repeat": repeat, "load": os.getloadavg()[0]})
                 print(repeat, arm, json.dumps(found[arm][-1]), flush=True)
-    return {"simulated": not args.url, "arms": found}
+    return {"simulated": not args.url, "decode": args.decode, "arms": found}
 
 
 def cost(args: argparse.Namespace) -> dict[str, Any]:
@@ -264,6 +264,7 @@ def main() -> None:
     parser.add_argument("what", choices=["compare", "cost", "cost-once"])
     parser.add_argument("--url")
     parser.add_argument("--model", default="simulated-8b")
+    parser.add_argument("--decode", type=float, default=60, help="simulated tokens a second")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", default="1000,4000,16000")
     parser.add_argument("--out", type=Path)

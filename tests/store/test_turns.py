@@ -1,0 +1,93 @@
+"""Turns of unfinished conversations, found in the journal and read from there."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.store.codec import unit_of
+from bagent.store.journal import Journal
+from bagent.store.turns import TurnIndex
+from bagent.types import ToolCall, Turn
+
+
+def a_turn(key, turn, text="", at=None, **fields):
+    message = {"role": "assistant", "content": text or f"turn {turn}"}
+    return Turn(f"{key:016x}", 0, "main", 0, turn, [message], at=at, **fields)
+
+
+def write(folder, turns, part="all", **options):
+    journal = Journal.open(folder, part, clock=lambda: 0.0, report=pytest.fail, **options)
+    for turn in turns:
+        journal.write_turn(turn)
+    journal.close()
+
+
+def load(folder, done=(), report=pytest.fail):
+    finished = {unit_of(key, "main", 0) for key in done}
+    return TurnIndex.load(folder, lambda unit: unit in finished, report=report)
+
+
+def texts(index, key):
+    return [turn.messages[0]["content"] for turn in index.take(unit_of(key, "main", 0))]
+
+
+def test_turns_come_back_in_their_order_and_once(tmp_path):
+    write(tmp_path, [a_turn(1, 1), a_turn(2, 1), a_turn(1, 2), a_turn(1, 3)])
+    index = load(tmp_path)
+    assert len(index) == 2
+    assert texts(index, 1) == ["turn 1", "turn 2", "turn 3"]
+    assert texts(index, 1) == []
+    assert texts(index, 3) == []
+
+
+def test_finished_conversations_are_left_out(tmp_path):
+    write(tmp_path, [a_turn(1, 1), a_turn(2, 1)])
+    assert len(load(tmp_path, done=[1, 2])) == 0
+
+
+def test_a_later_line_for_a_turn_takes_the_place_of_the_earlier_one(tmp_path):
+    begun = [ToolCall("c", "f", "{}")]
+    write(tmp_path, [a_turn(1, 1), a_turn(1, 2, "half", begun=begun), a_turn(1, 2, "whole")])
+    (first, second) = load(tmp_path).take(unit_of(1, "main", 0))
+    assert (first.turn, second.turn, second.messages[0]["content"]) == (1, 2, "whole")
+    assert second.begun == []
+
+
+def test_what_was_begun_is_read_again(tmp_path):
+    begun = [ToolCall("c", "f", '{"a":1}')]
+    write(tmp_path, [a_turn(1, 1, begun=begun, request_hash="00ff")])
+    (turn,) = load(tmp_path).take(unit_of(1, "main", 0))
+    assert (turn.begun, turn.request_hash) == (begun, "00ff")
+
+
+def test_turn_0_says_that_a_conversation_begins_anew(tmp_path):
+    write(tmp_path, [a_turn(1, 1), a_turn(1, 2), a_turn(1, 0)])
+    assert len(load(tmp_path)) == 0
+    write(tmp_path, [a_turn(1, 1, "again")])
+    assert texts(load(tmp_path), 1) == ["again"]
+
+
+def test_turns_are_found_over_segments_and_a_torn_line_is_left_out(tmp_path):
+    write(tmp_path, [a_turn(1, n) for n in range(1, 21)], segment_bytes=300)
+    assert len(list((tmp_path / "journal").glob("turns-*"))) > 3
+    last = max((tmp_path / "journal").glob("turns-*"))
+    with last.open("ab") as file:
+        file.write(b'{"key":"00')
+    assert texts(load(tmp_path), 1) == [f"turn {n}" for n in range(1, 21)]
+
+
+def test_a_broken_line_is_told_and_left_out(tmp_path):
+    write(tmp_path, [a_turn(1, 1)])
+    (path,) = (tmp_path / "journal").glob("turns-*")
+    with path.open("ab") as file:
+        file.write(b'{"key": 7}\n')
+    told = []
+    index = load(tmp_path, report=told.append)
+    assert len(told) == 1 and "broken line" in told[0]
+    assert texts(index, 1) == ["turn 1"]
+
+
+def test_a_conversation_that_another_part_went_on_with_is_read_by_time(tmp_path):
+    write(tmp_path, [a_turn(1, 1, at=1.0), a_turn(1, 2, at=2.0)], part="2-of-4")
+    write(tmp_path, [a_turn(1, 3, at=3.0)], part="all")
+    assert texts(load(tmp_path), 1) == ["turn 1", "turn 2", "turn 3"]
