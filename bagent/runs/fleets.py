@@ -95,7 +95,7 @@ class Recruiter:
             most = min(cap, int(given))
         elif "max_concurrency" in endpoint.tags:
             most = cap
-        elif concurrency != "auto" and self._rule.single:
+        elif concurrency != "auto":
             most = min(cap, self._most)
         elif self._servers.slots is not None:
             # More than the slots of an embedded engine would only wait inside it.
@@ -156,13 +156,14 @@ def make_fleet(
     most = min(ceiling * count, max(MOST_IN_FLIGHT, start * count))
     if wanted != "auto":
         most = int(wanted)
-    if most > handles and rule.single:
+    if most > handles:
         if wanted != "auto":
             notice(
                 f"only {handles} connections can be open (ulimit -n);"
-                f" concurrency is {handles}, not {most}"
+                f" as many requests are in flight at once, not {most}"
             )
-        most = handles
+        # Rows that travel together need fewer.
+        most = handles if rule.single else most
     hedge = limits.hedge
     config = FleetConfig(
         concurrency=most,
