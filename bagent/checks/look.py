@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
@@ -35,10 +35,14 @@ from bagent.checks.volume import Volume, measure
 from bagent.job.prompt import Prompt
 from bagent.rows import RowSource
 from bagent.runs.costs import price_of
+from bagent.runs.equipping import opened_tools, with_tools
 from bagent.runs.options import RunOptions
 from bagent.runs.plan import deduped, make_plan, resolve_model
 from bagent.runs.prepare import Prepared, open_input, prepare
 from bagent.types import Row
+
+if TYPE_CHECKING:
+    from bagent.tools import ToolPool
 
 MOST_NAMED = 20
 """Rows that will fail or do not fit are named up to this many."""
@@ -89,7 +93,8 @@ async def _report(options: CheckOptions, prepared: Prepared, source: RowSource) 
         found = measure(source, options.rows, limit=options.run.limit, piped=prepared.piped)
         prepared.warnings += source.warnings
         found = as_asked(prepared, found[0]), found[1]
-        return await _Look(options, prepared, target, found).report()
+        pool = await stack.enter_async_context(opened_tools(prepared.job, options.run.env))
+        return await _Look(options, prepared, target, found, pool).report()
 
 
 class _Look:
@@ -101,7 +106,9 @@ class _Look:
         prepared: Prepared,
         target: Target,
         found: tuple[list[Row], Volume],
+        pool: ToolPool | None,
     ) -> None:
+        self._pool = pool
         self._options = options
         self._prepared = prepared
         self._target = target
@@ -119,6 +126,8 @@ class _Look:
             probed = await probe_all(backend, transport, self._target.servers)
             model = self._model(probed)
             plan = make_plan(self._prepared, self._target.servers, model, known_of(probed))
+            if self._pool is not None:
+                with_tools(plan, self._prepared.job, servers, self._pool)
             sample = open_rows_as_requests(plan, self._rows)
             tokenizer = self._tokenizer(transport, probed, model)
             counted = await count_some(sample, tokenizer) if tokenizer else {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,13 +46,7 @@ class Equipment:
         Raises:
             UsageError: a tool cannot be opened.
         """
-        spec = job.agent
-        if spec is None or spec.command:
-            return None
-        from bagent.tools import open_tools  # only jobs with tools load what they need
-
-        opened = open_tools(spec.tools, job.source.folder, self._env, allow_code=spec.allow_code)
-        return await self._stack.enter_async_context(opened)
+        return await self._stack.enter_async_context(opened_tools(job, self._env))
 
     async def equip(
         self, plan: StagePlan, job: Job, servers: Servers, pool: ToolPool | None
@@ -77,25 +71,16 @@ class Equipment:
     def _give_tools(self, plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> None:
         spec = job.agent
         assert spec is not None
-        asked = plan.settings
-        apart = asked.output is not None and not combines(job, servers)
-        settings = msgspec.structs.replace(
-            asked, tools=tuple(definitions(pool, servers)), output=None if apart else asked.output
-        )
-        plan.settings = settings
-        plan.budget.fixed = len(encode_payload(settings.tools))
-        plan.describe |= apart and job.output.describe != "never"
-        if job.stream == "auto":
-            plan.stream = True
+        output = plan.settings.output
+        settings = with_tools(plan, job, servers, pool)
+        apart = output is not None and settings.output is None
         plan.agent = AgentPlan(
             pool,
             self._store.journal,
             self._earlier().take,
             max_turns=spec.max_turns,
             first_choice=first_choice(job, pool),
-            answer_settings=msgspec.structs.replace(settings, output=asked.output)
-            if apart
-            else None,
+            answer_settings=msgspec.structs.replace(settings, output=output) if apart else None,
             compact_at=spec.compact.at,
             summary_settings=CallSettings(spec.compact.model, {}, {})
             if spec.compact.model
@@ -108,6 +93,43 @@ class Equipment:
             store = self._store
             self._turns = TurnIndex.load(store.path, store.done.has, report=store.notes.append)
         return self._turns
+
+
+@asynccontextmanager
+async def opened_tools(job: Job, env: Mapping[str, str]) -> AsyncIterator[ToolPool | None]:
+    """The tools of ``job``, closed at the end; None where it has none.
+
+    Raises:
+        UsageError: a tool cannot be opened.
+    """
+    spec = job.agent
+    if spec is None or spec.command:
+        yield None
+        return
+    from bagent.tools import open_tools  # only jobs with tools load what they need
+
+    folder = job.source.folder
+    async with open_tools(spec.tools, folder, env, allow_code=spec.allow_code) as pool:
+        yield pool
+
+
+def with_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> CallSettings:
+    """Put the tools into the settings of ``plan``, which are also given back.
+
+    The schema goes out of them where the server cannot enforce it while tools may be called.
+    """
+    asked = plan.settings
+    apart = asked.output is not None and not combines(job, servers)
+    plan.settings = msgspec.structs.replace(
+        asked,
+        tools=tuple(definitions(pool, servers)),
+        output=None if apart else asked.output,
+    )
+    plan.budget.fixed = len(encode_payload(plan.settings.tools))
+    plan.describe |= apart and job.output.describe != "never"
+    if job.stream == "auto":
+        plan.stream = True
+    return plan.settings
 
 
 def definitions(pool: ToolPool, servers: Servers) -> list[Json]:
