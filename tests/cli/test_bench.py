@@ -16,6 +16,8 @@ from support.cli import Completed, Running
 from support.fake_server import FakeServer
 from support.replies import hang, ok
 
+pytestmark = pytest.mark.slow  # minutes: run with the real parts
+
 Bagent = Callable[..., Completed]
 
 QUICK = ["--duration", "0.6s", "--input-tokens", "40", "--output-tokens", "8", "--warmup", "1"]

@@ -16,6 +16,8 @@ import yaml
 from support.cli import clean_env, run_bagent
 from support.jobs import results_by_id, rows, write_rows
 
+pytestmark = pytest.mark.slow  # minutes: run with the real parts
+
 PROGRAMS = {
     "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
     "mpiexec": 'while [[ $1 == -* ]]; do shift 2; done; exec "$@"',

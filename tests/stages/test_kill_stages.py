@@ -13,6 +13,8 @@ from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import canned
 
+pytestmark = pytest.mark.slow  # minutes: run with the real parts
+
 Json = Any
 IN_FLIGHT = 4
 ITEMS = {
