@@ -161,7 +161,7 @@ class Conversation:
         self._last, self._verdict = reply, verdict
         self._note(delivery)
         self._add_usage(reply.usage, text_bytes(call.request.payload))
-        if self.plan.schema is not None and self._first_valid is None:
+        if self.plan.schema is not None and self._first_valid is None and not reply.tool_calls:
             self._first_valid = verdict.status == "ok"
         if verdict.status == "failed" and verdict.passing:
             return Failure(

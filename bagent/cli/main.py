@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -18,6 +19,7 @@ from bagent.errors import (
     EXIT_CANNOT_WRITE,
     EXIT_INTERRUPTED,
     EXIT_NEEDS_PERSON,
+    EXIT_STOPPED,
     EXIT_USAGE,
     BagentError,
 )
@@ -179,7 +181,17 @@ def run_and_exit() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if "--debug" not in sys.argv:
         sys.excepthook = _one_line
+    if sys.argv[1:2] == ["run"]:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, _stop_before_the_start)
     sys.exit(main())
+
+
+def _stop_before_the_start(number: int, frame: object) -> None:
+    """A signal where a run has no handlers of its own: while modules are loaded, or at its end."""
+    words = f"bagent: stopped by {signal.Signals(number).name}; the same command goes on"
+    os.write(2, f"{words}\n".encode())
+    os._exit(EXIT_STOPPED)
 
 
 def _open_standard_files() -> None:

@@ -10,6 +10,7 @@ import msgspec
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.health import Health
+from bagent.fleet.settle import SETUP_STATUS
 from bagent.types import Failure
 
 
@@ -82,8 +83,9 @@ class Lessor:
             state.limit.overloaded(lease.since, now, failure.message)
         elif failure.kind == "connect" and state.suspect(lease.since):
             self._health.doubt(state)
-        if failure.passing and failure.kind != "rate_limited":
-            rests = state.failed(refused=False)
+        refused = failure.status in SETUP_STATUS
+        if refused or (failure.passing and failure.kind != "rate_limited"):
+            rests = state.failed(refused=refused)
             if rests and not state.resting and core.endpoints.others(state):
                 self._health.rest(state, failure)
 

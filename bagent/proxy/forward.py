@@ -22,6 +22,9 @@ ANSWER_HEADERS = ("Content-Type", "X-Request-Id", "Cache-Control", "Retry-After"
 
 SSE = "text/event-stream"
 
+ELSEWHERE = frozenset({401, 403, 404, 429})
+"""Answers, beside 5xx, that say more of the endpoint than of the request: another one is asked."""
+
 
 OWN_KEY = "bagent-"
 """A key that begins so is no secret: what follows is the name of who asks."""
@@ -101,10 +104,15 @@ class Forwarder:
         try:
             async with self._transport.post(endpoint, path, body, self._timeouts) as found:
                 record.status = found.status
-                if found.status == 429 or found.status >= 500:
+                if found.status in ELSEWHERE or found.status >= 500:
                     raw = await found.read()
                     told = from_status(found.status, raw.decode("utf-8", "replace"), found.headers)
                     return told
+                if found.content_type == "text/html":
+                    told = Failure("bad_response", "a web page instead of an answer", passing=True)
+                    return told
+                if found.status >= 400:
+                    record.failure = Failure("rejected", f"HTTP {found.status}")
                 answer = web.StreamResponse(status=found.status, headers=_passed_on(found.headers))
                 if found.content_type != SSE:
                     raw = await found.read()

@@ -105,5 +105,5 @@ async def _round(
     finally:
         full.cancel()
         everyone.cancel()
-        await asyncio.gather(*tasks, full, return_exceptions=True)
+        await asyncio.gather(everyone, *tasks, full, return_exceptions=True)
     return failures

@@ -76,10 +76,12 @@ class Recruiter:
 
     def _state(self, endpoint: Endpoint) -> EndpointState:
         limits = self._limits
-        account = self._accounts.get(endpoint.account)
+        # Limits a minute that the user set hold over all endpoints of the run.
+        name = "" if limits.rpm or limits.tpm else endpoint.account
+        account = self._accounts.get(name)
         if account is None:
             account = Account(limits.rpm, limits.tpm, limits.retry_after_max or NO_CAP)
-            self._accounts[endpoint.account] = account
+            self._accounts[name] = account
         weight = float(endpoint.tags.get("weight") or endpoint.tags.get("gpus") or 1)
         limit, growing = self._limit(endpoint, weight)
         state = EndpointState(endpoint, limit, account, weight=weight)

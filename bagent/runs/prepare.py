@@ -88,10 +88,27 @@ def prepare(options: RunOptions) -> Prepared:
     run_dir = run_directory(job, options)
     config = make_rows_config(job, options, prompt, run_dir)
     if stages:
+        _refuse_parts(stages, config)
         config = replace(config, fields=used_fields(stages))
     part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
     warnings = told + (list(schema.warnings) if schema is not None else [])
     return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
+
+
+def _refuse_parts(stages: tuple[PreparedStage, ...], config: RowsConfig) -> None:
+    """Refuse to divide the rows where a stage brings all of them together: each part would have an
+    end of its own, and none of them would be of all rows."""
+    if config.shard is None:
+        return
+    for stage in stages:
+        whole = stage.spec.kind == "sql" or (
+            stage.spec.kind == "reduce" and stage.spec.by[:1] != ("id",)
+        )
+        if whole:
+            raise UsageError(
+                f"stage {stage.name} brings all rows together, so they cannot be divided",
+                hint="leave --shard and --workers out, or run the stages before it as a job",
+            )
 
 
 def prompt_is_raw(job: Job) -> bool:

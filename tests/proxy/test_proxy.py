@@ -20,7 +20,7 @@ from bagent.proxy.meter import usage_in
 from bagent.proxy.serve import Proxy, ProxyConfig, start_proxy, without_preamble
 from bagent.store.readers import Wanted, iter_results
 from support.fake_server import FakeServer
-from support.replies import close, delta, hang, ok, status, stream
+from support.replies import close, delta, hang, ok, raw, status, stream
 
 Work = Callable[[Proxy, aiohttp.ClientSession], Awaitable[Any]]
 
@@ -176,3 +176,15 @@ def test_usage_is_found_in_bodies_and_in_the_last_events():
     events = b'data: {"choices":[]}\n\n' + last + b"\n\ndata: [DONE]\n\n"
     assert usage_in(events)[0].prompt == 5
     assert usage_in(b"no json")[1] is None
+
+
+@pytest.mark.parametrize("bad", [status(401), status(404), raw(b"<html>login", "text/html")])
+def test_an_endpoint_that_is_no_engine_is_passed_over_and_then_rests(tmp_path, bad):
+    async def work(proxy, session):
+        return [await ask(proxy, session) for _ in range(30)]
+
+    with FakeServer({"*": [bad]}) as wrong, FakeServer({"*": [ok("yes")]}) as well:
+        answers = through([wrong.url, well.url], work, tmp_path / "run")
+        assert len(wrong.requests) <= 8
+    assert [code for code, _ in answers] == [200] * 30
+    assert {row["status"] for row in rows_of(tmp_path / "run")} == {"ok"}

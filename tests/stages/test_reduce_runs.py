@@ -10,6 +10,7 @@ import pytest
 from stages.support_stages import RUN, outcomes, run_stages, texts
 from support.cli import run_bagent
 from support.fake_server import FakeServer
+from support.jobs import write_job
 from support.replies import canned, echo, ok, status
 
 LEAF = {"kind": "map", "name": "leaf", "prompt": "leaf id={{ id }} {{ text }}"}
@@ -143,3 +144,17 @@ def test_a_fan_in_of_one_is_refused_at_load(tmp_path):
         assert not server.requests
     assert done.code == 2
     assert "fanin" in done.err
+
+
+def test_rows_that_a_stage_brings_together_are_not_divided(fs, tmp_path):
+    write_job(
+        tmp_path,
+        fs.url,
+        6,
+        topology={"name": "map_reduce", "reduce": {"prompt": {"user": "{{ responses }}"}}},
+    )
+    for option in (["--shard", "1/2"], ["--workers", "2"]):
+        done = run_bagent(["run", "job.yaml", *option], tmp_path)
+        assert done.code == 2, done.err
+        assert "brings all rows together" in done.err
+    assert fs.requests == []
