@@ -145,7 +145,8 @@ def test_a_row_that_failed_for_good_begins_anew_when_it_is_taken_up(job_dir, bag
 
 
 def test_sigterm_ends_tools_and_the_same_command_goes_on(job_dir, bagent):
-    (job_dir / "nap.sh").write_text(f"#!/bin/sh\necho $$ > {job_dir}/began\nexec sleep 60\n")
+    note = f"echo $$ > {job_dir}/noted && mv {job_dir}/noted {job_dir}/began"
+    (job_dir / "nap.sh").write_text(f"#!/bin/sh\n{note}\nexec sleep 60\n")
     (job_dir / "nap.sh").chmod(0o755)
     tools = [{"command": ["./nap.sh"], "name": "nap"}]
     with FakeServer({"*": [calls(("nap", "{}")), ok("rested")]}) as fs:
