@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="SLURM's daemons run as root"),
+    pytest.mark.skipif(shutil.which("slurmctld") is None, reason="tests/real/install_slurm.sh"),
 ]
 
 SIM = "bagent sim --host {node} --port {port} --decode 60 --output-tokens 30"
