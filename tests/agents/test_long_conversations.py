@@ -78,7 +78,7 @@ def test_a_small_model_sums_up_the_older_turns(job_dir, bagent):
     assert "We heard a story of 1500." in last["messages"][0]["content"]
     assert last["messages"][0]["role"] == "user" and last["messages"][1]["role"] == "assistant"
     assert len(answers_in(last)) < 4
-    assert compactions(job_dir)[0]["by"] == "small-model"
+    assert "small-model" in {one["by"] for one in compactions(job_dir)}
     assert results_by_id(job_dir)["r1"]["text"] == "the end"
 
 
