@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -76,6 +77,7 @@ async def start_proxy(
         raise UsageError(
             f"--host {config.host} is open to others", hint="give a --token-env, or 127.0.0.1"
         )
+    listening = _listen(config)
     transport = Transport()
     backend = OpenAIBackend(transport, notice=notice)
     core = Core(
@@ -95,15 +97,7 @@ async def start_proxy(
     ticker = asyncio.create_task(_tick(meter))
     try:
         await runner.setup()
-        site = web.TCPSite(runner, config.host, config.port)
-        try:
-            await site.start()
-        except OSError as error:
-            words = error.strerror or str(error)
-            raise UsageError(
-                f"cannot listen on {config.host}:{config.port}: {words.lower()}",
-                hint="choose another --port; 0 takes a free one",
-            ) from None
+        await web.SockSite(runner, listening).start()
         port = runner.addresses[0][1]
         host = f"[{config.host}]" if ":" in config.host else config.host
         yield Proxy(f"http://{host}:{port}/v1", run)
@@ -114,6 +108,19 @@ async def start_proxy(
         await asyncio.gather(ticker, *core.probes, return_exceptions=True)
         await backend.close()
         meter.close(0)
+
+
+def _listen(config: ProxyConfig) -> socket.socket:
+    """The socket, before anything is written for a proxy that could not serve."""
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        words = error.strerror or str(error)
+        raise UsageError(
+            f"cannot listen on {config.host}:{config.port}: {words.lower()}",
+            hint="choose another --port; 0 takes a free one",
+        ) from None
 
 
 async def _tick(meter: Meter) -> None:

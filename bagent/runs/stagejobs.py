@@ -260,6 +260,7 @@ def check_stages(stages: Sequence[PreparedStage], sample: Sequence[Mapping[str, 
     """
     warnings: list[str] = []
     for stage in stages:
+        _check_by(stage, sample)
         rows, names = _in_sight(stage, sample)
         if rows is None:
             continue
@@ -267,6 +268,19 @@ def check_stages(stages: Sequence[PreparedStage], sample: Sequence[Mapping[str, 
             if asking.prompt is not None:
                 warnings.extend(asking.prompt.check(rows, names))
     return warnings
+
+
+def _check_by(stage: PreparedStage, sample: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a field to group by that no row has: all rows would be one group."""
+    if stage.spec.kind != "reduce" or not stage.known:
+        return
+    fields = dict.fromkeys(name for row in sample for name in row)
+    for name in stage.spec.by:
+        if "." not in name and name not in ("id", *fields, *stage.visible):
+            raise JobError(
+                f"stage {stage.name}: by: no field {name!r} in the first {len(sample)} rows",
+                hint=f"there are {', '.join(list(fields)[:12])}",
+            )
 
 
 def _in_sight(

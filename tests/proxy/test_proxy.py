@@ -35,7 +35,7 @@ def through(urls: list[str], work: Work, run: Path, **config: Any) -> Any:
             )
             for i, url in enumerate(urls)
         ]
-        settings = ProxyConfig(port=0, **config)
+        settings = ProxyConfig(**{"port": 0, **config})
         async with AsyncExitStack() as stack:
             proxy = await stack.enter_async_context(
                 start_proxy(states, settings, run, lambda _: None)
@@ -188,3 +188,9 @@ def test_an_endpoint_that_is_no_engine_is_passed_over_and_then_rests(tmp_path, b
         assert len(wrong.requests) <= 8
     assert [code for code, _ in answers] == [200] * 30
     assert {row["status"] for row in rows_of(tmp_path / "run")} == {"ok"}
+
+
+def test_a_port_that_is_taken_leaves_no_run_directory(tmp_path):
+    with FakeServer() as fs, pytest.raises(UsageError, match="cannot listen"):
+        through([fs.url], ask, tmp_path / "run", port=fs.port)
+    assert not (tmp_path / "run").exists()
