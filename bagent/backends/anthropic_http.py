@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 
+from bagent.backends.alone import AloneBackend
 from bagent.backends.anthropic_stream import AnthropicStream
 from bagent.backends.anthropic_wire import LEFT_OUT, AnthropicWriter, read_message
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.failures import from_status
 from bagent.backends.forms import Form, Forms
 from bagent.backends.http_exchange import HttpExchange, Posted
-from bagent.backends.json_text import decode_json
-from bagent.backends.openai_http import read_models
+from bagent.backends.models_route import learn_models
 from bagent.backends.own_body import unpacked
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.request import CallSettings, Request
-from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
+from bagent.backends.transport import Transport
 from bagent.types import Failure, Reply
 
 VERSION = "2023-06-01"
@@ -26,7 +25,7 @@ VERSION = "2023-06-01"
 MOST_WRITERS = 64
 
 
-class AnthropicBackend:
+class AnthropicBackend(AloneBackend):
     """Speaks ``/messages`` below an endpoint's address, one call a request.
 
     The endpoint's headers hold the key (``x-api-key``, or what a gateway wants) and the version.
@@ -46,42 +45,14 @@ class AnthropicBackend:
         clock: Callable[[], float] = time.time,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
+        super().__init__(Forms(enforce, notice), clock)
         self._transport = transport
         self._http = HttpExchange(transport, clock)
         self._enforce = enforce
-        self._clock = clock
         self._notice = notice
-        self._forms = Forms(enforce, notice)
         self._writers: dict[tuple[str, Form, int], tuple[CallSettings, AnthropicWriter]] = {}
         self._served: dict[str, str] = {}
         self._told: set[str] = set()
-
-    def group_key(self, request: Request) -> Hashable | None:
-        """None: every call goes alone."""
-        return None
-
-    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """One call a request."""
-        return 1
-
-    async def learn(
-        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
-    ) -> None:
-        """Nothing is to be found out: calls go alone."""
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """Ask the endpoint in the usual form again."""
-        self._forms.forget(endpoint)
-
-    async def send(
-        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
-    ) -> Exchange:
-        """Send one call and wait for its end; see :class:`bagent.backends.base.Backend`."""
-        exchange = Exchange(results=[], sent=self._clock())
-        found = await self._send(endpoint, group[0], timeouts, exchange)
-        exchange.done = self._clock()
-        exchange.results = [found]
-        return exchange
 
     async def _send(
         self, endpoint: Endpoint, asked: Request, timeouts: Timeouts, exchange: Exchange
@@ -130,20 +101,9 @@ class AnthropicBackend:
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """GET ``/models``. Of a list of several models none is the endpoint's own: the job has to
         choose. A missing route is no failure."""
-        try:
-            status, raw, headers = await self._transport.get(
-                endpoint, f"{endpoint.url}/models", seconds
-            )
-        except NETWORK_ERRORS as error:
-            return network_failure(error, endpoint, Timeouts(connect=seconds, total=seconds))
-        if status in (404, 405, 501):
-            return Capabilities(models_route=False)
-        if status != 200:
-            return from_status(status, raw.decode("utf-8", "replace"), headers)
-        try:
-            found = read_models(decode_json(raw))
-        except ValueError:
-            return Capabilities(models_route=False)
+        found = await learn_models(self._transport, endpoint, seconds)
+        if isinstance(found, Failure) or not found.models_route:
+            return found
         if len(found.models) == 1:
             self._served[endpoint.name] = found.models[0]
             return found

@@ -11,12 +11,13 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
+from bagent.backends.alone import AloneBackend
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.bedrock_failures import failure_of
 from bagent.backends.bedrock_stream import BedrockStream
@@ -49,7 +50,7 @@ class BedrockConfig(msgspec.Struct, frozen=True):
     ca_file: str | None = None
 
 
-class BedrockBackend:
+class BedrockBackend(AloneBackend):
     """Speaks Converse, one call a request; streamed calls by ConverseStream.
 
     The endpoint's headers are sent along; with an ``Authorization`` among them nothing is signed.
@@ -69,44 +70,16 @@ class BedrockBackend:
         clock: Callable[[], float] = time.time,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
+        super().__init__(Forms(enforce, notice), clock)
         self._config = config
         self._enforce = enforce
-        self._clock = clock
         self._notice = notice
-        self._forms = Forms(enforce, notice)
         self._threads = WorkerThreads(config.threads, "bedrock")
         self._lock = threading.Lock()
         self._session: Any = None
         self._clients: dict[Hashable, Any] = {}
         self._shared: dict[int, tuple[CallSettings, SharedPrefix]] = {}
         self._told: set[str] = set()
-
-    def group_key(self, request: Request) -> Hashable | None:
-        """None: every call goes alone."""
-        return None
-
-    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """One call a request."""
-        return 1
-
-    async def learn(
-        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
-    ) -> None:
-        """Nothing is to be found out: calls go alone."""
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """Ask the endpoint in the usual form again."""
-        self._forms.forget(endpoint)
-
-    async def send(
-        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
-    ) -> Exchange:
-        """Send one call and wait for its end; see :class:`bagent.backends.base.Backend`."""
-        exchange = Exchange(results=[], sent=self._clock())
-        found = await self._send(endpoint, group[0], timeouts, exchange)
-        exchange.done = self._clock()
-        exchange.results = [found]
-        return exchange
 
     async def _send(
         self, endpoint: Endpoint, asked: Request, timeouts: Timeouts, exchange: Exchange

@@ -287,18 +287,6 @@ def _dynamo_load(fields: dict[str, list[_Sample]], at: float) -> EngineLoad:
     )
 
 
-async def read_load(
-    transport: Transport,
-    endpoint: Endpoint,
-    seconds: float,
-    model: str | None = None,
-    clock: Callable[[], float] = time.time,
-) -> EngineLoad | None:
-    """The endpoint's load now; None where it does not tell, or not within ``seconds``."""
-    found, _ = await _read(transport, endpoint, seconds, model, clock)
-    return found
-
-
 async def _read(
     transport: Transport,
     endpoint: Endpoint,

@@ -37,6 +37,8 @@ AFTER_DONE = 0.5
 """Seconds for which the end of a stream is waited for after its last event, to keep the
 connection."""
 
+SSE = "text/event-stream"
+
 EVENTS = re.compile(rb"\s*((data|event):|:)")
 
 WholeReader = Callable[[bytes, str, Mapping[str, str]], Reply | Failure]
@@ -97,14 +99,19 @@ class HttpExchange:
             found = await self._whole(post, exchange, read)
         else:
             found = await self._streamed(post, exchange, read, reader)
-        if isinstance(found, Failure) and exchange.status is not None:
-            words = post.endpoint.without_secrets(found.message)
-            if post.endpoint.proxy and exchange.first_token is None:
-                words += through(post.endpoint)
-            found = msgspec.structs.replace(found, message=words)
-        return found
+        return named(found, post.endpoint, exchange) if isinstance(found, Failure) else found
 
     async def _whole(self, post: Posted, exchange: Exchange, read: WholeReader) -> Reply | Failure:
+        answer = await self.post(post, exchange)
+        if isinstance(answer, Failure):
+            return answer
+        raw, headers = answer
+        return read(raw, headers.get("Content-Type", ""), headers)
+
+    async def post(
+        self, post: Posted, exchange: Exchange
+    ) -> tuple[bytes, Mapping[str, str]] | Failure:
+        """The body and the headers of a good answer, or what the other one means."""
         try:
             async with self._transport.post(
                 post.endpoint, post.path, post.body, post.timeouts
@@ -116,7 +123,7 @@ class HttpExchange:
         exchange.first_byte = self._clock()
         if not 200 <= response.status < 300:
             return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
-        return read(raw, response.headers.get("Content-Type", ""), response.headers)
+        return raw, response.headers
 
     async def _streamed(
         self, post: Posted, exchange: Exchange, read: WholeReader, reader: EventReader
@@ -128,7 +135,7 @@ class HttpExchange:
                 self._transport.post(post.endpoint, post.path, post.body, limits) as response,
             ):
                 _note(exchange, response)
-                if response.status == 200 and response.content_type == "text/event-stream":
+                if 200 <= response.status < 300 and response.content_type == SSE:
                     return await self._read_events(response, reader, patience, exchange)
                 patience.lift()
                 raw = await response.read()
@@ -174,6 +181,16 @@ class HttpExchange:
         exchange.again = reused() and quick and is_stale(error)
         exchange.connected = not isinstance(error, NOT_CONNECTED)
         return network_failure(error, post.endpoint, post.timeouts)
+
+
+def named(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:
+    """``failure`` as people may read it: none of the endpoint's secrets, its proxy named."""
+    if exchange.status is None:
+        return failure
+    words = endpoint.without_secrets(failure.message)
+    if endpoint.proxy and exchange.first_token is None:
+        words += through(endpoint)
+    return msgspec.structs.replace(failure, message=words)
 
 
 def _note(exchange: Exchange, response: aiohttp.ClientResponse | PlainResponse) -> None:

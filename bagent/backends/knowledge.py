@@ -9,24 +9,16 @@ route that is missing, broken or slow leaves a field unknown and never fails the
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
-from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.engine_metrics import EngineLoad, parse_load
-from bagent.backends.failures import from_status
 from bagent.backends.json_text import decode_json
-from bagent.backends.openai_http import read_models
-from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
-from bagent.types import Failure
-
-CONNECT_SECONDS = 10.0
-"""A machine that is there accepts a connection within this time."""
+from bagent.backends.transport import NETWORK_ERRORS, Transport
 
 ROUTE_SECONDS = 5.0
 """How long one route that is not needed is waited for."""
@@ -52,46 +44,6 @@ class Known(msgspec.Struct, frozen=True):
 
     capabilities: Capabilities
     load: EngineLoad | None = None
-
-
-async def learn_endpoint(
-    transport: Transport, endpoint: Endpoint, seconds: float
-) -> Capabilities | Failure:
-    """All that the endpoint tells of itself within ``seconds``, without a generation.
-
-    A :class:`~bagent.types.Failure` where it cannot be reached, or refuses or fails to list its
-    models; any other route may be missing.
-    """
-    end = time.monotonic() + seconds
-    found = await learn_models(transport, endpoint, seconds)
-    if isinstance(found, Failure):
-        return found
-    return (await learn_more(transport, endpoint, found, end - time.monotonic())).capabilities
-
-
-async def learn_models(
-    transport: Transport, endpoint: Endpoint, seconds: float
-) -> Capabilities | Failure:
-    """What ``/models`` tells; a missing route is no failure."""
-    limits = limits_within(seconds)
-    try:
-        status, raw, headers = await transport.get(
-            endpoint, f"{endpoint.url}/models", limits.total or seconds, limits.connect
-        )
-    except NETWORK_ERRORS as error:
-        return network_failure(error, endpoint, limits)
-    if status in (404, 405, 501):
-        return Capabilities(models_route=False)
-    if status != 200:
-        failure = from_status(status, raw.decode("utf-8", "replace"), headers)
-        words = endpoint.without_secrets(failure.message)
-        return msgspec.structs.replace(failure, message=words)
-    try:
-        body = decode_json(raw)
-    except ValueError:
-        return Capabilities(models_route=False)
-    listed = isinstance(body, dict) and isinstance(body.get("data"), list)
-    return msgspec.structs.replace(read_models(body), models_route=listed)
 
 
 async def learn_more(
@@ -220,12 +172,6 @@ def _decoded(raw: bytes | None, decode: Callable[[bytes], _T]) -> _T | None:
         return decode(raw) if raw else None
     except ValueError:
         return None
-
-
-def limits_within(seconds: float) -> Timeouts:
-    """Limits of one small request that is over after ``seconds``, in numbers to read."""
-    total = max(0.01, math.floor(seconds * 100) / 100)
-    return Timeouts(connect=round(min(CONNECT_SECONDS, 0.9 * total), 2), total=total)
 
 
 def model_of(known: Capabilities, endpoint: Endpoint, wanted: str | None = None) -> str | None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
-
-import msgspec
+from collections.abc import Callable, Hashable, Sequence
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.chat_stream import StreamReader
@@ -15,40 +11,16 @@ from bagent.backends.chat_wire import BodyWriter, read_reply
 from bagent.backends.embeddings import PATH as EMBEDDINGS
 from bagent.backends.embeddings import read_vectors
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.failures import from_status
 from bagent.backends.forms import Form, Forms
 from bagent.backends.group_send import PATHS, group_body, take_answer
 from bagent.backends.group_wire import read_group
 from bagent.backends.grouping import Groups
-from bagent.backends.http_connection import PlainResponse
-from bagent.backends.json_text import decode_json
+from bagent.backends.http_exchange import EVENTS, SSE, HttpExchange, Posted, named
 from bagent.backends.learning import Learner
+from bagent.backends.models_route import learn_models
 from bagent.backends.request import Request
-from bagent.backends.transport import (
-    NETWORK_ERRORS,
-    NOT_CONNECTED,
-    Patience,
-    Transport,
-    is_stale,
-    network_failure,
-    reused,
-    through,
-)
-from bagent.types import Failure, Json, Reply
-
-if TYPE_CHECKING:
-    import aiohttp
-
-STALE_SECONDS = 1.0
-"""A kept-open connection that closes within this time was closed before the request came."""
-
-AFTER_FINISH = 5.0
-"""Seconds for which the token counts are waited for once a streamed answer is whole."""
-
-AFTER_DONE = 0.5
-"""Seconds for which the end of a stream is waited for after ``[DONE]``, to keep the connection."""
-
-_EVENTS = re.compile(rb"\s*((data|event):|:)")
+from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
+from bagent.types import Failure, Reply
 
 
 class OpenAIBackend:
@@ -76,6 +48,7 @@ class OpenAIBackend:
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._transport = transport
+        self._http = HttpExchange(transport, clock)
         self._enforce = enforce
         self._clock = clock
         self._forms = Forms(enforce, notice)
@@ -118,10 +91,7 @@ class OpenAIBackend:
         exchange.done = self._clock()
         if isinstance(found, Failure) and exchange.status is not None:
             exchange.learned |= self._forms.learn(endpoint, request, found, form)
-            words = endpoint.without_secrets(found.message)
-            if endpoint.proxy and exchange.first_token is None:
-                words += through(endpoint)
-            found = msgspec.structs.replace(found, message=words)
+            found = named(found, endpoint, exchange)
         exchange.results = found if isinstance(found, list) else [found] * len(group)
         return exchange
 
@@ -137,15 +107,18 @@ class OpenAIBackend:
         body = self._writer(endpoint, request, form).body(
             request, key="prompt" if request.prompt is not None else None, stream=stream
         )
+        post = Posted(endpoint, request.path, body, timeouts)
         if stream:
-            return await self._send_streamed(endpoint, request, body, timeouts, exchange)
+            on_call = request.watch() if request.watch else None
+            reader = StreamReader(exchange.sent, self._clock, on_call)
+            return await self._http.send(post, exchange, read_reply, reader)
         sample = self._groups.awaits_sample(endpoint, request) if self._groups.awaiting else None
         if sample is None:
-            return (await self._send_whole(endpoint, request, body, timeouts, exchange))[0]
+            return (await self._send_whole(request, post, exchange))[0]
         sample.sampling = True
         try:
-            body = body[:-1] + b',"return_token_ids":true}'
-            result, raw = await self._send_whole(endpoint, request, body, timeouts, exchange)
+            post.body = body[:-1] + b',"return_token_ids":true}'
+            result, raw = await self._send_whole(request, post, exchange)
             if isinstance(result, Reply):
                 await self._learner.check_sample(endpoint, request, sample, (result, raw), timeouts)
         finally:
@@ -168,7 +141,7 @@ class OpenAIBackend:
         learned = groups.learned(endpoint, request) if way == "templated" else None
         writer, all_known = self._writer(endpoint, request, form), groups.known(endpoint).takes_all
         body = group_body(writer, way, group, learned, all_known)
-        answer = await self._post(endpoint, PATHS[way], body, timeouts, exchange)
+        answer = await self._http.post(Posted(endpoint, PATHS[way], body, timeouts), exchange)
         if not isinstance(answer, Failure):
             first_ids = learned.first_ids if learned is not None else ()
             found = read_group(*answer, len(group), first_ids)
@@ -180,41 +153,20 @@ class OpenAIBackend:
         return answer
 
     async def _send_whole(
-        self,
-        endpoint: Endpoint,
-        request: Request,
-        body: bytes,
-        timeouts: Timeouts,
-        exchange: Exchange,
+        self, request: Request, post: Posted, exchange: Exchange
     ) -> tuple[Reply | Failure, bytes]:
-        answer = await self._post(endpoint, request.path, body, timeouts, exchange)
+        answer = await self._http.post(post, exchange)
         if isinstance(answer, Failure):
             return answer, b""
         raw, headers = answer
         if request.path == EMBEDDINGS:
             return read_vectors(raw, (request.body or {}).get("input"), headers), raw
         content_type = headers.get("Content-Type", "")
-        if content_type.startswith("text/event-stream") or (raw[:1] != b"{" and _EVENTS.match(raw)):
+        if content_type.startswith(SSE) or (raw[:1] != b"{" and EVENTS.match(raw)):
             reader = StreamReader(exchange.sent, self._clock)
             reader.feed(raw)
             return reader.result(), raw
         return read_reply(raw, content_type, headers), raw
-
-    async def _post(
-        self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts, exchange: Exchange
-    ) -> tuple[bytes, Mapping[str, str]] | Failure:
-        """The body and the headers of a good answer, or what the other one means."""
-        try:
-            async with self._transport.post(endpoint, path, body, timeouts) as response:
-                exchange.status = response.status
-                exchange.request_id = response.headers.get("X-Request-Id")
-                raw = await response.read()
-        except NETWORK_ERRORS as error:
-            return self._broken(error, endpoint, timeouts, exchange)
-        exchange.first_byte = self._clock()
-        if not 200 <= response.status < 300:
-            return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
-        return raw, response.headers
 
     async def _ask(
         self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts
@@ -225,46 +177,6 @@ class OpenAIBackend:
                 return response.status, await response.read()
         except NETWORK_ERRORS as error:
             return network_failure(error, endpoint, timeouts)
-
-    async def _send_streamed(
-        self,
-        endpoint: Endpoint,
-        request: Request,
-        body: bytes,
-        timeouts: Timeouts,
-        exchange: Exchange,
-    ) -> Reply | Failure:
-        reader = StreamReader(
-            exchange.sent, self._clock, request.watch() if request.watch else None
-        )
-        try:
-            async with (
-                Patience(timeouts.first_token, timeouts.idle) as patience,
-                self._transport.post(endpoint, request.path, body, timeouts) as response,
-            ):
-                exchange.status = response.status
-                exchange.request_id = response.headers.get("X-Request-Id")
-                return await self._read(response, reader, patience, exchange)
-        except NETWORK_ERRORS as error:
-            if reader.whole:  # a cut after the finish reason has taken nothing from the answer
-                return reader.result()
-            result = self._broken(error, endpoint, timeouts, exchange)
-            return msgspec.structs.replace(result, text=reader.text) if reader.text else result
-        finally:
-            exchange.first_token = reader.first_token
-
-    def _broken(
-        self,
-        error: BaseException,
-        endpoint: Endpoint,
-        timeouts: Timeouts,
-        exchange: Exchange,
-    ) -> Failure:
-        """The failure of a request that the network ended, and whether to send it again free."""
-        quick = self._clock() - exchange.sent < STALE_SECONDS
-        exchange.again = reused() and quick and is_stale(error)
-        exchange.connected = not isinstance(error, NOT_CONNECTED)
-        return network_failure(error, endpoint, timeouts)
 
     def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> BodyWriter:
         model = self._model(endpoint, request)
@@ -288,93 +200,15 @@ class OpenAIBackend:
             model = endpoint.tags.get("model") or self._served.get(endpoint.name, "")
         return model
 
-    async def _read(
-        self,
-        response: aiohttp.ClientResponse | PlainResponse,
-        reader: StreamReader,
-        patience: Patience,
-        exchange: Exchange,
-    ) -> Reply | Failure:
-        if not 200 <= response.status < 300:
-            patience.lift()
-            text = (await response.read()).decode("utf-8", "replace")
-            return from_status(response.status, text, response.headers)
-        if response.content_type == "text/event-stream":
-            return await self._read_stream(response, reader, patience, exchange)
-        patience.lift()
-        exchange.first_byte = self._clock()
-        raw = await response.read()
-        if _EVENTS.match(raw):  # a stream under another name
-            reader.feed(raw)
-            return reader.result()
-        return read_reply(raw, response.headers.get("Content-Type", ""), response.headers)
-
-    async def _read_stream(
-        self,
-        response: aiohttp.ClientResponse | PlainResponse,
-        reader: StreamReader,
-        patience: Patience,
-        exchange: Exchange,
-    ) -> Reply | Failure:
-        pieces = 0
-        async for data in response.content.iter_any():
-            if exchange.first_byte is None:
-                exchange.first_byte = self._clock()
-            reader.feed(data)
-            if reader.error is not None or (reader.done and not reader.whole):
-                break
-            if reader.whole:
-                patience.ends_soon(AFTER_DONE if reader.done else AFTER_FINISH)
-            elif reader.first_token is not None and reader.pieces > pieces:
-                patience.went_on()
-            pieces = reader.pieces
-        return reader.result()
-
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """GET ``/models``: what the endpoint serves. A missing route is no failure."""
-        found = await self._look(endpoint, seconds)
+        found = await learn_models(self._transport, endpoint, seconds)
         if isinstance(found, Capabilities):
             self._groups.probed(endpoint, found)
             if found.models:
                 self._served[endpoint.name] = found.models[0]
         return found
 
-    async def _look(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        try:
-            status, raw, headers = await self._transport.get(
-                endpoint, f"{endpoint.url}/models", seconds
-            )
-        except NETWORK_ERRORS as error:
-            return network_failure(error, endpoint, Timeouts(connect=seconds, total=seconds))
-        if status in (404, 405, 501):
-            return Capabilities()
-        if status != 200:
-            return from_status(status, raw.decode("utf-8", "replace"), headers)
-        try:
-            return read_models(decode_json(raw))
-        except ValueError:
-            return Capabilities()
-
     async def close(self) -> None:
         """Close all connections."""
         await self._transport.close()
-
-
-def read_models(body: Json) -> Capabilities:
-    """What a ``/v1/models`` body tells; ``max_model_len`` is vLLM's, ``meta.n_ctx`` llama.cpp's."""
-    entries = body.get("data") if isinstance(body, dict) else None
-    names: list[str] = []
-    context: int | None = None
-    engine: str | None = None
-    for entry in entries if isinstance(entries, list) else ():
-        if not isinstance(entry, dict) or not entry.get("id"):
-            continue
-        names.append(str(entry["id"]))
-        meta = entry.get("meta")
-        length = entry.get("max_model_len") or entry.get("context_window")
-        if length is None and isinstance(meta, dict):
-            length = meta.get("n_ctx")
-        if context is None and isinstance(length, int) and length > 0:
-            context = length
-        engine = engine or (str(entry["owned_by"]) if entry.get("owned_by") else None)
-    return Capabilities(models=tuple(names), context=context, engine=engine)

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.knowledge import limits_within
+from bagent.backends.models_route import limits_within
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure, Reply

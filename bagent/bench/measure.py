@@ -217,15 +217,18 @@ def heat(tables: Tables) -> list[Numbers]:
 
 
 def gone(tables: Tables) -> dict[str, str]:
-    """Endpoints whose last requests all found nobody there, with the last error in words."""
+    """Endpoints where the requests sent last all found nobody, with the last error in words.
+
+    One that was cut off while it was answered may end after them.
+    """
     rows = tables.rows(
         f"""
         with last as (
-            select endpoint, error_kind, error, done,
-                row_number() over (partition by endpoint order by done desc) as place
+            select endpoint, error_kind, error, sent,
+                row_number() over (partition by endpoint order by sent desc) as place
             from requests
         )
-        select endpoint, arg_max(error, done) as error from last where place <= {REFUSALS}
+        select endpoint, arg_max(error, sent) as error from last where place <= {REFUSALS}
         group by endpoint having count(*) filter (error_kind = 'connect') = {REFUSALS}
         """
     )

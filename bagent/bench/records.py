@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -140,13 +139,3 @@ class RowFile:
     def close(self) -> None:
         """Write all and close."""
         self._file.close()
-
-
-def read_rows(paths: Iterable[Path], kind: type[T]) -> list[T]:
-    """All rows of JSONL files, in order; a last line that was cut off is passed over."""
-    decode = msgspec.json.Decoder(kind).decode
-    found: list[T] = []
-    for path in paths:
-        lines: Sequence[bytes] = path.read_bytes().split(b"\n")
-        found += [decode(line) for line in lines[:-1] if line]
-    return found

@@ -11,6 +11,7 @@ from random import Random
 import msgspec
 
 from bagent.backends.base import Backend, Timeouts
+from bagent.backends.engine_metrics import EngineLoad
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.endpoints import Endpoints
@@ -120,8 +121,10 @@ class Core:
         call.ended = True
         call.handler.failed(call, failure, delivery)
 
-    def sample(self, state: EndpointState, reason: str | None = None) -> None:
-        """Note how an endpoint stands now."""
+    def sample(
+        self, state: EndpointState, reason: str | None = None, load: EngineLoad | None = None
+    ) -> None:
+        """Note how an endpoint stands now, and what its engine told."""
         if self.on_sample is None:
             return
         self.on_sample(
@@ -132,5 +135,10 @@ class Core:
                 in_flight=state.in_flight,
                 limit=state.limit.value,
                 reason=reason or state.limit.reason,
+                waiting=load.waiting if load else None,
+                running=load.running if load else None,
+                kv_usage=load.kv_usage if load else None,
+                cache_hits=load.cache_hits if load else None,
+                cache_queries=load.cache_queries if load else None,
             )
         )

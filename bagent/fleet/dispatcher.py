@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from random import Random
 
 from bagent.backends.base import Backend, Exchange
+from bagent.backends.engine_metrics import EngineLoad
 from bagent.fleet.call import Call, Carrier, timeouts_for
 from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
@@ -159,6 +160,11 @@ class Fleet:
         """All endpoints, for polls and displays."""
         return self._endpoints.states
 
+    def looked_at(self, state: EndpointState, load: EngineLoad | None, reason: str) -> None:
+        """Note what a look at an engine showed; its limit may have been changed by it."""
+        self._core.sample(state, reason, load)
+        self.changed(state)
+
     def changed(self, state: EndpointState) -> None:
         """Tell that an endpoint's limit was changed from outside."""
         self._endpoints.changed(state)
@@ -249,9 +255,12 @@ class Fleet:
             group = self._picker.group_for(state, now)
             if group:
                 self._start(state, group, now)
-            else:
+                continue
+            if self._picker.linger_due is not None and not waiting.hurried:
+                break  # too few rows are ready, for whichever endpoint
+            self._endpoints.pass_over(state)
+            if not self._picker.crowded:  # else it is listed again once it has finished more
                 passed.append(state)
-                self._endpoints.pass_over(state)
         for state in passed:
             self._endpoints.changed(state)
         if not waiting.ready and waiting.asleep:

@@ -213,21 +213,6 @@ def follow(limit: InFlightLimit, verdict: Verdict, now: float) -> None:
         limit.pressed(now, verdict.reason, keep=verdict.keep, least=verdict.least)
 
 
-def first_limit(load: EngineLoad | None, default: int, ceiling: int) -> int:
-    """The limit to start with, from a first look at the engine.
-
-    Its places where it tells them (Dynamo does); what runs where others already queue there, since
-    then it runs what fits; else ``default``. With an even share for others who wait.
-    """
-    if load is None:
-        return min(default, ceiling)
-    known = load.capacity if load.capacity else load.running if load.waiting else None
-    if not known:
-        return min(default, ceiling)
-    share = FAIR_SHARE if load.waiting else CUSHION
-    return max(LEAST_ROWS, min(ceiling, round(share * known)))
-
-
 def grown(before: int | None, after: int | None) -> int | None:
     """By how much a counter grew; a restarted one has begun at 0. None where it is not told."""
     if before is None or after is None:

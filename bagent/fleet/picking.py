@@ -25,16 +25,22 @@ SAMPLES = 8
 
 
 class Picker:
-    """Forms groups. ``linger_due`` is when a group that waits for company should go without."""
+    """Forms groups.
+
+    ``linger_due`` is when a group that waits for company should go without. ``crowded`` says that
+    the endpoint looked at last should finish more before it takes another group.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._alone = 0
+        self.crowded = False
         self.linger_due: float | None = None
 
     def group_for(self, state: EndpointState, now: float) -> list[Call]:
         """The calls that ``state`` should carry next; empty if nothing may go there now."""
         core = self._core
+        self.crowded = False
         size = _one if core.config.group.single else self._sizes(state, now)
         picky = len(core.endpoints.states) > 1
         leave = self._at_home(state, now) if picky and core.waiting.hurried else None
@@ -78,6 +84,7 @@ class Picker:
             free = min(state.room, core.config.concurrency - core.in_flight)
             supply = Supply(core.waiting.ready, core.endpoints.open, core.expecting)
             if state.in_flight and too_little_room(rule, most, state.limit.value, free, supply):
+                self.crowded = True
                 return 0
             full = min(most, free, rule.size or by_load(state.limit.value))
             if not call.tries and waits_for_more(rule, supply, full, now - call.ready_at):

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.knowledge import learn_models, learn_more, model_of
+from bagent.backends.knowledge import learn_more, model_of
+from bagent.backends.models_route import learn_models
 from bagent.backends.proof import Proof, Prover
 from bagent.backends.transport import Transport
 from bagent.fleet.called import Called, not_ready

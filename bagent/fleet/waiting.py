@@ -100,11 +100,6 @@ class _Line:
         self.count -= len(found)
         return found
 
-    def oldest(self) -> float | None:
-        """Since when the call at the head has been ready."""
-        heads = [self._queues[place][0].ready_at for place in self._order]
-        return min(heads, default=None)
-
     def __iter__(self) -> Iterator[Call]:
         return itertools.chain.from_iterable(self._queues.values())
 
@@ -141,11 +136,6 @@ class Waiting:
     def asleep(self) -> int:
         """Calls that wait for their next try, for a probe, or for the end of all others."""
         return len(self._sleeping) + self._in_limbo + len(self._last)
-
-    @property
-    def fresh_since(self) -> float | None:
-        """Since when the oldest call that never failed has been ready; None if there is none."""
-        return self._line.oldest()
 
     @property
     def hurried(self) -> bool:

@@ -20,7 +20,7 @@ from bagent.stages.feeder import Feeder
 from bagent.stages.guards import Guards, StopAdvice
 from bagent.stages.records import Emit
 from bagent.stages.sharing import Sharing
-from bagent.types import Attempt
+from bagent.types import Attempt, EndpointSample
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
@@ -41,13 +41,15 @@ class Drive:
 class Hooks:
     """What a session hands to those who work for it.
 
-    ``on_attempt`` takes requests, ``emit`` outcomes, ``notice`` lines for people; ``gate`` waits
-    for whoever reads the outcomes. ``accounts`` are shared by all sites.
+    ``on_attempt`` takes requests, ``on_sample`` states of endpoints, ``emit`` outcomes, ``notice``
+    lines for people; ``gate`` waits for whoever reads the outcomes. ``accounts`` are shared by all
+    sites.
     """
 
     store: OpenRun
     options: RunOptions
     on_attempt: Callable[[Attempt], None]
+    on_sample: Callable[[EndpointSample], None]
     emit: Emit
     notice: Callable[[str], None]
     gate: Callable[[], Awaitable[None]]
@@ -61,7 +63,7 @@ class Hooks:
             found.backend,
             handles=raise_file_limit(found.job.limits.concurrency),
             on_attempt=self.on_attempt,
-            on_sample=self.store.journal.write_sample,
+            on_sample=self.on_sample,
             notice=self.notice,
             accounts=self.accounts,
         )

@@ -113,7 +113,13 @@ class Session:
         """What is to be done, its servers found; None: the run was asked to stop meanwhile."""
         prepared, store = self._prepared, self._store
         hooks = Hooks(
-            store, prepared.options, self._on_attempt, self._emit, self._notice, self._reader_ready
+            store,
+            prepared.options,
+            on_attempt=self._on_attempt,
+            on_sample=self._on_sample,
+            emit=self._emit,
+            notice=self._notice,
+            gate=self._reader_ready,
         )
         if prepared.stages:
             return await staged_drive(prepared, finder, hooks)
@@ -164,11 +170,9 @@ class Session:
         """What goes on beside the rows; a fault of it stops nothing that works."""
         env = self._prepared.options.env
         reader = LoadReader(self._transport)
-        sample = self._on_sample
         tasks = []
         for site, model in drive.sites:
-            watching = watch_loads(site.fleet, reader, model, sample)
-            tasks.append(asyncio.create_task(watching))
+            tasks.append(asyncio.create_task(watch_loads(site.fleet, reader, model)))
             job = site.found.job
             if job.hostfile is not None and not site.selected:
                 follower = HostfileFollower(job.hostfile.path, job.backend, env, self._notice)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bagent.backends.engine_metrics import EngineLoad, LoadReader
+from bagent.backends.engine_metrics import LoadReader
 from bagent.errors import UsageError
 from bagent.fleet.dispatcher import Fleet
 from bagent.fleet.endpoint_state import EndpointState
@@ -17,7 +17,6 @@ from bagent.fleet.hostfile import read_hostfile
 from bagent.fleet.load_signal import POLL_SECONDS, follow
 from bagent.runs.endpoints import host_endpoints
 from bagent.runs.fleets import Recruiter
-from bagent.types import EndpointSample
 
 if TYPE_CHECKING:
     from bagent.job.backend import BackendRef
@@ -37,19 +36,13 @@ LOOK_SECONDS = 5.0
 HOSTFILE_SECONDS = 1.0
 
 
-async def watch_loads(
-    fleet: Fleet,
-    reader: LoadReader,
-    model: str | None,
-    on_sample: Callable[[EndpointSample], None],
-) -> None:
+async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> None:
     """Look at each busy engine in turn and let its limit follow; goes on until cancelled.
 
     ``model`` is the one that is asked for: a server of several tells the load of each.
     """
     gate = asyncio.Semaphore(LOOKS_AT_ONCE)
     loop = asyncio.get_running_loop()
-
     began = loop.time()
 
     async def look(state: EndpointState, *, hasty: bool) -> None:
@@ -63,9 +56,10 @@ async def watch_loads(
         verdict = signal.judge(loop.time(), load, state.in_flight)
         if not hasty or verdict.action == "grow":
             follow(state.limit, verdict, loop.time())
-        fleet.changed(state)
         if load is not None or verdict.action != "grow":
-            on_sample(_sample(state, load, verdict.reason))
+            fleet.looked_at(state, load, verdict.reason)
+        else:
+            fleet.changed(state)
 
     while True:
         busy = [state for state in fleet.states if state.signal is not None and state.in_flight]
@@ -73,22 +67,6 @@ async def watch_loads(
         await asyncio.gather(*(look(state, hasty=hasty) for state in busy))
         pause = HASTY_LOOKS if hasty else POLL_SECONDS
         await asyncio.sleep(max(pause, len(busy) / LOOKS_PER_SECOND))
-
-
-def _sample(state: EndpointState, load: EngineLoad | None, reason: str) -> EndpointSample:
-    return EndpointSample(
-        endpoint=state.name,
-        at=round(time.time(), 3),
-        healthy=state.usable,
-        in_flight=state.in_flight,
-        limit=state.limit.value,
-        reason=reason or state.limit.reason,
-        waiting=load.waiting if load else None,
-        running=load.running if load else None,
-        kv_usage=load.kv_usage if load else None,
-        cache_hits=load.cache_hits if load else None,
-        cache_queries=load.cache_queries if load else None,
-    )
 
 
 class HostfileFollower:

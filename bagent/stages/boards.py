@@ -17,8 +17,9 @@ from bagent.stages.fitting import Fit, shortened
 from bagent.stages.inbox import MOST_WAITING, Gate
 from bagent.stages.items import Item, Response, response_of, stage_item, value_of
 from bagent.stages.keys import derived, reference
+from bagent.stages.rowstage import RowStage
 from bagent.stages.stage import NO_SURVIVOR, Entrance, Names, World, ended_row, made_row
-from bagent.stages.tickets import AsTheyCome, Reader, Stream, Ticket
+from bagent.stages.tickets import Ticket
 from bagent.types import Json, Outcome, Row
 
 MOST_BOARDS = 1024
@@ -82,7 +83,7 @@ class _State(msgspec.Struct, eq=False):
     refs: tuple[str, ...] = ()
 
 
-class LoopStage:
+class LoopStage(RowStage):
     """Runs a board for each row. What a section writes in a round is an outcome of the stage
     ``LOOP.SECTION``, the last board is one of the loop's own.
 
@@ -99,11 +100,9 @@ class LoopStage:
         world: World,
         gate: Gate,
     ) -> None:
-        self.name = name
-        self.out = Stream()
+        super().__init__(name, entrance)
         self._writers = writers
         self._rule = rule
-        self._entrance = entrance
         self._world = world
         self._gate = gate
         usable = [u for w in writers if (u := Fit(w.asker.plan).usable) is not None]
@@ -117,22 +116,13 @@ class LoopStage:
         """Boards beyond the number that may be at work, as an inbox counts."""
         return max(0, len(self._tasks) - MOST_BOARDS + MOST_WAITING)
 
-    def readers(self) -> list[Reader]:
-        """Reads one stream, as rows come."""
-        return [AsTheyCome(self._take, self._all_taken, self.out)]
-
     def _all_taken(self) -> None:
         self._ended = True
         self._changed.set()
-        self._entrance.tell()
+        super()._all_taken()
 
     def _take(self, item: Item, ticket: Ticket) -> None:
-        if not self._entrance.admits(item):
-            ticket.split(0)
-            return
-        found = self._world.records.finished(item.row.key, self.name, 0, (item,))
-        if found is not None:
-            ticket.fill(stage_item(item, item.row, *found))
+        if self._was_finished(self._world, item, ticket):
             return
         task = asyncio.ensure_future(self._work(item, ticket))
         self._tasks.add(task)

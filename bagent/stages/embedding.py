@@ -18,8 +18,9 @@ from bagent.job.template import TemplateFailure
 from bagent.stages.guards import Guards, StopAdvice
 from bagent.stages.inbox import Gate
 from bagent.stages.items import Item, stage_item
+from bagent.stages.rowstage import RowStage
 from bagent.stages.stage import NO_SURVIVOR, Entrance, Names, World, ended_row, made_row
-from bagent.stages.tickets import AsTheyCome, Reader, Stream, Ticket
+from bagent.stages.tickets import Ticket
 from bagent.types import Failure, Outcome, Reply, Row
 
 BATCH = 64
@@ -38,7 +39,7 @@ class Wanted(msgspec.Struct, frozen=True, eq=False):
     ticket: Ticket
 
 
-class EmbedStage:
+class EmbedStage(RowStage):
     """Asks ``/v1/embeddings`` for the vectors of rows.
 
     What is embedded is the stage's prompt, else the answer of the stage before. A batch that is
@@ -61,11 +62,9 @@ class EmbedStage:
         guards: Guards,
         has_prompt: bool,
     ) -> None:
-        self.name = plan.name
-        self.out = Stream()
+        super().__init__(plan.name, entrance)
         self._plan = plan
         self._fleet = fleet
-        self._entrance = entrance
         self._names = names
         self._world = world
         self._gate = gate
@@ -81,22 +80,13 @@ class EmbedStage:
         """Rows that wait, in requests: that many as an inbox counts rows."""
         return len(self._waiting) // BATCH
 
-    def readers(self) -> list[Reader]:
-        """Reads one stream, as rows come."""
-        return [AsTheyCome(self._take, self._all_taken, self.out)]
-
     def _all_taken(self) -> None:
         self._ended = True
         self._changed.set()
-        self._entrance.tell()
+        super()._all_taken()
 
     def _take(self, item: Item, ticket: Ticket) -> None:
-        if not self._entrance.admits(item):
-            ticket.split(0)
-            return
-        found = self._world.records.finished(item.row.key, self.name, 0, (item,))
-        if found is not None:
-            ticket.fill(stage_item(item, item.row, *found))
+        if self._was_finished(self._world, item, ticket):
             return
         self._waiting.append((item, ticket))
         self._changed.set()

@@ -13,9 +13,10 @@ from bagent.job.template import TemplateFailure
 from bagent.stages.items import Item, stage_item
 from bagent.stages.keys import INPUT, derived
 from bagent.stages.records import Records
+from bagent.stages.rowstage import RowStage
 from bagent.stages.splitting import Piece, pieces
 from bagent.stages.stage import NO_SURVIVOR, Entrance, Names, World, ended_row, made_row
-from bagent.stages.tickets import AsTheyCome, Reader, Stream, Ticket
+from bagent.stages.tickets import Ticket
 from bagent.types import Json, Row
 
 NOTHING = "empty"
@@ -97,7 +98,7 @@ def _told(found: list[Piece]) -> Iterator[tuple[Piece, dict[str, int]]]:
         yield piece, told
 
 
-class ExpandStage:
+class ExpandStage(RowStage):
     """Makes several rows of each row; nothing is asked.
 
     The rows have keys of their own, and ``/NUMBER`` behind the id. A row that failed before goes
@@ -107,24 +108,15 @@ class ExpandStage:
     def __init__(
         self, name: str, recipe: Recipe, entrance: Entrance, names: Names, world: World
     ) -> None:
-        self.name = name
-        self.out = Stream()
+        super().__init__(name, entrance)
         self._recipe = recipe
-        self._entrance = entrance
         self._names = names
         self._world = world
-
-    def readers(self) -> list[Reader]:
-        """Reads one stream, as rows come."""
-        return [AsTheyCome(self._take, self._entrance.tell, self.out)]
 
     async def run(self) -> None:
         """Nothing to wait for: all is done as rows come."""
 
     def _take(self, item: Item, ticket: Ticket) -> None:
-        if not self._entrance.admits(item):
-            ticket.split(0)
-            return
         if not item.ok:
             self._fail(item, ticket, NO_SURVIVOR, self._entrance.reason(item))
             return

@@ -10,12 +10,13 @@ import msgspec
 from bagent.stages.asking import Asker
 from bagent.stages.items import Item, stage_item
 from bagent.stages.keys import derived
+from bagent.stages.rowstage import RowStage
 from bagent.stages.stage import Entrance, Names, made_row
-from bagent.stages.tickets import AsTheyCome, Reader, Stream, Ticket
+from bagent.stages.tickets import Ticket
 from bagent.types import Outcome, Row
 
 
-class MapStage:
+class MapStage(RowStage):
     """Row in, row out; with several answers, as many rows out.
 
     A row keeps its key and id. Where there are several answers, each row that goes on has a key
@@ -23,24 +24,15 @@ class MapStage:
     """
 
     def __init__(self, asker: Asker, entrance: Entrance, names: Names) -> None:
-        self.name = asker.plan.name
-        self.out = Stream()
+        super().__init__(asker.plan.name, entrance)
         self._asker = asker
-        self._entrance = entrance
         self._names = names
-
-    def readers(self) -> list[Reader]:
-        """Reads one stream, as rows come."""
-        return [AsTheyCome(self._take, self._all_taken, self.out)]
 
     def _all_taken(self) -> None:
         self._asker.close()
-        self._entrance.tell()
+        super()._all_taken()
 
     def _take(self, item: Item, ticket: Ticket) -> None:
-        if not self._entrance.admits(item):
-            ticket.split(0)
-            return
         count = self._asker.plan.answers
         tickets = [ticket] if count == 1 else ticket.split(count)
         for answer, place in enumerate(tickets):
@@ -66,7 +58,7 @@ class MapStage:
         await self._asker.run()
 
 
-class BroadcastStage:
+class BroadcastStage(RowStage):
     """Every row to every endpoint: as many rows out as there are endpoints.
 
     Args:
@@ -80,25 +72,16 @@ class BroadcastStage:
         names: Names,
         endpoints: Callable[[], Sequence[str]],
     ) -> None:
-        self.name = asker.plan.name
-        self.out = Stream()
+        super().__init__(asker.plan.name, entrance)
         self._asker = asker
-        self._entrance = entrance
         self._names = names
         self._endpoints = endpoints
 
-    def readers(self) -> list[Reader]:
-        """Reads one stream, as rows come."""
-        return [AsTheyCome(self._take, self._all_taken, self.out)]
-
     def _all_taken(self) -> None:
         self._asker.close()
-        self._entrance.tell()
+        super()._all_taken()
 
     def _take(self, item: Item, ticket: Ticket) -> None:
-        if not self._entrance.admits(item):
-            ticket.split(0)
-            return
         endpoints = self._endpoints()
         for endpoint, place in zip(endpoints, ticket.split(len(endpoints)), strict=True):
             row = msgspec.structs.replace(

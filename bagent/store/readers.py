@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +24,8 @@ from bagent.store.columns import RESULTS
 from bagent.store.current import CurrentLines, Place, Selection
 from bagent.store.feed import InputRows, ReadInput
 from bagent.store.index import DoneIndex, HashMap, Policy, done_index
-from bagent.store.segments import Report, Stream, list_segments, locate, whole_lines
-from bagent.types import Json, Outcome, Turn
+from bagent.store.segments import Report, locate
+from bagent.types import Json, Outcome
 
 RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input")
 """The columns of a result as JSON, in order; ``input`` follows only where it is asked for."""
@@ -183,41 +183,6 @@ class AnswerStore:
     def close(self) -> None:
         """Close the segments."""
         self._lines.close()
-
-
-def load_turns(
-    run_dir: Path, is_done: Callable[[str, str, int], bool], *, report: Report
-) -> dict[tuple[str, str, int], list[Turn]]:
-    """The turns of conversations that are not finished, by (key, stage, answer).
-
-    A conversation that was begun again has only the turns of its last beginning.
-
-    Args:
-        run_dir: the run directory.
-        is_done: whether a (key, stage, answer) is finished; its turns are not kept.
-        report: told about broken lines.
-    """
-    decoder = msgspec.json.Decoder(Turn)
-    found: dict[tuple[str, str, int], list[Turn]] = {}
-    stream: Stream = "turns"
-    for segment in list_segments(run_dir / "journal", stream):
-        with segment.path.open("rb") as handle:
-            lines = whole_lines(handle, 0, segment.path.stat().st_size)
-            for number, (_, line) in enumerate(lines, 1):
-                try:
-                    turn = decoder.decode(line.lstrip(b"\0"))
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    if line:
-                        report(f"{segment.path}:{number}: broken line, left out")
-                    continue
-                name = (turn.key, turn.stage, turn.answer)
-                if is_done(*name):
-                    continue
-                turns = found.setdefault(name, [])
-                while turns and turns[-1].turn >= turn.turn:
-                    turns.pop()
-                turns.append(turn)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

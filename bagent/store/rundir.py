@@ -79,11 +79,6 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
         ended = [code for code in codes.values() if code is not None]
         return max(ended) if len(ended) == max(count, 1) else None
 
-    def part_exit_code(self, part: str) -> int | None:
-        """The exit code of the last start of one part; None where it is not known."""
-        codes = [start.exit_code for start in self.starts if start.part == part]
-        return codes[-1] if codes else None
-
     @property
     def ended_at(self) -> float | None:
         """When the last start ended, Unix seconds."""
@@ -114,11 +109,6 @@ class RunDir:
     def journal(self) -> Path:
         """The folder of the journal."""
         return self.path / "journal"
-
-    @property
-    def input_spool(self) -> Path:
-        """Where rows from stdin are kept."""
-        return self.path / "input.jsonl"
 
     @property
     def failed(self) -> Path:

@@ -86,11 +86,6 @@ def list_segments(journal: Path, stream: Stream, part: str | None = None) -> lis
     return sorted(found, key=lambda s: (part_order(s.part), s.number))
 
 
-def parts_of(segments: list[Segment]) -> list[str]:
-    """The parts in a list of segments, in their order."""
-    return list(dict.fromkeys(s.part for s in segments))
-
-
 def locate(part: int, segment: int, offset: int) -> int:
     """A place in a journal in one integer: number of the part, of the segment, byte offset.
 

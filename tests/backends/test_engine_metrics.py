@@ -14,7 +14,6 @@ from bagent.backends.engine_metrics import (
     EngineLoad,
     LoadReader,
     parse_load,
-    read_load,
 )
 from bagent.backends.transport import Transport
 
@@ -258,7 +257,7 @@ def test_the_route_lies_beside_v1_and_a_redirect_to_its_slash_is_followed() -> N
         transport = Transport()
         async with raw_server(served.handle) as port:
             to = endpoint(f"http://127.0.0.1:{port}/m/v1")
-            found = await read_load(transport, to, 5.0, clock=lambda: 7.0)
+            found = await LoadReader(transport, clock=lambda: 7.0).read(to, 5.0)
         await transport.close()
         return found, served.asked
 

@@ -11,7 +11,8 @@ import pytest
 from backends.support_backend import endpoint, raw_server
 from backends.support_routes import Routes, models, routes_server
 from bagent.backends.endpoint import Capabilities
-from bagent.backends.knowledge import learn_endpoint
+from bagent.backends.knowledge import learn_more
+from bagent.backends.models_route import learn_models
 from bagent.backends.transport import Transport
 from bagent.types import Failure
 from support.fake_server import FakeServer
@@ -51,7 +52,12 @@ LLAMA: Routes = {
 async def _learn(url: str, seconds: float = 5.0) -> Capabilities | Failure:
     transport = Transport()
     try:
-        return await learn_endpoint(transport, endpoint(url), seconds)
+        end = time.monotonic() + seconds
+        found = await learn_models(transport, endpoint(url), seconds)
+        if isinstance(found, Failure):
+            return found
+        left = end - time.monotonic()
+        return (await learn_more(transport, endpoint(url), found, left)).capabilities
     finally:
         await transport.close()
 

@@ -22,7 +22,7 @@ from backends.support_backend import (
     send,
 )
 from bagent.backends.endpoint import Capabilities
-from bagent.backends.openai_http import read_models
+from bagent.backends.models_route import read_models
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure, ToolCall, Usage
 from support.fake_server import FakeServer
@@ -328,14 +328,16 @@ def probe(url, seconds=5.0, **fields):
 
 def test_a_probe_tells_what_is_served():
     with FakeServer(flavour="vllm", max_model_len=4096) as fs:
-        assert probe(fs.url) == Capabilities(models=("fake-model",), context=4096, engine="vllm")
+        assert probe(fs.url) == Capabilities(
+            models=("fake-model",), context=4096, engine="vllm", models_route=True
+        )
         assert [seen.path for seen in fs.probes] == ["/v1/models"]
 
 
 @pytest.mark.parametrize("code", [404, 405, 501])
 def test_an_endpoint_without_a_list_of_models_is_no_failure(code):
     with FakeServer(models_status=code) as fs:
-        assert probe(fs.url) == Capabilities()
+        assert probe(fs.url) == Capabilities(models_route=False)
 
 
 @pytest.mark.parametrize(("code", "kind"), [(401, "auth"), (500, "overloaded")])
@@ -350,7 +352,7 @@ def test_a_probe_sends_the_key():
     with FakeServer(api_key="k") as fs:
         assert isinstance(probe(fs.url), Failure)
         assert probe(fs.url, headers={"Authorization": "Bearer k"}) == Capabilities(
-            models=("fake-model",), engine="fake"
+            models=("fake-model",), engine="fake", models_route=True
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bagent.backends.engine_metrics import EngineLoad
 from bagent.fleet.limiter import InFlightLimit
-from bagent.fleet.load_signal import LoadSignal, Verdict, first_limit, follow, grown
+from bagent.fleet.load_signal import LoadSignal, Verdict, follow, grown
 from fleet.support_engine import Client, Engine
 
 
@@ -172,23 +172,6 @@ def test_the_times_of_an_engine_that_tells_its_queue_are_not_judged() -> None:
         assert signal.judge(float(at), look(40, 0), 40).action == "grow"
 
 
-@pytest.mark.parametrize(
-    ("load", "limit"),
-    [
-        (None, 16),
-        (look(3, 0), 16),
-        (look(3, 0, capacity=512), 563),
-        (look(0, 0, capacity=4096), 1000),
-        (look(64, 12), 32),
-        (look(2, 12), 4),
-    ],
-)
-def test_the_first_limit_is_what_the_engine_tells_of_its_places(
-    load: EngineLoad | None, limit: int
-) -> None:
-    assert first_limit(load, 16, 1000) == limit
-
-
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("capacity", [8, 64, 256])
 def test_the_limit_settles_a_little_above_what_the_engine_runs(capacity: int, seed: int) -> None:
@@ -269,8 +252,7 @@ def test_a_second_client_gets_its_share_of_an_engine_that_a_first_one_has_filled
     engine = Engine(64, Random(1))
     first = Client(engine, InFlightLimit(16, 1024))
     first.run(60.0)
-    load = look(len(engine.running), len(engine.waiting))
-    second = Client(engine, InFlightLimit(first_limit(load, 16, 1024), 1024), owner=1, now=60.0)
+    second = Client(engine, InFlightLimit(64, 1024), owner=1, now=60.0)
     while first.now < 240.0:
         for client in (first, second):
             client.run(client.now + 0.01)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import WriteError
+from bagent.store.codec import unit_of
 from bagent.store.index import Policy, load_index
 from bagent.store.journal import FLUSH_SECONDS, Syncer
-from bagent.store.readers import load_turns
+from bagent.store.turns import TurnIndex
 from bagent.types import Attempt, EndpointSample, ToolRecord, Turn
 
 
@@ -91,9 +92,10 @@ def test_turns_are_read_back_for_what_is_not_finished(store):
     journal.write_turn(turn(2, 1, "again"))
     assert len(lines_of(store.segment(stream="turns"))) == 5
     journal.close()
-    found = load_turns(store.path, lambda key, *_: int(key, 16) == 3, report=store.reports.append)
-    texts = {k[0][-1]: [t.messages[0]["content"] for t in turns] for k, turns in found.items()}
-    assert texts == {"1": ["a", "c"], "2": ["again"]}
+    units = {n: unit_of(n, "main", 0) for n in (1, 2, 3)}
+    found = TurnIndex.load(store.path, lambda unit: unit == units[3], report=store.reports.append)
+    texts = {n: [t.messages[0]["content"] for t in found.take(unit)] for n, unit in units.items()}
+    assert texts == {1: ["a", "c"], 2: ["again"], 3: []}
 
 
 def test_cut_at_any_byte_nothing_is_glued_and_nothing_whole_is_lost(tmp_path, store, outcome):

@@ -1,0 +1,68 @@
+"""``/v1/models``: what an endpoint serves, without a generation."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.failures import from_status
+from bagent.backends.json_text import decode_json
+from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
+from bagent.types import Failure, Json
+
+CONNECT_SECONDS = 10.0
+"""A machine that is there accepts a connection within this time."""
+
+
+async def learn_models(
+    transport: Transport, endpoint: Endpoint, seconds: float
+) -> Capabilities | Failure:
+    """What ``/models`` tells; a missing route is no failure."""
+    limits = limits_within(seconds)
+    try:
+        status, raw, headers = await transport.get(
+            endpoint, f"{endpoint.url}/models", limits.total or seconds, limits.connect
+        )
+    except NETWORK_ERRORS as error:
+        return network_failure(error, endpoint, limits)
+    if status in (404, 405, 501):
+        return Capabilities(models_route=False)
+    if status != 200:
+        failure = from_status(status, raw.decode("utf-8", "replace"), headers)
+        words = endpoint.without_secrets(failure.message)
+        return msgspec.structs.replace(failure, message=words)
+    try:
+        body = decode_json(raw)
+    except ValueError:
+        return Capabilities(models_route=False)
+    listed = isinstance(body, dict) and isinstance(body.get("data"), list)
+    return msgspec.structs.replace(read_models(body), models_route=listed)
+
+
+def limits_within(seconds: float) -> Timeouts:
+    """Limits of one small request that is over after ``seconds``, in numbers to read."""
+    total = max(0.01, math.floor(seconds * 100) / 100)
+    return Timeouts(connect=round(min(CONNECT_SECONDS, 0.9 * total), 2), total=total)
+
+
+def read_models(body: Json) -> Capabilities:
+    """What a ``/v1/models`` body tells; ``max_model_len`` is vLLM's, ``meta.n_ctx`` llama.cpp's."""
+    entries = body.get("data") if isinstance(body, dict) else None
+    names: list[str] = []
+    context: int | None = None
+    engine: str | None = None
+    for entry in entries if isinstance(entries, list) else ():
+        if not isinstance(entry, dict) or not entry.get("id"):
+            continue
+        names.append(str(entry["id"]))
+        meta = entry.get("meta")
+        length = entry.get("max_model_len") or entry.get("context_window")
+        if length is None and isinstance(meta, dict):
+            length = meta.get("n_ctx")
+        if context is None and isinstance(length, int) and length > 0:
+            context = length
+        engine = engine or (str(entry["owned_by"]) if entry.get("owned_by") else None)
+    return Capabilities(models=tuple(names), context=context, engine=engine)
