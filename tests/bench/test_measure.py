@@ -289,8 +289,10 @@ def test_failures_are_told_by_kind_and_place(fill: Fill) -> None:
 def test_an_endpoint_is_gone_when_its_last_requests_found_nobody(fill: Fill) -> None:
     lost = {"status": "failed", "error_kind": "connect", "error": "refused"}
     rows = [request(i) for i in range(5)]
-    rows += [request(10 + i, done=5.0 + i, **lost) for i in range(REFUSALS)]
-    rows += [request(20, endpoint="b:1", **lost), request(21, endpoint="b:1", done=9.0)]
+    cut = {"status": "failed", "error_kind": "bad_response", "error": "broke off"}
+    rows.append(request(9, sent=4.0, done=20.0, **cut))  # it ends last, but was sent before
+    rows += [request(10 + i, sent=5.0 + i, done=5.1 + i, **lost) for i in range(REFUSALS)]
+    rows += [request(20, endpoint="b:1", **lost), request(21, endpoint="b:1", sent=8.0, done=9.0)]
     with fill(rows) as tables:
         assert measure.gone(tables) == {"a:1": "refused"}
 
