@@ -91,7 +91,10 @@ class Fleet:
         self._waiting.add(call, urgent=urgent)
         if call.give_up_at is not None and self._overdue_timer is None:
             self._overdue_timer = core.loop.call_later(OVERDUE_SECONDS, self._end_overdue)
-        self._pump()
+        if self._full:
+            self._note_state()  # the end of a request will pump
+        else:
+            self._pump()
 
     def expect(self, more: bool) -> None:
         """Say whether more rows come: groups wait a moment to be full while they do."""
@@ -115,7 +118,7 @@ class Fleet:
     @property
     def limit(self) -> int:
         """How many rows it may have in flight now."""
-        return self._limit()
+        return min(self._config.concurrency, self._endpoints.limit)
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run a task that holds no slot; its fault stops the fleet, a drain ends it too."""
@@ -224,7 +227,7 @@ class Fleet:
         accounts = {state.account for state in self._endpoints.states}
         return FleetStats(
             in_flight=core.in_flight,
-            limit=self._limit(),
+            limit=self.limit,
             ready=self._waiting.ready,
             retrying=self._waiting.asleep,
             throttled_s=min((account.paused(now) for account in accounts), default=0.0),
@@ -244,11 +247,7 @@ class Fleet:
         self._picker.linger_due = None
         self._parked_wait = self._endpoints.unpark(now) if self._endpoints.parked else None
         passed: list[EndpointState] = []
-        while (
-            waiting.ready
-            and core.in_flight < self._config.concurrency
-            and core.requests_out < self._connections
-        ):
+        while waiting.ready and not self._full:
             state = self._endpoints.next(now)
             if state is None:
                 break
@@ -344,21 +343,21 @@ class Fleet:
         for call in late:
             self._core.fail(call, Failure("timeout", words, passing=True), None)
 
-    def _limit(self) -> int:
-        return min(self._config.concurrency, self._endpoints.limit)
+    @property
+    def _full(self) -> bool:
+        """Whether the run's own limits allow no request more."""
+        core = self._core
+        return core.in_flight >= self._config.concurrency or core.requests_out >= self._connections
 
     def _note_state(self) -> None:
         """Tell whoever waits whether there is room for rows, and whether nothing is left."""
-        ready, asleep = self._waiting.ready, self._waiting.asleep
-        in_flight = self._core.in_flight
+        ready, asleep, in_flight = self._waiting.ready, self._waiting.asleep, self._core.in_flight
         room = self._room
         if ready >= self._config.lookahead:
             room.clear()
         else:
-            limit = self._limit()
-            if ready < max(1, limit) and in_flight + ready + asleep < (
-                limit + self._config.lookahead
-            ):
+            limit, rows = self.limit, in_flight + ready + asleep
+            if ready < max(1, limit) and rows < limit + self._config.lookahead:
                 if not room.is_set():
                     room.set()
             else:

@@ -42,7 +42,9 @@ class Tags(HTMLParser):
 @pytest.fixture
 def measured(measure: Measure) -> dict[str, Any]:
     with simulated("replicas=2&decode=1000") as sim:
-        summary: dict[str, Any] = measure([*addresses(sim), DEAD], concurrency=[1, 2], seconds=0.5)
+        summary: dict[str, Any] = measure(
+            [*addresses(sim), DEAD], concurrency=[1, 2], requests=60, seconds=None
+        )
     return summary
 
 

@@ -136,12 +136,14 @@ def test_prompts_share_nothing_unless_asked_to(measure: Measure) -> None:
     assert load["hit_rate"] == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_finds_the_saturation_by_itself(measure: Measure) -> None:
-    # Slow enough that the client's and the engine's own work weighs little on a busy machine.
+    # Slow enough that the client's and the engine's own work weighs little; a machine that is
+    # held up sees less, never more.
     with simulated("decode=20&max_num_seqs=4&max_num_batched_tokens=8192") as sim:
         summary = measure(addresses(sim), sweep=True, seconds=2.0, output_tokens=5, drain=2.0)
     # Four at a time, each 5 tokens at 1.03/20 s: about 15.5 calls a second.
-    assert summary["saturation"]["best_rate"] == pytest.approx(15.5, rel=0.25)
+    assert 8 < summary["saturation"]["best_rate"] < 18
     assert summary["saturation"]["concurrency"] in (4, 8)
     names = [one["load"] for one in summary["loads"]]
     assert names[:3] == ["c=1", "c=2", "c=4"] and names[-1].startswith("rate=")
