@@ -79,9 +79,11 @@ class Connection(asyncio.Protocol):
     # --- from the loop ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop once the connection stands."""
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        """Called by the loop with bytes: parse them, and wake the request where they end it."""
         if self.parser is None or self.complete:
             self.fail(HttpError("bytes that belong to no request"))
             return
@@ -101,6 +103,7 @@ class Connection(asyncio.Protocol):
             self.wake()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Called by the loop at the end of the connection: a whole answer, or an error."""
         self.transport = None
         if self.complete:
             return
@@ -124,14 +127,17 @@ class Connection(asyncio.Protocol):
     # --- from the parser ----------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        """Called by the parser where an answer begins; one after the last is unasked for."""
         self.extra = self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser with one header, as it stands on the wire."""
         if self.complete:
             return
         self.fields.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
 
     def on_headers_complete(self) -> None:
+        """Called by the parser at the end of a head: the status, and how the body is packed."""
         if self.complete:
             return
         self.status = self.parser.get_status_code()
@@ -144,6 +150,7 @@ class Connection(asyncio.Protocol):
                 self._inflate = _inflater(value.strip().lower())
 
     def on_body(self, body: bytes) -> None:
+        """Called by the parser with a part of the body, unpacked here where it was packed."""
         if self.complete:
             return
         if self._inflate is not None:
@@ -151,6 +158,7 @@ class Connection(asyncio.Protocol):
         self._chunks.append(body)
 
     def on_message_complete(self) -> None:
+        """Called by the parser at the end of an answer."""
         if self.headed and not self.complete:
             self.complete = True
             self.kept = self.parser.should_keep_alive()  # known only here

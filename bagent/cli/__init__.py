@@ -1,0 +1,1 @@
+"""What did the user type? One file for each command."""

@@ -1,0 +1,1 @@
+"""Which endpoint gets the next request, and when?"""

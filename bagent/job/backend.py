@@ -72,6 +72,7 @@ class AddressIn(Kind):
     """A backend name or URL."""
 
     def read(self, value: Any, context: LoadContext | None) -> Address:
+        """The address: a known name, or a URL with a known scheme."""
         if not isinstance(value, str):
             raise wrong(f"expected a backend's name or URL, got {shown(value)}")
         text = value.strip()
@@ -94,12 +95,14 @@ class AddressIn(Kind):
         return _http(text, engine, transport, rest)
 
     def dump(self, value: Any) -> Json:
+        """The address as it was given; a model file by its whole path."""
         if value.file is not None:
             tail = "?" + "&".join(f"{key}={item}" for key, item in value.options.items())
             return f"local://{value.file.path}{tail if value.options else ''}"
         return value.given
 
     def describe(self) -> Json:
+        """The known names, and URLs of the known schemes."""
         schemes = "|".join(_SCHEMES)
         text = {"type": "string", "pattern": rf"^({schemes})(\+https?)?://|\$\{{"}
         return {"anyOf": [{"enum": list(NAMES)}, text]}
@@ -110,6 +113,7 @@ class Headers(WordMap):
     """HTTP headers: names are tokens, values hold no line ends."""
 
     def read(self, value: Any, context: LoadContext | None) -> Mapping[str, str]:
+        """The headers, each name and value fit for the wire."""
         headers = super().read(value, context)
         for name, text in headers.items():
             if not _HEADER_NAME.fullmatch(name):
@@ -124,6 +128,7 @@ class ProxyIn(Kind):
     """A proxy's URL, or ``none`` for never a proxy."""
 
     def read(self, value: Any, context: LoadContext | None) -> str:
+        """The proxy as ``http://HOST:PORT``, a login before it kept, or ``none``."""
         text = value.strip() if isinstance(value, str) else ""
         if text == "none":
             return text
@@ -136,6 +141,7 @@ class ProxyIn(Kind):
         return f"{scheme.lower()}://{login + '@' if login else ''}{host_and_port(netloc, None)}"
 
     def describe(self) -> Json:
+        """A URL of http or https, or ``none``."""
         return {"type": "string", "pattern": r"^https?://|^none$|\$\{"}
 
 

@@ -8,7 +8,6 @@ expected and what stands there.
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from bagent.job.context import LoadContext
-from bagent.job.scalars import SourceText, parse_number, plain, read_duration
+from bagent.job.scalars import SourceText, parse_number, plain
 from bagent.job.words import did_you_mean, shown
 from bagent.types import Json
 
@@ -27,11 +26,6 @@ VARIABLE: Json = {"type": "string", "pattern": r"\$\{"}
 
 TEXT: Json = {"type": ["string", "number"]}
 """In the JSON Schema: text; a number in its place is read as it was written."""
-
-_MINUTES = re.compile(r"([0-9]+):([0-5][0-9])")
-_CLOCK = re.compile(r"([0-9]+):([0-5][0-9]):([0-5][0-9])")
-_PER_SECOND = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*/\s*(s|m|h)")
 
 
 def wrong(message: str, hint: str = "", *, key: str = "") -> PydanticCustomError:
@@ -99,6 +93,7 @@ class Words(Kind):
     empty: bool = True
 
     def read(self, value: Any, context: LoadContext | None) -> str:
+        """The text, as it was written."""
         text = getattr(value, "source", value)
         if not isinstance(text, str):
             raise wrong(f"expected text, got {shown(value)}", _quote(value))
@@ -107,6 +102,7 @@ class Words(Kind):
         return str(text)
 
     def describe(self) -> Json:
+        """Text; numbers are read as text."""
         return TEXT
 
 
@@ -117,6 +113,7 @@ class WordList(Kind):
     least: int = 0
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[str, ...]:
+        """The texts, at least ``least`` of them."""
         items = value if isinstance(value, (list, tuple)) else [value]
         texts = tuple(Words().read(item, context) for item in items)
         if len(texts) < self.least:
@@ -124,9 +121,11 @@ class WordList(Kind):
         return texts
 
     def dump(self, value: Any) -> Json:
+        """The list; None where it is shorter than one may be written."""
         return list(value) if len(value) >= self.least else None
 
     def describe(self) -> Json:
+        """One text, or a list of texts."""
         return {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": self.least}]}
 
 
@@ -135,6 +134,7 @@ class WordMap(Kind):
     """A mapping from text to text."""
 
     def read(self, value: Any, context: LoadContext | None) -> Mapping[str, str]:
+        """The mapping, each value as it was written."""
         if not isinstance(value, dict):
             raise wrong(f"expected a mapping of text to text, got {shown(value)}")
         return {str(key): self._item(str(key), item, context) for key, item in value.items()}
@@ -146,6 +146,7 @@ class WordMap(Kind):
         return str(text)
 
     def describe(self) -> Json:
+        """An object whose values are text."""
         return {"type": "object", "additionalProperties": TEXT}
 
 
@@ -156,6 +157,7 @@ class Choice(Kind):
     of: Any
 
     def read(self, value: Any, context: LoadContext | None) -> str:
+        """The word; another one is told with the nearest."""
         words = get_args(self.of)
         if isinstance(value, str) and value in words:
             return str(value)
@@ -163,6 +165,7 @@ class Choice(Kind):
         raise wrong(f"expected {either(words)}, got {shown(value)}", hint)
 
     def describe(self) -> Json:
+        """The words."""
         return {"anyOf": [{"enum": list(get_args(self.of))}, VARIABLE]}
 
 
@@ -173,6 +176,7 @@ class Flag(Kind):
     words: tuple[str, ...] = ()
 
     def read(self, value: Any, context: LoadContext | None) -> bool | str:
+        """True, false or the word; ``yes`` and ``no`` are told what to write."""
         if isinstance(value, bool):
             return value
         if isinstance(value, SourceText) and value.from_variable and value in ("true", "false"):
@@ -185,6 +189,7 @@ class Flag(Kind):
         raise wrong(f"expected {either((*self.words, 'true', 'false'))}, got {shown(value)}", hint)
 
     def describe(self) -> Json:
+        """The two values and the words."""
         return {"anyOf": [{"enum": [*self.words, True, False]}, VARIABLE]}
 
 
@@ -200,6 +205,7 @@ class Whole(Kind):
     words: tuple[str, ...] = ()
 
     def read(self, value: Any, context: LoadContext | None) -> int | str | None:
+        """The number within its bounds, a word, or None for ``none``."""
         if isinstance(value, str) and value in self.words:
             return _word(value)
         number = as_number(value)
@@ -212,6 +218,7 @@ class Whole(Kind):
         return int(number)
 
     def describe(self) -> Json:
+        """An integer within its bounds, or a word."""
         number: dict[str, Json] = {"type": "integer", "minimum": self.low}
         if self.high is not None:
             number["maximum"] = self.high
@@ -232,6 +239,7 @@ class Real(Kind):
     words: tuple[str, ...] = ()
 
     def read(self, value: Any, context: LoadContext | None) -> float | str | None:
+        """The number within its bounds, a word, or None for ``none``."""
         if isinstance(value, str) and value in self.words:
             return _word(value)
         number = as_number(value)
@@ -246,6 +254,7 @@ class Real(Kind):
         return float(number)
 
     def describe(self) -> Json:
+        """A number within its bounds, or a word."""
         least = "exclusiveMinimum" if self.above else "minimum"
         number: dict[str, Json] = {"type": "number", least: self.low}
         if self.high is not None:
@@ -255,104 +264,19 @@ class Real(Kind):
 
 
 @dataclass(frozen=True)
-class Duration(Kind):
-    """Seconds, from ``10s``, ``5m``, ``1h30m``, ``250ms`` or a number; ``none`` = no limit (None).
-
-    ``words`` are further words that stand for themselves. ``clock`` allows ``HH:MM:SS``, and
-    ``finite`` does not allow ``none``.
-    """
-
-    words: tuple[str, ...] = ()
-    clock: bool = False
-    finite: bool = False
-
-    def read(self, value: Any, context: LoadContext | None) -> float | str | None:
-        if isinstance(value, str) and value in self.words:
-            return str(value)
-        if isinstance(value, str) and value == "none" and not self.finite:
-            return None
-        seconds = self._seconds(value)
-        if seconds is None or not math.isfinite(seconds):
-            more = () if self.finite else ("none",)
-            expected = either((*self.words, "a duration like 10s, 5m or 1h30m", *more))
-            raise wrong(f"expected {expected}, got {shown(value)}", self._hint(value))
-        if seconds <= 0:
-            hint = "" if self.finite else "none = no limit"
-            raise wrong(f"must be more than 0, got {shown(value)}", hint)
-        return seconds
-
-    def _seconds(self, value: Any) -> float | None:
-        number = as_number(value)
-        if number is not None or not isinstance(value, str):
-            return number if number is None else float(number)
-        clock = _CLOCK.fullmatch(value.strip()) if self.clock else None
-        if clock:
-            hours, minutes, seconds = (int(part) for part in clock.groups())
-            return float(hours * 3600 + minutes * 60 + seconds)
-        # A number in quotes is as wrong here as it is for any other number.
-        if parse_number(value.strip()) is not None:
-            return None
-        try:
-            return read_duration(value)
-        except ValueError:
-            return None
-
-    def _hint(self, value: Any) -> str:
-        if isinstance(value, str):
-            number = parse_number(value.strip())
-            if number is not None and math.isfinite(number):
-                return "remove the quotes"
-            if found := _MINUTES.fullmatch(value.strip()):
-                return f"write {found[1]}m{found[2]}s"
-        return "" if self.finite or isinstance(value, (dict, list)) else "none = no limit"
-
-    def dump_none(self) -> Json:
-        return "none"
-
-    def describe(self) -> Json:
-        text = r"^(\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h|d))+\s*$"
-        patterns: list[Json] = [{"type": "string", "pattern": text}]
-        if self.clock:
-            patterns.append({"type": "string", "pattern": f"^{_CLOCK.pattern}$"})
-        number = {"type": "number", "exclusiveMinimum": 0}
-        words = [*([] if self.finite else ["none"]), *self.words]
-        if not words:
-            return {"anyOf": [number, *patterns, VARIABLE]}
-        return {"anyOf": [number, *patterns, {"enum": words}, VARIABLE]}
-
-
-@dataclass(frozen=True)
-class Rate(Kind):
-    """Events per second, from a number (per second) or ``5/s``, ``100/m``, ``1000/h``."""
-
-    def read(self, value: Any, context: LoadContext | None) -> float:
-        number = as_number(value)
-        if isinstance(value, str) and number is None:
-            found = _RATE.fullmatch(value.strip())
-            number = float(found[1]) / _PER_SECOND[found[2]] if found else None
-        if number is None or not math.isfinite(number):
-            raise wrong(f"expected a rate like 5/s or 100/m, got {shown(value)}")
-        if number <= 0:
-            raise wrong(f"must be more than 0, got {shown(value)}")
-        return float(number)
-
-    def describe(self) -> Json:
-        text = {"type": "string", "pattern": f"^{_RATE.pattern}$"}
-        return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, text, VARIABLE]}
-
-
-@dataclass(frozen=True)
 class FreeForm(Kind):
     """Any JSON value, passed on as it is; with ``mapping`` only a mapping."""
 
     mapping: bool = False
 
     def read(self, value: Any, context: LoadContext | None) -> Json:
+        """The value as plain JSON values."""
         if self.mapping and not isinstance(value, dict):
             raise wrong(f"expected a mapping, got {shown(value)}")
         return plain(value)
 
     def describe(self) -> Json:
+        """Anything, or any object."""
         return {"type": "object"} if self.mapping else {}
 
 

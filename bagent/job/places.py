@@ -107,12 +107,15 @@ class PathIn(Kind):
     base: Literal["file", "cwd"] = "file"
 
     def read(self, value: Any, context: LoadContext | None) -> Place:
+        """The path, absolute and as given."""
         return place(value, context, base=self.base)
 
     def dump(self, value: Any) -> Json:
+        """The absolute path."""
         return str(value.path)
 
     def describe(self) -> Json:
+        """Text."""
         return TEXT
 
 
@@ -123,6 +126,7 @@ class InputPaths(Kind):
     stdin: bool = True
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[InputPath, ...]:
+        """The paths; what is a pattern keeps its marks, the folders before it do not."""
         items = value if isinstance(value, (list, tuple)) else [value]
         if not items:
             raise wrong("expected at least one path, got an empty list")
@@ -142,9 +146,11 @@ class InputPaths(Kind):
         return InputPath(glob.escape(folder) + whole[len(folder) :], text, is_glob=True)
 
     def dump(self, value: Any) -> Json:
+        """The absolute paths and patterns; None where there is none."""
         return [item.path for item in value] or None
 
     def describe(self) -> Json:
+        """One text, or a list of texts."""
         return {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
 
 
@@ -153,6 +159,7 @@ class PythonFunctionIn(Kind):
     """``file.py:function``."""
 
     def read(self, value: Any, context: LoadContext | None) -> PythonFunction:
+        """The file and the name of the function in it."""
         text = value if isinstance(value, str) else ""
         file, colon, function = text.rpartition(":")
         if not colon or not file or not function.isidentifier():
@@ -163,9 +170,11 @@ class PythonFunctionIn(Kind):
         )
 
     def dump(self, value: Any) -> Json:
+        """The same text with the absolute path."""
         return f"{value.file.path}:{value.function}"
 
     def describe(self) -> Json:
+        """Text of that form."""
         return {"type": "string", "pattern": r"^.+:\w+$"}
 
 
@@ -174,6 +183,7 @@ class AllowFailuresIn(Kind):
     """``N`` rows or ``P%`` of the rows."""
 
     def read(self, value: Any, context: LoadContext | None) -> AllowFailures:
+        """The count, or the share in percent."""
         if isinstance(value, str) and value.strip().endswith("%"):
             text = value.strip().removesuffix("%").strip()
             number = as_number(SourceText.of(text, from_variable=True))
@@ -187,8 +197,10 @@ class AllowFailuresIn(Kind):
         return AllowFailures(int(count or 0))
 
     def dump(self, value: Any) -> Json:
+        """The count, or the share as text."""
         return value.count if value.percent is None else str(value)
 
     def describe(self) -> Json:
+        """A whole number, or a text that ends in ``%``."""
         text = {"type": "string", "pattern": r"^\s*[0-9.]+\s*%\s*$|\$\{"}
         return {"anyOf": [{"type": "integer", "minimum": 0}, text]}

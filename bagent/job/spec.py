@@ -40,6 +40,7 @@ class NameIn(Kind):
     """A run's name: it becomes a folder, so no slash, no leading dot or dash."""
 
     def read(self, value: Any, context: LoadContext | None) -> str:
+        """The name, without blanks around it."""
         text = Words(empty=False).read(value, context).strip()
         if not _NAME.fullmatch(text) or len(text.encode("utf-8", "replace")) > _LONGEST_NAME:
             raise wrong(
@@ -49,6 +50,7 @@ class NameIn(Kind):
         return text
 
     def describe(self) -> Json:
+        """Text of at most 200 characters."""
         return {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}
 
 

@@ -13,10 +13,8 @@ from bagent.job.backend import Headers
 from bagent.job.context import LoadContext
 from bagent.job.kinds import (
     Choice,
-    Duration,
     Flag,
     FreeForm,
-    Rate,
     Real,
     Whole,
     WordList,
@@ -33,6 +31,7 @@ from bagent.job.places import (
     PythonFunctionIn,
 )
 from bagent.job.section import Section
+from bagent.job.times import Duration, Rate
 from bagent.types import Json
 
 Builtin = Literal["http_get", "read_file", "web_search", "sql", "python_eval", "shell"]
@@ -46,9 +45,11 @@ class Cache(Duration):
     """``true``, ``false``, or for how many seconds an answer is kept."""
 
     def read(self, value: Any, context: LoadContext | None) -> Any:
+        """True, false, or seconds."""
         return value if isinstance(value, bool) else super().read(value, context)
 
     def describe(self) -> Json:
+        """A flag, or a duration."""
         return {"anyOf": [{"type": "boolean"}, super().describe()]}
 
 

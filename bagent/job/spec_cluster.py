@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from bagent.job.context import LoadContext
 from bagent.job.kinds import (
     Choice,
-    Duration,
     Flag,
     Kind,
     Real,
@@ -23,6 +22,7 @@ from bagent.job.kinds import (
     wrong,
 )
 from bagent.job.section import Section
+from bagent.job.times import Duration
 from bagent.job.words import shown
 from bagent.types import Json
 
@@ -38,6 +38,7 @@ class Ports(Kind):
     """A first port, a range ``8000-8003``, or a list of ports."""
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[int, ...]:
+        """The ports, each from 1 to 65535."""
         if isinstance(value, str) and (found := _RANGE.fullmatch(value.strip())):
             first, last = int(found[1]), int(found[2])
             if not 1 <= first <= last <= 65535:
@@ -48,9 +49,11 @@ class Ports(Kind):
         return tuple(port for port in ports if isinstance(port, int))
 
     def dump(self, value: Any) -> Json:
+        """The ports as a list."""
         return list(value)
 
     def describe(self) -> Json:
+        """A port, a range, or a list of ports."""
         port = {"type": "integer", "minimum": 1, "maximum": 65535}
         text = {"type": "string", "pattern": rf"^\s*{_RANGE.pattern}\s*$|\$\{{"}
         return {"anyOf": [port, text, {"type": "array", "items": port}]}

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bagent.job.kinds import Duration, Real, Whole, wrong
+from bagent.job.kinds import Real, Whole, wrong
 from bagent.job.section import Section
+from bagent.job.times import Duration
 from bagent.types import Json
 
 

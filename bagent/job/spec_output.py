@@ -36,6 +36,7 @@ class SchemaIn(Kind):
     """A JSON Schema: a file, or the schema itself as a mapping."""
 
     def read(self, value: Any, context: LoadContext | None) -> Place | dict[str, Json]:
+        """The schema itself, or the place of its file."""
         if isinstance(value, dict):
             schema: dict[str, Json] = plain(value)
             return schema
@@ -44,9 +45,11 @@ class SchemaIn(Kind):
         raise wrong(f"expected a schema's path or the schema itself, got {shown(value)}")
 
     def dump(self, value: Any) -> Json:
+        """The schema itself, or its file's absolute path."""
         return str(value.path) if isinstance(value, Place) else value
 
     def describe(self) -> Json:
+        """Text or an object."""
         return {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
 

@@ -27,6 +27,7 @@ class PromptText(Kind):
     """Text of a prompt, exactly as written."""
 
     def read(self, value: Any, context: LoadContext | None) -> str:
+        """The text; a control character in it is an escape gone wrong."""
         text = getattr(value, "source", value)
         if isinstance(text, bool):
             text = "true" if text else "false"
@@ -41,6 +42,7 @@ class PromptText(Kind):
         return str(text)
 
     def describe(self) -> Json:
+        """Text."""
         return TEXT
 
 

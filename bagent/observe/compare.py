@@ -261,6 +261,7 @@ def _one(connection: DuckDBPyConnection, sql: str) -> int:
 
 
 def dicts(connection: DuckDBPyConnection, sql: str) -> list[dict[str, Json]]:
+    """The rows of a query, each by the names of its columns."""
     cursor = connection.execute(sql)
     names: Sequence[str] = [column[0] for column in cursor.description or []]
     rows: Iterator[Any] = iter(cursor.fetchone, None)

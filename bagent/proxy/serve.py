@@ -23,6 +23,7 @@ from bagent.errors import UsageError
 from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.leasing import Lessor
+from bagent.fleet.limiter import InFlightLimit
 from bagent.proxy.forward import Forwarder
 from bagent.proxy.meter import Meter
 from bagent.types import Usage
@@ -195,6 +196,4 @@ def _is_loopback(host: str) -> bool:
 
 def plain_states(endpoints: Sequence[Endpoint], limit: int) -> list[EndpointState]:
     """The states of endpoints that may have ``limit`` requests in flight each."""
-    from bagent.fleet.limiter import InFlightLimit
-
     return [EndpointState(endpoint, InFlightLimit(limit, limit)) for endpoint in endpoints]

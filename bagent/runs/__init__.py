@@ -1,0 +1,1 @@
+"""How do the rooms make one run? Options, run directory, servers, signals, the end."""

@@ -1,0 +1,1 @@
+"""In which order do rows meet prompts? Topologies are short names for stages."""

@@ -1,0 +1,1 @@
+"""What survives? The journal first, then the tables made from it."""

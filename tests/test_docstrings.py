@@ -1,0 +1,39 @@
+"""Every public name of the package says what it is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import bagent
+
+PACKAGE = Path(bagent.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+Named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def test_modules_classes_functions_and_methods_that_are_public_have_a_docstring() -> None:
+    assert len(FILES) > 100
+    found = {str(path.relative_to(PACKAGE)): silent(path.read_text("utf-8")) for path in FILES}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_what_is_silent_is_found_by_name_and_private_names_may_be() -> None:
+    text = "class A:\n  def b(self): ...\n  def _c(self): ...\nclass _D:\n  def e(self): ...\n"
+    assert silent(text) == ["the module", "A", "A.b"]
+
+
+def silent(text: str) -> list[str]:
+    """The public names of a module without a docstring, methods by class and name."""
+    tree = ast.parse(text)
+    found = ["the module"] if ast.get_docstring(tree) is None else []
+    return found + [name for name, node in _public(tree, "") if ast.get_docstring(node) is None]
+
+
+def _public(node: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, Named]]:
+    for inner in node.body:
+        if isinstance(inner, Named) and not inner.name.startswith("_"):
+            yield prefix + inner.name, inner
+            if isinstance(inner, ast.ClassDef):
+                yield from _public(inner, f"{prefix}{inner.name}.")
