@@ -10,13 +10,15 @@ from jinja2.runtime import Undefined
 
 from bagent.errors import JobError, Position
 from bagent.job.jinja import ENVIRONMENT, HELPERS, MissingField
+from bagent.job.names import ROW, names_of
 from bagent.job.template import ROW_ERRORS, TemplateFailure
 
 
 class Expression:
     """An expression over named values.
 
-    ``names`` are the names that it uses.
+    ``names`` are the names that it uses, ``uses`` the dotted chains that have to be there, such as
+    ``("plan", "items")``: those that no ``default`` or ``is defined`` guards.
 
     Args:
         text: the expression, without braces.
@@ -39,6 +41,10 @@ class Expression:
                 f"{where}: {words}: {text}", hint="write it without braces", at=at
             ) from None
         self.names = frozenset(meta.find_undeclared_variables(tree)) - HELPERS.keys()
+        found = names_of(tree)
+        self.uses = tuple(use.chain for use in found.uses if use.chain[0] in self.names)
+        if found.row:  # which only prompts have
+            self.uses = ((ROW,), *self.uses)
 
     def value(self, scope: Mapping[str, Any]) -> Any:
         """Its value for the names in ``scope``.

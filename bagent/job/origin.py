@@ -10,6 +10,7 @@ from bagent.errors import Position
 
 _OPENER = re.compile(r"\{\{|\{%|\{#")
 _CLOSERS = {"{{": "}}", "{%": "%}", "{#": "#}"}
+_WORD = re.compile(r"\w+")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -41,6 +42,27 @@ class Origin:
         if word:
             found = _search(word, self.source, offset, self.end)
             offset = offset if found is None else found
+        return self._at(offset)
+
+    def word(self, text: str, offset: int) -> Position:
+        """The position of the word, or sign, that stands at ``offset`` of the value ``text``.
+
+        YAML may fold, indent or quote the text. Words stand in the file in the same order as in
+        the text, so the n-th such word there is the n-th one here; else it is where the value
+        begins.
+        """
+        found = _WORD.match(text, offset)
+        if found:
+            word = re.compile(rf"(?<!\w){re.escape(found[0])}(?!\w)")
+        else:
+            word = re.compile(re.escape(text[offset : offset + 1] or "\0"))
+        here = [one.start() for one in word.finditer(text)]
+        there = [one.start() for one in word.finditer(self.source, self.start, self.end)]
+        if len(here) != len(there) or offset not in here:
+            return Position(self.file, self.line, self.column)
+        return self._at(there[here.index(offset)])
+
+    def _at(self, offset: int) -> Position:
         before = _LINE_END.split(self.source[:offset])
         return Position(self.file, len(before), len(before[-1]) + 1)
 

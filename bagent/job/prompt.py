@@ -128,18 +128,12 @@ class _Builder:
             text = self._source.texts.get(spec.file.path, "")
             origin = Origin(self._source.shown(spec.file), text, 0, len(text), 1, 1)
             return self._template(text, path, origin)
-        return self._template(spec.text or "", path, self._origin(path))
+        return self._template(spec.text or "", path, self._source.origin(path))
 
     def _template(self, text: str, path: KeyPath, origin: Origin) -> Template:
         template = Template(text, dotted(path), origin)
         self.templates.append(template)
         return template
-
-    def _origin(self, path: KeyPath) -> Origin:
-        spot = self._source.spot(path)
-        if not spot.line:
-            return Origin(spot.file)
-        return Origin(spot.file, self._source.text, spot.start, spot.end, spot.line, spot.column)
 
     def _message(self, role: str, content: ContentSpec, path: KeyPath) -> Message | _Render:
         if not content.parts:
@@ -160,7 +154,7 @@ class _Builder:
         key = "image" if part.text is None else "text"
         # Shown as it is mostly written, without the long form's "parts".
         shown = (*path[:-2], path[-1], key)
-        origin = self._origin((*path, key))
+        origin = self._source.origin((*path, key))
         if part.text is not None:
             return _text_part(self._template(part.text, shown, origin))
         template = self._template(part.image or "", shown, origin)

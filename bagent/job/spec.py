@@ -19,6 +19,7 @@ from bagent.errors import Position
 from bagent.job.backend import BackendRef
 from bagent.job.context import LoadContext
 from bagent.job.kinds import Flag, Kind, Whole, Words, wrong
+from bagent.job.origin import Origin
 from bagent.job.places import PathIn, Place, shown_path
 from bagent.job.section import Section
 from bagent.job.spec_agent import RUNS_CODE, AgentSpec, ToolSpec
@@ -76,6 +77,13 @@ class JobSource:
     def spot(self, path: tuple[str | int, ...]) -> Spot:
         """The spot of the deepest value on ``path`` that stands in the file."""
         return find(self.data, path, self.root)[0]
+
+    def origin(self, path: tuple[str | int, ...]) -> Origin:
+        """Where the text at ``path`` stands in the file."""
+        spot = self.spot(path)
+        if not spot.line:
+            return Origin(spot.file)
+        return Origin(spot.file, self.text, spot.start, spot.end, spot.line, spot.column)
 
     def shown(self, place: Place) -> str:
         """The path of ``place`` as it can be opened from the current folder."""

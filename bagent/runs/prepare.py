@@ -22,7 +22,8 @@ from bagent.job.words import did_you_mean
 from bagent.rows import RowsConfig, RowSource, open_rows
 from bagent.runs.environment import read_environment, with_new_names, with_presets
 from bagent.runs.options import RunOptions
-from bagent.runs.stagejobs import PreparedStage, check_stages, prepare_stages, used_fields
+from bagent.runs.stagechecks import check_stages, check_vote
+from bagent.runs.stagejobs import PreparedStage, prepare_stages, used_fields
 from bagent.stages.topologies import is_plain
 from bagent.store.index import Policy
 
@@ -69,6 +70,7 @@ def prepare(options: RunOptions) -> Prepared:
     job, batch = read_job(options)
     job = with_presets(job, presets)
     stages = prepare_stages(job)
+    check_vote(job, stages)
     if job.agent is not None and (batch or (prompt_is_raw(job) and not job.agent.command)):
         raise JobError(
             "agent: its turns are chats, and this job has raw prompts or an OpenAI batch file",
@@ -134,13 +136,14 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
         raise
     prepared.rows = rows
     first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
-    sample = [row.data for row in first if row.error is None]
+    good = [row for row in first if row.error is None]
+    sample = [row.data for row in good]
     if sample:
         _check_id(prepared.job, sample)
     if sample and prepared.prompt is not None:
         prepared.warnings.extend(prepared.prompt.check(sample))
-    if sample and prepared.stages:
-        prepared.warnings.extend(check_stages(prepared.stages, sample))
+    if prepared.stages:
+        prepared.warnings.extend(check_stages(prepared.stages, good, prepared.job.source))
     if first and not sample:
         found = first[0]
         prepared.warnings.append(

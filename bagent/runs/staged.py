@@ -14,7 +14,7 @@ from bagent.runs.equipping import Equipment
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
 from bagent.runs.prepare import Prepared
 from bagent.runs.sites import Finder, Fleets, Found, Site
-from bagent.runs.stagejobs import Asking, PreparedStage
+from bagent.runs.stagejobs import Asking, PreparedStage, table_of
 from bagent.stages.asking import Asker
 from bagent.stages.boards import LoopRule, LoopStage, Writer, section_stage
 from bagent.stages.embedding import EmbedStage
@@ -30,7 +30,6 @@ from bagent.stages.records import Records
 from bagent.stages.reduce import ReduceStage
 from bagent.stages.reducing import Reducer, ReduceRule
 from bagent.stages.stage import Entrance, Names, Stage, World
-from bagent.stages.tables import StageTable
 from bagent.store.earlier import EarlierOutcomes
 from bagent.types import Json
 
@@ -214,7 +213,7 @@ class _Work:
                 stage.name, _recipe(stage), entrance, self._names(stage, None), self._world
             )
         if spec.kind == "sql":
-            tables = [self._table(name) for name in stage.sources]
+            tables = [table_of(self._prepared.stages, name) for name in stage.sources]
             return QueryStage(stage.name, spec.query or "", tables, entrance, self._world)
         if spec.kind == "loop":
             writers = [
@@ -278,17 +277,6 @@ class _Work:
             lambda advice: None if advice.cancelled() else self._stop(advice.result())
         )
         return asker
-
-    def _table(self, name: str) -> StageTable:
-        for stage in self._prepared.stages:
-            if stage.name == name:
-                columns: list[tuple[str | None, str]] = []
-                schema = stage.asking[0].schema if stage.asking else None
-                if schema is not None and stage.spec.kind != "loop":
-                    kinds = [kind for _, kind in schema.columns]
-                    columns = list(zip(schema.column_properties, kinds, strict=True))
-                return StageTable(name, columns)
-        return StageTable(name)
 
 
 def _recipe(stage: PreparedStage) -> Recipe:

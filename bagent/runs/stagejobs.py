@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bagent.answers.schema import OutputSchema
 from bagent.errors import JobError, SchemaError
 from bagent.job.expression import Expression
 from bagent.job.prompt import Prompt
 from bagent.job.spec_stages import RESERVED, BoardSection, StagePart, StageSpec
+from bagent.job.words import dotted
 from bagent.stages.keys import INPUT
+from bagent.stages.tables import StageTable
 from bagent.stages.topologies import StageAt, is_plain, lay_out
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 ASKING = frozenset({"map", "broadcast", "reduce", "loop", "embed"})
 """Kinds of stages that ask a model."""
 
-REDUCE_NAMES = frozenset({"responses", "n", "level"})
 LOOP_NAMES = frozenset({"board", "round", "section"})
 
 
@@ -45,8 +46,7 @@ class PreparedStage:
 
     ``asking`` has one entry for a stage that asks, one for each section of a loop, none for other
     kinds. ``visible`` are the names of the stages that its prompts may name. ``sources`` are the
-    stages that it reads, ``input`` among them. ``known`` says whether the fields of its rows are
-    those of the input, so that prompts can be held against it.
+    stages that it reads, ``input`` among them.
     """
 
     name: str
@@ -55,7 +55,6 @@ class PreparedStage:
     sources: tuple[str, ...]
     asking: tuple[Asking, ...]
     visible: frozenset[str]
-    known: bool
     items: Expression | None = None
     until: Expression | None = None
     goal: int = 1
@@ -97,18 +96,14 @@ def _prepared(base: Job, at: StageAt, before: Sequence[PreparedStage]) -> Prepar
     visible = frozenset(stage.name for stage in sources) | frozenset(
         name for stage in sources for name in stage.visible
     )
-    if spec.kind in ("reduce", "sql"):
+    if spec.kind == "sql":
         visible = frozenset()
-    known = all(stage.known for stage in sources) and spec.kind != "sql"
     asking = tuple(_askings(base, at))
-    where = ".".join(map(str, at.path))
     items = until = None
-    place = base.source.position(at.path)
     if spec.items is not None:
-        items = Expression(spec.items, f"{where}.items", place)
-        known = False
+        items = _expression(spec.items, "items", at, base)
     if spec.until is not None and spec.kind == "loop":
-        until = Expression(spec.until, f"{where}.until", place)
+        until = _expression(spec.until, "until", at, base)
     stage = PreparedStage(
         name=at.name,
         spec=spec,
@@ -116,7 +111,6 @@ def _prepared(base: Job, at: StageAt, before: Sequence[PreparedStage]) -> Prepar
         sources=_read(at, before),
         asking=asking,
         visible=visible,
-        known=known,
         items=items,
         until=until,
         goal=_goal(spec, at, base),
@@ -124,12 +118,18 @@ def _prepared(base: Job, at: StageAt, before: Sequence[PreparedStage]) -> Prepar
     return _with_fields(stage, by_name.keys())
 
 
+def _expression(text: str, key: str, at: StageAt, base: Job) -> Expression:
+    path = at.path_of(key)
+    return Expression(text, dotted(path), base.source.position(path))
+
+
 def _read(at: StageAt, before: Sequence[PreparedStage]) -> tuple[str, ...]:
     """What a stage reads; a query reads also the other stages that it mentions."""
     if at.spec.query is None:
         return at.sources
-    words = set(re.findall(r"\w+", at.spec.query))
-    others = [name for name in (INPUT, *(stage.name for stage in before)) if name in words]
+    words = set(re.findall(r"\w+", at.spec.query.casefold()))
+    names = (INPUT, *(stage.name for stage in before))
+    others = [name for name in names if name.casefold() in words]
     return tuple(dict.fromkeys((*at.sources, *others)))
 
 
@@ -142,7 +142,7 @@ def _goal(spec: StageSpec, at: StageAt, base: Job) -> int:
         raise JobError(
             f"stage {at.name}: until of a reduce stage is how many rows may be left, not {text}",
             hint="until: 1",
-            at=base.source.position((*at.path, "until")),
+            at=base.source.position(at.path_of("until")),
         )
     return int(text)
 
@@ -225,7 +225,7 @@ def _with_fields(stage: PreparedStage, names: Iterable[str]) -> PreparedStage:
         used = asking.prompt.fields if asking.prompt is not None else frozenset()
         fields = None if fields is None or used is None else fields | used
     if spec.kind == "sql":
-        fields = None if "input" in (spec.query or "").lower() else fields
+        fields = None if INPUT in stage.sources else fields
     if spec.kind == "reduce" and INPUT in stage.sources:
         fields = None
     if fields is not None:
@@ -249,53 +249,14 @@ def used_fields(stages: Sequence[PreparedStage]) -> tuple[str, ...] | None:
     return tuple(sorted(fields))
 
 
-# --- prompts against the first rows ---------------------------------------------------------------
-
-
-def check_stages(stages: Sequence[PreparedStage], sample: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Hold the prompts of all stages against the first rows; returns warnings.
-
-    Raises:
-        JobError: a prompt uses a name that is no field and no earlier stage.
-    """
-    warnings: list[str] = []
+def table_of(stages: Sequence[PreparedStage], name: str) -> StageTable:
+    """What a stage, or ``input``, is as a table of a query: its schema's properties, typed."""
     for stage in stages:
-        _check_by(stage, sample)
-        rows, names = _in_sight(stage, sample)
-        if rows is None:
-            continue
-        for asking in stage.asking:
-            if asking.prompt is not None:
-                warnings.extend(asking.prompt.check(rows, names))
-    return warnings
-
-
-def _check_by(stage: PreparedStage, sample: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a field to group by that no row has: all rows would be one group."""
-    if stage.spec.kind != "reduce" or not stage.known:
-        return
-    fields = dict.fromkeys(name for row in sample for name in row)
-    for name in stage.spec.by:
-        if "." not in name and name not in ("id", *fields, *stage.visible):
-            raise JobError(
-                f"stage {stage.name}: by: no field {name!r} in the first {len(sample)} rows",
-                hint=f"there are {', '.join(list(fields)[:12])}",
-            )
-
-
-def _in_sight(
-    stage: PreparedStage, sample: Sequence[Mapping[str, Any]]
-) -> tuple[Sequence[Mapping[str, Any]] | None, frozenset[str]]:
-    """The fields that a stage's prompts see, None where only its rows will tell, and names."""
-    spec = stage.spec
-    if spec.kind == "reduce":
-        if spec.by == ("id",):
-            return (sample if stage.known else None), REDUCE_NAMES
-        by = frozenset(name.rpartition(".")[2] for name in spec.by)
-        return [{}], REDUCE_NAMES | by
-    if not stage.known:
-        return None, frozenset()
-    if spec.kind == "loop":
-        sections = frozenset(section.name for section in spec.sections)
-        return sample, stage.visible | LOOP_NAMES | sections
-    return sample, stage.visible
+        if stage.name == name:
+            columns: list[tuple[str | None, str]] = []
+            schema = stage.asking[0].schema if stage.asking else None
+            if schema is not None and stage.spec.kind != "loop":
+                kinds = [kind for _, kind in schema.columns]
+                columns = list(zip(schema.column_properties, kinds, strict=True))
+            return StageTable(name, columns)
+    return StageTable(name)

@@ -15,9 +15,8 @@ from bagent.errors import NeedsPerson
 from bagent.stages.items import Item, answer_tokens
 from bagent.stages.keys import INPUT, derived
 from bagent.stages.stage import NO_SURVIVOR, Entrance, World, ended_row
-from bagent.stages.tables import Found, Interrupt, StageTable, run_query
+from bagent.stages.tables import Found, Interrupt, StageTable, input_line, run_query
 from bagent.stages.tickets import InOrder, Reader, Stream, Ticket
-from bagent.store.codec import clean
 from bagent.types import Json, Outcome, Row
 
 LINES_AT_ONCE = 256
@@ -71,8 +70,7 @@ class QueryStage:
     def _keep_input(self, number: int, row: Row) -> None:
         if self._inputs is None:
             self._inputs = self._path(number).open("wb")
-        line = {"id": str(row.id), "row": row.index, **row.data}
-        self._inputs.write(msgspec.json.encode(clean(line)) + b"\n")
+        self._inputs.write(input_line(row))
 
     def _over(self) -> None:
         self._open -= 1

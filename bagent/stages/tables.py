@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.stages.keys import INPUT
+from bagent.store.codec import clean
 from bagent.store.columns import literal, quoted
+from bagent.types import Row
 
 if TYPE_CHECKING:
     import duckdb
@@ -77,15 +79,11 @@ def run_query(
     """
     import duckdb
 
-    connection = duckdb.connect(
-        ":memory:",
-        config={"threads": 1, "memory_limit": MEMORY, "temp_directory": str(work / "spill")},
-    )
+    connection = open_database(work)
     if interrupt is not None:
         interrupt.watch(connection)
     try:
-        for table in tables:
-            connection.execute(f"CREATE TABLE {quoted(table.name)} AS {_select(table)}")
+        make_tables(connection, tables)
         connection.execute(f"CREATE TEMP TABLE bagent_found AS {query.strip().rstrip(';')}")
         names = {row[0] for row in connection.execute("DESCRIBE bagent_found").fetchall()}
         rows = connection.execute(_results(tables[0].name, names)).fetchall()
@@ -96,15 +94,53 @@ def run_query(
     return [Found(msgspec.json.decode(text), tuple(parents or ())) for text, parents in rows]
 
 
-def _select(table: StageTable) -> str:
+def open_database(work: Path) -> duckdb.DuckDBPyConnection:
+    """An empty database in memory that spills to ``work``, and sees no variables of Python."""
+    import duckdb
+
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "threads": 1,
+        "memory_limit": MEMORY,
+        "temp_directory": str(work / "spill"),
+        "python_enable_replacements": False,
+    }
+    return duckdb.connect(":memory:", config=config)
+
+
+def make_tables(connection: duckdb.DuckDBPyConnection, tables: Sequence[StageTable]) -> None:
+    """Fill a database with what ``tables`` have on disk.
+
+    Raises:
+        duckdb.Error: a file cannot be read.
+    """
+    for table in tables:
+        select = _input(connection, table) if table.name == INPUT else _stage(table)
+        connection.execute(f"CREATE TABLE {quoted(table.name)} AS {select}")
+
+
+def input_line(row: Row) -> bytes:
+    """One row of the table ``input``: its fields, and its id and place under these names."""
+    return msgspec.json.encode(clean({**row.data, "id": str(row.id), "row": row.index})) + b"\n"
+
+
+def _input(connection: duckdb.DuckDBPyConnection, table: StageTable) -> str:
     source = literal(str(table.path))
-    if table.name == INPUT:
-        if not table.path.stat().st_size:
-            return "SELECT NULL::VARCHAR AS id, NULL::BIGINT AS row WHERE false"
-        return (
-            f"SELECT * FROM read_json({source}, format='newline_delimited', sample_size=-1,"
-            f" maximum_object_size={LONGEST_LINE})"
-        )
+    if not table.path.stat().st_size:
+        return "SELECT NULL::VARCHAR AS id, NULL::BIGINT AS row WHERE false"
+    options = f"format='newline_delimited', maximum_object_size={LONGEST_LINE}"
+    guessed = f"SELECT * FROM read_json({source}, {options}, sample_size=-1)"
+    found = connection.execute(f"DESCRIBE {guessed}").fetchall()
+    kinds = {name: kind for name, kind, *_ in found}
+    if kinds["id"] == "VARCHAR":
+        return guessed
+    # Ids that all look like dates are text all the same, as in every other table.
+    kinds["id"] = "VARCHAR"
+    types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in kinds.items())
+    return f"SELECT * FROM read_json({source}, {options}, columns={{{types}}})"
+
+
+def _stage(table: StageTable) -> str:
+    source = literal(str(table.path))
     types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in BASE.items())
     typed = [
         f"TRY_CAST({_value(name, kind)} AS {kind}) AS {quoted(name)}"

@@ -50,6 +50,10 @@ class StageAt:
         """Its name in prompts and results."""
         return self.spec.name or self.spec.kind
 
+    def path_of(self, key: str) -> KeyPath:
+        """Where its ``key`` stands in the file; keys of a topology's parts stand beside them."""
+        return (*self.path, key) if self.path[:1] == ("stages",) else ("topology", key)
+
     @property
     def sources(self) -> tuple[str, ...]:
         """What it reads: ``input`` or earlier stages."""

@@ -163,5 +163,5 @@ def test_rows_that_a_stage_brings_together_are_not_divided(fs, tmp_path):
 def test_a_field_to_group_by_that_no_row_has_is_refused_before_anything_is_sent(fs, tmp_path):
     done = run_stages(tmp_path, fs.url, 4, [REDUCE | {"by": ["nofield"]}])
     assert done.code == 2
-    assert "no field 'nofield'" in done.err
+    assert "by: there is no field nofield" in done.err
     assert fs.requests == []

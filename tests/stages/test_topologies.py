@@ -82,7 +82,7 @@ def test_the_end_of_a_reduction_is_a_number():
 
 def test_a_wrong_expression_is_refused_with_its_place():
     stages = "stages: [{kind: map, name: a, prompt: x}, {kind: expand, items: 'a b'}]\n"
-    with pytest.raises(JobError, match=r"stages\.1\.items"):
+    with pytest.raises(JobError, match=r"stages\[1\]\.items"):
         prepare_stages(load(BASE + stages))
 
 

@@ -1,0 +1,297 @@
+"""Stages held against the first rows: names in prompts, expressions and queries, before any call.
+
+Each stage is looked at with what its rows will have: the input's fields, what a query gives, the
+properties of schemas. Where only the rows will tell, nothing is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bagent.answers.schema import OutputSchema
+from bagent.errors import JobError
+from bagent.job.expression import Expression
+from bagent.job.names import Chain
+from bagent.job.words import near
+from bagent.runs.stagejobs import LOOP_NAMES, PreparedStage, table_of
+from bagent.stages.keys import INPUT
+from bagent.stages.reduce import BY_ROW
+from bagent.types import Row
+
+if TYPE_CHECKING:
+    from bagent.job.spec import Job, JobSource
+
+REDUCE_NAMES = frozenset({"responses", "n", "level"})
+_SHOWN = 12
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is known of the rows that a stage leaves.
+
+    ``rows`` are examples of their fields, None where only the run will tell. ``answer`` are the
+    properties of their answers, none for a text, None where they are not known. ``rooted``:
+    each goes back to one input row.
+    """
+
+    rows: Rows | None
+    answer: frozenset[str] | None
+    rooted: bool = True
+
+
+def properties_of(schema: OutputSchema | None) -> frozenset[str] | None:
+    """The properties that an answer may have: none without a schema, when it is a text.
+
+    None where the schema leaves them open.
+    """
+    if schema is None:
+        return frozenset()
+    document, names = schema.document, schema.column_properties
+    if document.get("type") in ("string", "number", "integer", "boolean", "array"):
+        return frozenset()
+    is_open = document.get("additionalProperties") not in (None, False)
+    if is_open or "patternProperties" in document:
+        return None
+    known = frozenset(name for name in names if name is not None)
+    return known if len(known) == len(names) else None
+
+
+def check_vote(job: Job, stages: Sequence[PreparedStage]) -> None:
+    """Refuse a ``vote`` on what no answer will have.
+
+    Raises:
+        JobError: the schema has no such property, or there is none.
+    """
+    name = job.topology.vote
+    if name is None or job.topology.name != "self_consistency":
+        return
+    schema = stages[0].asking[0].schema
+    known = properties_of(schema)
+    if known is None or name in known:
+        return
+    hint = _hint(name, known)
+    if not known:
+        hint = "output: {schema: ...} gives answers properties; without vote the whole answer votes"
+    raise JobError(
+        f"topology.vote: answers have no property {name}",
+        hint=hint,
+        at=job.source.position(("topology", "vote")),
+    )
+
+
+def check_stages(
+    stages: Sequence[PreparedStage], sample: Sequence[Row], source: JobSource
+) -> list[str]:
+    """Hold all stages against the first rows; returns warnings.
+
+    Args:
+        sample: the first rows that can be read; none: what depends on them is not looked at.
+        source: where the job stands.
+
+    Raises:
+        JobError: a prompt, expression or query uses a name that is no field and no stage before.
+    """
+    return _Checks(stages, sample, source).all()
+
+
+class _Checks:
+    def __init__(
+        self, stages: Sequence[PreparedStage], sample: Sequence[Row], source: JobSource
+    ) -> None:
+        self._stages = stages
+        self._sample = sample
+        self._source = source
+        rows = [row.data for row in sample]
+        self._sights = {INPUT: Sight(rows or None, frozenset())}
+
+    def all(self) -> list[str]:
+        warnings: list[str] = []
+        for stage in self._stages:
+            before = [self._sights[name] for name in stage.sources]
+            rows = _together(before)
+            columns: tuple[str, ...] | None = None
+            if stage.spec.kind == "reduce":
+                self._check_by(stage, rows)
+            if stage.spec.split is not None:
+                self._check_split(stage, rows)
+            if stage.items is not None:
+                self._check_items(stage, stage.items, rows)
+            if stage.until is not None:
+                self._check_until(stage, stage.until, rows)
+            if stage.spec.query is not None:
+                columns = self._check_query(stage, stage.spec.query)
+            warnings.extend(self._prompts(stage, rows))
+            self._sights[stage.name] = self._after(stage, before, columns)
+        return warnings
+
+    # --- what a stage leaves ----------------------------------------------------------------------
+
+    def _after(
+        self, stage: PreparedStage, before: Sequence[Sight], columns: tuple[str, ...] | None
+    ) -> Sight:
+        kind = stage.spec.kind
+        if kind == "sql":
+            if columns is None:
+                return Sight(None, None, rooted=False)
+            return Sight([dict.fromkeys(columns)], frozenset(columns), rooted=False)
+        if kind == "reduce":
+            return Sight(
+                self._grouped(stage), properties_of(stage.asking[0].schema), _by_row(stage)
+            )
+        rows, rooted = _together(before), before[0].rooted
+        if kind == "expand":
+            return Sight(rows if stage.items is None else None, None, rooted)
+        if kind == "loop":
+            return Sight(rows, frozenset(asking.name for asking in stage.asking), rooted)
+        if kind == "embed":
+            return Sight(rows, frozenset(), rooted)
+        return Sight(rows, properties_of(stage.asking[0].schema), rooted)
+
+    def _grouped(self, stage: PreparedStage) -> Rows | None:
+        """The fields of the rows of a reduction."""
+        if not _by_row(stage):
+            return [{name.rpartition(".")[2]: None for name in stage.spec.by}]
+        before = [self._sights[name] for name in stage.sources]
+        if all(sight.rooted for sight in before):
+            return self._sights[INPUT].rows
+        return _together(before)
+
+    # --- names ------------------------------------------------------------------------------------
+
+    def _prompts(self, stage: PreparedStage, rows: Rows | None) -> Iterable[str]:
+        """Check the prompts of a stage; gives warnings."""
+        names = stage.visible
+        if stage.spec.kind == "reduce":
+            rows, names = self._grouped(stage), names | REDUCE_NAMES
+        elif stage.spec.kind == "loop":
+            names |= LOOP_NAMES | {asking.name for asking in stage.asking}
+        for asking in stage.asking if rows is not None else ():
+            if asking.prompt is not None:
+                yield from asking.prompt.check(rows or (), names)
+
+    def _check_by(self, stage: PreparedStage, rows: Rows | None) -> None:
+        """Refuse a field to group by that no row has: all rows would be one group."""
+        known = self._known(stage, rows)
+        for number, name in enumerate(stage.spec.by):
+            chain = tuple(name.split("."))
+            missing = None if name == "id" else self._missing(stage, (chain,), known)
+            if missing:
+                path = stage.at.path_of("by")
+                raise JobError(
+                    f"stage {stage.name}: by: there is no field {missing[0]}",
+                    hint=missing[1],
+                    at=self._source.position((*path, number)),
+                )
+
+    def _check_split(self, stage: PreparedStage, rows: Rows | None) -> None:
+        assert stage.spec.split is not None
+        name = stage.spec.split.field
+        known = None if rows is None else _fields(rows) | stage.visible
+        if known is not None and name not in known:
+            raise JobError(
+                f"stage {stage.name}: split.field: there is no field {name}",
+                hint=_hint(name, known),
+                at=self._source.position((*stage.at.path, "split", "field")),
+            )
+
+    def _check_items(self, stage: PreparedStage, items: Expression, rows: Rows | None) -> None:
+        known = self._known(stage, rows)
+        self._check_expression(stage, items, "items", None if known is None else known | {"answer"})
+
+    def _check_until(self, stage: PreparedStage, until: Expression, rows: Rows | None) -> None:
+        answers = [properties_of(asking.schema) for asking in stage.asking]
+        known = None
+        if rows is not None and None not in answers:
+            known = _fields(rows) | stage.visible | LOOP_NAMES
+            known |= {asking.name for asking in stage.asking}
+            known |= frozenset().union(*(answer for answer in answers if answer is not None))
+        self._check_expression(stage, until, "until", known)
+
+    def _known(self, stage: PreparedStage, rows: Rows | None) -> frozenset[str] | None:
+        """The names of fields, stages, and properties of the answers that a stage reads."""
+        answers = [self._sights[name].answer for name in stage.sources]
+        if rows is None or None in answers:
+            return None
+        named = (answer for answer in answers if answer is not None)
+        return frozenset().union(_fields(rows), stage.visible, *named)
+
+    def _check_expression(
+        self, stage: PreparedStage, found: Expression, key: str, known: frozenset[str] | None
+    ) -> None:
+        missing = self._missing(stage, found.uses, known)
+        if missing is None:
+            return
+        word = missing[0].rpartition(".")[2]
+        origin = self._source.origin(stage.at.path_of(key))
+        raise JobError(
+            f"{found.where}: there is no {missing[0]}",
+            hint=missing[1],
+            at=origin.word(found.text, max(found.text.find(word), 0)),
+        )
+
+    def _missing(
+        self, stage: PreparedStage, chains: Iterable[Chain], known: frozenset[str] | None
+    ) -> tuple[str, str] | None:
+        """The first name that will not be there, and how to mend it."""
+        for chain in chains:
+            if known is not None and chain[0] not in known:
+                return chain[0], _hint(chain[0], known)
+            source = chain[0]
+            if source == "answer" and stage.items is not None:
+                source = stage.sources[0]
+            properties = self._sights[source].answer if source in self._sights else None
+            if len(chain) < 2 or not properties or chain[0] not in {*stage.visible, "answer"}:
+                continue
+            if chain[1] not in properties and not hasattr(dict, chain[1]):
+                return ".".join(chain[:2]), _hint(chain[1], properties)
+        return None
+
+    # --- queries ----------------------------------------------------------------------------------
+
+    def _check_query(self, stage: PreparedStage, query: str) -> tuple[str, ...] | None:
+        """The columns that a query gives, None where only the rows will tell."""
+        from bagent.stages.questions import Fault, look_at  # it needs DuckDB
+
+        if INPUT in stage.sources and not self._sample:
+            return None
+        tables = [table_of(self._stages, name) for name in stage.sources]
+        found = look_at(query, tables, self._sample)
+        if not isinstance(found, Fault):
+            return found.columns
+        path = stage.at.path_of("query")
+        at = self._source.position(path)
+        if found.offset is not None and stage.at.path:
+            at = self._source.origin(path).word(query, found.offset)
+        raise JobError(f"stage {stage.name}: query: {found.words}", hint=found.hint, at=at)
+
+
+def _by_row(stage: PreparedStage) -> bool:
+    return stage.spec.by == BY_ROW
+
+
+def _together(sights: Sequence[Sight]) -> Rows | None:
+    """The rows of joined sources: each has the fields of all."""
+    found: list[Mapping[str, Any]] = []
+    seen: list[Rows] = []
+    for sight in sights:
+        if sight.rows is None:
+            return None
+        if not any(sight.rows is other for other in seen):
+            seen.append(sight.rows)
+            found.extend(sight.rows)
+    return seen[0] if len(seen) == 1 else found
+
+
+def _fields(rows: Rows) -> frozenset[str]:
+    return frozenset(name for row in rows for name in row)
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """The nearest known name, else the known ones."""
+    ordered = sorted(known)
+    meant = near(name, ordered)
+    return f"did you mean {meant}?" if meant else f"there are {', '.join(ordered[:_SHOWN])}"

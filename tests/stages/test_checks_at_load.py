@@ -1,0 +1,268 @@
+"""What is found wrong in stages before anything is sent: each name with its place in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.errors import JobError
+from bagent.job.load import JobRequest, load_job
+from bagent.runs.stagechecks import check_stages, check_vote
+from bagent.runs.stagejobs import prepare_stages
+from bagent.types import Row
+
+Look = Callable[..., list[str]]
+
+HEAD = "backend: vllm://host\nmodel: m\ninput: rows.jsonl\n"
+RATED = (
+    "{kind: map, name: rate, prompt: '{{ text }}', output: {schema: {type: object,"
+    " properties: {score: {type: integer}, tags: {type: array, items: {type: string}}}}}}"
+)
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "text": "x", "topic": "t", "year": 2020, "meta": {"pages": 3}},
+    {"id": "b", "text": "y", "topic": "u", "note": None, "day": "2024-01-01"},
+]
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    """``look(TEXT, rows=...)`` checks the job TEXT against rows; gives its warnings."""
+
+    def looking(text: str, rows: list[dict[str, Any]] = ROWS) -> list[str]:
+        (tmp_path / "job.yaml").write_text(HEAD + text)
+        job = load_job(JobRequest(path=Path("job.yaml"), cwd=tmp_path))
+        stages = prepare_stages(job)
+        check_vote(job, stages)
+        sample = [
+            Row(index=n, key=n, id=data.get("id"), data=data, source="", line=n)
+            for n, data in enumerate(rows)
+        ]
+        return check_stages(stages, sample, job.source)
+
+    return looking
+
+
+def refused(look: Look, marked: str, rows: list[dict[str, Any]] = ROWS) -> str:
+    """What a job is refused with: at the place of ``§`` in ``marked``; the place is taken off."""
+    before = (HEAD + marked[: marked.index("§")]).split("\n")
+    place = f"job.yaml:{len(before)}:{len(before[-1]) + 1}: "
+    with pytest.raises(JobError) as caught:
+        look(marked.replace("§", ""), rows)
+    message = str(caught.value)
+    assert message.startswith(place), message
+    return message.removeprefix(place)
+
+
+def ask(query: str, more: str = "") -> str:
+    return f"stages:\n- {RATED}\n- kind: sql\n  name: best\n  query: {query}\n{more}"
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("select §scre from rate", "there is no column scre (did you mean score?)"),
+        ("select §r.scre from rate r", "there is no column scre (did you mean score?)"),
+        ("select id from §raet", "there is no table raet (did you mean rate?)"),
+        ("select id from §sums", "there is no table sums (there are rate)"),
+        ("select id form §rate where x", 'syntax error at or near "rate"'),
+        ("§selct 1", 'syntax error at or near "selct"'),
+        ("select id from rate §where", 'syntax error at or near "where"'),
+        ("select §txt from rate join input using (id)", "there is no column txt (did you mean"),
+        ("select §i.yeer from rate join input i using (id)", "there is no column yeer (did you"),
+        ("select §lengt(text) from rate", "Scalar Function with name lengt does not exist"),
+        ("select §unnest(text) as t from rate", "UNNEST() can only be applied to lists"),
+        ("select §id, count(*) from rate", 'column "id" must appear in the GROUP BY'),
+        ("§select 1; select 2", "a query is one statement (join them by WITH name AS (...))"),
+        ("§delete from rate", 'syntax error at or near "delete"'),
+        ("pivot rate on §idd using sum(score)", "there is no column idd (did you mean id?)"),
+    ],
+)
+def test_a_query_that_cannot_be_asked_is_refused_at_its_word(look, query, words):
+    assert refused(look, ask(query)).startswith(f"stage best: query: {words}")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select id, score + 1 as more, unnest(tags) as tag from rate",
+        "select output.anything, error_kind from rate where answer = 0",
+        "select i.year, i.meta.pages, i.day - i.day from rate join input i using (id)",
+        "select sum(note) from input",  # its type is not known from rows that have none
+        "pivot rate on id using sum(score)",
+        "from RATE select id -- all of them",
+        "select * from read_csv('made-by-an-earlier-step.csv')",
+    ],
+)
+def test_a_query_that_may_be_right_is_let_pass(look, query):
+    look(ask(f'"{query}"'))
+
+
+def test_a_query_over_input_without_rows_is_left_to_the_run(look):
+    look(ask("select whatever from input"), rows=[])
+    assert "no column x" in refused(look, ask("select §x from rate"), rows=[])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "query: |\n    select id,\n      'é' as e, §scre\n    from rate",
+        "query: >\n    select id, 'scre'\n      as e,\n      §scre from rate\n",
+        "query: select id,\n    text,\n    §scre from rate",
+        'query: "select id, §scre from rate"',
+    ],
+)
+def test_the_word_is_found_however_yaml_writes_the_query(look, written):
+    refused(look, f"stages:\n- {RATED}\n- kind: sql\n  name: best\n  {written}\n")
+
+
+def test_a_word_that_cannot_be_found_in_the_file_gives_the_place_of_the_query(look):
+    told = refused(look, ask('§"select \\u0073cre from rate"'))
+    assert "no column scre" in told
+
+
+def test_prompts_after_a_query_may_use_its_columns_and_nothing_else(look):
+    after = "- {kind: map, name: say, prompt: '{{ §%s }} of {{ best.winner }}'}\n"
+    query = "select id, tags as winner from rate"
+    look(ask(query, after.replace("§", "") % "winner"))
+    assert "did you mean winner?" in refused(look, ask(query, after % "winer"))
+    assert "text is" in refused(look, ask(query, after % "text"))
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ("§tgs", "there is no tgs (did you mean tags?)"),
+        ("rate.§tgs", "there is no rate.tgs (did you mean tags?)"),
+        ("answer.§tgs", "there is no answer.tgs (did you mean tags?)"),
+        ("§rat.tags", "there is no rat (did you mean rate?)"),
+        ("§row.tags", "there is no row"),
+    ],
+)
+def test_a_list_that_no_answer_has_is_refused(look, items, words):
+    text = f"stages:\n- {RATED}\n- {{kind: expand, items: {items}}}\n"
+    assert refused(look, text).startswith(f"stages[1].items: {words}")
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "tags",
+        "rate.tags",
+        "answer.tags",
+        "answer.keys()",
+        "meta.pages",
+        "rate.values()",
+        "more.tags if more is defined else tags",
+    ],
+)
+def test_a_list_that_an_answer_may_have_is_let_pass(look, items):
+    look(f"stages:\n- {RATED}\n- {{kind: expand, items: '{items}'}}\n")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "{type: object}",
+        "{properties: {a: true}, type: object, additionalProperties: {type: array}}",
+    ],
+)
+def test_what_a_schema_leaves_open_is_not_refused(look, schema):
+    first = f"{{kind: map, name: rate, prompt: x, output: {{schema: {schema}}}}}"
+    look(f"stages:\n- {first}\n- {{kind: expand, items: anything}}\n")
+    look(f"stages:\n- {first}\n- {{kind: reduce, by: anything, prompt: '{{{{ responses }}}}'}}\n")
+
+
+def test_a_text_has_no_properties(look):
+    first = "{kind: map, name: plain, prompt: x}"
+    told = refused(look, f"stages:\n- {first}\n- {{kind: expand, items: §tags}}\n")
+    assert told.startswith("stages[1].items: there is no tags (there are answer, day, id")
+
+
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [
+        ("§topc", "there is no field topc (did you mean topic?)"),
+        ("[topic, §scre]", "there is no field scre (did you mean score?)"),
+        ("§rate.scre", "there is no field rate.scre (did you mean score?)"),
+    ],
+)
+def test_a_field_to_group_by_that_nothing_has_is_refused(look, by, words):
+    text = f"stages:\n- {RATED}\n- {{kind: reduce, by: {by}, prompt: '{{{{ responses }}}}'}}\n"
+    assert refused(look, text) == f"stage reduce2: by: {words}"
+
+
+@pytest.mark.parametrize(
+    "by", ["topic", "score", "rate.score", "[topic, year]", "id", "meta.pages"]
+)
+def test_fields_of_rows_and_of_answers_may_be_grouped_by(look, by):
+    look(f"stages:\n- {RATED}\n- {{kind: reduce, by: {by}, prompt: '{{{{ responses }}}}'}}\n")
+
+
+def test_after_a_reduction_only_what_it_was_grouped_by_is_left_of_the_fields(look):
+    text = (
+        "stages:\n- {kind: reduce, name: all, by: topic, prompt: '{{ topic }}: {{ responses }}'}\n"
+        "- {kind: map, prompt: '{{ topic }} {{ all }} {{ %s }}'}\n"
+    )
+    look(text % "topic")
+    refused(look, text.replace("{{ %s", "{{ §%s") % "text")
+
+
+def test_a_reduction_of_each_row_may_name_its_fields_and_the_stages_before(look):
+    text = (
+        "stages:\n- {kind: map, name: draft, prompt: x}\n"
+        "- {kind: map, name: judge, answers: 3, prompt: '{{ draft }}'}\n"
+        "- {kind: reduce, by: id, prompt: '{{ %s }} {{ draft }} {{ responses }}'}\n"
+    )
+    look(text % "text")
+    refused(look, text.replace("{{ %s", "{{ §%s") % "txt")
+
+
+def test_a_text_to_split_must_be_there(look):
+    split = "stages: [{kind: expand, split: {field: %s, tokens: 9}}]\n"
+    look(split % "text")
+    told = refused(look, split % "§txt")
+    assert told == "stage expand1: split.field: there is no field txt (did you mean text?)"
+    answer = f"stages: [{RATED}, {{kind: expand, split: {{field: rate, tokens: 9}}}}]\n"
+    look(answer)
+
+
+BOARD = (
+    "{kind: loop, name: talk, until: '%s', sections: [{name: pro, prompt: '{{ board }}',"
+    " output: {schema: {type: object, properties: {done: {type: boolean}}}}},"
+    " {name: con, prompt: no}]}"
+)
+
+
+@pytest.mark.parametrize("until", ["done", "round >= 3", "pro.done and con", "year > 2000"])
+def test_a_loop_may_end_by_what_its_sections_write(look, until):
+    look(f"stages: [{BOARD % until}]\n")
+
+
+def test_a_condition_that_can_never_hold_is_refused(look):
+    assert refused(look, f"stages: [{BOARD % 'round > 2 or §dones'}]\n") == (
+        "stages[0].until: there is no dones (did you mean done?)"
+    )
+
+
+VOTE = (
+    "prompt: x\noutput: {schema: {type: object, properties: {label: {type: string}}}}\n"
+    "topology: {name: self_consistency, vote: %s}\n"
+)
+
+
+def test_a_vote_on_what_no_answer_has_is_refused(look):
+    look(VOTE % "label")
+    assert refused(look, VOTE % "§lable") == (
+        "topology.vote: answers have no property lable (did you mean label?)"
+    )
+    plain = "prompt: x\ntopology: {name: self_consistency, vote: §label}\n"
+    assert "without vote the whole answer votes" in refused(look, plain)
+
+
+def test_the_condition_of_a_topology_has_its_place(look):
+    text = "prompt: x\ntopology:\n  name: blackboard\n  sections: [a, b]\n  until: §%s\n"
+    look(text.replace("§%s", "a == 'yes'"))
+    assert refused(look, text % "c == 'yes'").startswith("topology.until: there is no c")
