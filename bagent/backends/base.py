@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.rate_headers import RateLimits
 from bagent.backends.request import Request
 from bagent.types import Failure, Reply
 
@@ -32,7 +33,7 @@ class Exchange(msgspec.Struct):
     same calls once more is worth it and costs them no try: a kept-open connection was found
     closed. ``learned`` is True when the endpoint was seen to want a parameter in another form,
     and will be asked in that form. ``connected`` is False where no connection could be made.
-    Times are Unix seconds.
+    ``limits`` are the account's limits as the answer's headers tell them. Times are Unix seconds.
     """
 
     results: list[Reply | Failure]
@@ -45,6 +46,7 @@ class Exchange(msgspec.Struct):
     again: bool = False
     learned: bool = False
     connected: bool = True
+    limits: RateLimits | None = None
 
 
 class Backend(Protocol):

@@ -12,6 +12,7 @@ from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
 from bagent.backends.http_connection import PlainResponse
+from bagent.backends.rate_headers import read_rate_limits
 from bagent.backends.transport import (
     NETWORK_ERRORS,
     NOT_CONNECTED,
@@ -87,6 +88,7 @@ class HttpExchange:
     def __init__(self, transport: Transport, clock: Callable[[], float]) -> None:
         self._transport = transport
         self._clock = clock
+        self._tell: set[str] = set()
 
     async def send(
         self, post: Posted, exchange: Exchange, read: WholeReader, reader: EventReader | None
@@ -116,7 +118,7 @@ class HttpExchange:
             async with self._transport.post(
                 post.endpoint, post.path, post.body, post.timeouts
             ) as response:
-                _note(exchange, response)
+                self._note(exchange, response, post.endpoint)
                 raw = await response.read()
         except NETWORK_ERRORS as error:
             return self._broken(error, post, exchange)
@@ -134,7 +136,7 @@ class HttpExchange:
                 Patience(limits.first_token, limits.idle) as patience,
                 self._transport.post(post.endpoint, post.path, post.body, limits) as response,
             ):
-                _note(exchange, response)
+                self._note(exchange, response, post.endpoint)
                 if 200 <= response.status < 300 and response.content_type == SSE:
                     return await self._read_events(response, reader, patience, exchange)
                 patience.lift()
@@ -182,6 +184,23 @@ class HttpExchange:
         exchange.connected = not isinstance(error, NOT_CONNECTED)
         return network_failure(error, post.endpoint, post.timeouts)
 
+    def _note(
+        self,
+        exchange: Exchange,
+        response: aiohttp.ClientResponse | PlainResponse,
+        endpoint: Endpoint,
+    ) -> None:
+        """Keep what the head of the answer tells. Limits are looked for where a provider may be:
+        at what is no engine of the user's own, and at what has once told them with a refusal."""
+        exchange.status = response.status
+        headers = response.headers
+        exchange.request_id = headers.get("request-id") or headers.get("X-Request-Id")
+        if endpoint.own and response.status != 429 and endpoint.name not in self._tell:
+            return
+        exchange.limits = read_rate_limits(headers, self._clock())
+        if exchange.limits is not None and endpoint.own:
+            self._tell.add(endpoint.name)
+
 
 def named(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:
     """``failure`` as people may read it: none of the endpoint's secrets, its proxy named."""
@@ -191,9 +210,3 @@ def named(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:
     if endpoint.proxy and exchange.first_token is None:
         words += through(endpoint)
     return msgspec.structs.replace(failure, message=words)
-
-
-def _note(exchange: Exchange, response: aiohttp.ClientResponse | PlainResponse) -> None:
-    exchange.status = response.status
-    headers = response.headers
-    exchange.request_id = headers.get("request-id") or headers.get("X-Request-Id")

@@ -45,7 +45,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         if seconds is None:
             return _until(value, _base(named.get("date"), now))
         return seconds if seconds > 0 else None
-    waits = [_reset(named.get(name, ""), now) for name in _spent_limits(named)]
+    waits = [reset_seconds(named.get(name, ""), now) for name in _spent_limits(named)]
     return max((wait for wait in waits if wait), default=None)
 
 
@@ -65,7 +65,11 @@ def _spent_limits(headers: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _reset(value: str, now: float) -> float | None:
+def reset_seconds(value: str, now: float) -> float | None:
+    """Seconds until the time that a reset header names, None where it names none that is to come.
+
+    ``now`` is Unix seconds.
+    """
     number = _number(value)
     if number is None:
         return _duration(value) or _until(value, now)

@@ -5,7 +5,11 @@ Pure objects; times are seconds on any monotonic clock, given with each call.
 
 from __future__ import annotations
 
+import msgspec
+
+from bagent.backends.rate_headers import DAY, MINUTE, Allowance, RateLimits
 from bagent.fleet.limiter import Pace
+from bagent.fleet.quota import Quota
 
 FIRST_COMPLETION = 512
 """Tokens expected of an answer before any has been seen and where the request sets no limit."""
@@ -33,13 +37,18 @@ class TokenPace:
     tokens, more would take from the rate, since burst and rate share the minute."""
 
     def __init__(self, tpm: float) -> None:
-        self._most = tpm
-        self._size = tpm * self.BURST
-        self._rate = (tpm - self._size) / 60
+        self._most = self._size = self._rate = 0.0
+        self.resize(tpm)
         self._level = self._size
         self._at: float | None = None
         self._log: dict[int, float] = {}
         self._sum = 0.0
+
+    def resize(self, tpm: float) -> None:
+        """The ceiling is ``tpm`` from now on."""
+        self._most = tpm
+        self._size = tpm * self.BURST
+        self._rate = (tpm - self._size) / 60
 
     def wait(self, now: float, tokens: float) -> float:
         """Seconds until a request of ``tokens`` may start; 0 for at once."""
@@ -87,6 +96,41 @@ class TokenPace:
         return wait
 
 
+class Tokens(msgspec.Struct, frozen=True):
+    """Tokens of requests: of their prompts, and of their answers as far as they can be foreseen.
+
+    ``most`` is what the answers may have by their own limits, at least ``answer``.
+    """
+
+    prompt: int = 0
+    answer: int = 0
+    most: int = 0
+
+    @property
+    def total(self) -> int:
+        """Prompt and answer together."""
+        return self.prompt + self.answer
+
+    def __add__(self, other: Tokens) -> Tokens:
+        """The tokens of both."""
+        return Tokens(
+            self.prompt + other.prompt, self.answer + other.answer, self.most + other.most
+        )
+
+
+NO_TOKENS = Tokens()
+
+
+class Started(msgspec.Struct, frozen=True):
+    """What an account had started so far: requests, and tokens as they were reserved for them."""
+
+    requests: int = 0
+    tokens: Tokens = NO_TOKENS
+
+
+NOTHING = Started()
+
+
 class Account:
     """The limits that all endpoints of one account share.
 
@@ -94,22 +138,36 @@ class Account:
     difference is settled at its end. What is reserved for an answer is the running mean of the
     answers before it.
 
+    A provider may tell its limits in its answers (:meth:`told`). Requests, and tokens where one
+    limit counts those of prompts and answers together, then start at that pace; and nothing is
+    started for which too little is left.
+
     Args:
         rpm: requests per minute, None for no ceiling.
         tpm: tokens per minute (prompt and completion), None for no ceiling.
         longest: the longest wait after a refusal, in seconds, even when told to wait longer.
+        hosted: whether its provider may tell limits.
     """
 
-    def __init__(self, rpm: float | None, tpm: float | None, longest: float) -> None:
+    def __init__(
+        self, rpm: float | None, tpm: float | None, longest: float, *, hosted: bool = False
+    ) -> None:
         self._pace = Pace(rpm, longest)
+        self._tpm = tpm
         self._tokens = TokenPace(tpm) if tpm else None
+        self._longest = longest
+        self._hosted = hosted
         self._mean = 0.0
         self._answers = 0
+        self._started = NOTHING
+        self._usual = NO_TOKENS
+        self._quotas: dict[str, Quota] = {}
+        self._said: dict[str, float] = {}
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether estimates of tokens matter: False where there is no ceiling for tokens."""
-        return self._tokens is not None
+        """Whether estimates of tokens matter: False where no ceiling for tokens can be."""
+        return self._tokens is not None or self._hosted
 
     @property
     def last_served(self) -> float:
@@ -121,30 +179,82 @@ class Account:
         """Requests per second that may start now; None for no limit."""
         return self._pace.rate
 
-    def estimate(self, prompt: int, most: int | None = None) -> int:
+    def estimate(self, prompt: int, most: int | None = None) -> Tokens:
         """The tokens to reserve for a request.
 
         Args:
             prompt: an estimate of its prompt's tokens.
             most: the tokens that it allows for its answer, None for no limit.
         """
-        answer = self._mean if self._answers else FIRST_COMPLETION
-        return prompt + round(answer if most is None else min(answer, most))
+        mean = self._mean if self._answers else FIRST_COMPLETION
+        answer = round(mean if most is None else min(mean, most))
+        return Tokens(prompt, answer, answer if most is None else most)
 
     def wait(self, now: float, tokens: int = 0) -> float:
-        """Seconds until a request of ``tokens`` may start; 0 for at once."""
+        """Seconds until a request of ``tokens`` may start; 0 for at once.
+
+        Where a provider told what is left, the request is taken to be like the one before it.
+        """
         wait = self._pace.wait(now)
-        return wait if self._tokens is None else max(wait, self._tokens.wait(now, tokens))
+        if self._tokens is not None:
+            wait = max(wait, self._tokens.wait(now, tokens))
+        if self._quotas:
+            done, usual = self._started, self._usual
+            for name, quota in self._quotas.items():
+                started = _amount(name, done.requests, done.tokens)
+                wait = max(wait, quota.wait(now, started, _amount(name, 1, usual)))
+        return wait
 
     def paused(self, now: float) -> float:
         """Seconds that the pause after a refusal still lasts, 0 if there is none."""
         return self._pace.paused(now)
 
-    def started(self, now: float, tokens: int = 0) -> None:
-        """A request was started for which ``tokens`` are reserved."""
+    def started(self, now: float, tokens: Tokens = NO_TOKENS) -> Started:
+        """A request was started for which ``tokens`` are reserved; returns all so far."""
         self._pace.started(now)
         if self._tokens is not None:
-            self._tokens.take(now, tokens)
+            self._tokens.take(now, tokens.total)
+        if self._hosted:
+            self._usual = tokens
+            self._started = Started(self._started.requests + 1, self._started.tokens + tokens)
+        return self._started
+
+    def told(self, at: float, limits: RateLimits, mark: Started) -> str:
+        """An answer told the provider's limits; returns words for people where they are news.
+
+        Args:
+            at: when its headers came.
+            limits: what they said.
+            mark: what :meth:`started` gave for its request.
+        """
+        news = []
+        for name in _LIMITS:
+            told: Allowance | None = getattr(limits, name)
+            if told is None:
+                continue
+            quota = self._quotas.get(name)
+            if quota is None:
+                quota = self._quotas[name] = Quota(self._longest)
+            quota.told(at, told, _amount(name, mark.requests, mark.tokens))
+            if self._said.get(name) != told.limit:
+                self._said[name] = told.limit
+                period = told.period
+                if period == MINUTE:
+                    self._follow(name, told.limit)
+                word = _PERIODS.get(period, "at a time") if period else "at a time"
+                news.append(f"{told.limit:,.0f} {_LIMITS[name]} {word}")
+        return ", ".join(news)
+
+    def _follow(self, name: str, limit: float) -> None:
+        """Start at the pace of a limit a minute."""
+        if name == "requests":
+            self._pace.allow(limit)
+        elif name == "tokens":
+            most = limit if self._tpm is None else min(limit, self._tpm)
+            if self._tokens is None:
+                self._tokens = TokenPace(most)
+            else:
+                self._tokens.resize(most)
 
     def served(
         self,
@@ -186,3 +296,24 @@ class Account:
         """
         self.ended(now, sent, tokens_reserved, 0)
         return self._pace.refused(sent, now, told)
+
+
+_LIMITS = {
+    "requests": "requests",
+    "tokens": "tokens",
+    "input": "prompt tokens",
+    "output": "answer tokens",
+}
+_PERIODS = {MINUTE: "a minute", DAY: "a day"}
+
+
+def _amount(name: str, requests: int, tokens: Tokens) -> int:
+    """What the limit ``name`` counts of them.
+
+    OpenAI counts an answer at the most that it may have; Anthropic as it comes.
+    """
+    if name == "requests":
+        return requests
+    if name == "tokens":
+        return tokens.prompt + tokens.most
+    return tokens.prompt if name == "input" else tokens.answer

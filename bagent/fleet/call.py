@@ -10,7 +10,11 @@ import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.request import Request
+from bagent.fleet.account import NO_TOKENS, NOTHING, Account, Started, Tokens
 from bagent.types import Attempt, Failure, Reply
+
+BYTES_PER_TOKEN = 4
+"""For what a call will take of an account's tokens a minute, before the server has told."""
 
 if TYPE_CHECKING:
     from bagent.fleet.endpoint_state import EndpointState
@@ -78,14 +82,24 @@ class Call(msgspec.Struct, eq=False):
 
 class Carrier(msgspec.Struct, eq=False):
     """One HTTP request in flight. ``started`` is on the fleet's clock; ``tokens`` were reserved of
-    the account's limit; ``given_up`` says why the fleet ended it."""
+    the account's limit, which stood at ``mark`` then; ``given_up`` says why the fleet ended it."""
 
     state: EndpointState
     group: list[Call]
     started: float
-    tokens: int = 0
+    tokens: Tokens = NO_TOKENS
+    mark: Started = NOTHING
     task: asyncio.Task[None] | None = None
     given_up: str = ""
+
+    def reserve(self, account: Account) -> None:
+        """Take the request, and what its calls are thought to need, from the account."""
+        if account.counts_tokens:
+            for call in self.group:
+                asked = call.request
+                prompt = len(asked.payload) // BYTES_PER_TOKEN
+                self.tokens += account.estimate(prompt, asked.max_tokens)
+        self.mark = account.started(self.started, self.tokens)
 
 
 def attempt_record(

@@ -25,8 +25,6 @@ from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 __all__ = ["Fleet", "FleetConfig"]
 
 OVERDUE_SECONDS = 0.25
-BYTES_PER_TOKEN = 4
-"""For what a call will take of an account's tokens a minute, before the server has told."""
 
 
 class Fleet:
@@ -278,17 +276,10 @@ class Fleet:
             call.out += 1
             if call.out == 1:
                 call.waited_ms += (now - call.ready_at) * 1000
-        if state.account.counts_tokens:
-            carrier.tokens = sum(
-                state.account.estimate(
-                    len(call.request.payload) // BYTES_PER_TOKEN, call.request.max_tokens
-                )
-                for call in group
-            )
         state.in_flight += size
         state.turns += size / state.weight
         state.carriers[carrier] = None
-        state.account.started(now, carrier.tokens)
+        carrier.reserve(state.account)
         core.in_flight += size
         core.requests_out += 1
         core.requests += 1

@@ -194,7 +194,7 @@ class InFlightLimit:
 
 
 class Pace:
-    """The rate at which an account's requests may start: none until a server says 429.
+    """The rate at which an account's requests may start: none until a server says one, or 429.
 
     After a refusal everything pauses, as long as told or else with doubling patience. Then
     requests start a little slower than they were served just before, and the rate creeps up until
@@ -226,7 +226,8 @@ class Pace:
     """A start that comes late by less than this many seconds, as timers do, slows nothing down."""
 
     def __init__(self, per_minute: float | None, longest: float) -> None:
-        self._ceiling = per_minute / 60 if per_minute else None
+        self._given = per_minute / 60 if per_minute else None
+        self._ceiling = self._given
         self._rate = self._ceiling
         self._longest = longest
         self._next = float("-inf")
@@ -242,6 +243,18 @@ class Pace:
     def rate(self) -> float | None:
         """Requests per second that may start now; None for no limit."""
         return self._rate
+
+    def allow(self, per_minute: float) -> None:
+        """The provider told its own ceiling, in requests per minute: begin there, stay below it.
+
+        A lower one that the user gave stays.
+        """
+        told = per_minute / 60
+        ceiling = told if self._given is None else min(told, self._given)
+        if self._rate is None or self._rate == self._ceiling:
+            self._rate = ceiling
+        self._ceiling = ceiling
+        self._rate = min(self._rate, ceiling)
 
     def wait(self, now: float) -> float:
         """Seconds until the next request may start; 0 for at once."""

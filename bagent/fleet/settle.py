@@ -7,6 +7,7 @@ import itertools
 import msgspec
 
 from bagent.backends.base import Exchange
+from bagent.backends.rate_headers import RateLimits
 from bagent.fleet.call import Call, Carrier, Delivery, attempt_record
 from bagent.fleet.core import Core
 from bagent.fleet.health import Health
@@ -38,6 +39,8 @@ class Settler:
         core, state, group = self._core, carrier.state, carrier.group
         group_id = f"{state.name}/{next(self._serial)}"
         sent, done = exchange.sent, exchange.done
+        if exchange.limits is not None:
+            self._told(carrier, exchange.limits)
         if len(group) > 1 and not exchange.learned and _refused_whole(exchange):
             self._halve(carrier, exchange, group_id)
             return
@@ -56,6 +59,14 @@ class Settler:
         if served:
             state.limit.succeeded(served, state.in_flight + len(group))
 
+    def _told(self, carrier: Carrier, limits: RateLimits) -> None:
+        """The answer told the account's limits; its headers may have come some time ago."""
+        core, state = self._core, carrier.state
+        at = core.clock() - max(0.0, core.unix() - limits.at)
+        news = state.account.told(at, limits, carrier.mark)
+        if news:
+            self._health.tell(f"{state.name} allows {news}")
+
     def _reply(
         self, carrier: Carrier, call: Call, reply: Reply, exchange: Exchange, delivery: Delivery
     ) -> int:
@@ -67,7 +78,7 @@ class Settler:
         if state.account.counts_tokens:
             known = used.prompt is not None and used.completion is not None
             tokens = (used.prompt or 0) + (used.completion or 0) if known else None
-            reserved = carrier.tokens // len(carrier.group)
+            reserved = carrier.tokens.total // len(carrier.group)
             state.account.served(now, carrier.started, reserved, tokens, used.completion)
         else:
             state.account.served(now, carrier.started)
@@ -169,7 +180,7 @@ class Settler:
         core.throttle_answers += 1
         before = state.account.paused(now)
         wait = state.account.refused(
-            carrier.started, now, failure.retry_after, carrier.tokens // len(carrier.group)
+            carrier.started, now, failure.retry_after, carrier.tokens.total // len(carrier.group)
         )
         state.limit.throttled(carrier.started, now, failure.message)
         if before == 0 and wait > 0:

@@ -65,6 +65,7 @@ class Recruiter:
         accounts: dict[str, Account] | None = None,
     ) -> None:
         self._limits = job.limits
+        self._model = job.model
         self._servers = servers
         self._rule = rule
         self._most = most
@@ -78,9 +79,12 @@ class Recruiter:
         limits = self._limits
         # Limits a minute that the user set hold over all endpoints of the run.
         name = "" if limits.rpm or limits.tpm else endpoint.account
+        if name and not endpoint.own:
+            name += f" {self._model}"  # providers count each model by itself
         account = self._accounts.get(name)
         if account is None:
-            account = Account(limits.rpm, limits.tpm, limits.retry_after_max or NO_CAP)
+            longest = limits.retry_after_max or NO_CAP
+            account = Account(limits.rpm, limits.tpm, longest, hosted=not endpoint.own)
             self._accounts[name] = account
         weight = float(endpoint.tags.get("weight") or endpoint.tags.get("gpus") or 1)
         limit, growing = self._limit(endpoint, weight)

@@ -12,6 +12,7 @@ from typing import Any
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.rate_headers import RateLimits
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet.account import Account
 from bagent.fleet.call import Call, Delivery
@@ -42,6 +43,7 @@ class Answer:
     again: bool = False
     learned: bool = False
     gate: asyncio.Event | None = None
+    limits: RateLimits | None = None
 
 
 Script = Callable[[int, int], Answer]
@@ -137,6 +139,7 @@ class ScriptedBackend:
             again=answer.again,
             learned=answer.learned,
             connected=result != REFUSED,
+            limits=answer.limits,
         )
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
@@ -234,12 +237,13 @@ def setup(
     per_minute: float | None = None,
     probes: dict[str, Callable[[int], Capabilities | Failure]] | None = None,
     own_accounts: bool = False,
+    hosted: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
     **config: Any,
 ) -> Setup:
     """A fleet of one endpoint per script; call it inside the loop."""
     backend = ScriptedBackend(scripts, probes or {})
-    account = Account(per_minute, None, 120.0)
+    account = Account(per_minute, None, 120.0, hosted=hosted)
     states = [
         EndpointState(
             Endpoint(name, f"http://{name}/v1"),

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from bagent.fleet.account import FIRST_COMPLETION, STEADY, Account, TokenPace
+from bagent.fleet.account import FIRST_COMPLETION, STEADY, Account, TokenPace, Tokens
 
 MINUTE = 60.0
 
@@ -37,7 +37,7 @@ def saturate(account, draw, seconds, *, latency=4.0, late=0.0, asked=True):
     upcoming = draw()
     while now < seconds:
         reserve = account.estimate(upcoming[0])
-        wait = account.wait(now, reserve if asked else 0)
+        wait = account.wait(now, reserve.total if asked else 0)
         if running and running[0][0] <= now + wait:
             now, sent, reserved, prompt, completion = heapq.heappop(running)
             account.served(now, sent, reserved, prompt + completion, completion)
@@ -46,7 +46,7 @@ def saturate(account, draw, seconds, *, latency=4.0, late=0.0, asked=True):
         else:
             account.started(now, reserve)
             used.append((now, sum(upcoming)))
-            heapq.heappush(running, (now + latency, now, reserve, *upcoming))
+            heapq.heappush(running, (now + latency, now, reserve.total, *upcoming))
             upcoming = draw()
     return used
 
@@ -126,10 +126,10 @@ def test_the_wait_that_was_told_is_long_enough():
 
 def test_less_used_than_reserved_is_given_back_and_more_is_owed():
     account = Account(None, 6000, 120)
-    account.started(0.0, 120)
+    account.started(0.0, Tokens(120))
     account.served(0.0, 0.0, 120, 20)
     assert account.wait(0.0, 100) == 0.0
-    account.started(0.0, 100)
+    account.started(0.0, Tokens(100))
     account.served(0.0, 0.0, 100, 400)
     assert account.wait(0.0, 100) == pytest.approx((100 + 300) / 98)
 
@@ -143,7 +143,7 @@ def test_what_is_given_back_never_makes_more_than_a_burst():
 
 def test_a_refused_request_gives_its_tokens_back_and_pauses_all():
     account = Account(None, 6000, 120)
-    account.started(0.0, 120)
+    account.started(0.0, Tokens(120))
     assert account.refused(0.0, 1.0, 7.0, 120) == 7.0
     assert account.paused(1.0) == 7.0
     assert account.wait(8.0, 120) == 0.0
@@ -151,9 +151,9 @@ def test_a_refused_request_gives_its_tokens_back_and_pauses_all():
 
 def test_requests_per_minute_and_tokens_per_minute_hold_together():
     account = Account(60, 6000, 120)
-    account.started(0.0, 10)
+    account.started(0.0, Tokens(10))
     assert account.wait(0.0, 10) == pytest.approx(1.0), "one request a second"
-    account.started(1.0, 240)
+    account.started(1.0, Tokens(240))
     assert account.wait(1.0, 10) > 1.0, "now the tokens are what lacks"
 
 
@@ -161,26 +161,28 @@ def test_without_a_ceiling_for_tokens_none_are_counted():
     account = Account(None, None, 120)
     assert not account.counts_tokens
     for _ in range(100):
-        account.started(0.0, 10**9)
+        account.started(0.0, Tokens(10**9))
     assert account.wait(0.0, 10**9) == 0.0
 
 
 def test_the_estimate_is_the_running_mean_of_the_answers():
     account = Account(None, 6000, 120)
-    assert account.estimate(100) == 100 + FIRST_COMPLETION
-    assert account.estimate(100, most=16) == 116
+    assert account.estimate(100).total == 100 + FIRST_COMPLETION
+    assert account.estimate(100, most=16).total == 116
     for completion in (100, 300):
         account.served(1.0, 0.0, 0, None, completion)
-    assert account.estimate(50) == 250
-    assert account.estimate(50, most=80) == 130
+    assert account.estimate(50).total == 250
+    assert account.estimate(50, most=80).total == 130
     for _ in range(6 * STEADY):
         account.served(1.0, 0.0, 0, None, 1000)
-    assert account.estimate(0) == pytest.approx(1000, abs=5), "what came long ago is forgotten"
+    assert account.estimate(0).total == pytest.approx(1000, abs=5), (
+        "what came long ago is forgotten"
+    )
 
 
 def test_a_server_that_tells_no_usage_leaves_the_reserve_as_it_is():
     account = Account(None, 6000, 120)
-    account.started(0.0, 120)
+    account.started(0.0, Tokens(120))
     account.served(0.0, 0.0, 120, None)
     assert account.wait(0.0, 120) == pytest.approx(120 / 98)
 

@@ -32,6 +32,7 @@ class ProviderServer:
         headers: their headers, names in lower case.
         paths: their paths.
         faults: what the provider would have refused.
+        told: headers of every answer.
     """
 
     def __init__(self, wire: Wire, script: list[Say | Fault]) -> None:
@@ -43,6 +44,7 @@ class ProviderServer:
         self.faults: list[str] = []
         self.models: list[str] = ["m-1"]
         self.key: str | None = None
+        self.told: dict[str, str] = {}
         self.url = ""
 
     @property
@@ -78,14 +80,14 @@ class ProviderServer:
 
     def _refuse(self, kind: str) -> web.Response:
         status, headers, body = self.wire.error(kind)
-        return web.json_response(body, status=status, headers=headers)
+        return web.json_response(body, status=status, headers={**headers, **self.told})
 
     async def _whole(self, request: web.Request, say: Say, step: Say | Fault) -> web.Response:
         if isinstance(step, Fault) and request.transport is not None:
             if step.kind == "hang":
                 await asyncio.sleep(30)
             request.transport.abort()
-        return web.json_response(self.wire.whole(say))
+        return web.json_response(self.wire.whole(say), headers=self.told)
 
     async def _stream(
         self, request: web.Request, say: Say, step: Say | Fault
@@ -95,7 +97,7 @@ class ProviderServer:
             if isinstance(self.wire, BedrockWire)
             else "text/event-stream"
         )
-        response = web.StreamResponse(headers={"Content-Type": kind})
+        response = web.StreamResponse(headers={"Content-Type": kind, **self.told})
         await response.prepare(request)
         events = self.wire.events(say)
         if isinstance(step, Fault):

@@ -1,0 +1,60 @@
+"""What is left of a limit that a provider told: a pure object with a clock.
+
+Times are seconds on any monotonic clock. Requests that were started after the one whose answer
+told what is left are not in that number yet; they are counted against it here.
+"""
+
+from __future__ import annotations
+
+from bagent.backends.rate_headers import DAY, MINUTE, Allowance
+
+LITTLE = 0.001
+"""Seconds added to a wait for a bucket to fill."""
+
+
+class Quota:
+    """Keeps what is started within what a provider said is left.
+
+    Amounts are whatever the limit counts: requests or tokens. ``sum`` is always the amount that
+    was started since the account began.
+
+    Args:
+        longest: seconds for which one answer's words may hold requests back; then one is let
+            through to hear more.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._limit = float("inf")
+        self._left = float("inf")
+        self._mark = float("-inf")
+        self._at = 0.0
+        self._until = float("-inf")
+        self._refill = 0.0
+
+    def told(self, at: float, told: Allowance, mark: float) -> None:
+        """An answer told ``told`` at ``at``; ``mark`` was the sum when its request was started.
+
+        What an earlier request's answer tells later is old.
+        """
+        if mark < self._mark:
+            return
+        self._limit, self._left, self._mark, self._at = told.limit, told.left, mark, at
+        reset = self._longest if told.reset is None else min(told.reset, self._longest)
+        self._until = at + reset
+        period = next((one for one in (MINUTE, DAY) if told.is_bucket(one)), None)
+        self._refill = told.limit / period if period else 0.0
+        if period == MINUTE:
+            self._until = float("inf")  # how it fills is known beyond the time that was told
+
+    def wait(self, now: float, sum: float, amount: float) -> float:
+        """Seconds until ``amount`` more may be started; 0 for at once."""
+        until = self._until - now
+        if until <= 0:
+            return 0.0
+        left = self._left + max(0.0, now - self._at) * self._refill - (sum - self._mark)
+        missing = min(amount, self._limit) - min(self._limit, left)
+        if missing <= 0:
+            return 0.0
+        # A little longer, lest a rounding error be waited for again and again.
+        return min(until, missing / self._refill + LITTLE) if self._refill else until

@@ -1,0 +1,73 @@
+"""Limits in the headers of answers, from the wire to whoever sends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from backends.support_providers import PROVIDERS, QUICK, Provider, call
+from bagent.backends.base import Exchange
+from support.provider_server import Fault, serve
+from support.provider_wire import Say
+
+TOLD = {
+    "openai": {
+        "x-ratelimit-limit-requests": "500",
+        "x-ratelimit-remaining-requests": "499",
+        "x-ratelimit-reset-requests": "120ms",
+    },
+    "anthropic": {
+        "Anthropic-RateLimit-Requests-Limit": "500",
+        "Anthropic-RateLimit-Requests-Remaining": "499",
+        "Anthropic-RateLimit-Requests-Reset": "2099-11-14T22:13:32Z",
+    },
+    "bedrock": {},
+}
+
+
+@pytest.fixture(params=PROVIDERS, ids=lambda provider: provider.kind)
+def provider(request: pytest.FixtureRequest) -> Provider:
+    found: Provider = request.param
+    return found
+
+
+def exchanges(
+    provider: Provider, *script: Say | Fault, own: bool = False, stream: bool = False
+) -> list[Exchange]:
+    """Two calls to a server that tells limits with every answer; ``own``: called an own engine."""
+
+    async def main() -> list[Exchange]:
+        async with serve(provider.wire(), *script) as server:
+            server.told = TOLD[provider.kind]
+            backend = provider.backend(server.url)
+            to = msgspec.structs.replace(provider.endpoint(server.url), own=own)
+            found = [await backend.send(to, [call(stream=stream)], QUICK) for _ in range(2)]
+            await backend.close()
+            return found
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_answer_brings_the_accounts_limits(provider: Provider, stream: bool) -> None:
+    found = exchanges(provider, Say(), stream=stream)[0].limits
+    if provider.kind == "bedrock":
+        assert found is None, "it tells none: the fleet finds its pace by refusals"
+        return
+    assert found is not None
+    assert found.requests is not None
+    assert (found.requests.limit, found.requests.left) == (500, 499)
+
+
+def test_a_refusal_brings_them_too(provider: Provider) -> None:
+    found = exchanges(provider, Fault("throttled"))[0].limits
+    assert (found is None) == (provider.kind == "bedrock")
+
+
+def test_an_engine_of_ones_own_is_looked_at_only_once_it_has_refused() -> None:
+    provider = PROVIDERS[0]
+    assert [one.limits for one in exchanges(provider, Say(), own=True)] == [None, None]
+    after = exchanges(provider, Fault("throttled"), Say(), own=True)
+    assert [one.limits is not None for one in after] == [True, True]

@@ -1,0 +1,183 @@
+"""Limits that a provider tells, kept without a refusal, on clocks that only the tests move."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+import pytest
+
+from bagent.backends.rate_headers import Allowance, RateLimits
+from bagent.fleet.account import NOTHING, Account, Started, Tokens
+from bagent.fleet.quota import Quota
+
+
+class Bucket:
+    """Fills at ``limit`` in ``period`` seconds; tells as OpenAI and Anthropic do."""
+
+    def __init__(self, limit, period=60.0, full=1.0):
+        self.limit, self.period = limit, period
+        self.left, self.at = limit * full, 0.0
+
+    def take(self, now, amount):
+        self.left = min(self.limit, self.left + (now - self.at) * self.limit / self.period)
+        self.at = now
+        if self.left < amount:
+            return False
+        self.left -= amount
+        return True
+
+    def tell(self, now):
+        reset = (self.limit - self.left) * self.period / self.limit
+        return Allowance(self.limit, int(self.left), reset)
+
+
+class Window:
+    """Counts anew in each window of ``period`` seconds; tells as gateways do."""
+
+    def __init__(self, limit, period=60.0, used=0):
+        self.limit, self.period, self.used, self.window = limit, period, used, 0
+
+    def take(self, now, amount):
+        window = int(now // self.period)
+        if window != self.window:
+            self.window, self.used = window, 0
+        if self.used + amount > self.limit:
+            return False
+        self.used += amount
+        return True
+
+    def tell(self, now):
+        return Allowance(self.limit, self.limit - self.used, self.period - now % self.period)
+
+
+def work(account, meters, seconds, *, latency=2.0, usage=(600, 40), in_flight=64):
+    """Starts requests whenever the account lets it; returns (served, refused).
+
+    ``meters`` counts by the names of the limits; heads come at once, answers after ``latency``.
+    """
+    amounts = {"requests": 1, "tokens": sum(usage), "input": usage[0], "output": usage[1]}
+    now, served, refused, running, serial = 0.0, 0, 0, [], itertools.count()
+    while now < seconds:
+        wait = account.wait(now, 0) if len(running) < in_flight else float("inf")
+        if running and running[0][0] <= now + wait:
+            now, _, sent, mark, limits = heapq.heappop(running)
+            served += 1
+            account.told(now - latency, limits, mark)
+            account.served(now, sent, 0, None, usage[1])
+            continue
+        now += wait
+        if wait:
+            continue
+        mark = account.started(now, account.estimate(usage[0], 4 * usage[1]))
+        taken = [meter.take(now, amounts[name]) for name, meter in meters.items()]
+        limits = RateLimits(now, **{name: meter.tell(now) for name, meter in meters.items()})
+        if all(taken):
+            heapq.heappush(running, (now + latency, next(serial), now, mark, limits))
+        else:
+            refused += 1
+            account.told(now, limits, mark)
+            account.refused(now, now, None)
+    return served, refused
+
+
+METERS = {
+    "requests": {"requests": Bucket(300)},
+    "requests-in-windows": {"requests": Window(300)},
+    "tokens": {"requests": Bucket(5000), "tokens": Bucket(120_000)},
+    "prompts": {"requests": Bucket(5000), "input": Bucket(120_000), "output": Bucket(50_000)},
+    "answers": {"requests": Bucket(5000), "input": Bucket(900_000), "output": Bucket(8_000)},
+}
+
+
+@pytest.mark.parametrize("name", list(METERS))
+def test_what_a_provider_allows_is_used_and_nothing_is_refused(name):
+    meters = METERS[name]
+    served, refused = work(Account(None, None, 120.0, hosted=True), meters, 600.0)
+    amounts = {"requests": 1, "tokens": 640, "input": 600, "output": 40}
+    most = min(meter.limit * 10 / amounts[key] for key, meter in meters.items())
+    assert refused == 0
+    assert served >= 0.9 * most
+
+
+@pytest.mark.parametrize("meter", [Bucket(600, full=0.0), Window(600, used=590)], ids=str)
+def test_an_account_that_others_have_emptied_is_refused_hardly_ever(meter):
+    account = Account(None, None, 120.0, hosted=True)
+    _, refused = work(account, {"requests": meter}, 300.0)
+    assert refused <= 64, "what was sent before the first answer, and no more"
+
+
+def test_the_pace_begins_at_what_the_first_answer_tells():
+    account = Account(None, None, 120.0, hosted=True)
+    assert account.rate is None
+    mark = account.started(0.0)
+    words = account.told(0.1, RateLimits(0.1, Allowance(300, 299, 0.2)), mark)
+    assert words == "300 requests a minute"
+    assert account.rate == 5.0
+    assert account.told(0.2, RateLimits(0.2, Allowance(300, 298, 0.4)), mark) == ""
+
+
+def test_a_limit_that_the_user_gave_stays_where_it_is_lower():
+    account = Account(60, 6000, 120.0, hosted=True)
+    told = RateLimits(0.0, Allowance(300, 299, 0.2), Allowance(60_000, 59_000, 1.0))
+    account.told(0.0, told, NOTHING)
+    assert account.rate == 1.0
+    account.started(0.0, Tokens(120))
+    assert account.wait(0.0, 120) == pytest.approx(120 / 98)
+
+
+def test_a_raised_limit_is_followed_and_a_slowed_pace_is_not_sped_up():
+    account = Account(None, None, 120.0, hosted=True)
+    account.told(0.0, RateLimits(0.0, Allowance(300, 299, 0.2)), Started(1))
+    account.told(1.0, RateLimits(1.0, Allowance(600, 599, 0.1)), Started(2))
+    assert account.rate == 10.0
+    account.refused(2.0, 2.0, 1.0)
+    slowed = account.rate
+    assert slowed < 10.0
+    account.told(4.0, RateLimits(4.0, Allowance(900, 899, 0.07)), Started(3))
+    assert account.rate == slowed
+
+
+def test_a_limit_a_day_sets_no_pace_and_holds_back_once_it_is_used():
+    account = Account(None, None, 120.0, hosted=True)
+    told = RateLimits(0.0, Allowance(14_400, 14_399, 6.0))
+    assert account.told(0.0, told, Started(1)) == "14,400 requests a day"
+    assert account.rate is None
+    used = RateLimits(5.0, Allowance(14_400, 0, 86_400.0))
+    account.told(5.0, used, account.started(5.0))
+    assert account.wait(5.0) == pytest.approx(6.0, abs=0.01)
+
+
+def test_what_earlier_requests_tell_later_is_old():
+    quota = Quota(120.0)
+    quota.told(10.0, Allowance(100, 0, 40.0), 8)
+    quota.told(11.0, Allowance(100, 50, 40.0), 3)
+    assert quota.wait(11.0, 8, 1) == pytest.approx(39.0)
+
+
+def test_what_was_started_since_counts_against_what_is_left():
+    quota = Quota(120.0)
+    quota.told(0.0, Allowance(100, 10, 40.0), 0)
+    assert quota.wait(0.0, 9, 1) == 0.0
+    assert quota.wait(0.0, 10, 1) == pytest.approx(40.0)
+    assert quota.wait(40.0, 10, 1) == 0.0
+
+
+def test_more_than_the_whole_limit_waits_for_a_full_bucket_and_no_longer():
+    quota = Quota(120.0)
+    quota.told(0.0, Allowance(1000, 500, 30.0), 0)
+    assert quota.wait(0.0, 0, 50_000) == pytest.approx(30.0, abs=0.01)
+    assert quota.wait(30.01, 0, 50_000) == 0.0
+
+
+def test_no_answer_holds_requests_back_longer_than_the_longest_wait():
+    quota = Quota(120.0)
+    quota.told(0.0, Allowance(1000, 0, 3600.0), 0)
+    assert quota.wait(0.0, 0, 1) == 120.0
+    assert quota.wait(120.0, 0, 1) == 0.0
+
+
+def test_engines_of_ones_own_count_nothing():
+    account = Account(None, None, 120.0)
+    assert account.started(0.0) is NOTHING
+    assert not account.counts_tokens

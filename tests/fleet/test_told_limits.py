@@ -1,0 +1,75 @@
+"""A fleet over an account whose provider tells its limits with every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import pairwise
+
+from bagent.backends.rate_headers import Allowance, RateLimits
+from fleet.support_fleet import GOOD, Answer, setup, throttled
+from fleet.support_time import run_jumping
+
+PER_MINUTE = 120
+
+
+def bucket(left=PER_MINUTE, *, all_at=None):
+    """One account behind all endpoints: serves what is in its bucket, and tells what is left."""
+    state = {"left": float(left), "at": None}
+
+    def script(row, number):
+        now = asyncio.get_running_loop().time()
+        state["at"] = now if state["at"] is None else state["at"]
+        state["left"] = min(PER_MINUTE, state["left"] + (now - state["at"]) * PER_MINUTE / 60)
+        state["at"] = now
+        if state["left"] < 1:
+            return Answer(throttled(), 0.01, limits=limits(0))
+        state["left"] -= 1
+        return Answer(GOOD, 0.5, limits=limits(state["left"]))
+
+    def limits(left):
+        reset = (PER_MINUTE - left) * 60 / PER_MINUTE
+        # Heads come when the request does, 0.5 s before the end: on the test's own clock that is
+        # not to be seen, so they are dated half a second back.
+        return RateLimits(time.time() - 0.5, Allowance(PER_MINUTE, int(left), reset))
+
+    return script
+
+
+def test_no_row_is_refused_by_a_provider_that_tells_what_it_allows():
+    async def main():
+        script = bucket()
+        s = setup({"a": script, "b": script}, limit=8, hosted=True)
+        await s.run(600)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 600
+    assert len(s.backend.sent) == 600, "none was sent twice"
+    assert s.fleet.stats().throttle_answers == 0
+    times = [at for at, _, _ in s.backend.sent]
+    assert times[-1] - times[0] < 1.1 * 600 / PER_MINUTE * 60
+    assert min(s.backend.shares.values()) > 200
+
+
+def test_after_the_first_answers_rows_start_at_the_providers_pace():
+    async def main():
+        s = setup({"a": bucket()}, limit=4, hosted=True)
+        await s.run(50)
+        return s
+
+    s = run_jumping(main())
+    gaps = [later - at for at, later in pairwise(at for at, _, _ in s.backend.sent[4:])]
+    assert 0.45 < min(gaps) <= max(gaps) < 0.6
+    assert s.notices == ["a allows 120 requests a minute"]
+
+
+def test_rows_wait_for_a_bucket_that_others_have_emptied():
+    async def main():
+        s = setup({"a": bucket(left=2)}, limit=2, hosted=True)
+        await s.run(20)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 20
+    assert s.fleet.stats().throttle_answers == 0
