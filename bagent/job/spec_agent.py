@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,12 +33,16 @@ from bagent.job.places import (
 )
 from bagent.job.section import Section
 from bagent.job.times import Duration, Rate
+from bagent.job.words import did_you_mean
 from bagent.types import Json
 
 Builtin = Literal["http_get", "read_file", "web_search", "sql", "python_eval", "shell"]
 
 RUNS_CODE: frozenset[str] = frozenset({"python_eval", "shell"})
 """Built-in tools that need ``allow_code: true``."""
+
+PLACE = re.compile(r"\{\{(?P<text>\w+)\}\}|\{(?P<name>\w+)\}")
+"""A place in a command's argv: ``{name}`` stands for an argument, ``{{name}}`` for ``{name}``."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,8 @@ class ToolSpec(Section):
         default=None, description="file.py:function; its signature and docstring are the schema."
     )
     command: Annotated[tuple[str, ...], WordList(1)] = Field(
-        default=(), description="A program per call: its argv, {name} stands for an argument."
+        default=(),
+        description="A program per call: its argv, {name} stands for an argument.",
     )
     mcp: McpSpec | None = Field(default=None, description="A Model Context Protocol server.")
     name: Annotated[str | None, Words(empty=False)] = Field(
@@ -178,7 +184,24 @@ class ToolSpec(Section):
             raise wrong("parameters belong to a command", key="parameters")
         if self.command and self.command != ("claude_code",) and not self.name:
             raise wrong("a command needs a name", "write name: NAME")
+        self._check_places()
         return self
+
+    def _check_places(self) -> None:
+        """Places in the argv are for parameters; without any parameters each place is one."""
+        if self.parameters is None or "$ref" in self.parameters:
+            return
+        known = self.parameters.get("properties")
+        names = list(known) if isinstance(known, dict) else []
+        for number, word in enumerate(self.command):
+            for found in PLACE.finditer(word):
+                name = found["name"]
+                if name and name not in names:
+                    raise wrong(
+                        f"{{{name}}} is no parameter",
+                        f"{did_you_mean(name, names)} {{{{{name}}}}} is the text itself".strip(),
+                        key=f"command.{number}",
+                    )
 
 
 class CompactSpec(Section):

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from bagent.job.spec_agent import PLACE
 from bagent.tools.child import Child, Ended, run_child
 from bagent.tools.tool import Arguments, ToolFault
 from bagent.types import Json
 
-PLACE = re.compile(r"\{(\w+)\}")
 PREAMBLE = re.compile(r"(?:[ \t]*x-(?:anthropic|amz)-[^\n]*(?:\n|\Z)|[ \t]*\n)*", re.I)
 
 CLAUDE_CODE = ("claude_code",)
@@ -33,7 +33,8 @@ class Command:
     """A program as a tool.
 
     Attributes:
-        argv: its words; ``{name}`` stands for an argument that the schema has.
+        argv: its words; ``{name}`` stands for an argument that the schema has, ``{{name}}`` for
+            the text ``{name}``.
         names: the arguments that the schema has.
         cwd: the folder it runs in.
         env: its whole environment.
@@ -62,10 +63,12 @@ class Command:
         return without_preamble(text) if self.strip_preamble else text
 
     def _filled(self, word: str, arguments: Arguments) -> str:
-        """A word with its places filled; braces around other names stay as they are."""
+        """A word with its places filled."""
 
         def value(found: re.Match[str]) -> str:
-            name = found[1]
+            name = found["name"]
+            if name is None:
+                return f"{{{found['text']}}}"
             return as_word(arguments.get(name)) if name in self.names else found[0]
 
         return PLACE.sub(value, word)
@@ -102,7 +105,8 @@ def without_preamble(text: str) -> str:
 
 def places_schema(argv: Sequence[str]) -> Json:
     """The schema of a command that has none: a required text for every ``{name}``."""
-    names = list(dict.fromkeys(name for word in argv for name in PLACE.findall(word)))
+    found = (place["name"] for word in argv for place in PLACE.finditer(word))
+    names = [name for name in dict.fromkeys(found) if name is not None]
     return {
         "type": "object",
         "properties": {name: {"type": "string"} for name in names},

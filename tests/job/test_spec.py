@@ -236,6 +236,16 @@ CONFLICTS = [
         "job.yaml:3:17: agent.tools[0]: a command needs a name (write name: NAME)",
     ),
     (
+        "agent: {tools: [{name: t, command: [t, -f, 'a={fiel}'],"
+        " parameters: {properties: {file: {type: string}}}}]}\n",
+        "job.yaml:3:44: agent.tools[0].command[2]: {fiel} is no parameter"
+        " (did you mean file? {{fiel}} is the text itself)",
+    ),
+    (
+        "agent: {tools: [{name: t, command: 't {x}', parameters: {type: object}}]}\n",
+        "job.yaml:3:36: agent.tools[0].command: {x} is no parameter ({{x}} is the text itself)",
+    ),
+    (
         "agent: {tools: [{builtin: sql}, {builtin: sql}]}\n",
         "job.yaml:3:8: agent: two tools are named sql (give one of them another name:)",
     ),
@@ -289,3 +299,18 @@ def test_what_does_not_go_together_is_refused(fault, minimal, text, message):
 )
 def test_code_may_run_when_the_job_says_so(load, minimal, text):
     assert load(minimal + text).agent.tools[0].builtin in ("shell", "python_eval")
+
+
+@pytest.mark.parametrize(
+    ("command", "parameters"),
+    [
+        ("[awk, '{{print}}', '{file}']", "{properties: {file: {type: string}}}"),
+        ("[find, -exec, '{}', '{ x }']", "{type: object}"),
+        ("[grep, '{pattern}']", "null"),
+    ],
+)
+def test_braces_of_a_command_are_parameters_or_say_that_they_are_not(
+    load, minimal, command, parameters
+):
+    entry = f"{{name: t, command: {command}, parameters: {parameters}}}"
+    assert load(f"{minimal}agent: {{tools: [{entry}]}}\n").agent.tools[0].name == "t"

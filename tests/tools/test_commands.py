@@ -33,7 +33,7 @@ def test_arguments_stand_on_stdin_as_one_object_and_in_their_places(tmp_path: Pa
         "type": "object",
         "properties": {"q": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}},
     }
-    entry = python(SHOW, "--q={q}", "{n}", "{o}", "{else}", "{q}{q}", parameters=parameters)
+    entry = python(SHOW, "--q={q}", "{n}", "{o}", "{{else}}", "{q}{q}", parameters=parameters)
     given = {"q": "a b; $(id) {n}", "n": 5, "o": {"x": [1, None]}}
     argv, stdin, _ = json.loads(once(tmp_path, entry, given).text)
     assert stdin == given
