@@ -63,6 +63,7 @@ class EndInfo(msgspec.Struct, frozen=True):
         reason: why the run stopped early, a few words; empty where it did not.
         action: what a person must do before ``command`` helps, one line.
         color: whether the lines may hold colour codes (a terminal, and no NO_COLOR).
+        brief: only why it did not end well, and the next command.
     """
 
     exit_code: int
@@ -72,10 +73,13 @@ class EndInfo(msgspec.Struct, frozen=True):
     reason: str = ""
     action: str = ""
     color: bool = False
+    brief: bool = False
 
 
 def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
     """The closing words for standard error, one line each, the last the next command."""
+    if info.brief:
+        return list(_aligned([*_in_brief(s, info), *_next(s, info)], info.color))
     pairs = [
         ("bagent", _headline(s, info)),
         *_rows(s, info),
@@ -87,6 +91,14 @@ def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
         *_next(s, info),
     ]
     return list(_aligned(pairs, info.color))
+
+
+def _in_brief(s: Snapshot, info: EndInfo) -> list[tuple[str, str]]:
+    """Nothing of an end that was wished for, else what it was."""
+    rows = list(_rows(s, info))
+    if info.exit_code == EXIT_OK:
+        return [(label, text) for label, text in rows if label == "warning"]
+    return [("bagent", _headline(s, info)), *rows]
 
 
 def _aligned(pairs: list[tuple[str, str]], color: bool) -> Iterator[str]:

@@ -177,8 +177,7 @@ def _finish(
         _make_tables(store, notice)
         if lines is not None and lines.late:
             lines.print_all()
-    if options.progress != "none":
-        _say(prepared, store, snapshot, code, (reason, action))
+    _say(prepared, store, snapshot, code, (reason, action))
     return code
 
 
@@ -222,6 +221,7 @@ def _say(
         reason=why[0],
         action=why[1],
         color=color,
+        brief=options.progress == "none",
     )
     lines = summary_lines(snapshot, info)
     if options.progress in ("json", WORKER):

@@ -155,11 +155,20 @@ def test_progress_for_programs_is_one_json_object_a_line(fs, job_dir):
     assert (events[-1]["event"], events[-1]["exit_code"]) == ("summary", 1)
 
 
-def test_silence_can_be_asked_for(fs, job_dir):
+def test_silence_ends_with_the_next_command_and_with_why_a_run_did_not_end_well(fs, job_dir):
+    silent = ["run", "job.yaml", "--progress", "none"]
     fs.set_script({"r2": [status(400)], "*": [echo()]})
     write_job(job_dir, fs.url, 5, results=NO_TABLES)
-    done = run_bagent(["run", "job.yaml", "--progress", "none"], job_dir)
-    assert (done.code, done.out, done.err) == (1, "", "")
+    done = run_bagent(silent, job_dir)
+    assert (done.code, done.out) == (1, "")
+    first, *_, last = done.err.splitlines()
+    assert first == "bagent      finished, but rows failed"
+    assert last.startswith("next        bagent query runs/job")
+    assert "by kind: rejected 1" in done.err
+    fs.set_script({"*": [echo()]})
+    done = run_bagent(silent, job_dir)
+    assert (done.code, done.out) == (0, "")
+    assert done.err == "next        bagent results runs/job | head\n"
 
 
 def test_a_servers_words_cannot_play_with_the_terminal(fs, job_dir):
