@@ -7,18 +7,33 @@ from collections import deque
 
 import msgspec
 
+from bagent.backends.rate_headers import RateLimits
+from bagent.fleet.account import NOTHING, Started
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.health import Health
 from bagent.fleet.settle import SETUP_STATUS
 from bagent.types import Failure
 
+MUCH_BUSIER = 0.5
+"""A request goes where the cache holds what comes before it, unless the share of its limit that is
+in use there is higher by this."""
+
 
 class Lease(msgspec.Struct, eq=False):
-    """One endpoint's slot; ``since`` is on the fleet's clock."""
+    """One endpoint's slot; ``since`` is on the fleet's clock, ``mark`` the account's sum then."""
 
     state: EndpointState
     since: float
+    mark: Started = NOTHING
+
+
+class _Waiter(msgspec.Struct, eq=False):
+    """A request that waits for an endpoint: which it failed at, which holds what precedes it."""
+
+    future: asyncio.Future[Lease]
+    avoid: frozenset[str]
+    prefer: str | None
 
 
 class Lessor:
@@ -31,7 +46,7 @@ class Lessor:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._health = Health(core)
-        self._waiters: deque[tuple[asyncio.Future[EndpointState], frozenset[str]]] = deque()
+        self._waiters: deque[_Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
         core.pump = self._serve
 
@@ -40,18 +55,30 @@ class Lessor:
         """Requests that wait for an endpoint with room."""
         return len(self._waiters)
 
-    async def take(self, avoid: frozenset[str]) -> Lease:
-        """Wait for an endpoint with room; one that is not in ``avoid`` where there is another."""
-        future: asyncio.Future[EndpointState] = self._core.loop.create_future()
-        self._waiters.append((future, avoid))
+    async def take(self, avoid: frozenset[str], prefer: str | None = None) -> Lease:
+        """Wait for an endpoint with room; one that is not in ``avoid`` where there is another.
+
+        It is the one called ``prefer`` where that has room too and is not much busier.
+        """
+        future: asyncio.Future[Lease] = self._core.loop.create_future()
+        self._waiters.append(_Waiter(future, avoid, None if prefer in avoid else prefer))
         self._serve()
         try:
-            state = await future
+            return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self._release(future.result())
+                self._release(future.result().state)
             raise
-        return Lease(state, self._core.clock())
+
+    def another(self, avoid: frozenset[str]) -> bool:
+        """Whether an endpoint that is not in ``avoid`` may be sent something, or may soon."""
+        return any(one.usable and one.name not in avoid for one in self._core.endpoints.states)
+
+    def told(self, lease: Lease, limits: RateLimits) -> None:
+        """The head of the answer to the lease's request told the account's limits."""
+        news = lease.state.account.told(self._core.clock(), limits, lease.mark)
+        if news:
+            self._core.notice(f"{lease.state.name} allows {news}")
 
     def served(self, lease: Lease, tokens: int | None = None) -> None:
         """The request of the lease was answered well."""
@@ -67,14 +94,15 @@ class Lessor:
 
     def failed(self, lease: Lease, failure: Failure | None) -> None:
         """The request of the lease failed; None where nobody waits for it any more."""
-        core, state = self._core, lease.state
-        now = core.clock()
+        state = lease.state
         if failure is not None:
-            self._judge(lease, failure, now)
+            self.judge(lease, failure)
         self._release(state)
 
-    def _judge(self, lease: Lease, failure: Failure, now: float) -> None:
+    def judge(self, lease: Lease, failure: Failure) -> None:
+        """Take what a failure says of the endpoint that had the lease."""
         core, state = self._core, lease.state
+        now = core.clock()
         if failure.status is not None:
             state.answered(now)
         if failure.kind == "rate_limited":
@@ -103,14 +131,16 @@ class Lessor:
             core.endpoints.unpark(now)
         passed: list[EndpointState] = []
         while self._waiters:
-            future, avoid = self._waiters[0]
+            waiter = self._waiters[0]
+            future = waiter.future
             if future.done():
                 self._waiters.popleft()
                 continue
             state = core.endpoints.next(now)
             if state is None:
                 break
-            if state.name in avoid and core.endpoints.others(state):
+            state = self._home(waiter, state, now) or state
+            if state.name in waiter.avoid and self.another(waiter.avoid):
                 passed.append(state)
                 core.endpoints.pass_over(state)
                 continue
@@ -118,13 +148,19 @@ class Lessor:
             state.in_flight += 1
             state.turns += 1 / state.weight
             core.in_flight += 1
-            state.account.started(now)
-            future.set_result(state)
+            future.set_result(Lease(state, now, state.account.started(now)))
         for state in passed:
             core.endpoints.changed(state)
         wait = core.endpoints.unpark(now) if core.endpoints.parked else None
         if self._waiters and wait is not None and self._timer is None:
             self._timer = core.loop.call_later(wait, self._again)
+
+    def _home(self, waiter: _Waiter, instead: EndpointState, now: float) -> EndpointState | None:
+        """The endpoint that holds the context of who waits, where it may well take the request."""
+        home = self._core.endpoints.named(waiter.prefer) if waiter.prefer else None
+        if home is None or home.room <= 0 or home.account.wait(now, 0) > 0:
+            return None
+        return home if home.load <= instead.load + MUCH_BUSIER else None
 
     def _again(self) -> None:
         self._timer = None
@@ -137,5 +173,5 @@ class Lessor:
             probe.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        for future, _ in self._waiters:
-            future.cancel()
+        for waiter in self._waiters:
+            waiter.future.cancel()

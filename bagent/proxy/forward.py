@@ -10,10 +10,12 @@ import msgspec
 from aiohttp import web
 
 from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
 from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
 from bagent.fleet.leasing import Lease, Lessor
-from bagent.proxy.meter import TAIL_BYTES, Meter, Record
+from bagent.proxy.clients import Homes, client_name, session_name
+from bagent.proxy.meter import Meter, Record
 from bagent.types import Failure
 
 MOST_TRIES = 4
@@ -26,18 +28,14 @@ ELSEWHERE = frozenset({401, 403, 404, 429})
 """Answers, beside 5xx, that say more of the endpoint than of the request: another one is asked."""
 
 
-OWN_KEY = "bagent-"
-"""A key that begins so is no secret: what follows is the name of who asks."""
+ABSENT = frozenset({404, 501})
+"""Answers that speak of a route or a model: of the endpoint only if another one has it."""
 
+CORE_ROUTES = frozenset({"/chat/completions", "/completions"})
+"""Routes that every engine has. One that lacks another route is none the worse for it."""
 
-def client_name(headers: Mapping[str, str]) -> str | None:
-    """What a client calls its request: by a header, or by the key that it was given."""
-    name = headers.get("X-Bagent-Row")
-    if name is None:
-        key = headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        key = key or headers.get("x-api-key", "")
-        name = key.removeprefix(OWN_KEY) if key.startswith(OWN_KEY) else None
-    return name or headers.get("X-Request-Id")
+PASSED_ON = ("anthropic-beta", "anthropic-version")
+"""Headers of a client that a hosted API needs to understand its request."""
 
 
 class ClientLeft(Exception):
@@ -46,6 +44,8 @@ class ClientLeft(Exception):
 
 class Forwarder:
     """Sends requests on; endpoints that are dead or full are passed over.
+
+    A conversation goes on at the endpoint that served it last, unless that is much busier.
 
     Args:
         timeouts: limits of one try.
@@ -65,26 +65,37 @@ class Forwarder:
         self._meter = meter
         self._timeouts = timeouts
         self._patience = patience
+        self._homes = Homes()
 
     async def forward(self, request: web.Request, path: str, body: bytes) -> web.StreamResponse:
         """Answer ``request`` with what an endpoint says to ``body`` at ``path``."""
         name = client_name(request.headers) or path
+        session = session_name(request.headers)
         record = Record(name, path, time.time())
         failure = Failure("overloaded", "no endpoint has room", passing=True, status=503)
         avoid: frozenset[str] = frozenset()
+        without: list[tuple[Lease, Failure]] = []
         try:
             while record.tries < MOST_TRIES:
                 try:
                     async with asyncio.timeout(self._patience):
-                        lease = await self._lessor.take(avoid)
+                        lease = await self._lessor.take(avoid, self._homes.of(session))
                 except TimeoutError:
                     break
                 record.tries += 1
                 record.endpoint = lease.state.name
                 result = await self._try(request, path, body, lease, record)
                 if not isinstance(result, Failure):
+                    if record.failure is None:
+                        self._homes.served(session, record.endpoint)
+                        for old, told in without if path in CORE_ROUTES else ():
+                            self._lessor.judge(old, told)
                     return result
                 failure, avoid = result, avoid | {lease.state.name}
+                if result.status in ABSENT:
+                    without.append((lease, result))
+                    if not self._lessor.another(avoid):
+                        break
             record.failure = failure
             return _refusal(failure)
         except (ClientLeft, asyncio.CancelledError):
@@ -97,7 +108,7 @@ class Forwarder:
         self, request: web.Request, path: str, body: bytes, lease: Lease, record: Record
     ) -> web.StreamResponse | Failure:
         """One try; a failure may be tried elsewhere: no byte of it has gone to the client."""
-        endpoint = lease.state.endpoint
+        endpoint = _as_asked(lease.state.endpoint, request.headers)
         sent = time.time()
         answer: web.StreamResponse | None = None
         told: Failure | None = None
@@ -123,9 +134,7 @@ class Forwarder:
                 else:
                     await _send(answer.prepare(request))
                     async for piece in found.content.iter_any():
-                        if record.first_byte is None:
-                            record.first_byte = time.time()
-                        record.tail = (record.tail + piece)[-TAIL_BYTES:]
+                        record.take(piece)
                         await _send(answer.write(piece))
                 await _send(answer.write_eof())
         except NETWORK_ERRORS as error:
@@ -142,7 +151,7 @@ class Forwarder:
             raise
         finally:
             if told is not None:
-                self._lessor.failed(lease, told)
+                self._lessor.failed(lease, None if told.status in ABSENT else told)
             self._meter.attempt(record, sent, record.status, told.message if told else None)
         self._lessor.served(lease)
         return answer
@@ -154,6 +163,14 @@ async def _send(work: object) -> None:
         await work  # type: ignore[misc]
     except (ConnectionError, OSError) as error:
         raise ClientLeft from error
+
+
+def _as_asked(endpoint: Endpoint, headers: Mapping[str, str]) -> Endpoint:
+    """A hosted endpoint with what the client's headers say of its request."""
+    told = {name: headers[name] for name in PASSED_ON if name in headers}
+    if endpoint.own or not told:
+        return endpoint
+    return msgspec.structs.replace(endpoint, headers={**endpoint.headers, **told})
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:

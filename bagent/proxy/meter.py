@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bagent import __version__
-from bagent.backends.chat_wire import read_usage
-from bagent.backends.json_text import decode_json
+from bagent.proxy.usage import HEAD_BYTES, TAIL_BYTES, usage_in
 from bagent.store.journal import Journal, Syncer
 from bagent.store.owner import Owner, Renewer
 from bagent.store.rundir import RunDir, RunInfo, Start
@@ -21,8 +20,6 @@ from bagent.types import Attempt, Failure, Json, Outcome, Usage
 
 PART = "all"
 STAGE = "proxy"
-TAIL_BYTES = 65536
-"""So much of a stream's end is kept to find its token counts in."""
 
 
 class Record(msgspec.Struct):
@@ -35,8 +32,17 @@ class Record(msgspec.Struct):
     status: int | None = None
     tries: int = 0
     first_byte: float | None = None
+    head: bytes = b""
     tail: bytes = b""
     failure: Failure | None = None
+
+    def take(self, piece: bytes) -> None:
+        """Note a piece of a stream as it passes."""
+        if self.first_byte is None:
+            self.first_byte = time.time()
+        if len(self.head) < HEAD_BYTES:
+            self.head += piece
+        self.tail = (self.tail + piece)[-TAIL_BYTES:]
 
 
 class Meter:
@@ -112,7 +118,7 @@ class Meter:
 
     def request(self, record: Record) -> None:
         """Note the end of a request."""
-        usage, model = usage_in(record.tail)
+        usage, model = usage_in(record.tail, record.head)
         now = time.time()
         failure = record.failure
         first = record.first_byte
@@ -159,30 +165,6 @@ class Meter:
             self._directory.save(self._info, PART)
         finally:
             self._owner.release()
-
-
-def usage_in(tail: bytes) -> tuple[Usage, str | None]:
-    """Token counts and model of an answer: of a JSON body, or of the last events of a stream."""
-    body: Json = None
-    if tail[:1] == b"{":
-        body = _decoded(tail)
-    else:
-        for line in reversed(tail.splitlines()):
-            if line.startswith(b"data:") and b'"usage"' in line:
-                body = _decoded(line[5:])
-                if isinstance(body, dict) and body.get("usage"):
-                    break
-    if not isinstance(body, dict):
-        return Usage(), None
-    model = body.get("model")
-    return read_usage(body.get("usage")), model if isinstance(model, str) else None
-
-
-def _decoded(raw: bytes) -> Json:
-    try:
-        return decode_json(raw)
-    except ValueError:
-        return None
 
 
 def _key(record: Record) -> str:

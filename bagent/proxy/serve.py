@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import itertools
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -142,15 +143,23 @@ def _app(
             body = without_preamble(body)
         return await forwarder.forward(request, request.path.removeprefix("/v1"), body)
 
-    async def models(request: web.Request) -> web.Response:
+    async def names() -> list[str]:
         found = await asyncio.gather(
             *(backend.probe(state.endpoint, PROBE_SECONDS) for state in states if state.up)
         )
-        names = dict.fromkeys(
-            name for one in found if isinstance(one, Capabilities) for name in one.models
-        )
-        data = [{"id": name, "object": "model", "owned_by": "bagent"} for name in names]
+        told = (one.models for one in found if isinstance(one, Capabilities))
+        return list(dict.fromkeys(itertools.chain.from_iterable(told)))
+
+    async def models(request: web.Request) -> web.Response:
+        data = [_model(name) for name in await names()]
         return web.json_response({"object": "list", "data": data})
+
+    async def model(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name in await names():
+            return web.json_response(_model(name))
+        error = {"message": f"no endpoint serves {name}", "type": "not_found", "code": 404}
+        return web.json_response({"error": error}, status=404)
 
     async def health(request: web.Request) -> web.Response:
         up = sum(1 for state in states if state.up)
@@ -159,8 +168,14 @@ def _app(
     app = web.Application(client_max_size=MOST_BODY, middlewares=[_guard(config.token)])
     app.router.add_get("/health", health)
     app.router.add_get("/v1/models", models)
+    app.router.add_get("/v1/models/{name:.+}", model)
     app.router.add_post("/v1/{rest:.+}", post)
     return app
+
+
+def _model(name: str) -> dict[str, str]:
+    """A model as OpenAI's API lists it."""
+    return {"id": name, "object": "model", "owned_by": "bagent"}
 
 
 def _guard(token: str | None) -> web.middleware:  # type: ignore[valid-type]

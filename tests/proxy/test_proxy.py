@@ -3,60 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 
-from bagent.backends.endpoint import Endpoint
 from bagent.errors import UsageError
-from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit
-from bagent.proxy.meter import usage_in
-from bagent.proxy.serve import Proxy, ProxyConfig, start_proxy, without_preamble
-from bagent.store.readers import Wanted, iter_results
+from bagent.proxy.serve import without_preamble
+from proxy.support_proxy import ask, chat, rows_of, through
 from support.fake_server import FakeServer
 from support.replies import close, delta, hang, ok, raw, status, stream
-
-Work = Callable[[Proxy, aiohttp.ClientSession], Awaitable[Any]]
-
-
-def through(urls: list[str], work: Work, run: Path, **config: Any) -> Any:
-    """What ``work`` returns, done against a proxy in front of ``urls``."""
-
-    async def main() -> Any:
-        states = [
-            EndpointState(
-                Endpoint(f"e{i}", url, {"Authorization": "Bearer own"}), InFlightLimit(8, 8)
-            )
-            for i, url in enumerate(urls)
-        ]
-        settings = ProxyConfig(**{"port": 0, **config})
-        async with AsyncExitStack() as stack:
-            proxy = await stack.enter_async_context(
-                start_proxy(states, settings, run, lambda _: None)
-            )
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            return await work(proxy, session)
-
-    return asyncio.run(main())
-
-
-def chat(row: str = "r1", **more: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": [{"role": "user", "content": f"id={row}"}], **more}
-
-
-async def ask(proxy: Proxy, session: aiohttp.ClientSession, **more: Any) -> tuple[int, Any]:
-    async with session.post(f"{proxy.url}/chat/completions", json=chat(**more)) as answer:
-        return answer.status, json.loads(await answer.read())
-
-
-def rows_of(run: Path) -> list[Any]:
-    return list(iter_results(run, Wanted(), report=lambda _: None))
 
 
 def test_a_request_goes_through_as_it_is_with_the_endpoints_own_key(tmp_path):
@@ -167,15 +121,6 @@ def test_session_lines_that_begin_a_text_are_dropped():
     lines = b"x-anthropic-billing-header: cc=1; v=2\\n"
     body = b'{"system":"' + lines + b'You are.","user":"x-amz-id: 1 is mine"}'
     assert without_preamble(body) == b'{"system":"You are.","user":"x-amz-id: 1 is mine"}'
-
-
-def test_usage_is_found_in_bodies_and_in_the_last_events():
-    usage, model = usage_in(b'{"model":"m","usage":{"prompt_tokens":3,"completion_tokens":4}}')
-    assert (usage.prompt, usage.completion, model) == (3, 4, "m")
-    last = b'data: {"model":"m","usage":{"prompt_tokens":5}}'
-    events = b'data: {"choices":[]}\n\n' + last + b"\n\ndata: [DONE]\n\n"
-    assert usage_in(events)[0].prompt == 5
-    assert usage_in(b"no json")[1] is None
 
 
 @pytest.mark.parametrize("bad", [status(401), status(404), raw(b"<html>login", "text/html")])
