@@ -19,6 +19,7 @@ from bagent.types import Json
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
+    from bagent.job.spec_stages import StagePart
     from bagent.tools import ToolPool
 
 COMBINE = frozenset({"openai", "anthropic", "bedrock"})
@@ -108,9 +109,31 @@ async def opened_tools(job: Job, env: Mapping[str, str]) -> AsyncIterator[ToolPo
         return
     from bagent.tools import open_tools  # only jobs with tools load what they need
 
-    folder = job.source.folder
-    async with open_tools(spec.tools, folder, env, allow_code=spec.allow_code) as pool:
+    path = agent_path(job)
+    places = [job.source.position((*path, "tools", n)) for n in range(len(spec.tools))]
+    async with open_tools(
+        spec.tools, job.source.folder, env, allow_code=spec.allow_code, places=places
+    ) as pool:
         yield pool
+
+
+def agent_path(job: Job) -> tuple[str | int, ...]:
+    """Where the agent of ``job`` stands in the file: the job's own, or the one of a stage."""
+    parts: list[tuple[tuple[str | int, ...], StagePart | None]] = []
+    for number, stage in enumerate(job.stages):
+        parts.append((("stages", number), stage))
+        sections = enumerate(stage.sections)
+        parts += [(("stages", number, "sections", place), one) for place, one in sections]
+    topology = job.topology
+    for key in ("plan", "reduce", "judge"):
+        parts.append((("topology", key), getattr(topology, key)))
+    for key in ("steps", "sections"):
+        several = enumerate(getattr(topology, key))
+        parts += [(("topology", key, place), one) for place, one in several]
+    for path, part in parts:
+        if part is not None and part.agent is not None and part.agent is job.agent:
+            return (*path, "agent")
+    return ("agent",)
 
 
 def with_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> CallSettings:
@@ -163,7 +186,7 @@ def first_choice(job: Job, pool: ToolPool) -> Json:
         raise JobError(
             f"agent.tool_choice: there is no tool {word}",
             hint=f"write auto, required, or one of {' '.join(pool.names)}",
-            at=job.source.position(("agent", "tool_choice")),
+            at=job.source.position((*agent_path(job), "tool_choice")),
         )
     return {"type": "function", "function": {"name": word}}
 

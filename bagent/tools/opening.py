@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bagent.errors import UsageError
+from bagent.errors import Position, UsageError
 from bagent.job.spec_agent import ToolSpec
 from bagent.tools.builtins import open_builtin
 from bagent.tools.commands import (
@@ -36,7 +36,12 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @asynccontextmanager
 async def open_tools(
-    specs: Sequence[ToolSpec], base: Path, env: Mapping[str, str], *, allow_code: bool = False
+    specs: Sequence[ToolSpec],
+    base: Path,
+    env: Mapping[str, str],
+    *,
+    allow_code: bool = False,
+    places: Sequence[Position] = (),
 ) -> AsyncIterator[ToolPool]:
     """Check and open the tools of a job; they are closed, and their processes ended, at the end.
 
@@ -45,9 +50,11 @@ async def open_tools(
         base: the job's folder: where commands run and where their relative paths start.
         env: the environment of the run; tools get the ordinary part of it, and what they name.
         allow_code: whether ``python_eval`` and ``shell`` may be among the tools.
+        places: where each of ``specs`` stands in the job file, for messages.
 
     Raises:
-        UsageError: a tool cannot be opened, or two have one name; nothing stays open.
+        UsageError: a tool cannot be opened, or two have one name; nothing stays open. It is
+            about the tool's place, or the line of the Python file that is wrong.
         MissingPackage: a tool needs a package that is not installed.
     """
     async with AsyncExitStack() as stack:
@@ -56,14 +63,18 @@ async def open_tools(
         room = Room(base, env, scratch, stack, allow_code)
         opener = _Opener(room)
         # Servers start together: each may take a second or more.
-        opened = await _all_opened(opener, specs)
-        pool = ToolPool(_distinct([tool for tools in opened for tool in tools]))
+        known: Sequence[Position | None] = places or [None] * len(specs)
+        opened = await _all_opened(opener, specs, known)
+        pool = ToolPool(_distinct(opened, known))
         stack.push_async_callback(pool.close)
         yield pool
 
 
-async def _all_opened(opener: _Opener, specs: Sequence[ToolSpec]) -> list[list[Tool]]:
-    tasks = [asyncio.ensure_future(opener.open(spec)) for spec in specs]
+async def _all_opened(
+    opener: _Opener, specs: Sequence[ToolSpec], places: Sequence[Position | None]
+) -> list[list[Tool]]:
+    works = [_opened(opener, spec, at) for spec, at in zip(specs, places, strict=True)]
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
@@ -73,19 +84,31 @@ async def _all_opened(opener: _Opener, specs: Sequence[ToolSpec]) -> list[list[T
         raise
 
 
-def _distinct(tools: list[Tool]) -> list[Tool]:
+async def _opened(opener: _Opener, spec: ToolSpec, at: Position | None) -> list[Tool]:
+    try:
+        return await opener.open(spec)
+    except UsageError as error:
+        if error.at is None:
+            error.at = at
+        raise
+
+
+def _distinct(opened: list[list[Tool]], places: Sequence[Position | None]) -> list[Tool]:
     """The tools, if their names are usable and all different."""
-    seen: set[str] = set()
-    for tool in tools:
-        if not _NAME.fullmatch(tool.name):
-            raise UsageError(
-                f"tool name {tool.name!r}: servers take letters, digits, _ and -, at most 64",
-                hint="give it another name:",
-            )
-        if tool.name in seen:
-            raise UsageError(f"two tools are named {tool.name}", hint="give one another name:")
-        seen.add(tool.name)
-    return tools
+    found: dict[str, Tool] = {}
+    for tools, at in zip(opened, places, strict=True):
+        for tool in tools:
+            if not _NAME.fullmatch(tool.name):
+                raise UsageError(
+                    f"tool name {tool.name!r}: servers take letters, digits, _ and -, at most 64",
+                    hint="give it another name:",
+                    at=at,
+                )
+            if tool.name in found:
+                words = f"two tools are named {tool.name}"
+                raise UsageError(words, hint="give one another name:", at=at)
+            found[tool.name] = tool
+    return list(found.values())
 
 
 @dataclass

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
+import asyncio
+from pathlib import Path
 
+import msgspec
+import pytest
+
+from bagent.errors import UsageError
+from bagent.job.load import JobRequest, load_job
+from bagent.runs.equipping import opened_tools
+from bagent.runs.stagejobs import prepare_stages
 from stages.support_stages import RUN, run_stages, texts, write_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
@@ -41,3 +49,33 @@ def test_rows_of_all_stages_go_to_stdout_and_in_order_where_asked(tmp_path):
     wanted = [(stage, f"r{n}") for stage in ("first", "second") for n in (1, 2, 3)]
     assert names == wanted
     assert sorted((row["stage"], row["id"]) for row in done.lines()) == wanted
+
+
+AGENT = "agent: {tools: [{builtin: sql, files: [x.csv]}, §{name: n, command: [no-such-program]}]}"
+PLACES = {
+    "of the job": f"{AGENT}\nstages: [{{kind: map}}]",
+    "of a stage": f"stages:\n- kind: map\n- kind: map\n  {AGENT}",
+    "of a step": f"topology:\n  name: pipeline\n  steps: [{{{AGENT}}}]",
+    "of a judge": f"topology: {{name: judge, judge: {{prompt: y, {AGENT}}}}}",
+    "of a section": f"topology: {{name: blackboard, sections: [{{name: a, {AGENT}}}]}}",
+}
+
+
+@pytest.mark.parametrize("marked", PLACES.values(), ids=PLACES.keys())
+def test_a_tool_that_cannot_be_opened_is_told_with_its_place_in_the_job(tmp_path, marked):
+    (tmp_path / "x.csv").write_text("a\n1\n")
+    head = "backend: vllm://host\nmodel: m\ninput: rows.jsonl\nprompt: x\n"
+    before = (head + marked[: marked.index("§")]).split("\n")
+    (tmp_path / "job.yaml").write_text(head + marked.replace("§", ""))
+    job = load_job(JobRequest(path=Path("job.yaml"), cwd=tmp_path))
+    jobs = [asking.job for stage in prepare_stages(job) for asking in stage.asking]
+
+    async def main() -> None:
+        for one in jobs:
+            async with opened_tools(one, {"PATH": "/usr/bin:/bin"}):
+                pass
+
+    with pytest.raises(UsageError) as caught:
+        asyncio.run(main())
+    place = f"job.yaml:{len(before)}:{len(before[-1]) + 1}: "
+    assert str(caught.value).startswith(f"{place}cannot run no-such-program: no such program")
