@@ -63,7 +63,7 @@ class _Scale:
         wanted = self._wanted
         small, large = [await self._weigh(words) for words in _PROBE_WORDS]
         if small is None or large is None:
-            return self._lengths(1.0, wanted.total, None)
+            return self._lengths((1.0, 0.0), wanted.total, None)
         per_word = max(0.05, (large - small) / (_PROBE_WORDS[1] - _PROBE_WORDS[0]))
         extra = small - per_word * _PROBE_WORDS[0]
         words = max(1, round((wanted.total - extra) / per_word))
@@ -76,12 +76,15 @@ class _Scale:
             if step == 0 or words + step < 1:
                 break
             words += step
-        return self._lengths(per_word, words, tokens)
+        if tokens is not None and abs(words - _PROBE_WORDS[0]) >= _PROBE_WORDS[0]:
+            per_word = max(0.05, (tokens - small) / (words - _PROBE_WORDS[0]))
+            extra = small - per_word * _PROBE_WORDS[0]
+        return self._lengths((per_word, extra), words, tokens)
 
-    def _lengths(self, per_word: float, words: int, tokens: int | None) -> Lengths:
-        prefix = min(words - 1, round(self._wanted.prefix / per_word)) if words > 1 else 0
+    def _lengths(self, line: tuple[float, float], words: int, tokens: int | None) -> Lengths:
+        prefix = min(words - 1, round(self._wanted.prefix / line[0])) if words > 1 else 0
         way = self._way if tokens is not None else "one word a token is guessed"
-        return Lengths(words - prefix, prefix, tokens, way)
+        return Lengths(words - prefix, prefix, tokens, way, *line)
 
     async def _weigh(self, words: int) -> int | None:
         """The tokens of a prompt with so many words; None where no way of asking works."""

@@ -7,6 +7,7 @@ import msgspec
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.bench.prompts import AnswerPlan, Lengths
+from bagent.bench.trace import Recorded
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -32,6 +33,8 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
         lengths: sizes of prompts by model name (an empty name where none is known).
         list_size: calls in one request, where calls travel in lists or batches.
         groups: number of shared prefixes; 0 shares none.
+        turn_tokens: what each turn of a conversation after the first adds.
+        trace: recorded requests to send again.
         job: bodies to send in turn in place of made prompts.
         origin: seconds of the monotonic clock that all times of rows count from.
         folder: where raw rows are written.
@@ -48,9 +51,19 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     list_size: int = 8
     groups: int = 0
     skew: float = 0.0
+    turn_tokens: int = 0
+    trace: list[Recorded] = []
     job: list[JobBody] = []
     worker: int = 0
     workers: int = 1
+
+
+class Material(msgspec.Struct, frozen=True):
+    """What is sent in place of made prompts: the bodies of a job, the times and lengths of a
+    recorded load; empty where there is none."""
+
+    job: list[JobBody] = []
+    trace: list[Recorded] = []
 
 
 def portable(endpoint: Endpoint) -> Endpoint:

@@ -28,6 +28,10 @@ WORDS: dict[str, str] = {
     "first to last token of each request",
     "goodput": "requests scheduled in the window that kept every limit of the SLO, per second of "
     "it; failed, timed-out and unfinished ones did not",
+    "conversation": "from the first turn's schedule to the last turn's end, thinking included; of "
+    "those that began in the window and whose turns all ended well. Turns beyond the first are "
+    "scheduled one thinking time after the answer before. Cached: the share of their prompt tokens "
+    "that the server's usage says it had in its cache",
     "percentiles": "of the raw requests of all endpoints and repeats together (linear "
     "interpolation), never averaged; p99 is hidden below 100 requests, p99.9 below 1,000",
 }
@@ -37,6 +41,7 @@ REQUESTS = {
     "stage": "INTEGER",
     "worker": "INTEGER",
     "number": "BIGINT",
+    "turn": "INTEGER",
     "endpoint": "VARCHAR",
     "way": "VARCHAR",
     "scheduled": "DOUBLE",
@@ -69,6 +74,7 @@ DEFAULTS = {
     "status": "'unfinished'",
     "size": "1",
     "warmup": "false",
+    "turn": "1",
     "estimated": "false",
     "opened": "false",
     "in_flight": "0",
@@ -159,12 +165,13 @@ GAPS = """
 create view gaps as
 with pieces as (
     select load, stage, repeat, endpoint, number, worker,
-        unnest(chunk_at) as at_us, unnest(chunk_count) as pieces, unnest(chunk_tokens) as total,
+        turn, unnest(chunk_at) as at_us, unnest(chunk_count) as pieces,
+        unnest(chunk_tokens) as total,
         generate_subscripts(chunk_at, 1) as place
     from timed where counted and chunk_at is not null and len(chunk_at) > 0
 ), steps as (
     select *, at_us - lag(at_us) over w as gap_us, total - coalesce(lag(total) over w, 0) as tokens
-    from pieces window w as (partition by stage, worker, number order by place)
+    from pieces window w as (partition by stage, worker, number, turn order by place)
 ), many as (
     select *, coalesce(tokens, pieces) as count from steps
 )

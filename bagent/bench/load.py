@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,9 +18,13 @@ from bagent.bench.placing import Placer
 from bagent.bench.prompts import Groups
 from bagent.bench.records import ClientRow, RequestRow, RowFile
 from bagent.bench.sender import fire
-from bagent.bench.shape import StageSpec, arrivals, share
-from bagent.bench.shots import ShotMaker
+from bagent.bench.shape import StageSpec, arrivals, replayed, share
+from bagent.bench.shots import ShotMaker, Spot
 from bagent.bench.watch import ClientWatch
+from bagent.types import Reply
+
+if TYPE_CHECKING:
+    from bagent.bench.run_router import RunRouter
 
 REST_SECONDS = 0.25
 """A loop that failed waits so long: else a broken endpoint would be asked thousands of times."""
@@ -89,14 +94,22 @@ class Load:
             self._client.flush()
         return run.part
 
-    async def send(self, row: RequestRow, stage: StageSpec, place: int) -> None:
-        """Make the request that ``row`` stands for, send it, and write the row."""
-        shot = self._maker.make(stage, row.number, place, row.group)
+    def note(self, row: RequestRow) -> None:
+        """Write the row of a request that was never sent."""
+        self._rows.write(row)
+
+    async def send(self, row: RequestRow, stage: StageSpec, spot: Spot, place: int) -> Reply | None:
+        """Make the request for ``spot``, send it, and write its ``row``; a good answer, or None."""
+        shot = self._maker.make(stage, spot, place)
         endpoint = self._config.targets[place].endpoint
+        limits = self._config.timeouts, self.now
         try:
-            await fire(self._transport, endpoint, shot, row, (self._config.timeouts, self.now))
+            reply = await fire(self._transport, endpoint, shot, row, limits)
         finally:
             self._rows.write(row)
+        if reply is not None and spot.turn < stage.turns:
+            spot.said.append((self._maker.asked(stage, spot, place), reply.text or ""))
+        return reply
 
 
 class _StageRun:
@@ -110,7 +123,8 @@ class _StageRun:
         self._now: Callable[[], float] = load.now
         names = [target.endpoint.name for target in config.targets]
         among = [i for i, name in enumerate(names) if stage.only in (None, name)]
-        self._placer = Placer(stage.routing, among, start=config.worker)
+        self._placer = Placer(stage.routing, among, config.worker, self._router(among))
+        self._queue: deque[asyncio.Future[None]] = deque()
         seed = f"{stage.seed}/{stage.load}/{stage.repeat}/{config.worker}"
         self._groups = Groups(config.groups, config.skew, seed) if config.groups else None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -124,6 +138,22 @@ class _StageRun:
         )
         self.end = start + stage.seconds if stage.seconds is not None else _FAR
         self.part = Part(start, start, start)
+
+    def _router(self, among: Sequence[int]) -> RunRouter | None:
+        """What chooses endpoints as a run does, where that is asked for."""
+        if self._stage.routing != "as-run":
+            return None
+        from bagent.bench.run_router import RunRouter
+
+        targets, workers = self._config.targets, self._config.workers
+        endpoints = {place: targets[place].endpoint for place in among}
+        return RunRouter(endpoints, self._slots() if self._stage.rate is None else None, workers)
+
+    def _slots(self) -> int:
+        """Requests that a closed loop of this worker has in flight at each endpoint."""
+        stage, config = self._stage, self._config
+        size = config.list_size if stage.way in ("list", "chat-batch") else 1
+        return share(max(1, (stage.concurrency or 1) // size), config.worker, config.workers)
 
     async def feed(self) -> None:
         """Send until the stage's time, or its requests, are over, or the test is stopped."""
@@ -149,14 +179,10 @@ class _StageRun:
         count = self._stage.requests or 1
         for place in list(self._placer.among):
             for _ in range(count):  # at once: a slow endpoint is not to take the time of each
-                self._begin(self._one(place, self._number(), None))
+                self._begin(self._one(place, Spot(self._number())))
 
     async def _closed_loop(self) -> None:
-        stage, config = self._stage, self._config
-        calls = stage.concurrency or 1
-        size = config.list_size if stage.way in ("list", "chat-batch") else 1
-        slots = share(max(1, calls // size), config.worker, config.workers)
-        for _ in range(slots):
+        for _ in range(self._slots()):
             for place in list(self._placer.among):
                 self._begin(self._slot(place))
         await self._until_idle(self.end)
@@ -168,33 +194,82 @@ class _StageRun:
                 if self._left <= 0:
                     return
                 self._left -= 1
-            to, number = place, self._number()
-            group = None
+            to: int | None = place
+            spot = Spot(self._number())
             if self._groups is not None:
-                own = self._placer.groups_of(place, self._groups.count)
+                alone = self._stage.turns == 1  # else an endpoint gets conversations, not groups
+                own = self._placer.groups_of(place, self._groups.count) if alone else None
                 if own is not None and not own:
                     return  # no group belongs to this endpoint
-                group = self._groups.next(own)
-            if self._stage.routing == "least-inflight":
-                picked = self._placer.pick(number, group)
-                to = place if picked is None else picked
-            if self._placer.out(to):
+                spot.group = self._groups.next(own)
+            if self._placer.chooses:
+                to = await self._place(spot)
+                if self._now() >= self.end:
+                    return
+            if to is None or self._placer.out(to):
                 return
-            if not await self._one(to, number, group):
+            if not await self._talk(to, spot):
                 await asyncio.sleep(REST_SECONDS)
 
     async def _open_loop(self) -> None:
-        parts = self._config.worker, self._config.workers
-        for number, at in arrivals(self._stage, *parts):
+        parts, stage = (self._config.worker, self._config.workers), self._stage
+        trace = self._config.trace if stage.speed is not None else None
+        times = arrivals(stage, *parts) if trace is None else replayed(stage, trace, *parts)
+        for number, at in times:
             due = self._start + at
             wait = due - self._now()
             if wait > 0 and await self._stopped_within(wait):
                 return
             group = self._groups.next() if self._groups is not None else None
-            place = self._placer.pick(number, group)
-            if place is None:
+            spot = Spot(number, group, due)
+            place = None if self._queue else self._pick(spot)
+            if place is not None:
+                self._begin(self._talk(place, spot))
+            elif self._placer.full:
+                self._begin(self._later(spot))
+            else:
                 return
-            self._begin(self._one(place, number, group, due))
+
+    def _pick(self, spot: Spot, home: int | None = None) -> int | None:
+        alone = self._stage.turns == 1
+        return self._placer.pick(spot.number, spot.group if alone else None, home)
+
+    async def _place(self, spot: Spot, home: int | None = None) -> int | None:
+        """Where ``spot`` goes, once there is room; None where all endpoints are out."""
+        place = None if self._queue else self._pick(spot, home)
+        take_place = self._queue.append
+        while place is None and self._placer.full:
+            turn = asyncio.get_running_loop().create_future()
+            take_place(turn)
+            try:
+                await turn
+            finally:
+                if turn in self._queue:
+                    self._queue.remove(turn)
+            place = self._pick(spot, home)
+            take_place = self._queue.appendleft
+        self._wake()  # there may be room for more than one
+        return place
+
+    def _wake(self) -> None:
+        """Let the request that waits longest look for room."""
+        if self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+
+    async def _later(self, spot: Spot) -> None:
+        """Send ``spot`` once an endpoint has room: late, and its lateness counts."""
+        try:
+            place = await self._place(spot)
+        except asyncio.CancelledError:
+            row = self._row("", spot)
+            row.sent = row.done = self._now()
+            row.error = "no endpoint had room before the load ended"
+            self._load.note(row)
+            raise
+        if place is not None:
+            await self._talk(place, spot)
 
     async def _stopped_within(self, seconds: float) -> bool:
         """Wait; whether the test was stopped meanwhile."""
@@ -210,31 +285,53 @@ class _StageRun:
             return False
         return True
 
-    async def _one(
-        self, place: int, number: int, group: int | None, due: float | None = None
-    ) -> bool:
+    async def _talk(self, place: int, spot: Spot) -> bool:
+        """Send one request, or the turns of a conversation; whether the last ended well.
+
+        A turn that is due after the stage's time is not sent.
+        """
+        think = self._stage.think
+        while await self._one(place, spot):
+            if spot.turn >= self._stage.turns:
+                return True
+            spot.turn += 1
+            spot.due = self._now() + think
+            if spot.due >= self.end or await self._stopped_within(think):
+                return True
+            to = await self._place(spot, place)
+            if to is None:
+                return False
+            place = to
+        return False
+
+    async def _one(self, place: int, spot: Spot) -> bool:
         """Send one request; whether it ended well."""
         stage, part = self._stage, self.part
-        row = RequestRow(
-            stage.number,
-            self._config.worker,
-            number,
-            self._config.targets[place].endpoint.name,
-            stage.way,
-            _NOW if due is None else due,
-            warmup=stage.warmup,
-            group=group,
-            in_flight=self._placer.begun(place),
-        )
+        row = self._row(self._config.targets[place].endpoint.name, spot)
+        row.in_flight = self._placer.begun(place)
         part.sent += 1
         part.feeding_ended = self._now()
         try:
-            await self._load.send(row, stage, place)
+            await self._load.send(row, stage, spot, place)
         finally:
             self._placer.ended(place, row.error_kind)
+            self._wake()
             part.done += row.status == "ok"
             part.failed += row.status == "failed"
         return row.status == "ok"
+
+    def _row(self, endpoint: str, spot: Spot) -> RequestRow:
+        return RequestRow(
+            self._stage.number,
+            self._config.worker,
+            spot.number,
+            endpoint,
+            self._stage.way,
+            _NOW if spot.due is None else spot.due,
+            warmup=self._stage.warmup,
+            turn=spot.turn,
+            group=spot.group,
+        )
 
     def _number(self) -> int:
         number = self._next

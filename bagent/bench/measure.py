@@ -41,21 +41,30 @@ def _good(slo: Slo) -> str:
     return " and ".join(["status = 'ok'", *kept])
 
 
+_WINDOWS = {
+    # An endpoint has the stages of all, and those of its own.
+    "endpoint": """(select s.*, e.endpoint from stages s
+        join (select distinct endpoint from requests) e
+        on s."only" is null or s."only" = e.endpoint)""",
+    "turn": """(select s.*, t.turn from stages s
+        join (select distinct stage, turn from requests) t using (stage))""",
+}
+"""The stages by what numbers are grouped by."""
+
+
 def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
     """The numbers of each load, all its repeats together, in the order of sending.
 
     Args:
-        keys: the columns to group by: ``load``, or ``load, repeat``, or ``load, endpoint``.
+        keys: the columns to group by: ``load``, or ``load`` with ``repeat``, ``endpoint`` or
+            ``turn``.
     """
     latencies = ", ".join(_quantiles(f"{name}_ms", name) for name in LATENCIES)
-    windows, counted = "stages", "counted"
+    counted = "counted"
     if "endpoint" in keys:
         # A slow endpoint may have got all its requests before the window.
         counted = "true"
-        # An endpoint has the stages of all, and those of its own.
-        windows = """(select s.*, e.endpoint from stages s
-            join (select distinct endpoint from requests) e
-            on s."only" is null or s."only" = e.endpoint)"""
+    windows = next((found for key, found in _WINDOWS.items() if key in keys), "stages")
     return tables.rows(
         f"""
         with w as (
@@ -132,6 +141,27 @@ def peak_tokens(tables: Tables) -> dict[str, float]:
         """
     )
     return {row["load"]: row["peak"] for row in rows}
+
+
+def conversations(tables: Tables, turns: int) -> dict[str, Numbers]:
+    """By load: the conversations whose ``turns`` all ended well (``conversations``), those a
+    second, and how long they took, thinking included."""
+    rows = tables.rows(
+        f"""
+        with whole as (
+            select load, stage, worker, number,
+                1000 * (max(done) - min(scheduled)) as conversation_ms
+            from timed group by load, stage, worker, number
+            having count(*) filter (status = 'ok') = {turns} and bool_or(counted and turn = 1)
+        ), seconds as (
+            select load, sum(window_to - window_from) as seconds from stages group by load
+        )
+        select load, count(*) as conversations, count(*) / any_value(seconds) as conversations_s,
+            {_quantiles("conversation_ms", "conversation")}
+        from whole join seconds using (load) group by load
+        """
+    )
+    return {row.pop("load"): row for row in rows}
 
 
 def failures(tables: Tables) -> list[Numbers]:

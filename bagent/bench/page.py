@@ -73,6 +73,23 @@ _LOADS = {
     "out tokens": "output_tokens",
     "cached": "cached_share",
     "cache hits": "hit_rate",
+    "conversations/s": "conversations_s",
+    "whole p50 ms": "conversation_p50_ms",
+}
+_TURNS = {
+    "load": "load",
+    "turn": "turn",
+    "requests": "requests",
+    "ok": "ok_share",
+    "TTFT p50 ms": "ttft_p50_ms",
+    "p99": "ttft_p99_ms",
+    "TPOT p50 ms": "tpot_p50_ms",
+    "E2E p50 ms": "e2e_p50_ms",
+    "p99 ": "e2e_p99_ms",
+    "goodput/s": "goodput_rps",
+    "in tokens": "input_tokens",
+    "out tokens": "output_tokens",
+    "cached": "cached_share",
 }
 _ENDPOINTS = {
     "endpoint": "endpoint",
@@ -111,6 +128,10 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
     sizes = f"{plan['input_tokens']} tokens in, {plan['output_tokens']} out"
     if "job" in plan["ways"]:
         sizes = "rows of a job"
+    elif plan.get("speeds"):
+        sizes = f"{plan['trace']['requests']} requests as recorded in {plan['trace']['source']}"
+    elif plan.get("turns", 1) > 1:
+        sizes += f", {plan['turns']} turns with {plan['think']:g} s of thinking between"
     parts = [
         f"<h1>{html.escape(models)}: {html.escape(counts)}</h1>",
         f"<p>{html.escape(summary['started_at'][:19])} UTC, from "
@@ -124,6 +145,7 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
         "<h2>Loads</h2>",
         _table(_LOADS, summary["loads"]),
         f'<div class="charts">{_charts(summary["loads"])}</div>',
+        _turns(summary.get("turns")),
         _failures(summary["failures"]),
         _compared(old, summary) if old is not None else "",
         "<h2>Definitions</h2><dl>",
@@ -283,6 +305,10 @@ def _medians(heat: Sequence[Numbers]) -> list[float | None]:
             last = statistics.median_low(known) if known else last
         found.append(last)
     return found
+
+
+def _turns(rows: Sequence[Numbers] | None) -> str:
+    return f"<h2>Turns</h2>{_table(_TURNS, rows)}" if rows else ""
 
 
 def _failures(rows: Sequence[Numbers]) -> str:

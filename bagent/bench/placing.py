@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bagent.bench.records import Routing
+
+if TYPE_CHECKING:
+    from bagent.bench.run_router import RunRouter
 
 REFUSALS = 3
 """Connections in a row that could not be made, after which an endpoint is out of the stage."""
@@ -20,27 +24,57 @@ class Placer:
         among: the places that take part.
         start: where a round begins that looks for the fewest in flight; workers begin at
             different ones. Else the number of the request decides, which is one for all workers.
+        router: what ``as-run`` asks.
     """
 
-    def __init__(self, routing: Routing, among: Sequence[int], start: int = 0) -> None:
+    def __init__(
+        self,
+        routing: Routing,
+        among: Sequence[int],
+        start: int = 0,
+        router: RunRouter | None = None,
+    ) -> None:
         self._routing = routing
         self.among = list(among)
         self.in_flight = dict.fromkeys(among, 0)
         self._refused = dict.fromkeys(among, 0)
         self._turn = start
+        self._router = router
 
-    def pick(self, number: int, group: int | None) -> int | None:
-        """The place for request ``number`` with its prefix group; None where all are out."""
+    def pick(self, number: int, group: int | None, home: int | None = None) -> int | None:
+        """The place for request ``number`` with its prefix group; None where all are out, or none
+        has room (:attr:`full`).
+
+        Args:
+            home: where its conversation was answered last.
+        """
         among = self.among
         if not among:
             return None
-        if self._routing == "affinity" and group is not None:
-            return among[group % len(among)]
+        if self._router is not None:
+            return self._router.next(home)
+        if self._routing == "affinity":
+            if home in among:
+                return home
+            if group is not None:
+                return among[group % len(among)]
         if self._routing == "least-inflight":
             self._turn += 1
             order = among[self._turn % len(among) :] + among[: self._turn % len(among)]
             return min(order, key=self.in_flight.__getitem__)
+        if home in among:
+            return among[(among.index(home) + 1) % len(among)]
         return among[number % len(among)]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a closed loop, too, asks where its next request goes."""
+        return self._router is not None or self._routing == "least-inflight"
+
+    @property
+    def full(self) -> bool:
+        """Whether a request has to wait until another has ended."""
+        return self._router is not None and bool(self.among)
 
     def groups_of(self, place: int, count: int) -> list[int] | None:
         """With ``affinity``, those of ``count`` prefix groups that belong to an endpoint."""
@@ -51,17 +85,18 @@ class Placer:
     def begun(self, place: int) -> int:
         """A request goes there; returns how many are in flight there with it."""
         self.in_flight[place] += 1
+        if self._router is not None:
+            self._router.begun(place)
         return self.in_flight[place]
 
     def ended(self, place: int, error_kind: str | None) -> None:
         """A request ended there, with that failure or well."""
         self.in_flight[place] -= 1
-        if error_kind != "connect":
-            self._refused[place] = 0
-            return
-        self._refused[place] += 1
+        self._refused[place] = self._refused[place] + 1 if error_kind == "connect" else 0
         if self._refused[place] >= REFUSALS and place in self.among:
             self.among.remove(place)
+        if self._router is not None:
+            self._router.ended(place, well=error_kind is None, out=place not in self.among)
 
     def out(self, place: int) -> bool:
         """Whether an endpoint is out of the stage."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from bagent.backends.base import Timeouts
 from bagent.bench.records import Routing, Way
 from bagent.bench.shape import Arrival, StageSpec
+from bagent.bench.trace import TraceInfo
 
 
 class Slo(msgspec.Struct, frozen=True):
@@ -32,8 +34,12 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         rates: open loops: requests a second over the whole fleet.
         ramps: open loops whose rate goes evenly from one to another.
         sweep: find the saturation, then measure at rates below and at it.
+        trace: what is known of the recorded load that is replayed.
+        speeds: how many times as fast as recorded it is replayed, each a load.
+        turns, think, turn_tokens: requests of a conversation, seconds between them, and tokens
+            that each turn after the first adds to what was said before.
         seconds: of each stage; None where ``requests`` alone bound it.
-        requests: of each stage, over the whole fleet.
+        requests: of each stage, over the whole fleet; conversations where there are turns.
         input_tokens, output_tokens: of each call, chat template and shared prefix included.
         as_json: answers by a JSON Schema.
         prefix_tokens: shared by the prompts of a group; 0 shares nothing.
@@ -48,6 +54,11 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     rates: Sequence[float] = ()
     ramps: Sequence[tuple[float, float]] = ()
     sweep: bool = False
+    trace: TraceInfo | None = None
+    speeds: Sequence[float] = ()
+    turns: int = 1
+    think: float = 1.0
+    turn_tokens: int = 128
     arrival: Arrival = "poisson"
     burstiness: float = 1.0
     seconds: float | None = 20.0
@@ -87,25 +98,44 @@ PRESETS: dict[str, dict[str, Any]] = {
         "output_tokens": 32,
         "routings": ("balanced", "affinity"),
     },
+    "agents": {
+        "concurrency": (16,),
+        "seconds": 30.0,
+        "input_tokens": 2548,
+        "prefix_tokens": 2048,
+        "groups": 1,
+        "output_tokens": 64,
+        "turns": 2,
+        "think": 1.0,
+        "turn_tokens": 128,
+        "routings": ("balanced", "affinity"),
+    },
 }
 """``quick`` is over in a minute. ``saturation`` takes five minutes. ``prefix`` sends prompts that
-share long beginnings, first to any endpoint and then each group to its own."""
+share long beginnings, first to any endpoint and then each group to its own. ``agents`` are
+conversations of two turns behind one long prompt with a slow tool between them, whose second turn
+goes first to any endpoint and then to that of the first."""
 
 
 def make_plan(preset: str | None, given: dict[str, Any]) -> BenchPlan:
     """The preset's settings with those ``given`` in their place.
 
-    A given load (``rates``, ``concurrency`` or ``sweep``) replaces the preset's; a given number of
-    requests without a time bounds each stage alone.
+    A given load (``rates``, ``concurrency``, ``speeds`` or ``sweep``) replaces the preset's; a
+    given number of requests without a time bounds each stage alone, and so does a
+    trace, whose lengths go before any that are given.
     """
     values: dict[str, Any] = {"name": preset, **PRESETS[preset]} if preset else {}
-    if given.get("rates") or given.get("ramps") or given.get("sweep"):
+    if any(given.get(name) for name in ("rates", "ramps", "speeds", "sweep")):
         values.pop("concurrency", None)
     values |= given
-    if given.get("requests") is not None and given.get("seconds") is None:
+    bounded = given.get("requests") is not None or given.get("speeds")
+    if bounded and given.get("seconds") is None:
         values["seconds"] = None
+    if values.get("trace") is not None:
+        values["input_tokens"] = max(1, round(values["trace"].input_tokens))
+        values["output_tokens"] = max(1, round(values["trace"].output_tokens))
     plan = BenchPlan(**values)
-    if not (plan.concurrency or plan.rates or plan.ramps or plan.sweep):
+    if not (plan.concurrency or plan.rates or plan.ramps or plan.speeds or plan.sweep):
         plan = msgspec.structs.replace(plan, concurrency=(1, 8))
     return plan
 
@@ -135,6 +165,10 @@ def _once(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[StageSpec]:
                 for low, high in plan.ramps:
                     name = f"rate={low:g}..{high:g}"
                     yield stage_of(plan, name, way, routing, only, rate=low, rate_to=high)
+                for speed in plan.speeds if plan.trace else ():
+                    name = "replay" if speed == 1 else f"replay x{speed:g}"
+                    mean = plan.trace.rate * speed if plan.trace else None
+                    yield stage_of(plan, name, way, routing, only, rate=mean, speed=speed)
 
 
 def stage_of(
@@ -162,6 +196,8 @@ def stage_of(
         requests=plan.requests,
         drain=plan.drain,
         only=only,
+        turns=plan.turns,
+        think=plan.think,
         seed=plan.seed,
         **more,
     )
@@ -169,8 +205,11 @@ def stage_of(
 
 def expected_seconds(plan: BenchPlan, endpoints: int) -> float | None:
     """How long the stages take at least, drains left out; None where nothing bounds it."""
-    if plan.seconds is None or plan.sweep:
-        return None
+    recorded = [plan.trace.seconds / speed for speed in plan.speeds] if plan.trace else []
     loads = len(plan.concurrency) + len(plan.rates) + len(plan.ramps)
+    if plan.sweep or (loads and plan.seconds is None):
+        return None
+    most = plan.seconds if plan.seconds is not None else math.inf
+    seconds = loads * (plan.seconds or 0.0) + sum(min(most, one) for one in recorded)
     rounds = sum(endpoints if one == "isolated" else 1 for one in plan.routings)
-    return plan.seconds * loads * rounds * len(plan.ways) * plan.repeats
+    return seconds * rounds * len(plan.ways) * plan.repeats

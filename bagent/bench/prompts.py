@@ -36,13 +36,20 @@ class Lengths(msgspec.Struct, frozen=True):
     """Sizes of prompts in words, as calibration found them, for one model.
 
     ``prefix`` words are shared by a group, ``own`` follow. ``tokens`` is what a prompt was
-    measured to have, chat template included; None where nothing could be measured.
+    measured to have, chat template included; None where nothing could be measured. A word makes
+    ``per_word`` tokens, and what is put around a prompt ``extra``.
     """
 
     own: int
     prefix: int = 0
     tokens: int | None = None
     measured: str = "not measured"
+    per_word: float = 1.0
+    extra: float = 0.0
+
+    def words(self, tokens: int) -> int:
+        """How many words make a prompt of ``tokens``, at least one."""
+        return max(1, round((tokens - self.extra) / self.per_word))
 
 
 class PromptText:

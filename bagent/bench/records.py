@@ -10,9 +10,10 @@ import msgspec
 Way = Literal["chat", "completions", "list", "chat-batch", "job"]
 """How calls travel: a chat or a text each, lists of texts, batches of chats, rows of a job."""
 
-Routing = Literal["balanced", "least-inflight", "affinity", "isolated"]
+Routing = Literal["balanced", "least-inflight", "affinity", "as-run", "isolated"]
 """Which endpoint gets a request: each as many, the one with the fewest in flight, the one that the
-prompt's group belongs to, or one endpoint after the other while the rest are idle."""
+prompt's group or the conversation belongs to, the one that a run would choose, or one endpoint
+after the other while the rest are idle."""
 
 T = TypeVar("T")
 
@@ -22,7 +23,9 @@ class RequestRow(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         stage: number of the stage; ``warmup`` rows count nowhere.
-        number: place in the stage's schedule, over all workers.
+        number: place in the stage's schedule, over all workers; the turns of a conversation share
+            it.
+        turn: which turn of its conversation it is, from 1.
         size: calls in the request; tokens are sums over them.
         scheduled: when it was to be sent; in a closed loop that is when it was sent.
         first_token: first piece of an answer, be it thinking; ``first_answer`` the first that is
@@ -49,6 +52,7 @@ class RequestRow(msgspec.Struct, omit_defaults=True):
     status: Literal["ok", "failed", "unfinished"] = "unfinished"
     size: int = 1
     warmup: bool = False
+    turn: int = 1
     group: int | None = None
     first_byte: float | None = None
     first_token: float | None = None

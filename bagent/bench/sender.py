@@ -40,8 +40,9 @@ async def fire(
     shot: Shot,
     row: RequestRow,
     limits: tuple[Timeouts, Callable[[], float]],
-) -> None:
-    """Send ``shot`` and fill ``row``; nothing is sent a second time.
+) -> Reply | None:
+    """Send ``shot`` and fill ``row``; nothing is sent a second time. Returns a good answer to a
+    single call.
 
     What a server or the network does becomes the row's ``error_kind``. A cancelled request stays
     ``unfinished``, with the time at which it was given up.
@@ -75,11 +76,12 @@ async def fire(
     if isinstance(found, Failure):
         row.status, row.error_kind = "failed", found.kind
         row.error = endpoint.without_secrets(found.message)[:_WORDS]
-        return
+        return None
     row.status = "ok"
-    if isinstance(found, Reply):
+    if found is not None:
         row.finish_reason = found.finish_reason
         _note_usage(row, found.usage)
+    return found
 
 
 async def _exchange(

@@ -13,7 +13,7 @@ import msgspec
 
 from bagent.backends.transport import Transport
 from bagent.bench.calibrate import Wanted, calibrate
-from bagent.bench.config import JobBody, LoadConfig, Target, portable
+from bagent.bench.config import LoadConfig, Material, Target, portable
 from bagent.bench.crew import Crew, LocalCrew, ProcessCrew
 from bagent.bench.load import Part
 from bagent.bench.plan import BenchPlan, expected_seconds, stages
@@ -49,7 +49,7 @@ class Session:
 
     Args:
         called: all endpoints of the hostfile as a roll call found them; ready ones get load.
-        jobs: request bodies to send in turn, in place of made prompts.
+        material: a job's bodies, or a recorded load, to send in place of made prompts.
         tell: takes words for people.
     """
 
@@ -58,7 +58,7 @@ class Session:
         plan: BenchPlan,
         called: Sequence[Called],
         folder: Path,
-        jobs: list[JobBody],
+        material: Material,
         tell: Callable[[str], None],
     ) -> None:
         self._plan = plan
@@ -68,7 +68,7 @@ class Session:
             if one.ready
         ]
         self._folder = folder
-        self._jobs = jobs
+        self._material = material
         self._tell = tell
         self._origin = time.monotonic()
         self._crew: Crew | None = None
@@ -91,7 +91,7 @@ class Session:
         stage_file = RowFile(self._folder / "stages.jsonl")
         server_file = RowFile(self._folder / "servers.jsonl")
         try:
-            if not self._jobs:
+            if not self._material.job:
                 await self._calibrate()
             config = self._config()
             crew: LocalCrew | ProcessCrew
@@ -133,7 +133,9 @@ class Session:
             list_size=plan.list_size,
             groups=groups,
             skew=plan.skew,
-            job=self._jobs,
+            turn_tokens=plan.turn_tokens,
+            trace=self._material.trace,
+            job=self._material.job,
             workers=plan.workers,
         )
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
 from bagent.bench.records import Routing, Way
+from bagent.bench.trace import Recorded
 
 Arrival = Literal["constant", "poisson", "gamma"]
 """How the requests of an open loop come: evenly, at random, or at random with bursts."""
@@ -24,10 +25,13 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
         concurrency: calls in flight at each endpoint, all the time.
         rate: requests a second over the whole fleet, whatever comes back.
         rate_to: the rate at the end of a ramp: it goes there evenly during ``seconds``.
+        speed: how many times as fast as recorded a trace is replayed; ``rate`` is its mean then.
         burstiness: shape of ``gamma`` arrivals: 1 is Poisson, less comes in bursts.
         seconds: how long it feeds; None until ``requests`` are sent.
         requests: how many it sends over the whole fleet; None until ``seconds`` are over.
         drain: seconds that requests in flight get to end afterwards.
+        turns: requests of a conversation, each of which holds what was said before.
+        think: seconds between an answer and the next turn: a tool that takes so long.
         only: the endpoint that gets all of it; None is all.
         warmup: requests to each endpoint whose rows count nowhere.
     """
@@ -40,6 +44,9 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     rate: float | None = None
     rate_to: float | None = None
+    speed: float | None = None
+    turns: int = 1
+    think: float = 0.0
     arrival: Arrival = "poisson"
     burstiness: float = 1.0
     seconds: float | None = None
@@ -48,6 +55,18 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     only: str | None = None
     seed: int = 0
     warmup: bool = False
+
+
+def replayed(
+    stage: StageSpec, trace: Sequence[Recorded], part: int = 0, parts: int = 1
+) -> Iterator[tuple[int, float]]:
+    """The send times of a trace, as :func:`arrivals` gives them."""
+    for number, one in enumerate(trace[: stage.requests]):
+        at = one.at / (stage.speed or 1.0)
+        if stage.seconds is not None and at >= stage.seconds:
+            return
+        if number % parts == part:
+            yield number, at
 
 
 def arrivals(stage: StageSpec, part: int = 0, parts: int = 1) -> Iterator[tuple[int, float]]:

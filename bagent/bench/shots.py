@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from bagent.backends.request import encode_payload
-from bagent.bench.config import LoadConfig, Target
-from bagent.bench.prompts import Lengths, PromptText, body_of, fixed_fields, stream_fields
+from bagent.bench.config import LoadConfig
+from bagent.bench.prompts import (
+    AnswerPlan,
+    Lengths,
+    PromptText,
+    body_of,
+    fixed_fields,
+    stream_fields,
+)
 from bagent.bench.shape import StageSpec
 from bagent.types import Json
 
@@ -29,47 +37,83 @@ class Shot(msgspec.Struct, frozen=True):
     size: int = 1
 
 
+class Spot(msgspec.Struct):
+    """A place in a stage's schedule.
+
+    Attributes:
+        number: over all workers.
+        due: when it is to be sent, on the test's clock; None is as soon as it can be.
+        turn: of a conversation, from 1.
+        said: what was said in the turns before: what was asked and what was answered.
+    """
+
+    number: int
+    group: int | None = None
+    due: float | None = None
+    turn: int = 1
+    said: list[tuple[str, str]] = []
+
+
 class ShotMaker:
     """Makes the requests of a load test; equal places give equal requests in every process."""
 
     def __init__(self, config: LoadConfig) -> None:
         self._config = config
         self._text = PromptText(config.salt)
-        self._fields: dict[tuple[int, bool], dict[str, Json]] = {}
+        self._fields: dict[tuple[int, int, bool], dict[str, Json]] = {}
         self._prefixes: dict[tuple[str, int], str] = {}
 
-    def make(self, stage: StageSpec, number: int, target: int, group: int | None) -> Shot:
-        """Request ``number`` of ``stage``, for the endpoint with the place ``target``."""
+    def make(self, stage: StageSpec, spot: Spot, target: int) -> Shot:
+        """The request for ``spot`` of ``stage``, to the endpoint with the place ``target``."""
         if stage.way == "job":
-            return self._job(number, target)
+            return self._job(spot.number, target)
         single = stage.way in ("chat", "completions")
-        one = self._config.targets[target]
-        fields = self._fixed(target, one, stream=single)
+        fields = self._fixed(target, self._answer(stage, spot), stream=single)
         size = 1 if single else self._config.list_size
-        name = f"{stage.number}/{'w' if stage.warmup else ''}{number}"
-        texts = [self._prompt(stage, one, f"{name}/{place}", group) for place in range(size)]
+        texts = [self._prompt(stage, spot, target, place) for place in range(size)]
         path = _PATHS[stage.way]
         if stage.way == "chat":
-            return Shot(path, body_of(fields, "messages", _chat(texts[0])), True)
+            return Shot(path, body_of(fields, "messages", _chat(texts[0], spot.said)), True)
         if stage.way == "completions":
-            return Shot(path, body_of(fields, "prompt", texts[0]), True)
+            text = "".join(f"{asked}{answer}\n" for asked, answer in spot.said) + texts[0]
+            return Shot(path, body_of(fields, "prompt", text), True)
         if stage.way == "list":
             return Shot(path, body_of(fields, "prompt", texts), False, size)
         chats: list[Any] = [_chat(text) for text in texts]
         return Shot(path, body_of(fields, "messages", chats), False, size)
 
-    def _fixed(self, target: int, one: Target, *, stream: bool) -> dict[str, Json]:
-        found = self._fields.get((target, stream))
+    def asked(self, stage: StageSpec, spot: Spot, target: int) -> str:
+        """What ``spot`` adds to its conversation, before it is answered."""
+        return self._prompt(stage, spot, target, 0)
+
+    def _answer(self, stage: StageSpec, spot: Spot) -> AnswerPlan:
+        plan = self._config.answer
+        if stage.speed is None:
+            return plan
+        tokens = max(1, self._config.trace[spot.number].output_tokens)
+        return msgspec.structs.replace(plan, tokens=tokens)
+
+    def _fixed(self, target: int, answer: AnswerPlan, *, stream: bool) -> dict[str, Json]:
+        key = target, answer.tokens, stream
+        found = self._fields.get(key)
         if found is None:
-            found = fixed_fields(one.model, self._config.answer, one.engine)
+            one = self._config.targets[target]
+            found = fixed_fields(one.model, answer, one.engine)
             if stream:
                 found |= stream_fields(one.engine)
-            self._fields[target, stream] = found
+            self._fields[key] = found
         return found
 
-    def _prompt(self, stage: StageSpec, target: Target, name: str, group: int | None) -> str:
-        lengths = self._config.lengths.get(target.model or "") or Lengths(100)
-        own = self._text.own(lengths.own, name)
+    def _prompt(self, stage: StageSpec, spot: Spot, target: int, place: int) -> str:
+        model = self._config.targets[target].model or ""
+        lengths = self._config.lengths.get(model) or Lengths(100)
+        name = f"{stage.number}/{'w' if stage.warmup else ''}{spot.number}/{place}"
+        if stage.speed is not None:
+            return self._text.own(lengths.words(self._config.trace[spot.number].input_tokens), name)
+        if spot.turn > 1:
+            words = round(self._config.turn_tokens / lengths.per_word)
+            return self._text.own(max(1, words), f"{name}/{spot.turn}")
+        own, group = self._text.own(lengths.own, name), spot.group
         if group is None:
             return own
         # Every stage has prefixes of its own: else the second one would find them cached.
@@ -86,5 +130,10 @@ class ShotMaker:
         return Shot(one.path, one.body[:-1].encode() + b"," + end, True)
 
 
-def _chat(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
+def _chat(text: str, said: Sequence[tuple[str, str]] = ()) -> list[dict[str, str]]:
+    before = [
+        {"role": role, "content": words}
+        for turn in said
+        for role, words in zip(("user", "assistant"), turn, strict=True)
+    ]
+    return [*before, {"role": "user", "content": text}]

@@ -85,6 +85,7 @@ def summarise(
         "client_limited": limited,
         "client_states": msgspec.to_builtins(states),
         "loads": loads,
+        "turns": measure.load_numbers(tables, plan.slo, "load, turn") if plan.turns > 1 else [],
         "endpoints": endpoints,
         "failures": measure.failures(tables),
         "servers": measure.server_numbers(tables),
@@ -100,9 +101,10 @@ def _loads(tables: Tables, plan: BenchPlan) -> list[Numbers]:
     """The numbers of each load, with the lowest and highest of its repeats."""
     gaps, peaks = measure.gap_numbers(tables), measure.peak_tokens(tables)
     loads = measure.load_numbers(tables, plan.slo)
+    talks = measure.conversations(tables, plan.turns) if plan.turns > 1 else {}
     servers = measure.server_numbers(tables)
     for one in loads:
-        one |= gaps.get(one["load"], {})
+        one |= gaps.get(one["load"], {}) | talks.get(one["load"], {})
         one["peak_tok_s"] = peaks.get(one["load"])
         own = [row for row in servers if row["load"] == one["load"]]
         one["hit_rate"] = _hit_rate(own)
@@ -162,7 +164,8 @@ def _endpoints(
     tables: Tables, plan: BenchPlan, called: Sequence[Called], judged: Sequence[Judged]
 ) -> list[Numbers]:
     """A row for each endpoint of the hostfile, over all loads."""
-    numbers = {one["endpoint"]: one for one in measure.load_numbers(tables, plan.slo, "endpoint")}
+    rows = measure.load_numbers(tables, plan.slo, "endpoint")
+    numbers = {one["endpoint"]: one for one in rows if one["endpoint"]}  # "" had none with room
     servers = _server_totals(measure.server_numbers(tables))
     gpus = _gpus(called)
     sent = sum(one["requests"] for one in numbers.values())

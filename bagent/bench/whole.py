@@ -14,8 +14,10 @@ from bagent.backends.names import NamesLoop
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.proof import Prover
 from bagent.backends.transport import Transport
+from bagent.bench.config import Material
 from bagent.bench.plan import BenchPlan
 from bagent.bench.session import Course, Session
+from bagent.bench.trace import Recorded
 from bagent.errors import StoppedEarly, UsageError, WriteError
 from bagent.fleet.called import Called, counts, grouped
 from bagent.fleet.roll_call import RollCall, RollCallPlan
@@ -39,6 +41,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: only endpoints that serve it get load; None is any.
+        trace: the recorded load that the plan replays.
         command: the command line, for the summary.
     """
 
@@ -46,6 +49,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Sequence[Endpoint]
     folder: Path
     model: str | None = None
+    trace: list[Recorded] = []
     command: str = ""
 
 
@@ -96,13 +100,29 @@ async def _send_all(
 
             bodies = await asyncio.to_thread(job_bodies, job, called)
             tell(f"{len(bodies)} rows of the job are sent in turn")
-        session = Session(wanted.plan, called, wanted.folder, bodies, tell)
+        material = Material(bodies, _fitting(wanted.trace, called, tell))
+        session = Session(wanted.plan, called, wanted.folder, material, tell)
         switch.session = session
         if switch.stopped:
             session.stop()
         return called, await session.run()
     finally:
         switch.close()
+
+
+def _fitting(
+    trace: Sequence[Recorded], called: Sequence[Called], tell: Callable[[str], None]
+) -> list[Recorded]:
+    """The recorded requests that the shortest context of the ready endpoints holds."""
+    known = [one.known.context for one in called if one.ready and one.known]
+    context = min((length for length in known if length), default=None)
+    if context is None:
+        return list(trace)
+    found = [one for one in trace if one.input_tokens + one.output_tokens <= context]
+    if len(found) < len(trace):
+        words = f"{len(trace) - len(found)} of {len(trace)} recorded requests"
+        tell(f"{words} are left out: they do not fit {context} tokens of context")
+    return found
 
 
 class _Switch:

@@ -16,6 +16,7 @@ from bagent.errors import EXIT_ROWS_FAILED, EXIT_STOPPED, UsageError
 
 if TYPE_CHECKING:
     from bagent.bench.plan import BenchPlan
+    from bagent.bench.trace import Recorded
     from bagent.runs.prepare import Prepared
 
 EXIT_CLIENT_LIMITED = 3
@@ -29,6 +30,8 @@ def bench(
     concurrency: bench_opt.Concurrency = None,
     rate: bench_opt.Rate = None,
     sweep: bench_opt.Sweep = False,
+    replay: bench_opt.Replay = None,
+    speed: bench_opt.Speed = None,
     arrival: bench_opt.Arrival = None,
     burstiness: bench_opt.Burstiness = None,
     requests: bench_opt.Requests = None,
@@ -37,6 +40,9 @@ def bench(
     output_tokens: bench_opt.OutputTokens = None,
     prefix_tokens: bench_opt.PrefixTokens = None,
     groups: bench_opt.Groups = None,
+    turns: bench_opt.Turns = None,
+    think: bench_opt.Think = None,
+    turn_tokens: bench_opt.TurnTokens = None,
     skew: bench_opt.Skew = None,
     ways: bench_opt.Ways = None,
     list_size: bench_opt.ListSize = None,
@@ -63,6 +69,8 @@ def bench(
     is wrong; 3 the client was the limit; 75 stopped early, the report holds what there is.
 
     Example: bagent bench --hostfile nodes.txt --preset quick --write-hostfile good.hosts
+
+    Example: bagent bench --hostfile nodes.txt --replay runs/review --speed 1,2
     """
     # Typer calls with every option by name: all that is here are options.
     return _bench(dict(locals()))
@@ -74,7 +82,7 @@ def _bench(given: dict[str, Any]) -> int:
     from bagent.cli.bench_view import tell_end
     from bagent.cli.hosts import read_fleet
 
-    plan = _plan(given)
+    trace, plan = _trace_and_plan(given)
     rules = [read_rule(text) for text in given["fail_if"] or ()]
     old = read_summary(given["compare"]) if given["compare"] else None
     job, hostfile = _job(given)
@@ -86,6 +94,7 @@ def _bench(given: dict[str, Any]) -> int:
         endpoints=fleet.endpoints,
         folder=folder,
         model=given["model"],
+        trace=trace,
         command=shlex.join(["bagent", *sys.argv[1:]]),
     )
     began = time.monotonic()
@@ -137,6 +146,8 @@ _PLAIN = (
     "prefix_tokens",
     "groups",
     "skew",
+    "turns",
+    "turn_tokens",
     "list_size",
     "warmup",
     "repeats",
@@ -144,10 +155,23 @@ _PLAIN = (
     "workers",
 )
 _WAYS = ("chat", "completions", "list", "chat-batch")
-_ROUTINGS = ("balanced", "least-inflight", "affinity", "isolated")
+_ROUTINGS = ("balanced", "least-inflight", "affinity", "as-run", "isolated")
 
 
-def _plan(given: dict[str, Any]) -> BenchPlan:
+def _trace_and_plan(given: dict[str, Any]) -> tuple[list[Recorded], BenchPlan]:
+    """The recorded load, if one is to be replayed, and the plan that the options make."""
+    if given["replay"] is None:
+        if given["speed"]:
+            raise UsageError("--speed: of what?", hint="give --replay RUN or FILE")
+        return [], _plan(given, {})
+    from bagent.bench.trace import read_trace
+
+    speeds = tuple(_numbers("--speed", given["speed"] or "1", float))
+    trace, info = read_trace(given["replay"])
+    return trace, _plan(given, {"trace": info, "speeds": speeds})
+
+
+def _plan(given: dict[str, Any], more: dict[str, Any]) -> BenchPlan:
     """The plan that the options make.
 
     Raises:
@@ -156,7 +180,7 @@ def _plan(given: dict[str, Any]) -> BenchPlan:
     from bagent.backends.base import Timeouts
     from bagent.bench.plan import make_plan
 
-    values = {name: given[name] for name in _PLAIN if given[name] not in (None, False)}
+    values = {name: given[name] for name in _PLAIN if given[name] not in (None, False)} | more
     if given["concurrency"]:
         values["concurrency"] = tuple(_numbers("--concurrency", given["concurrency"], int))
     if given["rate"]:
@@ -164,6 +188,8 @@ def _plan(given: dict[str, Any]) -> BenchPlan:
         plain = [part for part in parts if ".." not in part]
         values["rates"] = tuple(_numbers("--rate", ",".join(plain), float)) if plain else ()
         values["ramps"] = tuple(_ramp(part) for part in parts if ".." in part)
+    if given["think"]:
+        values["think"] = _duration("--think", given["think"])
     if given["seconds"]:
         values["seconds"] = _duration("--duration", given["seconds"])
     if given["ways"]:
@@ -196,8 +222,13 @@ def _check(plan: BenchPlan) -> None:
         raise UsageError("--rate with a ramp needs a time", hint="give --duration T")
     if plan.burstiness <= 0:
         raise UsageError(f"--burstiness {plan.burstiness:g}: not above 0", hint="1 is Poisson")
-    if "affinity" in plan.routings and not plan.prefix_tokens:
+    if "affinity" in plan.routings and not plan.prefix_tokens and plan.turns == 1:
         raise UsageError("--routing affinity needs groups", hint="give --prefix-tokens N")
+    if plan.turns > 1 and (plan.speeds or set(plan.ways) - {"chat", "completions"}):
+        raise UsageError(
+            "--turns: what is recorded, rows of a job, lists and batches have no turns",
+            hint="--as chat or completions",
+        )
 
 
 def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:

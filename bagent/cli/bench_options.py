@@ -10,8 +10,12 @@ import typer
 from bagent.cli.options import Text
 
 Preset = Annotated[
-    Literal["quick", "saturation", "prefix"] | None,
-    typer.Option("--preset", help="quick: 1 minute; saturation: 5; prefix: shared beginnings."),
+    Literal["quick", "saturation", "prefix", "agents"] | None,
+    typer.Option(
+        "--preset",
+        help="quick: 1 minute; saturation: 5; prefix: shared beginnings; agents: two turns with a"
+        " slow tool between.",
+    ),
 ]
 Concurrency = Annotated[
     Text, typer.Option("--concurrency", metavar="N,..", help="Calls in flight per endpoint.")
@@ -24,6 +28,24 @@ Rate = Annotated[
 ]
 Sweep = Annotated[
     bool, typer.Option("--sweep", help="Find the saturation, measure at rates below it.")
+]
+Replay = Annotated[
+    Path | None,
+    typer.Option("--replay", metavar="RUN|FILE", help="Times and lengths as recorded there."),
+]
+Speed = Annotated[
+    Text, typer.Option("--speed", metavar="S,..", help="Replay S times as fast as recorded.")
+]
+Turns = Annotated[
+    int | None,
+    typer.Option("--turns", min=1, metavar="N", help="Of a conversation; each holds those before."),
+]
+Think = Annotated[
+    Text, typer.Option("--think", metavar="T", help="From an answer to the next turn; 1s.")
+]
+TurnTokens = Annotated[
+    int | None,
+    typer.Option("--turn-tokens", min=1, metavar="N", help="New in each later turn; 128."),
 ]
 Arrival = Annotated[
     Literal["constant", "poisson", "gamma"] | None,
@@ -61,7 +83,9 @@ ListSize = Annotated[
 ]
 Routing = Annotated[
     Text,
-    typer.Option("--routing", help="balanced (spread), least-inflight, affinity, isolated."),
+    typer.Option(
+        "--routing", help="balanced (spread), least-inflight, affinity, as-run, isolated."
+    ),
 ]
 Job = Annotated[
     Path | None, typer.Option("--job", metavar="JOB.yaml", help="Send this job's rows.")

@@ -29,6 +29,20 @@ LOADS = {
     "goodput/s": "goodput_rps",
     "hit %": "hit_rate",
 }
+WHOLE = {"conversations/s": "conversations_s", "whole p50": "conversation_p50_ms"}
+TURNS = {
+    "load": "load",
+    "turn": "turn",
+    "requests": "requests",
+    "ok %": "ok_share",
+    "in tokens": "input_tokens",
+    "cached %": "cached_share",
+    "TTFT p50": "ttft_p50_ms",
+    "p99": "ttft_p99_ms",
+    "TPOT p50": "tpot_p50_ms",
+    "E2E p50": "e2e_p50_ms",
+    "E2E p99": "e2e_p99_ms",
+}
 ENDPOINTS = {
     "endpoint": "endpoint",
     "verdict": "verdict",
@@ -49,7 +63,7 @@ ENDPOINTS = {
 """Column heads and the names of their numbers in the summary; times are in milliseconds."""
 
 _COLOURS = {"ok": "green", "slow": "yellow", "failing": "red", "dead": "red"}
-_PERCENT = frozenset({"ok_share", "kv_max", "hit_rate"})
+_PERCENT = frozenset({"ok_share", "kv_max", "hit_rate", "cached_share"})
 _TEXTS = frozenset({"load", "endpoint", "verdict", "reason"})
 _MOST_FAILURES = 5
 
@@ -66,7 +80,9 @@ def tell_end(
     Raises:
         UsageError: a rule names what was not measured.
     """
-    _print(LOADS, summary["loads"])
+    _print({**LOADS, **(WHOLE if summary["turns"] else {})}, summary["loads"])
+    if summary["turns"]:
+        _print(TURNS, summary["turns"])
     _print(ENDPOINTS, summary["endpoints"])
     if old is not None:
         _print_changes(old, summary)

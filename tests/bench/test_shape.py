@@ -147,4 +147,4 @@ def test_the_quick_preset_is_over_in_a_minute_and_saturation_in_about_five() -> 
         assert plan.seconds is not None
         drains = plan.drain if name == "quick" else 0
         assert (plan.seconds + drains) * len(plan.concurrency) <= most
-    assert set(PRESETS) == {"quick", "saturation", "prefix"}
+    assert set(PRESETS) == {"quick", "saturation", "prefix", "agents"}

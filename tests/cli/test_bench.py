@@ -145,6 +145,10 @@ def test_an_endpoint_that_stops_answering_is_not_waited_for_for_ever(
         (["--fail-if", "x"], "--fail-if x: not a condition"),
         (["--compare", "none"], "none: --compare: cannot be read"),
         (["--job", "none.yaml"], "none.yaml"),
+        (["--replay", "none"], "none: no such run"),
+        (["--speed", "2"], "--speed: of what? (give --replay RUN or FILE)"),
+        (["--turns", "2", "--as", "list"], "--turns: what is recorded, rows of a job, lists"),
+        (["--think", "long"], "--think long: not a duration"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_anything_is_sent(

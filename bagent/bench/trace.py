@@ -1,0 +1,180 @@
+"""A recorded load: when requests came and how long they were, to be sent again.
+
+It is read from a run, from an earlier load test, or from a table (JSONL, JSON, CSV, TSV, Parquet)
+with a column for each of time, input tokens and output tokens. The names of known traces are
+understood: those of this program, Azure's ``TIMESTAMP, ContextTokens, GeneratedTokens`` and
+Mooncake's ``timestamp, input_length, output_length``, whose times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bagent.errors import Position, UsageError
+from bagent.store.columns import literal
+from bagent.store.rundir import RunDir, find_run
+
+TIMES = ("scheduled", "sent", "started_at", "arrived_at", "arrival_time", "timestamp", "time")
+INPUTS = ("prompt_tokens", "input_tokens", "input_length", "contexttokens")
+OUTPUTS = ("completion_tokens", "output_tokens", "output_length", "generatedtokens")
+"""Names of columns, in the order of preference; capitals do not matter."""
+
+MILLISECONDS = ("timestamp", "input_length")
+"""A trace with these two columns counts its numeric times in milliseconds (Mooncake)."""
+
+_READERS = {
+    ".csv": "read_csv({}, all_varchar=true)",
+    ".tsv": "read_csv({}, all_varchar=true, delim='\t')",
+    ".jsonl": "read_json({}, format='newline_delimited', ignore_errors=true)",
+    ".json": "read_json({})",
+    ".parquet": "read_parquet({})",
+}
+_RAW = (
+    "read_json([{}], format='newline_delimited', ignore_errors=true, columns={{{}}}) "
+    "where warmup is null"
+)
+
+
+class Recorded(msgspec.Struct, frozen=True, array_like=True):
+    """One request: seconds after the first one, tokens of its prompt and of its answer."""
+
+    at: float
+    input_tokens: int
+    output_tokens: int
+
+
+class TraceInfo(msgspec.Struct, frozen=True):
+    """What is known of a recorded load: how many requests came within so many ``seconds``, and
+    their mean lengths. ``left_out`` had no time or no lengths, such as failed ones."""
+
+    source: str
+    requests: int
+    seconds: float
+    input_tokens: float
+    output_tokens: float
+    left_out: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Requests a second, in the mean; that of one second where all came at once."""
+        return self.requests / (self.seconds or 1.0)
+
+
+def read_trace(source: Path) -> tuple[list[Recorded], TraceInfo]:
+    """The requests of a recorded load in the order of their times.
+
+    Args:
+        source: a run's directory or name, the folder of a load test, or a file.
+
+    Raises:
+        UsageError: there is none, it cannot be read, or no row has a time and lengths.
+    """
+    if source.is_file():
+        rows = _query(source, _table(source))
+    elif any(source.glob("requests-*.jsonl")):
+        rows = _query(source, _raw(source, "requests-*.jsonl", "scheduled"))
+    else:
+        run: RunDir = find_run(source)
+        pattern, time = "attempts-*.jsonl", "sent"
+        if not any(run.journal.glob(pattern)):
+            pattern, time = "rows-*.jsonl", "started_at"
+        rows = _query(source, _raw(run.journal, pattern, time))
+    found, left_out = _recorded(rows)
+    if not found:
+        raise UsageError(
+            "--replay: no row has a time, input tokens and output tokens",
+            hint=f"columns such as {TIMES[0]}, {INPUTS[0]}, {OUTPUTS[0]}",
+            at=Position(source),
+        )
+    count = len(found)
+    return found, TraceInfo(
+        str(source),
+        count,
+        found[-1].at,
+        sum(one.input_tokens for one in found) / count,
+        sum(one.output_tokens for one in found) / count,
+        left_out,
+    )
+
+
+def _table(file: Path) -> str:
+    """The query of a file of any kind."""
+    name = file.name.lower().removesuffix(".gz").removesuffix(".zst")
+    reader = _READERS.get(Path(name).suffix)
+    if reader is None:
+        raise UsageError(
+            "--replay: of what kind is this file?",
+            hint=f"its name ends with {', '.join(_READERS)}",
+            at=Position(file),
+        )
+    return f"select * from {reader.format(literal(str(file)))}"
+
+
+def _raw(folder: Path, pattern: str, time: str) -> str:
+    """The query of raw rows of this program, of which the last may be torn."""
+    files = ", ".join(literal(str(path)) for path in sorted(folder.glob(pattern)))
+    kinds = {time: "DOUBLE", INPUTS[0]: "BIGINT", OUTPUTS[0]: "BIGINT", "warmup": "BOOLEAN"}
+    columns = ", ".join(f"{name}: '{kind}'" for name, kind in kinds.items())
+    return f"select * from {_RAW.format(files, columns)}"
+
+
+def _query(source: Path, query: str) -> Iterator[dict[str, Any]]:
+    """The rows of a query by column name in small letters."""
+    import duckdb
+
+    try:
+        with duckdb.connect(config={"threads": 1}) as connection:
+            cursor = connection.execute(query)
+            names = [column[0].lower() for column in cursor.description or ()]
+            while rows := cursor.fetchmany(10_000):
+                yield from (dict(zip(names, row, strict=True)) for row in rows)
+    except (duckdb.Error, OSError) as error:
+        (words, *_) = str(error).splitlines()
+        raise UsageError(f"--replay: cannot be read: {words}", at=Position(source)) from None
+
+
+def _recorded(rows: Iterator[Mapping[str, Any]]) -> tuple[list[Recorded], int]:
+    """The rows that can be sent again, and how many cannot."""
+    found: list[tuple[float, int, int]] = []
+    left_out = 0
+    for row in rows:
+        at = _seconds(_first(row, TIMES))
+        sizes = _number(_first(row, INPUTS)), _number(_first(row, OUTPUTS))
+        if at is None or not sizes[0] or not sizes[1]:
+            left_out += 1
+            continue
+        scale = 1000 if all(name in row for name in MILLISECONDS) else 1
+        found.append((at / scale, sizes[0], sizes[1]))
+    found.sort()
+    began = found[0][0] if found else 0.0
+    return [Recorded(at - began, *sizes) for at, *sizes in found], left_out
+
+
+def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _number(value: Any) -> int | None:
+    try:
+        return int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _seconds(value: Any) -> float | None:
+    """A time in seconds: a number as it is, a date and time since 1970."""
+    if isinstance(value, datetime):
+        return value.timestamp()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        pass
+    try:
+        return datetime.fromisoformat(str(value)).timestamp()
+    except ValueError:
+        return None

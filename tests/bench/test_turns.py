@@ -1,0 +1,172 @@
+"""Conversations: each turn holds what was said before, and goes where the routing says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.bench.config import LoadConfig, Target
+from bagent.bench.placing import Placer
+from bagent.bench.plan import make_plan, stages
+from bagent.bench.prompts import AnswerPlan, Lengths
+from bagent.bench.run_router import RunRouter
+from bagent.bench.shape import StageSpec
+from bagent.bench.shots import ShotMaker, Spot
+from bagent.bench.trace import Recorded
+from bench.support_bench import Measure, addresses, simulated
+
+TALK = StageSpec(number=0, load="c=1", turns=2)
+
+
+def config(**fields: Any) -> LoadConfig:
+    target = Target(Endpoint("e", "http://e/v1"), "m", "vllm")
+    lengths = {"m": Lengths(own=12, prefix=30, per_word=1.5, extra=5.0)}
+    known = {"answer": AnswerPlan(8), "timeouts": Timeouts(), "salt": "s", "origin": 0.0}
+    return LoadConfig(targets=[target], lengths=lengths, folder="", **{**known, **fields})
+
+
+def body(maker: ShotMaker, stage: StageSpec, spot: Spot) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(maker.make(stage, spot, 0).body)
+    return found
+
+
+def test_a_second_turn_holds_the_first_and_its_answer() -> None:
+    maker = ShotMaker(config(turn_tokens=30, groups=1))
+    first = body(maker, TALK, Spot(4, 0))
+    asked = maker.asked(TALK, Spot(4, 0), 0)
+    assert first["messages"] == [{"role": "user", "content": asked}]
+    second = body(maker, TALK, Spot(4, 0, turn=2, said=[(asked, "yes")]))
+    *before, last = second["messages"]
+    assert before == [*first["messages"], {"role": "assistant", "content": "yes"}]
+    assert len(last["content"].split()) == 20  # 30 tokens of 1.5 a word
+    assert last["content"] != asked
+
+
+def test_a_second_turn_of_texts_begins_with_the_first() -> None:
+    maker = ShotMaker(config(turn_tokens=30))
+    stage = msgspec.structs.replace(TALK, way="completions")
+    asked = maker.asked(stage, Spot(4), 0)
+    second = body(maker, stage, Spot(4, turn=2, said=[(asked, " yes")]))
+    assert str(second["prompt"]).startswith(f"{asked} yes\n")
+
+
+def test_what_is_replayed_has_the_recorded_lengths() -> None:
+    maker = ShotMaker(config(trace=[Recorded(0.0, 65, 3), Recorded(1.0, 305, 9)]))
+    stage = StageSpec(number=0, load="replay", rate=1.0, speed=1.0)
+    for number, words, tokens in ((0, 40, 3), (1, 200, 9)):
+        sent = body(maker, stage, Spot(number))
+        (message,) = sent["messages"]
+        assert len(message["content"].split()) == words  # (tokens - 5) / 1.5
+        assert sent["max_tokens"] == sent["min_tokens"] == tokens
+
+
+def test_a_conversation_stays_with_affinity_and_moves_on_when_balanced() -> None:
+    assert Placer("affinity", [3, 5, 7]).pick(0, None, home=7) == 7
+    assert Placer("balanced", [3, 5, 7]).pick(0, None, home=7) == 3
+    gone = Placer("affinity", [3, 5])
+    assert gone.pick(1, None, home=7) == 5
+
+
+def router(limit: int | None = None) -> RunRouter:
+    return RunRouter({n: Endpoint(f"e{n}", f"http://e{n}/v1") for n in range(3)}, limit)
+
+
+def test_as_run_takes_the_least_busy_and_keeps_a_conversation_where_it_was() -> None:
+    placer = Placer("as-run", range(3), router=router(8))
+    for place in (0, 0, 0, 1, 1, 2):
+        placer.begun(place)
+    assert placer.pick(9, None) == 2
+    assert placer.pick(9, None, home=0) == 0  # busier by a quarter of its limit
+    for _ in range(3):
+        placer.begun(0)
+    assert placer.pick(9, None, home=0) != 0  # by more than half
+
+
+def test_as_run_waits_when_no_endpoint_has_room() -> None:
+    placer = Placer("as-run", range(3), router=router(1))
+    for place in range(3):
+        placer.begun(place)
+    assert placer.pick(0, None) is None and placer.full
+    placer.ended(1, None)
+    assert placer.pick(0, None) == 1
+
+
+def test_as_run_finds_limits_by_itself_where_no_loop_names_them() -> None:
+    found = router()
+    for place in (0, *range(3)) * 16:
+        found.begun(place)
+    for _ in range(32):
+        found.begun(0)
+    assert found.next(home=0) in (1, 2)  # 64 at 0: full
+    for _ in range(64):
+        found.ended(0, well=True, out=False)
+    for _ in range(65):
+        found.begun(0)
+    assert found.next(home=0) == 0  # a clean round let it grow
+
+
+def test_as_run_leaves_out_an_endpoint_that_nobody_is_at() -> None:
+    placer = Placer("as-run", [0, 1, 2], router=router(8))
+    for _ in range(3):
+        placer.begun(1)
+        placer.ended(1, "connect")
+    assert placer.out(1)
+    assert {placer.pick(n, None) for n in range(6)} == {0, 2}
+
+
+def test_the_agents_preset_compares_moving_with_staying() -> None:
+    plan = make_plan("agents", {})
+    first, second = stages(plan, ["a", "b"])
+    assert (first.routing, second.routing) == ("balanced", "affinity")
+    assert first.turns == second.turns == 2 and first.think > 0
+    assert plan.groups == 1 and plan.prefix_tokens == 2048
+
+
+def test_agents_are_measured_turn_by_turn_and_hit_the_cache_where_they_stay(
+    measure: Measure,
+) -> None:
+    with simulated("replicas=2&decode=2000&prefill=100000") as sim:
+        summary = measure(
+            addresses(sim),
+            concurrency=[2],
+            requests=12,
+            seconds=None,
+            input_tokens=400,
+            prefix_tokens=200,
+            groups=1,
+            turns=2,
+            think=0.05,
+            turn_tokens=40,
+            routings=["balanced", "affinity"],
+        )
+    spread, affinity = summary["loads"]
+    assert spread["requests"] == affinity["requests"] == 24
+    assert spread["conversations"] == affinity["conversations"] == 12
+    assert affinity["conversation_p50_ms"] > affinity["e2e_p50_ms"] + 50
+    turns = {(one["load"], one["turn"]): one for one in summary["turns"]}
+    assert len(turns) == 4 and all(one["requests"] == 12 for one in turns.values())
+    stayed, moved = turns["c=2 affinity", 2], turns["c=2 balanced", 2]
+    # All of the first turn is known where it was answered; elsewhere the shared half at most.
+    assert stayed["cached_share"] > 0.8 > moved["cached_share"]
+    more = stayed["input_tokens"] - turns["c=2 affinity", 1]["input_tokens"]
+    assert 40 <= more <= 75  # 40 tokens asked, 8 answered, the template's own
+
+
+@pytest.mark.parametrize("routing", ["balanced", "as-run"])
+def test_a_replay_sends_every_recorded_request_with_its_lengths(
+    measure: Measure, routing: str
+) -> None:
+    trace = [Recorded(0.01 * n, 60 + 10 * n, 2 + n % 3) for n in range(30)]
+    info = {"speeds": (2.0,), "routings": [routing]}
+    with simulated("replicas=2&decode=2000&prefill=100000") as sim:
+        summary = measure(addresses(sim), trace=trace, seconds=None, **info)
+    (load,) = summary["loads"]
+    assert load["load"] == "replay x2"
+    served = summary["endpoints"]
+    assert sum(one["ok"] for one in served) == 30
+    assert load["output_tokens"] == pytest.approx(3, abs=0.3)
+    assert load["input_tokens"] == pytest.approx(205, rel=0.1)
