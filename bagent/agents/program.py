@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,23 +23,28 @@ from bagent.tools.commands import answer_of, without_preamble
 from bagent.tools.tool import ToolFault
 from bagent.types import ErrorKind, Failure, Message, Reply, Row, Usage
 
-PLACE = re.compile(r"\{(prompt|model|base_url|folder|id)\}")
+PLACE = re.compile(r"\{(prompt|model|base_url|folder|job_folder|id)\}")
 
 
 class ProgramPlan(msgspec.Struct, eq=False):
     """The program of one stage.
 
-    ``argv`` may hold ``{prompt}``, ``{model}``, ``{base_url}``, ``{folder}`` and ``{id}``; without
-    ``{prompt}`` the prompt is its standard input. ``env`` is its whole environment but for the key:
-    ``keys`` names the variables that get the key by which a row's requests are told apart.
-    ``folder`` is where each row gets a folder of its own. ``most`` rows run at once, each for at
-    most ``seconds`` (None: no limit). ``usage`` gives the tokens that a row's requests took.
+    ``argv`` may hold ``{prompt}``, ``{model}``, ``{base_url}``, ``{folder}``, ``{job_folder}`` and
+    ``{id}``; without ``{prompt}`` the prompt is its standard input. ``env`` is its whole
+    environment but for the key, with the same places other than ``{prompt}``: ``keys`` names the
+    variables that get the key by which a row's requests are told apart. ``folder`` is where each
+    row gets a folder of its own, and ``homes`` where it gets a home, which is gone once the program
+    has ended well: some keep megabytes there. ``job_folder`` is where the job's files are. ``most``
+    rows run at once, each for at most ``seconds`` (None: no limit). ``usage`` gives the tokens that
+    a row's requests took.
     """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     keys: Sequence[str]
     folder: Path
+    homes: Path
+    job_folder: Path
     most: int
     seconds: float | None
     model: str
@@ -102,27 +108,31 @@ class ProgramConversation(Conversation):
         return f"{self.key}-{self.answer}"
 
     async def _run(self, prompt: str) -> str:
-        program, folder = self._program, self._program.folder / self._name
+        program, name = self._program, self._name
+        folder, home = program.folder / name, program.homes / name
         folder.mkdir(parents=True, exist_ok=True)
+        home.mkdir(parents=True, exist_ok=True)
         told = {
-            "prompt": prompt,
             "model": program.model,
             "base_url": program.base_url,
             "folder": str(folder),
+            "job_folder": str(program.job_folder),
             "id": "" if self.row.id is None else str(self.row.id),
         }
-        argv = [PLACE.sub(lambda found: told[found[1]], word) for word in program.argv]
-        if any("\0" in word for word in argv):
-            raise ToolFault("the prompt holds a NUL character")
-        env = {"HOME": str(folder), **program.env}
-        env |= {name: f"bagent-{self._name}" for name in program.keys if name not in program.env}
+        argv = [_filled(word, {**told, "prompt": prompt}) for word in program.argv]
+        env = {"HOME": str(home)} | {key: _filled(word, told) for key, word in program.env.items()}
+        if any("\0" in word for word in (*argv, *env.values())):
+            raise ToolFault("the prompt, or the row's id, holds a NUL character")
+        env |= {key: f"bagent-{name}" for key in program.keys if key not in program.env}
         stdin = b"" if any("{prompt}" in word for word in program.argv) else prompt.encode()
         try:
             async with asyncio.timeout(self._left()):
                 ended = await run_child(Child(argv, stdin, folder, env))
         except TimeoutError:
             raise ToolFault("the program took too long and was stopped", "timeout") from None
-        return without_preamble(answer_of(ended)).strip()
+        text = without_preamble(answer_of(ended)).strip()
+        await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
+        return text
 
     def _left(self) -> float | None:
         """Seconds that the program may take."""
@@ -140,3 +150,8 @@ def words_of(messages: Sequence[Message]) -> str:
         if text.strip():
             parts.append(said)
     return "\n\n".join(parts)
+
+
+def _filled(word: str, told: Mapping[str, str]) -> str:
+    """A word with its places filled; braces around anything else stay as they are."""
+    return PLACE.sub(lambda found: told.get(found[1], found[0]), word)

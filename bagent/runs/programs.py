@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
 from bagent.agents.program import ProgramPlan
+from bagent.agents.told import KEYS, Service, environment_for
 from bagent.proxy.serve import ProxyConfig, plain_states, start_proxy
 from bagent.runs.endpoints import Servers
 from bagent.runs.fleets import make_timeouts
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 PER_ENDPOINT = 256
 """Requests in flight per endpoint: programs ask one after the other, so rows are the limit."""
-
-KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-"""The variables by which programs are told the key."""
 
 
 class UsageByName:
@@ -84,21 +82,16 @@ async def open_program(
         )
     )
     model = plan.settings.model or ""
-    environment |= {
-        "OPENAI_BASE_URL": proxy.url,
-        "OPENAI_API_BASE": proxy.url,
-        "ANTHROPIC_BASE_URL": proxy.url.removesuffix("/v1"),
-        "OPENAI_MODEL": model,
-        "ANTHROPIC_MODEL": model,
-        "NO_PROXY": "127.0.0.1",
-        **spec.env,
-    }
+    service = Service(proxy.url, model, plan.budget.context, plan.settings.max_tokens)
+    environment |= {**environment_for(service), **spec.env}
     wanted = job.limits.concurrency
     return ProgramPlan(
         argv=(program, *spec.command[1:]),
         env=environment,
         keys=KEYS,
         folder=run / "work",
+        homes=run / "home",
+        job_folder=job.source.folder,
         most=2 * (os.cpu_count() or 1) if wanted == "auto" else int(wanted),
         seconds=job.limits.row or job.limits.timeout.total,
         model=model,

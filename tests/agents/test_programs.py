@@ -6,6 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from agents.support_agents import wait_for_file
 from support.cli import Running
 from support.fake_server import FakeServer
@@ -53,6 +55,41 @@ def test_each_row_is_answered_by_a_process_in_its_own_folder_and_its_tokens_are_
     folders = sorted((job_dir / "runs/job/work").iterdir())
     assert len(folders) == 3
     assert [(folder / "here.txt").read_text() for folder in folders] == list(map(str, folders))
+
+
+SHOWS = (
+    "import os, pathlib, sys\n"
+    "pathlib.Path(os.environ['HOME'], 'made').write_text(os.environ['HOME'])\n"
+    "print(os.environ['SETUP'], sys.argv[1], os.environ['HOME'], sep='|')\n"
+    "sys.exit(int(os.environ.get('END', 0)))\n"
+)
+
+
+def test_places_in_the_arguments_and_the_environment_are_filled(job_dir, bagent):
+    env = {"SETUP": '{job_folder}/a.json {"{model}":"{id}"} {prompt} {other}'}
+    with FakeServer() as fs:
+        program_job(job_dir, fs.url, code=SHOWS, agent={"env": env})
+        path = job_dir / "job.yaml"
+        path.write_text(path.read_text().replace("agent.py\n", "agent.py\n  - '{base_url}'\n"))
+        done = bagent(["run", "job.yaml"])
+        assert done.code == 0, done.err
+    told, url, _ = results_by_id(job_dir)["r1"]["text"].split("|")
+    assert told == f'{job_dir}/a.json {{"fake-model":"r1"}} {{prompt}} {{other}}'
+    assert url.startswith("http://127.0.0.1:") and url.endswith("/v1")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_row_s_home_is_kept_only_where_its_program_failed(job_dir, bagent, code):
+    env = {"SETUP": "", "END": str(code)}
+    with FakeServer() as fs:
+        program_job(job_dir, fs.url, code=SHOWS, agent={"env": env})
+        path = job_dir / "job.yaml"
+        path.write_text(path.read_text().replace("agent.py\n", "agent.py\n  - x\n"))
+        assert bagent(["run", "job.yaml"]).code == bool(code)
+    made = [path.read_text() for path in (job_dir / "runs/job/home").glob("*/made")]
+    assert len(made) == bool(code)
+    assert str(job_dir / "runs/job/work") not in "".join(made)
+    assert list((job_dir / "runs/job/work").glob("*/*")) == []
 
 
 def test_an_answer_that_does_not_fit_the_schema_is_asked_for_again(job_dir, bagent):
