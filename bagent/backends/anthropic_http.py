@@ -68,7 +68,7 @@ class AnthropicBackend(AloneBackend):
         if stream:
             on_call = request.watch() if request.watch else None
             reader = AnthropicStream(exchange.sent, self._clock, on_call)
-        post = Posted(endpoint, "/messages", body, timeouts)
+        post = Posted(endpoint, "/messages", body, timeouts, request.began)
         found = await self._http.send(post, exchange, read_message, reader)
         if isinstance(found, Failure) and exchange.status is not None:
             exchange.learned = self._forms.learn(endpoint, request, found, form)

@@ -74,12 +74,14 @@ class EventReader(Protocol):
 
 
 class Posted(msgspec.Struct):
-    """A body (JSON) for a path below the endpoint's address."""
+    """A body (JSON) for a path below the endpoint's address; ``began`` is called at the first token
+    of a stream."""
 
     endpoint: Endpoint
     path: str
     body: bytes
     timeouts: Timeouts
+    began: Callable[[], None] | None = None
 
 
 class HttpExchange:
@@ -138,7 +140,7 @@ class HttpExchange:
             ):
                 self._note(exchange, response, post.endpoint)
                 if 200 <= response.status < 300 and response.content_type == SSE:
-                    return await self._read_events(response, reader, patience, exchange)
+                    return await self._read_events(response, reader, patience, (post, exchange))
                 patience.lift()
                 raw = await response.read()
         except NETWORK_ERRORS as error:
@@ -161,13 +163,18 @@ class HttpExchange:
         response: aiohttp.ClientResponse | PlainResponse,
         reader: EventReader,
         patience: Patience,
-        exchange: Exchange,
+        of: tuple[Posted, Exchange],
     ) -> Reply | Failure:
         pieces = 0
+        post, exchange = of
+        began = post.began
         async for data in response.content.iter_any():
             if exchange.first_byte is None:
                 exchange.first_byte = self._clock()
             reader.feed(data)
+            if began is not None and reader.first_token is not None:
+                began()
+                began = None
             if reader.error is not None or (reader.done and not reader.whole):
                 break
             if reader.whole:

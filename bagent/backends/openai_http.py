@@ -111,6 +111,7 @@ class OpenAIBackend:
         if stream:
             on_call = request.watch() if request.watch else None
             reader = StreamReader(exchange.sent, self._clock, on_call)
+            post.began = request.began
             return await self._http.send(post, exchange, read_reply, reader)
         sample = self._groups.awaits_sample(endpoint, request) if self._groups.awaiting else None
         if sample is None:

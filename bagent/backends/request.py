@@ -74,6 +74,7 @@ class Request(msgspec.Struct):
     OpenAI form, the one function that has to be called.
     ``watch`` is called once for each time that the call is streamed; what it gives back gets every
     tool call as soon as its arguments are whole, on the event loop.
+    ``began`` is called at the first token of a streamed answer.
     """
 
     settings: CallSettings
@@ -87,6 +88,7 @@ class Request(msgspec.Struct):
     stream: bool = False
     tool_choice: Json = None
     watch: Watch | None = None
+    began: Callable[[], None] | None = None
 
 
 def encode_payload(value: Json) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.request import Request
 from bagent.fleet.account import NO_TOKENS, NOTHING, Account, Started, Tokens
+from bagent.fleet.prefixes import Family
 from bagent.types import Attempt, Failure, Reply
 
 BYTES_PER_TOKEN = 4
@@ -50,7 +51,7 @@ class Call(msgspec.Struct, eq=False):
     ``refusals`` endpoints that would not have it, ``deaths`` endpoints that died of it or with it.
     ``out`` is how many requests carry it now: two where it was hedged. ``avoid`` names the
     endpoint that failed it last, ``only`` the one that may have it (None: any), ``prefer`` the one
-    whose cache holds what comes before it. Calls of one
+    whose cache holds what comes before it, ``family`` those that begin as it does. Calls of one
     ``group_key`` may share a request; None goes alone. ``ready_at``, ``throttled_at`` and
     ``give_up_at`` are on the fleet's monotonic clock.
     """
@@ -73,6 +74,7 @@ class Call(msgspec.Struct, eq=False):
     avoid: str | None = None
     only: str | None = None
     prefer: str | None = None
+    family: Family | None = None
     group_key: Hashable = None
     ready_at: float = 0.0
     waited_ms: float = 0.0

@@ -16,6 +16,7 @@ from bagent.fleet.call import Call, Delivery
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.endpoints import Endpoints
 from bagent.fleet.grouping import GroupRule
+from bagent.fleet.prefixes import PrefixRule
 from bagent.fleet.retry import RetryPolicy
 from bagent.fleet.waiting import Waiting
 from bagent.types import Attempt, EndpointSample, Failure
@@ -31,7 +32,8 @@ class FleetConfig(msgspec.Struct, frozen=True):
     flight: it bounds memory. ``outage`` is how long, in seconds, a run waits when no endpoint
     answers before it stops. ``hedge`` is after how many seconds a late call is sent a second time
     at the end of a run: None never, 0 by what others took. ``first_expected`` is how many
-    completion tokens a row is thought to take before one was seen.
+    completion tokens a row is thought to take before one was seen. ``prefix`` says what is done
+    for the prefix caches.
     """
 
     concurrency: int
@@ -44,6 +46,7 @@ class FleetConfig(msgspec.Struct, frozen=True):
     hedge: float | None = None
     connections: int | None = None
     first_expected: float = 64.0
+    prefix: PrefixRule = PrefixRule()
 
 
 class Core:

@@ -18,13 +18,18 @@ from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.health import Health
 from bagent.fleet.hedge import Hedger
+from bagent.fleet.overdue import Overdue
 from bagent.fleet.picking import Picker
+from bagent.fleet.prefixes import Kinship
 from bagent.fleet.settle import Settler
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 
 __all__ = ["Fleet", "FleetConfig"]
 
-OVERDUE_SECONDS = 0.25
+
+PASSED_AT_ONCE = 32
+"""So many endpoints are asked in vain before what is in flight is waited for: of thousands, most
+may hold nothing of what is left."""
 
 
 class Fleet:
@@ -67,11 +72,12 @@ class Fleet:
         self._health.retry = self._settler.retry
         self._hedger = Hedger(core)
         self._picker = Picker(core)
+        self._overdue = Overdue(core, self._settler)
+        self._kinship = Kinship(config.prefix)
         self._connections = config.connections or config.concurrency
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._parked_wait: float | None = None
-        self._overdue_timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
         self._note_state()
@@ -86,9 +92,11 @@ class Fleet:
         call.ready_at = core.clock()
         if not self._config.group.single and call.only is None:
             call.group_key = core.backend.group_key(call.request)
+        if call.turn == 1 and not urgent and len(self._endpoints.states) > 1:
+            call.family = self._kinship.family_of(call.request)
         self._waiting.add(call, urgent=urgent)
-        if call.give_up_at is not None and self._overdue_timer is None:
-            self._overdue_timer = core.loop.call_later(OVERDUE_SECONDS, self._end_overdue)
+        if call.give_up_at is not None:
+            self._overdue.watch()
         if self._full:
             self._note_state()  # the end of a request will pump
         else:
@@ -197,7 +205,7 @@ class Fleet:
     def tick(self) -> None:
         """Look for stalled endpoints and late calls; call it several times a second."""
         self._health.tick()
-        self._retry_pinned()
+        self._overdue.retry_pinned()
         if self._core.config.hedge is None or self._core.closed:
             return
         for late in self._hedger.late():
@@ -206,17 +214,6 @@ class Fleet:
             if state is None or state is late.state:
                 continue
             self._start(state, list(late.group), now)
-
-    def _retry_pinned(self) -> None:
-        """A call that only one endpoint may have costs a try for each look that finds it down."""
-
-        def is_down(name: str) -> bool:
-            state = self._endpoints.named(name)
-            return state is None or state.leaving or not state.up
-
-        for call in self._waiting.pinned_where(is_down):
-            words = f"{call.only} does not answer, and no other endpoint may have this row"
-            self._settler.retry(call, Failure("connect", words, passing=True), None)
 
     def stats(self) -> FleetStats:
         """The fleet now, for displays."""
@@ -249,12 +246,14 @@ class Fleet:
             state = self._endpoints.next(now)
             if state is None:
                 break
-            group = self._picker.group_for(state, now)
+            taker, group = self._picker.next(state, now)
             if group:
-                self._start(state, group, now)
+                self._start(taker, group, now)
                 continue
             if self._picker.linger_due is not None and not waiting.hurried:
                 break  # too few rows are ready, for whichever endpoint
+            if len(passed) >= PASSED_AT_ONCE and core.in_flight:
+                break  # the others are asked when the next request ends
             self._endpoints.pass_over(state)
             if not self._picker.crowded:  # else it is listed again once it has finished more
                 passed.append(state)
@@ -276,6 +275,7 @@ class Fleet:
             call.out += 1
             if call.out == 1:
                 call.waited_ms += (now - call.ready_at) * 1000
+        state.cold = False
         state.in_flight += size
         state.turns += size / state.weight
         state.carriers[carrier] = None
@@ -317,22 +317,6 @@ class Fleet:
     def _wake(self) -> None:
         self._timer = None
         self._pump()
-
-    def _end_overdue(self) -> None:
-        """End the waiting calls whose row's time limit is over."""
-        core = self._core
-        self._overdue_timer = None
-        late = self._waiting.overdue(core.clock())
-        if late:
-            core.spawn(self._fail_overdue(late), core.tasks)
-        if not core.closed and (core.in_flight or self._waiting.ready or self._waiting.asleep):
-            self._overdue_timer = core.loop.call_later(OVERDUE_SECONDS, self._end_overdue)
-        self._pump()
-
-    async def _fail_overdue(self, late: Sequence[Call]) -> None:
-        words = "the row's time limit (limits.row) was over before an endpoint could take it"
-        for call in late:
-            self._core.fail(call, Failure("timeout", words, passing=True), None)
 
     @property
     def _full(self) -> bool:
@@ -381,6 +365,8 @@ class Fleet:
             core.in_flight -= size
             core.requests_out -= 1
             state.exclusive = False
+            if state.warming is not None:
+                self._picker.warmer.over(state)
         self._settler.settle(carrier, exchange)
         if exchange.status is not None:
             state.answered(core.clock())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.account import Account
-from bagent.fleet.call import Carrier
+from bagent.fleet.call import Call, Carrier
 from bagent.fleet.limiter import InFlightLimit
 from bagent.fleet.load_signal import LoadSignal
 
@@ -38,6 +38,8 @@ class EndpointState:
     ``trial``: one call at a time until one is answered well. ``stalled`` is one that takes requests
     and answers none; ``leaving`` one that was taken out of the hostfile; ``learning`` one that is
     being asked how it wants groups; ``exclusive`` one on which a row runs that others died with.
+    ``cold`` is one whose cache knows nothing of the run yet, ``warming`` the call that went ahead
+    to it while others wait.
     ``signal`` judges an engine whose limit finds its own height, else it is None.
 
     Args:
@@ -68,6 +70,8 @@ class EndpointState:
         self.leaving = False
         self.learning = False
         self.exclusive = False
+        self.cold = True
+        self.warming: Call | None = None
         self.down_since: float | None = None
         self.last_good = float("-inf")
         self.last_served = float("-inf")
@@ -110,7 +114,7 @@ class EndpointState:
     @property
     def room(self) -> int:
         """How many more rows it may be sent now."""
-        if not self.usable:
+        if not self.usable or self.warming is not None:
             return 0
         most = 1 if self.trial else self.limit.value
         return max(0, most - self.in_flight)
@@ -171,6 +175,7 @@ class EndpointState:
         if self.down_since is None:
             self.down_since = now
         self.up = False
+        self.cold = True
         wait = self._cool_down
         self._cool_down = min(LONGEST_COOL_DOWN, self._cool_down * 2)
         return wait

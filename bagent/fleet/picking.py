@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from bagent.fleet.call import Call
 from bagent.fleet.core import Core
@@ -15,10 +15,10 @@ from bagent.fleet.grouping import (
     too_little_room,
     waits_for_more,
 )
+from bagent.fleet.lines import MUCH_BUSIER, Leave, Size
+from bagent.fleet.warming import COMPANY_SECONDS, Warmer
 
-MUCH_BUSIER = 0.5
-"""A conversation goes on where the engine's cache holds what came before, unless the share of its
-limit that is in use there is higher by this."""
+__all__ = ["MUCH_BUSIER", "Picker"]
 
 SAMPLES = 8
 """So many ready calls are shown to a backend that has to find out how an endpoint wants groups."""
@@ -34,39 +34,78 @@ class Picker:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._alone = 0
+        self.warmer = Warmer(core)
+        self._home: EndpointState | None = None
         self.crowded = False
         self.linger_due: float | None = None
 
-    def group_for(self, state: EndpointState, now: float) -> list[Call]:
-        """The calls that ``state`` should carry next; empty if nothing may go there now."""
+    def next(self, state: EndpointState, now: float) -> tuple[EndpointState, list[Call]]:
+        """The calls that ``state`` should carry next, or else another that they are left to; no
+        calls if nothing may go there now."""
+        group = self._group_for(state, now)
+        home, crowded = self._home, self.crowded
+        if group or home is None:
+            return state, group
+        group = self._group_for(home, now)
+        if not group:
+            self.crowded = crowded
+            return state, group
+        return home, group
+
+    def _group_for(self, state: EndpointState, now: float) -> list[Call]:
         core = self._core
         self.crowded = False
+        self._home = None
         size = _one if core.config.group.single else self._sizes(state, now)
+        ahead: list[Call] = []
+        if state.cold and core.config.prefix.warms(own=state.endpoint.own):
+            size = self._first(state, size, now, ahead)
         picky = len(core.endpoints.states) > 1
-        leave = self._at_home(state, now) if picky and core.waiting.hurried else None
+        leave = self._at_home(state, now) if picky else None
         group = core.waiting.take(state.name, size, picky=picky, leave=leave)
         if not group and picky and core.waiting.hurried and not core.endpoints.others(state):
             group = core.waiting.take(state.name, size, picky=False)
+        if group and ahead:
+            self.warmer.start(state, group[0])
         return group
 
-    def _at_home(self, state: EndpointState, now: float) -> Callable[[Call], bool]:
-        """Whether a call is better left to the endpoint that holds its context."""
-        named, most = self._core.endpoints.named, state.load + MUCH_BUSIER
+    def _first(self, state: EndpointState, size: Size, now: float, ahead: list[Call]) -> Size:
+        """The size of the first group for an endpoint with a cold cache: one where a call should
+        go ahead, which is then in ``ahead``."""
 
-        def leave(call: Call) -> bool:
-            if call.prefer is None or call.prefer == state.name:
-                return False
-            home = named(call.prefer)
-            return (
-                home is not None
-                and home.room > 0
-                and home.load <= most
-                and home.account.wait(now, 0) <= 0
-            )
+        def first(call: Call) -> int:
+            ahead.clear()
+            most = size(call)
+            pays = self.warmer.pays(state, call, now) if most > 0 else False
+            if pays is None:
+                self.linger_due = call.ready_at + COMPANY_SECONDS
+                return 0
+            if pays:
+                ahead.append(call)
+            return 1 if pays else most
+
+        return first
+
+    def _at_home(self, state: EndpointState, now: float) -> Leave:
+        """Whether something is better left to one of the endpoints that hold its beginning."""
+        named, load = self._core.endpoints.named, state.load
+
+        def leave(homes: Iterable[str], busier: float) -> bool:
+            for name in homes:
+                home = named(name)
+                if (
+                    home is not None
+                    and home.room > 0
+                    and home.load <= load + busier
+                    and home.account.wait(now, 0) <= 0
+                ):
+                    self._home = home
+                    return True
+            return False
 
         return leave
 
-    def _sizes(self, state: EndpointState, now: float) -> Callable[[Call], int]:
+    def _sizes(self, state: EndpointState, now: float) -> Size:
         core, rule = self._core, self._core.config.group
 
         def size(call: Call) -> int:

@@ -5,107 +5,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable
 
 from bagent.fleet.call import Call, Delivery
+from bagent.fleet.lines import Leave, Line, Size
 from bagent.types import Failure
 
 Held = tuple[Call, Failure, Delivery, bool]
 """A call that found no server, and whether the server had taken the request: what that means for
 it is known once a probe is back."""
-
-LOOKED_AT = 16
-"""So many calls are looked at for one that may go where it did not fail last."""
-
-Size = Callable[[Call], int]
-"""How many calls like this one the endpoint in question may take in one request; 0 for none now."""
-
-
-Leave = Callable[[Call], bool]
-"""Whether a call should be left to another endpoint."""
-
-
-class _Line:
-    """Ready calls in order of arrival, parted by what may share a request.
-
-    The calls of the furthest turn go first: a conversation that is nearly over frees its memory,
-    and its prefix is still in the engine's cache.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._queues: dict[tuple[int, Hashable], deque[Call]] = {}
-        self._order: list[tuple[int, Hashable]] = []
-
-    def add(self, call: Call) -> None:
-        self.count += 1
-        place = (-call.turn, call.group_key)
-        queue = self._queues.get(place)
-        if queue is None:
-            queue = self._queues[place] = deque()
-            self._order.append(place)
-            self._order.sort(key=_turn)
-        queue.append(call)
-
-    def take(
-        self, endpoint: str, size: Size, *, picky: bool, leave: Leave | None = None
-    ) -> list[Call]:
-        """The next group for ``endpoint``; empty where no call may go there now."""
-        for number, place in enumerate(self._order):
-            queue = self._queues[place]
-            most = size(queue[0])
-            if most <= 0:
-                continue
-            group: list[Call] = []
-            while queue and len(group) < most:
-                found = self._next(queue, endpoint, leave) if picky else queue.popleft()
-                if found is None:
-                    break
-                group.append(found)
-            if not group:
-                continue
-            self.count -= len(group)
-            if not queue:
-                del self._queues[place], self._order[number]
-            elif len(self._order) > 1:
-                # Requests that differ in kind take turns, so that none waits for another's end.
-                self._order.append(self._order.pop(number))
-                self._order.sort(key=_turn)
-            return group
-        return []
-
-    @staticmethod
-    def _next(queue: deque[Call], endpoint: str, leave: Leave | None) -> Call | None:
-        for place in range(min(LOOKED_AT, len(queue))):
-            call = queue[place]
-            if call.avoid != endpoint and (leave is None or not leave(call)):
-                del queue[place]
-                return call
-        return None
-
-    def remove(self, gone: Callable[[Call], bool]) -> list[Call]:
-        """Take out all calls of which ``gone`` is true."""
-        found: list[Call] = []
-        for place in list(self._order):
-            queue = self._queues[place]
-            late = [call for call in queue if gone(call)]
-            if late:
-                found += late
-                left = deque(call for call in queue if not gone(call))
-                if left:
-                    self._queues[place] = left
-                else:
-                    del self._queues[place]
-                    self._order.remove(place)
-        self.count -= len(found)
-        return found
-
-    def __iter__(self) -> Iterator[Call]:
-        return itertools.chain.from_iterable(self._queues.values())
-
-
-def _turn(place: tuple[int, Hashable]) -> int:
-    return place[0]
 
 
 class Waiting:
@@ -116,11 +24,11 @@ class Waiting:
         self._forget()
 
     def _forget(self) -> None:
-        self._line = _Line()
-        self._urgent = _Line()
+        self._line = Line()
+        self._urgent = Line()
         self._halves: deque[list[Call]] = deque()
         self._halved = 0
-        self._pinned: dict[str, _Line] = {}
+        self._pinned: dict[str, Line] = {}
         self._last: deque[Call] = deque()
         self._sleeping: list[tuple[float, int, Call]] = []
         self._limbo: dict[str, list[Held]] = {}
@@ -144,8 +52,10 @@ class Waiting:
 
     def add(self, call: Call, *, urgent: bool) -> None:
         """Take a call that may be sent now; urgent ones go first, pinned ones to their endpoint."""
+        if urgent or call.only is not None:
+            call.family = None  # it goes where it must, or where there is room first
         if call.only is not None:
-            self._pinned.setdefault(call.only, _Line()).add(call)
+            self._pinned.setdefault(call.only, Line()).add(call)
         else:
             (self._urgent if urgent else self._line).add(call)
 
@@ -166,8 +76,8 @@ class Waiting:
     ) -> list[Call]:
         """The next calls that ``endpoint`` should carry in one request; empty if there are none.
 
-        ``picky`` leaves to the others calls that failed at this endpoint last, and urgent ones for
-        which ``leave`` is true.
+        ``picky`` leaves to the others urgent calls that failed at this endpoint last; ``leave``
+        says of which others it should leave what they hold the beginning of.
         """
         if self._halves:
             group = self._halves.popleft()
@@ -186,7 +96,7 @@ class Waiting:
             if found:
                 return found
         if self._line.count:
-            return self._line.take(endpoint, size, picky=False)
+            return self._line.take(endpoint, size, picky=False, leave=leave)
         return []
 
     def some(self, count: int) -> list[Call]:

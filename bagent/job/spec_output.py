@@ -20,6 +20,7 @@ from bagent.types import Json
 Enforce = Literal["auto", "native", "prompt"]
 Describe = Literal["auto", "always", "never"]
 BatchMode = Literal["auto", "single", "chat", "completions", "provider"]
+PrefixMode = Literal["auto", "always", "never"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _NOT_EXTRA = {
@@ -181,6 +182,11 @@ class BatchingSpec(Section):
     )
     size: Annotated[int | Literal["auto"], Whole(1, 100_000, ("auto",))] = Field(
         default="auto", description="Rows in one request."
+    )
+    prefix: Annotated[PrefixMode, Choice(PrefixMode)] = Field(
+        default="auto",
+        description="Rows that begin alike meet the same endpoint, and a cold cache is warmed:"
+        " auto where it pays.",
     )
 
 

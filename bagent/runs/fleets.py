@@ -15,6 +15,7 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.grouping import GroupRule
 from bagent.fleet.limiter import InFlightLimit
 from bagent.fleet.load_signal import LoadSignal
+from bagent.fleet.prefixes import PrefixRule
 from bagent.fleet.retry import RetryPolicy
 from bagent.runs.endpoints import Servers
 from bagent.types import Attempt, EndpointSample
@@ -180,6 +181,7 @@ def make_fleet(
         first_expected=_first_expected(job),
         hedge=None if hedge in ("off", None) else 0.0 if hedge == "auto" else float(hedge),
         connections=handles,
+        prefix=PrefixRule(job.batching.prefix),
     )
     recruiter = Recruiter(job, servers, rule, most, accounts)
     fleet = Fleet(

@@ -74,6 +74,7 @@ class ScriptedBackend:
     learned: list[tuple[str, int]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     groups: list[tuple[str, list[int]]] = field(default_factory=list)
+    begins_after: float | None = None
 
     @property
     def shares(self) -> Counter[str]:
@@ -116,6 +117,8 @@ class ScriptedBackend:
         self.sent.extend((started, name, one) for one in rows)
         self.timeouts.append(timeouts)
         answer = self.scripts[name](row, number)
+        if group[0].stream and group[0].began is not None and self.begins_after is not None:
+            loop.call_later(self.begins_after, group[0].began)
         for key in (name, "all"):
             self.out[key] += 1
             self.peak[key] = max(self.peak[key], self.out[key])

@@ -141,7 +141,7 @@ UNKNOWN = [
         "job.yaml:3:12: unknown key logit_bias (other request fields "
         "go under extra: {logit_bias: ...})",
     ),
-    ("batching: {zzz: 1}\n", "job.yaml:3:12: unknown key zzz (known: mode size)"),
+    ("batching: {zzz: 1}\n", "job.yaml:3:12: unknown key zzz (known: mode size prefix)"),
     (
         "backend: {url: vllm, api_key: x}\n",
         "job.yaml:3:22: unknown key api_key (keep keys out of job files: api_key_env: NAME)",

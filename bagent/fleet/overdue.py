@@ -1,0 +1,54 @@
+"""Waiting calls that nobody may wait for any longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bagent.fleet.call import Call
+from bagent.fleet.core import Core
+from bagent.fleet.settle import Settler
+from bagent.types import Failure
+
+LOOK_SECONDS = 0.25
+
+
+class Overdue:
+    """Ends the waiting calls whose row's time limit is over, and those that nobody can take."""
+
+    def __init__(self, core: Core, settler: Settler) -> None:
+        self._core = core
+        self._settler = settler
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """Calls wait that have a time limit."""
+        if self._timer is None:
+            self._timer = self._core.loop.call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        core = self._core
+        self._timer = None
+        late = core.waiting.overdue(core.clock())
+        if late:
+            core.spawn(self._fail(late), core.tasks)
+        if not core.closed and (core.in_flight or core.waiting.ready or core.waiting.asleep):
+            self.watch()
+        core.pump()
+
+    async def _fail(self, late: Sequence[Call]) -> None:
+        words = "the row's time limit (limits.row) was over before an endpoint could take it"
+        for call in late:
+            self._core.fail(call, Failure("timeout", words, passing=True), None)
+
+    def retry_pinned(self) -> None:
+        """A call that only one endpoint may have costs a try for each look that finds it down."""
+        core = self._core
+
+        def is_down(name: str) -> bool:
+            state = core.endpoints.named(name)
+            return state is None or state.leaving or not state.up
+
+        for call in core.waiting.pinned_where(is_down):
+            words = f"{call.only} does not answer, and no other endpoint may have this row"
+            self._settler.retry(call, Failure("connect", words, passing=True), None)

@@ -1,0 +1,127 @@
+"""Rows that begin alike meet the same endpoint; a cold hosted cache is warmed. Engines are
+simulated, with caches by blocks; the clock jumps, so all numbers are exact."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from bagent.fleet.grouping import GroupRule
+from bagent.sim.config import EngineConfig
+from fleet.support_cache import Case, run
+from fleet.support_fleet import always, setup
+from fleet.support_time import run_jumping
+
+ROOMY = EngineConfig(max_num_seqs=64, kv_tokens=131_072, prefill=20_000.0, decode=50.0)
+
+
+def text(seed, size):
+    return Random(seed).randbytes(size // 2).hex()
+
+
+def asked(sizes, order="sorted", *, common=1600, document=4000):
+    """Prompts: what all share, a document, a question; ``sizes`` are questions of each document."""
+    begin = text(0, common)
+    rows = [
+        (number, place, begin + text(1000 + number, document) + text(number * 1000 + place, 200))
+        for number, count in enumerate(sizes)
+        for place in range(count)
+    ]
+    if order == "interleaved":
+        rows.sort(key=lambda one: one[1])
+    if order == "shuffled":
+        Random(5).shuffle(rows)
+    return [words for _, _, words in rows]
+
+
+def modes(case):
+    """The run without and with care for the caches."""
+    return run(replace(case, mode="never")), run(case)
+
+
+@pytest.mark.parametrize("order", ["interleaved", "shuffled"])
+def test_documents_in_any_order_are_read_nearly_once(order):
+    without, with_care = modes(Case(asked([8] * 100, order)))
+    assert with_care.hits > 0.8 > 0.6 > without.hits
+    assert with_care.seconds < 0.5 * without.seconds
+
+
+def test_sorted_rows_gain_too():
+    without, with_care = modes(Case(asked([16] * 40)))
+    assert with_care.hits > without.hits
+    assert with_care.seconds <= without.seconds
+
+
+def test_lists_of_prompts_hold_rows_that_begin_alike():
+    rows = asked([16] * 40, "shuffled")
+    case = Case(rows, group=GroupRule(single=False), limit=64, config=ROOMY)
+    without, with_care = modes(case)
+    assert with_care.hits > without.hits + 0.05
+    assert with_care.seconds < without.seconds
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        asked([400], "sorted"),
+        asked([1] * 300),
+        asked([200, 200], "shuffled"),
+        asked([300] + [10] * 10, "shuffled"),
+        [f"short {n}" for n in range(400)],
+    ],
+    ids=["one document", "no document twice", "two documents", "one large among small", "short"],
+)
+def test_no_endpoint_starves_or_crowds_for_the_sake_of_a_cache(rows):
+    without, with_care = modes(Case(rows))
+    assert with_care.hits >= without.hits - 0.001
+    assert with_care.seconds <= 1.02 * without.seconds
+    shares = Counter(name for _, name, _ in with_care.backend.sent)
+    assert min(shares.values()) > 0.8 * len(rows) / 4
+
+
+def test_a_hosted_cache_is_read_instead_of_written_by_the_first_burst():
+    case = Case(asked([1] * 100, common=8000, document=400), engines=1, limit=64, hosted=True)
+    without, with_care = modes(case)
+    assert without.backend.written > 5 * with_care.backend.written
+    assert with_care.backend.streamed == 1
+    assert with_care.seconds < without.seconds + 0.05
+
+
+def test_few_rows_or_short_beginnings_are_not_waited_for():
+    for rows, common in ((3, 8000), (100, 1200)):
+        case = Case(asked([1] * rows, common=common, document=400), engines=1, hosted=True)
+        without, with_care = modes(case)
+        assert with_care.backend.streamed == 0
+        assert with_care.seconds <= without.seconds + 0.021
+
+
+def test_the_others_follow_at_the_first_token_and_wait_no_longer_than_the_bound():
+    async def main(begins):
+        s = setup({"e0": always(seconds=100.0)}, limit=16, group=GroupRule(stream_every=50))
+        s.backend.begins_after = begins
+        s.fleet.expect(True)
+        for row in range(40):
+            call = s.call(row)
+            call.request.payload = b"%04200d" % row
+            s.fleet.submit(call)
+        s.fleet.expect(False)
+        await s.fleet.idle()
+        return [round(at - s.backend.sent[0][0], 1) for at, _, _ in s.backend.sent[:17]]
+
+    assert run_jumping(main(2.0)) == [0.0] + [2.0] * 15 + [100.0]
+    assert run_jumping(main(None)) == [0.0] + [10.0] * 15 + [100.0]
+
+
+def test_an_endpoint_that_came_back_is_cold_again():
+    async def main():
+        s = setup({"e0": always(seconds=1.0)}, limit=16)
+        state = s.states[0]
+        await s.run(3)
+        was = state.cold
+        state.went_down(0.0)
+        return was, state.cold
+
+    assert run_jumping(main()) == (False, True)

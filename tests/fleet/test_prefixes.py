@@ -1,0 +1,138 @@
+"""Which calls are kin, told from their prompts as they come."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from bagent.fleet.prefixes import (
+    LEAST,
+    LONGEST,
+    MOST_HOMES,
+    WINDOW,
+    Family,
+    Prefixes,
+    PrefixRule,
+    common_start,
+    warming_saves,
+)
+
+
+def text(seed, size):
+    return Random(seed).randbytes(size // 2).hex().encode()
+
+
+SYSTEM = text(0, 3000)
+
+
+def row(document, question, *, size=4000):
+    return SYSTEM + text(1000 + document, size) + text(9_000_000 + document * 1000 + question, 200)
+
+
+def families(rows, prefixes=None):
+    prefixes = prefixes or Prefixes()
+    return [prefixes.family_of(one) for one in rows]
+
+
+@pytest.mark.parametrize("order", ["sorted", "mixed"])
+def test_rows_of_one_document_are_kin_and_no_others(order):
+    pairs = [(d, q) for d in range(20) for q in range(8)]
+    if order == "mixed":
+        Random(1).shuffle(pairs)
+    # Until a second document is seen, the first one may be what all rows share.
+    found = families([row(99, 0), row(98, 0), *(row(d, q) for d, q in pairs)])[2:]
+    by_document = {}
+    for (document, _), family in zip(pairs, found, strict=True):
+        by_document.setdefault(document, set()).add(family)
+    assert all(len(kin) == 1 for kin in by_document.values())
+    assert len(set.union(*by_document.values())) == 20
+
+
+def test_what_all_rows_share_makes_no_kin():
+    found = families([SYSTEM + text(n, 300) for n in range(100)])
+    assert len(set(found)) == 100
+
+
+def test_a_heading_in_common_makes_no_kin_of_long_documents():
+    heading = text(5, LEAST)
+    found = families([SYSTEM + text(77, 900)] + [SYSTEM + heading + text(n, 6000) for n in (1, 2)])
+    assert found[1] is not found[2]
+
+
+def test_short_prompts_are_not_looked_at():
+    assert families([b"Review this: %d" % n for n in range(10)]) == [None] * 10
+
+
+def test_looking_ends_where_nothing_is_shared_and_begins_again():
+    prefixes = Prefixes()
+    alone = [text(n, 4000) for n in range(2 * WINDOW)]
+    families(alone, prefixes)
+    assert prefixes.family_of(text(-1, 4000)) is None
+    families([text(10_000 + n, 4000) for n in range(6 * WINDOW - 1)], prefixes)
+    kin = families([row(d, q) for d in range(4) for q in range(50)], prefixes)
+    assert len(set(kin[-20:])) == 1
+    assert None not in kin[-20:]
+
+
+def test_always_goes_on_looking():
+    prefixes = Prefixes(always=True)
+    families([text(n, 4000) for n in range(2 * WINDOW)], prefixes)
+    assert prefixes.family_of(text(-1, 4000)) is not None
+
+
+def test_one_row_that_is_different_does_not_hide_what_the_others_share_for_ever():
+    prefixes = Prefixes(always=True)
+    prefixes.family_of(b"something else altogether")
+    families([row(d % 40, d) for d in range(9 * WINDOW)], prefixes)
+    assert len(SYSTEM) <= prefixes.common < len(SYSTEM) + LEAST
+
+
+def test_very_long_prompts_cost_no_more_than_their_beginning():
+    one = Prefixes()
+    long = text(3, LONGEST + 20_000)
+    assert len(set(families([text(8, 2000), long, long[:-5000] + text(4, 900)], one))) == 2
+
+
+def test_a_family_has_a_few_homes_and_forgets_the_oldest():
+    family = Family()
+    for number in range(MOST_HOMES + 2):
+        family.met(f"e{number}")
+    family.met("e5")
+    assert list(family.homes) == ["e2", "e3", "e4", "e5"]
+
+
+def test_common_start_counts_equal_bytes():
+    assert common_start(b"", b"abc") == 0
+    assert common_start(b"abcd", b"abxd") == 2
+    assert common_start(b"abc", b"abcdef") == 3
+    long = text(1, 5000)
+    assert common_start(long + b"x" + long, long + b"y" + long) == 5000
+
+
+@pytest.mark.parametrize(
+    ("shared", "rows", "saved"),
+    [(8000, 5, 4 * 2000), (8000, 6, 5 * 2000), (4000, 100, 0), (40_000, 1, 0), (40_000, 2, 10_000)],
+    ids=["too few rows", "enough rows", "too short", "one row", "long"],
+)
+def test_warming_saves_what_the_others_would_compute_again(shared, rows, saved):
+    begin = text(1, shared)
+    found = warming_saves([begin + b"a", begin + b"b", begin + b"cc"], rows)
+    assert found == (saved if saved >= 8192 else 0)
+
+
+def test_one_call_alone_is_never_worth_warming():
+    assert warming_saves([text(1, 90_000)], 500) == 0
+
+
+def test_engines_of_ones_own_are_warmed_only_when_asked():
+    assert [PrefixRule(mode).warms(own=True) for mode in ("auto", "always", "never")] == [
+        False,
+        True,
+        False,
+    ]
+    assert [PrefixRule(mode).warms(own=False) for mode in ("auto", "always", "never")] == [
+        True,
+        True,
+        False,
+    ]
