@@ -13,6 +13,7 @@ import msgspec
 
 from bagent.agents.host import Host
 from bagent.agents.plan import StagePlan
+from bagent.agents.kept import Kept
 from bagent.answers.judge import Verdict, judge
 from bagent.answers.reask import describe, reask
 from bagent.answers.sanitize import clean_text
@@ -251,6 +252,40 @@ class Conversation:
 
     def _end(self, status: str, failure: Failure | None) -> None:
         row, delivery, reply, verdict = self.row, self._delivery, self._last, self._verdict
+    # --- over more than one process ------------------------------------------------------------
+
+    def kept(self, call: Call) -> Kept:
+        """What :meth:`resumed` needs to take the answer to ``call``, besides the row."""
+        messages = call.request.messages
+        return Kept(
+            max_tokens=call.request.max_tokens,
+            tries=call.tries,
+            counted=call.counted,
+            messages=None if messages is self._messages else messages,
+            attempts=self._attempts,
+            turns=self._turns,
+            reasks=self._reasks,
+            grown=self._grown,
+            shrunk=self._shrunk,
+            first_valid=self._first_valid,
+            usage=self._usage,
+            started=self._started,
+        )
+
+    def resumed(self, kept: Kept) -> Call | None:
+        """The call of which ``kept`` was taken, or None where the row ended (the host was told)."""
+        call = self.open()
+        if call is None:
+            return None
+        if kept.messages is not None:
+            call.request = self._asking_again(call.request, kept.messages)
+        call.request.max_tokens = kept.max_tokens
+        call.turn, call.tries, call.counted = kept.turns, kept.tries, kept.counted
+        self._attempts, self._turns, self._reasks = kept.attempts, kept.turns, kept.reasks
+        self._grown, self._shrunk, self._first_valid = kept.grown, kept.shrunk, kept.first_valid
+        self._usage, self._started = kept.usage, kept.started
+        return call
+
         outcome = Outcome(
             key=self.key,
             row=row.index,

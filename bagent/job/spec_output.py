@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.context import LoadContext
-from bagent.job.kinds import Choice, Flag, FreeForm, Kind, Real, Whole, WordList, wrong
+from bagent.job.kinds import Choice, Flag, FreeForm, Kind, Real, Whole, WordList, Words, wrong
 from bagent.job.places import AllowFailures, AllowFailuresIn, PathIn, Place, place
 from bagent.job.scalars import plain
 from bagent.job.section import Section
@@ -181,7 +181,17 @@ class BatchingSpec(Section):
         description="auto: what each endpoint can do; provider: the half-price batch service.",
     )
     size: Annotated[int | Literal["auto"], Whole(1, 100_000, ("auto",))] = Field(
-        default="auto", description="Rows in one request."
+        default="auto", description="Rows in one request, or in one batch of a provider."
+    )
+    s3_uri: Annotated[str | None, Words()] = Field(
+        default=None, description="Where Bedrock's batches read and write: s3://BUCKET/FOLDER."
+    )
+    role_arn: Annotated[str | None, Words()] = Field(
+        default=None, description="The role by which Bedrock's batches touch that folder."
+    )
+    service_tier: Annotated[str | None, Words()] = Field(
+        default=None,
+        description="Asked for with every single call where the API has tiers, such as flex.",
     )
     prefix: Annotated[PrefixMode, Choice(PrefixMode)] = Field(
         default="auto",

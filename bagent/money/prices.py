@@ -48,6 +48,19 @@ class Price(msgspec.Struct, frozen=True):
         total += read * (self.cached or 0.0) + written * (self.cache_write or 0.0)
         return total / MILLION
 
+    def in_batches(self) -> Price | None:
+        """The price in the provider's batch service; None where the source does not tell it."""
+        factor = self.batch
+        if factor is None:
+            return None
+        return msgspec.structs.replace(
+            self,
+            input=self.input * factor,
+            output=self.output * factor,
+            cached=None if self.cached is None else self.cached * factor,
+            cache_write=None if self.cache_write is None else self.cache_write * factor,
+        )
+
     def at_most(self, prompt: int, completion: int) -> float:
         """Dollars for so many tokens if no cache helps, and all of the prompt is written to one."""
         dearest = max(self.input, self.cache_write or 0.0)

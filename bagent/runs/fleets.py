@@ -128,7 +128,7 @@ def group_rule(job: Job, servers: Servers) -> GroupRule:
     """Whether and how rows travel together: on engines of the user's own, unless told otherwise."""
     batching = job.batching
     size = None if batching.size == "auto" else int(batching.size)
-    single = batching.mode == "single" or size == 1
+    single = batching.mode in ("single", "provider") or size == 1
     if batching.mode == "auto":
         single |= not servers.own or servers.kind == "local"
     return GroupRule(size, single, STREAM_EVERY if job.stream == "auto" else 0)

@@ -15,6 +15,7 @@ from bagent.runs.costs import price_of
 from bagent.runs.endpoints import Servers
 from bagent.runs.environment import read_environment
 from bagent.runs.fleets import group_rule
+from bagent.types import Json
 from bagent.runs.prepare import STAGE, Prepared
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def make_plan(
     job, schema = prepared.job, prepared.schema
     fields = job.sampling.request_fields()
     max_tokens = fields.pop("max_tokens", None)
+    extra.update(tier_fields(job, servers.kind))
     extra = {key: fields.pop(key) for key in list(job.sampling.extra) if key in fields}
     output = None
     if schema is not None and job.output.enforce != "prompt":
@@ -94,7 +96,27 @@ def make_plan(
         answers=job.answers,
         row_seconds=job.limits.row,
         own_bodies=prepared.own_bodies,
-        price=pricer(price_of(job, servers.kind, model)),
+        price=pricer_of(job, servers.kind, model),
+    )
+
+
+def tier_fields(job: Job, kind: str) -> dict[str, Json]:
+    """The field that asks for the job's ``batching.service_tier``, in the words of each API.
+
+    Raises:
+        JobError: servers of this kind have no tiers.
+    """
+    tier = job.batching.service_tier
+    if tier is None or job.batching.mode == "provider":
+        return {}
+    if kind == "bedrock":
+        return {"serviceTier": {"type": tier}}
+    if kind in ("openai", "anthropic", "compatible"):
+        return {"service_tier": tier}
+    raise JobError(
+        f"batching.service_tier: servers of the kind {kind} have no tiers",
+        hint="leave it out",
+        at=job.source.position(("batching", "service_tier")),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bagent.answers.schema import OutputSchema
+from bagent.batches.rules import check_batches
 from bagent.errors import InputError, JobError, SchemaError, UsageError
 from bagent.fleet.deadline import read_deadline
 from bagent.fleet.hostfile import read_hostfile
@@ -78,9 +79,7 @@ def prepare(options: RunOptions) -> Prepared:
             at=job.source.position(("agent",)),
         )
     if job.batching.mode == "provider":
-        raise JobError(
-            f"batching mode {job.batching.mode} is not part of this version", hint="use auto"
-        )
+        check_batches(job, staged=bool(stages))
     read_deadline(options.deadline, options.env, time.time())
     Policy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
     if job.hostfile is not None:

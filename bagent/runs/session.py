@@ -139,6 +139,10 @@ class Session:
         engine = hooks.engine(plan, site)
         return Drive(Fleets([site.fleet]), [(site, model)], engine.run, engine.advice)
 
+        if job.batching.mode == "provider":
+            from bagent.runs.provider import provider_drive
+
+            return provider_drive(plan, site, model, hooks, self._progress.note)
     # --- the run ------------------------------------------------------------------------------
 
     async def _go(self, drive: Drive) -> Ended:

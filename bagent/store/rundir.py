@@ -24,7 +24,7 @@ OnChange = Literal["refuse", "continue", "fresh"]
 _TABLES = ("results", "answers", "attempts", "tool_calls", "endpoints")
 _OWN_NAMES = frozenset(
     {"run.json", "journal", "run.duckdb", "run.new.duckdb", "failed.jsonl", "bad_lines.txt"}
-    | {"run.log", "input.jsonl", "stop", "tables.json", "report.html"}
+    | {"run.log", "input.jsonl", "stop", "tables.json", "report.html", "batches"}
     | {f"{table}.parquet" for table in _TABLES}
 )
 _OWN_PATTERNS = ("run-*-of-*.json", "owner*.json*", ".tables-*", "run.duckdb.*")

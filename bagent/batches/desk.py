@@ -1,0 +1,171 @@
+"""What to do next with the batches of a run: a pure state machine with a clock from outside.
+
+::
+
+    sealed ──▶ sending ──▶ waiting ──▶ ended ──▶ done
+      ▲           │           │
+      └───────────┴───────────┘   refused for want of quota
+
+Batches are sent in the order in which they were sealed, as far as the quota and the budget have
+room; those with the provider are looked at now and then; what has ended is read at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from bagent.batches.quota import Quota
+from bagent.batches.record import OUT, BatchRecord
+
+FIRST_LOOK = 5.0
+LONGEST_LOOK = 60.0
+LOOK_SHARE = 0.05
+"""A batch is looked at again after this part of its age, within the bounds, in seconds."""
+
+FIRST_PAUSE = 2.0
+LONGEST_PAUSE = 300.0
+"""Bounds of the growing waits after failures of the network or the server, in seconds."""
+
+Kind = Literal["read", "send", "split", "look", "seal", "wait", "broke", "over"]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """The next thing to do; ``until`` (Unix seconds) is when waiting is over, None: at an event.
+
+    ``broke``: the budget has no room for the next batch, and nothing is out that may cost less.
+    """
+
+    kind: Kind
+    record: BatchRecord | None = None
+    until: float | None = None
+
+
+class Feed(msgspec.Struct, frozen=True):
+    """Whether all rows have been put into batches, and whether some stand in an open one."""
+
+    over: bool
+    open: bool
+
+
+class Desk:
+    """Decides; who asks does what it says and tells it what came of it.
+
+    Args:
+        budget: dollars that all batches of the run may cost, None for no limit.
+    """
+
+    def __init__(self, budget: float | None = None) -> None:
+        self._budget = budget
+        self._quotas: dict[str, Quota] = {}
+        self._due: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
+
+    def quota(self, group: str) -> Quota:
+        """What is known of the quota of a group's model."""
+        model = group.partition(" ")[2]
+        return self._quotas.setdefault(model, Quota())
+
+    def next(self, records: Sequence[BatchRecord], feed: Feed, spent: float, now: float) -> Step:
+        """The next step with ``records``, those that are not done, by number.
+
+        Args:
+            spent: dollars that the batches that are done have cost.
+            now: Unix seconds.
+        """
+        for record in records:
+            if record.state == "ended" and self._is_due(record, now):
+                return Step("read", record)
+        step = self._send(records, spent, now)
+        if step.kind != "wait":
+            return step
+        for record in records:
+            if record.state == "waiting" and self._is_due(record, now):
+                return Step("look", record)
+        if feed.over and feed.open and all(record.state != "ended" for record in records):
+            return Step("seal")
+        if not records and feed.over:
+            return Step("over")
+        dues = [self._due.get(record.label, now) for record in records if record.state != "sealed"]
+        dues += [] if step.until is None else [step.until]
+        return Step("wait", until=min(dues, default=None))
+
+    def _send(self, records: Sequence[BatchRecord], spent: float, now: float) -> Step:
+        until: float | None = None
+        broke = False
+        held: set[str] = set()
+        for record in records:
+            if record.state not in ("sealed", "sending"):
+                continue
+            if not self._is_due(record, now):
+                until = _sooner(until, self._due[record.label])
+                continue
+            if record.state == "sending":
+                return Step("send", record)
+            if record.model in held:
+                continue
+            quota, out = self.quota(record.group), self.out(records, record)
+            if quota.too_large(record.tokens) and record.rows > 1:
+                return Step("split", record)
+            if not quota.admits(record.tokens, out, now):
+                held.add(record.model)
+                if quota.again_at > now:
+                    until = _sooner(until, quota.again_at)
+            elif not self._affords(records, record, spent):
+                broke = True
+            else:
+                return Step("send", record)
+        out_now = any(record.state in (*OUT, "ended") for record in records)
+        return Step("broke" if broke and not out_now and until is None else "wait", until=until)
+
+    def _affords(self, records: Sequence[BatchRecord], one: BatchRecord, spent: float) -> bool:
+        if self._budget is None:
+            return True
+        reserved = sum(r.most_usd or 0.0 for r in records if r.state in (*OUT, "ended"))
+        return spent + reserved + (one.most_usd or 0.0) <= self._budget
+
+    @staticmethod
+    def out(records: Sequence[BatchRecord], but: BatchRecord) -> int:
+        """Tokens of the same model that are with the provider, but for those of one batch."""
+        return sum(
+            record.tokens
+            for record in records
+            if record is not but and record.model == but.model and record.state in OUT
+        )
+
+    # --- what came of it --------------------------------------------------------------------------
+
+    def went_well(self, record: BatchRecord, now: float) -> None:
+        """A step with ``record`` was done; if it is with the provider, when to look again."""
+        self._pauses.pop(record.label, None)
+        if record.state != "waiting":
+            self._due.pop(record.label, None)
+            return
+        age = now - (record.sent_at or now)
+        self._due[record.label] = now + min(LONGEST_LOOK, max(FIRST_LOOK, LOOK_SHARE * age))
+
+    def went_wrong(self, record: BatchRecord, now: float, told: float | None = None) -> float:
+        """A step failed for a passing reason: how many seconds it is put off.
+
+        Args:
+            told: how long the server wants to be left alone, None where it did not say.
+        """
+        pause = self._pauses.get(record.label, FIRST_PAUSE)
+        self._pauses[record.label] = min(LONGEST_PAUSE, 2 * pause)
+        wait = pause if told is None else max(told, 0.1)
+        self._due[record.label] = now + wait
+        return wait
+
+    def refused(self, record: BatchRecord, words: str, out: int, now: float) -> None:
+        """A batch was refused for want of quota: it waits."""
+        self.quota(record.group).refused(words, record.tokens, out, now)
+        self._due.pop(record.label, None)
+
+    def _is_due(self, record: BatchRecord, now: float) -> bool:
+        return now >= self._due.get(record.label, now)
+
+
+def _sooner(one: float | None, other: float) -> float:
+    return other if one is None else min(one, other)

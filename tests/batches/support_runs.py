@@ -1,0 +1,295 @@
+"""Runs rows through batches on a clock that jumps: hours pass in no time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from bagent.agents.budget import TokenBudget
+from bagent.agents.plan import StagePlan
+from bagent.answers.schema import OutputSchema
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.request import CallSettings, OutputFormat, Request
+from bagent.batches.anthropic_service import AnthropicBatches
+from bagent.batches.desk import Desk
+from bagent.batches.engine import BatchEngine, EngineTools
+from bagent.batches.ledger import all_records
+from bagent.batches.openai_service import OpenAIBatches
+from bagent.batches.reading import ReadRules
+from bagent.batches.record import BatchRecord
+from bagent.batches.rows import BatchRows, RowTools
+from bagent.batches.service import BatchService
+from bagent.batches.spool import Bounds, Spool
+from bagent.fleet.account import Account
+from bagent.fleet.dispatcher import Fleet, FleetConfig
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.limiter import InFlightLimit
+from bagent.money.prices import Price, pricer
+from bagent.stages.feeder import Work
+from bagent.stages.guards import Guards
+from bagent.stages.sharing import Sharing
+from bagent.store.index import Policy, load_index
+from bagent.store.journal import Journal
+from bagent.types import Failure, Json, Message, Reply, Row
+from fleet.support_fleet import ScriptedBackend
+
+BEGIN = 1_000_000.0
+SCHEMA = {
+    "type": "object",
+    "properties": {"score": {"type": "integer"}},
+    "required": ["score"],
+    "additionalProperties": False,
+}
+
+
+class Server(Protocol):
+    """A scripted service."""
+
+    def app(self) -> web.Application: ...
+
+
+class Killed(Exception):
+    """The process ended here, as by SIGKILL."""
+
+
+class Prompt:
+    """``id=ID TEXT`` as the user's words."""
+
+    raw = False
+
+    def render(
+        self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None
+    ) -> list[Message]:
+        return [{"role": "user", "content": f"id={data['id']} {data.get('text', '')}"}]
+
+    def render_raw(self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None) -> str:
+        raise TypeError
+
+
+def row(index: int, **data: Json) -> Row:
+    """Row number ``index``."""
+    data = {"id": f"r{index}", **data}
+    return Row(index, 7919 * (index + 1), data["id"], data, "rows.jsonl", index + 1)
+
+
+@dataclass
+class Options:
+    """How a run is set up; ``kill`` ends it at a notice with these words, ``kill_at`` at a time."""
+
+    schema: Json = None
+    retries: int = 3
+    reasks: int = 2
+    size: int | None = None
+    price: Price | None = None
+    budget: float | None = None
+    dedupe: bool = False
+    kind: str = "openai"
+    kill: str | None = None
+    own_bodies: bool = False
+    max_tokens: int | None = 64
+    grow: float = 1.0
+
+
+@dataclass
+class Run:
+    """What a run left: outcomes by id, batches, lines for people, seconds that went by."""
+
+    outcomes: dict[Json, Json] = field(default_factory=dict)
+    lines: list[Json] = field(default_factory=list)
+    attempts: list[Json] = field(default_factory=list)
+    records: list[BatchRecord] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    waited: float = 0.0
+    error: Exception | None = None
+    files: list[str] = field(default_factory=list)
+
+
+class Clock:
+    """Unix seconds that pass only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = BEGIN
+        self.waits: list[float | None] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def pause(self, event: asyncio.Event, seconds: float | None) -> None:
+        """Let everything else get on, then jump."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+            if event.is_set():
+                return
+        self.waits.append(seconds)
+        if seconds is None:
+            await asyncio.wait_for(event.wait(), 20)
+        else:
+            self.now += seconds
+
+
+@asynccontextmanager
+async def served(server: Server) -> AsyncIterator[str]:
+    """The server on a port of its own; its address."""
+    runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def make_service(kind: str, url: str, notice: Callable[[str], None]) -> BatchService:
+    endpoint = Endpoint("provider", f"{url}/v1", headers={"Authorization": "Bearer k-secret-1"})
+    if kind == "anthropic":
+        return AnthropicBatches(endpoint, None, enforce="auto", notice=notice)
+    return OpenAIBatches(endpoint, None, own=False, enforce="auto", notice=notice)
+
+
+def make_plan(options: Options) -> StagePlan:
+    schema = None if options.schema is None else OutputSchema.load(options.schema, base=Path())
+    output = None
+    if schema is not None:
+        output = OutputFormat("answer", schema.text, schema.strict)
+    settings = CallSettings("m-1", {"temperature": 0}, {}, output, max_tokens=options.max_tokens)
+    return StagePlan(
+        name="main",
+        prompt=Prompt(),
+        settings=settings,
+        schema=schema,
+        budget=TokenBudget(None),
+        reasks=options.reasks,
+        grow=options.grow,
+        stream=False,
+        own_bodies=options.own_bodies,
+        price=pricer(options.price),
+    )
+
+
+async def feed(rows: list[Row]) -> AsyncIterator[Work]:
+    for start in range(0, len(rows), 100):
+        yield [(one, [0]) for one in rows[start : start + 100]]
+
+
+async def run_rows(
+    folder: Path,
+    url: str,
+    rows: list[Row],
+    options: Options | None = None,
+    service: BatchService | None = None,
+) -> Run:
+    """One start of a run over ``rows``, in the run directory ``folder``."""
+    options, found, clock = options or Options(), Run(), Clock()
+
+    def notice(words: str) -> None:
+        found.notices.append(words)
+        if options.kill is not None and options.kill in words:
+            raise Killed(words)
+
+    plan = make_plan(options)
+    if service is None:
+        service = make_service(options.kind, url, notice)
+    journal = Journal.open(folder, "all", clock=clock, report=notice)
+    done = load_index(folder, None, Policy.parse(None), report=notice)
+    desk = Desk(options.budget)
+    bounds = Bounds(
+        options.size,
+        lambda group: desk.quota(group).cap,
+        lambda: None if options.budget is None else options.budget - spool.spent,
+    )
+    spool = Spool(folder, "all", "b0", plan.name, service, bounds)
+    spool.load(notice)
+    fleet = make_fleet()
+    host = BatchRows(
+        RowTools(
+            plan,
+            journal,
+            fleet,
+            Sharing(journal.read_at, None, dedupe=options.dedupe),
+            Guards(canary=True, stop_after=None),
+            lambda outcome, place, row: None,
+            options.price,
+            options.dedupe,
+            clock,
+        ),
+        spool,
+    )
+    tools = EngineTools(
+        rules=ReadRules(options.retries, options.price, done.has),
+        on_attempt=journal.write_attempt,
+        shelter=_plainly,
+        note=found.notices.append,
+        notice=notice,
+        budget=options.budget,
+        clock=clock,
+        pause=clock.pause,
+    )
+    pending = [one for one in rows if not done.has(one.key ^ _salt(plan.name))]
+    try:
+        await asyncio.wait_for(
+            BatchEngine(service, spool, host, desk, tools).run(feed(pending)), 30
+        )
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        found.error = error
+    finally:
+        journal.close()
+        await service.close()
+    found.waited = clock.now - BEGIN
+    return _look(folder, found)
+
+
+def _salt(stage: str) -> int:
+    from bagent.store.codec import salt_of
+
+    return salt_of(stage, 0)
+
+
+async def _plainly(work: Any) -> str | Failure:
+    found: str | Failure = await work
+    return found
+
+
+class Singles(ScriptedBackend):
+    """Answers every single call at once."""
+
+    async def send(
+        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
+    ) -> Exchange:
+        return Exchange([Reply("single", "stop")], sent=BEGIN, done=BEGIN, status=200)
+
+
+def make_fleet() -> Fleet:
+    """A fleet whose one endpoint answers everything."""
+    account = Account(None, None, 100.0)
+    state = EndpointState(Endpoint("single", "http://x/v1"), InFlightLimit(8, 8), account)
+    return Fleet(
+        [state],
+        Singles({}),
+        FleetConfig(concurrency=8),
+        on_attempt=lambda attempt: None,
+        notice=lambda words: None,
+        random=Random(1),
+    )
+
+
+def _look(folder: Path, found: Run) -> Run:
+    for path in sorted((folder / "journal").glob("rows-*.jsonl")):
+        found.lines += [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    for path in sorted((folder / "journal").glob("attempts-*.jsonl")):
+        found.attempts += [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    found.outcomes = {line["id"]: line for line in found.lines}
+    found.records = list(all_records(folder, found.notices.append))
+    kept = folder / "batches"
+    found.files = sorted(path.name for path in kept.iterdir()) if kept.exists() else []
+    return found

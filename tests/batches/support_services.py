@@ -1,0 +1,328 @@
+"""OpenAI's and Anthropic's batch services as scripted servers: every state that they can take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+Json = Any
+Answer = Callable[[Json], Json]
+"""From a line of a batch's file to a line of an answer file; None: there is none."""
+
+
+def chat_body(text: str, finish: str = "stop", usage: tuple[int, int] = (7, 3)) -> Json:
+    """A chat completion."""
+    message = {"role": "assistant", "content": text}
+    return {
+        "id": "chatcmpl-1",
+        "model": "m-1-served",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]},
+    }
+
+
+def good(text: str = "fine", **more: Any) -> Answer:
+    """An answer with HTTP 200."""
+
+    def line(asked: Json) -> Json:
+        body = chat_body(text, **more)
+        response = {"status_code": 200, "request_id": "req-1", "body": body}
+        return {"id": "r", "custom_id": asked["custom_id"], "response": response, "error": None}
+
+    return line
+
+
+def refused(status: int, message: str, code: str = "", kind: str = "") -> Answer:
+    """An HTTP failure: the error stands in the response's body."""
+
+    def line(asked: Json) -> Json:
+        body = {"error": {"message": message, "code": code, "type": kind}}
+        response = {"status_code": status, "request_id": "req-1", "body": body}
+        return {"id": "r", "custom_id": asked["custom_id"], "response": response, "error": None}
+
+    return line
+
+
+def never_asked(code: str) -> Answer:
+    """A request that was never made, such as ``batch_expired``."""
+
+    def line(asked: Json) -> Json:
+        error = {"code": code, "message": f"This request was not executed: {code}"}
+        return {"id": "r", "custom_id": asked["custom_id"], "response": None, "error": error}
+
+    return line
+
+
+def nothing(asked: Json) -> Json:
+    """No line at all."""
+
+
+@dataclass
+class Course:
+    """How one batch goes: a word for each look, the last repeating, and its answers in the end.
+
+    ``faults`` are those of a failed one. ``create`` answers the making of it instead: a status and
+    an error; with ``made`` the batch is there all the same.
+    """
+
+    words: Sequence[str] = ("validating", "in_progress", "finalizing", "completed")
+    answer: Answer = field(default_factory=lambda: good())
+    faults: Sequence[Json] = ()
+    create: tuple[int, Json] | None = None
+    made: bool = False
+
+
+class OpenAIServer:
+    """Follows the courses of ``script`` batch by batch, the last one repeating.
+
+    Attributes:
+        made: the batches that were made, with the requests of each.
+        uploads: how many files came.
+        looks: how often anybody asked for a batch.
+        complaints: what the API would have refused.
+    """
+
+    def __init__(self, *script: Course) -> None:
+        self.script = list(script) or [Course()]
+        self.made: list[Json] = []
+        self.uploads = 0
+        self.tries = 0
+        self.looks = 0
+        self.fetches = 0
+        self.down = 0
+        self.complaints: list[str] = []
+        self.files: dict[str, str] = {}
+        self._steps: dict[str, int] = {}
+
+    def app(self) -> web.Application:
+        """The server as an application."""
+        app = web.Application(client_max_size=1 << 30, middlewares=[self._gate])
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/files", self._upload)
+        app.router.add_get("/v1/files/{id}/content", self._content)
+        app.router.add_post("/v1/batches", self._create)
+        app.router.add_get("/v1/batches", self._list)
+        app.router.add_get("/v1/batches/{id}", self._get)
+        return app
+
+    @web.middleware
+    async def _gate(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.down > 0:
+            self.down -= 1
+            return web.json_response({"error": {"message": "try later"}}, status=503)
+        found: web.StreamResponse = await handler(request)
+        return found
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m-1"}]})
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        file = form["file"]
+        assert isinstance(file, web.FileField)
+        if form.get("purpose") != "batch":
+            self.complaints.append("purpose is not batch")
+        self.uploads += 1
+        self.files[f"file-{self.uploads}"] = file.file.read().decode()
+        return web.json_response({"id": f"file-{self.uploads}", "object": "file"})
+
+    async def _create(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        course = self.script[min(self.tries, len(self.script) - 1)]
+        self.tries += 1
+        if course.create is not None and not course.made:
+            status, error = course.create
+            return web.json_response({"error": error}, status=status)
+        lines = [json.loads(line) for line in self.files[asked["input_file_id"]].splitlines()]
+        self._check(asked, lines)
+        batch = {
+            "id": f"batch_{len(self.made) + 1}",
+            "object": "batch",
+            "created_at": 1_000_000,
+            "metadata": asked["metadata"],
+            "lines": lines,
+            "course": course,
+        }
+        self.made.append(batch)
+        if course.create is not None:
+            status, error = course.create
+            return web.json_response({"error": error}, status=status)
+        return web.json_response(self._shown(batch))
+
+    def _check(self, asked: Json, lines: list[Json]) -> None:
+        names = [line["custom_id"] for line in lines]
+        if len(set(names)) != len(names):
+            self.complaints.append("a custom_id is there twice")
+        if asked["completion_window"] != "24h":
+            self.complaints.append("no such window")
+        models = {line["body"].get("model") for line in lines}
+        if len(models) != 1:
+            self.complaints.append(f"several models: {models}")
+        for line in lines:
+            if line["method"] != "POST" or line["url"] != asked["endpoint"]:
+                self.complaints.append(f"a line for {line['url']}")
+            if line["body"].get("stream"):
+                self.complaints.append("a line wants to stream")
+
+    def _shown(self, batch: Json) -> Json:
+        course: Course = batch["course"]
+        step = self._steps.get(batch["id"], 0)
+        word = course.words[min(step, len(course.words) - 1)]
+        shown = {k: v for k, v in batch.items() if k not in ("lines", "course")}
+        shown |= {"status": word, "errors": None, "output_file_id": None, "error_file_id": None}
+        count = len(batch["lines"])
+        if word in ("completed", "expired", "cancelled"):
+            answers = [one for line in batch["lines"] if (one := course.answer(line)) is not None]
+            answers.reverse()  # no order is promised
+            ok = [a for a in answers if a["response"] and a["response"]["status_code"] == 200]
+            bad = [a for a in answers if a not in ok]
+            for key, found in (("output_file_id", ok), ("error_file_id", bad)):
+                if found:
+                    shown[key] = f"{batch['id']}-{key}"
+                    text = "\n".join(json.dumps(one) for one in found)
+                    self.files[shown[key]] = text
+            shown["request_counts"] = {"total": count, "completed": len(ok), "failed": len(bad)}
+        elif word == "failed":
+            shown["errors"] = {"object": "list", "data": list(course.faults)}
+            shown["request_counts"] = {"total": 0, "completed": 0, "failed": 0}
+        else:
+            done = 0 if word == "validating" else count // 2
+            shown["request_counts"] = {"total": count, "completed": done, "failed": 0}
+        return shown
+
+    async def _get(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        (batch,) = [one for one in self.made if one["id"] == request.match_info["id"]]
+        shown = self._shown(batch)
+        self._steps[batch["id"]] = self._steps.get(batch["id"], 0) + 1
+        return web.json_response(shown)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        found = [self._shown(batch) for batch in reversed(self.made)]
+        return web.json_response({"object": "list", "data": found, "has_more": False})
+
+    async def _content(self, request: web.Request) -> web.Response:
+        self.fetches += 1
+        return web.Response(text=self.files[request.match_info["id"]])
+
+
+def message(text: str = "fine", stop: str = "end_turn") -> Answer:
+    """An Anthropic success."""
+
+    def line(asked: Json) -> Json:
+        found = {
+            "type": "message",
+            "role": "assistant",
+            "model": "m-1-served",
+            "content": [{"type": "text", "text": text}],
+            "stop_reason": stop,
+            "usage": {"input_tokens": 7, "output_tokens": 3},
+        }
+        result = {"type": "succeeded", "message": found}
+        return {"custom_id": asked["custom_id"], "result": result}
+
+    return line
+
+
+def ended_as(kind: str, error: Json = None) -> Answer:
+    """An Anthropic result of another type: ``errored``, ``canceled`` or ``expired``."""
+
+    def line(asked: Json) -> Json:
+        result: Json = {"type": kind}
+        if error is not None:
+            result["error"] = {"type": "error", "error": error}
+        return {"custom_id": asked["custom_id"], "result": result}
+
+    return line
+
+
+class AnthropicServer:
+    """The same for Message Batches."""
+
+    def __init__(self, *script: Course) -> None:
+        self.script = list(script) or [Course(("in_progress", "ended"), message())]
+        self.made: list[Json] = []
+        self.tries = 0
+        self.complaints: list[str] = []
+        self.length: int | None = None
+        self._steps: dict[str, int] = {}
+
+    def app(self) -> web.Application:
+        """The server as an application."""
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/messages/batches", self._create)
+        app.router.add_get("/v1/messages/batches", self._list)
+        app.router.add_get("/v1/messages/batches/{id}", self._get)
+        app.router.add_get("/v1/messages/batches/{id}/results", self._results)
+        return app
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m-1"}]})
+
+    async def _create(self, request: web.Request) -> web.Response:
+        self.length = request.content_length
+        asked = await request.json()
+        course = self.script[min(self.tries, len(self.script) - 1)]
+        self.tries += 1
+        if course.create is None or course.made:
+            for line in asked["requests"]:
+                if set(line) != {"custom_id", "params"} or "stream" in line["params"]:
+                    self.complaints.append("no request")
+                if not line["params"].get("max_tokens"):
+                    self.complaints.append("no max_tokens")
+            name = f"msgbatch_{len(self.made) + 1}"
+            self.made.append({"id": name, "lines": asked["requests"], "course": course})
+        if course.create is not None:
+            status, error = course.create
+            return web.json_response({"type": "error", "error": error}, status=status)
+        return web.json_response(self._shown(self.made[-1]))
+
+    def add_foreign(self, count: int, *words: str) -> None:
+        """A batch of another program in the same account."""
+        lines = [{"custom_id": f"other-{n}", "params": {}} for n in range(count)]
+        course = Course(words, message("not yours"))
+        self.made.append({"id": f"foreign_{len(self.made)}", "lines": lines, "course": course})
+
+    def _word(self, batch: Json) -> str:
+        words = batch["course"].words
+        return str(words[min(self._steps.get(batch["id"], 0), len(words) - 1)])
+
+    def _shown(self, batch: Json) -> Json:
+        word, count = self._word(batch), len(batch["lines"])
+        counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
+        if word == "ended":
+            for line in self._answers(batch):
+                counts[line["result"]["type"]] += 1
+        else:
+            counts["processing"] = count
+        return {
+            "id": batch["id"],
+            "type": "message_batch",
+            "processing_status": word,
+            "request_counts": counts,
+            "created_at": "2026-11-28T10:00:00.123Z",
+            "ended_at": "2026-11-28T11:00:00Z" if word == "ended" else None,
+            "results_url": "http://192.0.2.1/never" if word == "ended" else None,
+        }
+
+    def _answers(self, batch: Json) -> list[Json]:
+        return [batch["course"].answer(line) for line in reversed(batch["lines"])]
+
+    async def _get(self, request: web.Request) -> web.Response:
+        (batch,) = [one for one in self.made if one["id"] == request.match_info["id"]]
+        shown = self._shown(batch)
+        self._steps[batch["id"]] = self._steps.get(batch["id"], 0) + 1
+        return web.json_response(shown)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        found = [self._shown(batch) for batch in reversed(self.made)]
+        return web.json_response({"data": found, "has_more": False})
+
+    async def _results(self, request: web.Request) -> web.Response:
+        (batch,) = [one for one in self.made if one["id"] == request.match_info["id"]]
+        return web.Response(text="\n".join(json.dumps(one) for one in self._answers(batch)) + "\n")
