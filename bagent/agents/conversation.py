@@ -12,8 +12,8 @@ import re
 import msgspec
 
 from bagent.agents.host import Host
-from bagent.agents.plan import StagePlan
 from bagent.agents.kept import Kept
+from bagent.agents.plan import StagePlan
 from bagent.answers.judge import Verdict, judge
 from bagent.answers.reask import describe, reask
 from bagent.answers.sanitize import clean_text
@@ -248,10 +248,6 @@ class Conversation:
             cache_write=_sum(old.cache_write, usage.cache_write),
         )
 
-    # --- the end ------------------------------------------------------------------------------
-
-    def _end(self, status: str, failure: Failure | None) -> None:
-        row, delivery, reply, verdict = self.row, self._delivery, self._last, self._verdict
     # --- over more than one process ------------------------------------------------------------
 
     def kept(self, call: Call) -> Kept:
@@ -286,6 +282,10 @@ class Conversation:
         self._usage, self._started = kept.usage, kept.started
         return call
 
+    # --- the end ------------------------------------------------------------------------------
+
+    def _end(self, status: str, failure: Failure | None) -> None:
+        row, delivery, reply, verdict = self.row, self._delivery, self._last, self._verdict
         outcome = Outcome(
             key=self.key,
             row=row.index,

@@ -15,8 +15,8 @@ from bagent.runs.costs import price_of
 from bagent.runs.endpoints import Servers
 from bagent.runs.environment import read_environment
 from bagent.runs.fleets import group_rule
-from bagent.types import Json
 from bagent.runs.prepare import STAGE, Prepared
+from bagent.types import Json
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
@@ -72,8 +72,8 @@ def make_plan(
     job, schema = prepared.job, prepared.schema
     fields = job.sampling.request_fields()
     max_tokens = fields.pop("max_tokens", None)
-    extra.update(tier_fields(job, servers.kind))
     extra = {key: fields.pop(key) for key in list(job.sampling.extra) if key in fields}
+    extra.update(tier_fields(job, servers.kind))
     output = None
     if schema is not None and job.output.enforce != "prompt":
         output = OutputFormat("answer", schema.text, schema.strict)

@@ -136,13 +136,13 @@ class Session:
         site = hooks.site(found)
         plan = make_plan(prepared, found.servers, model, found.known)
         await equipment.equip(plan, job, found.servers, pool)
-        engine = hooks.engine(plan, site)
-        return Drive(Fleets([site.fleet]), [(site, model)], engine.run, engine.advice)
-
         if job.batching.mode == "provider":
             from bagent.runs.provider import provider_drive
 
             return provider_drive(plan, site, model, hooks, self._progress.note)
+        engine = hooks.engine(plan, site)
+        return Drive(Fleets([site.fleet]), [(site, model)], engine.run, engine.advice)
+
     # --- the run ------------------------------------------------------------------------------
 
     async def _go(self, drive: Drive) -> Ended:
