@@ -143,7 +143,7 @@ def _show_same(same: Sameness) -> None:
     pairs = [
         (words, n[name], f"{100 * n[name] / joined:.2f} %" if joined else "")
         for name, words in _PAIRS.items()
-        if n.get(name) is not None
+        if n.get(name) is not None and (n[name] or name != "without_prompt")
     ]
     write_rows(("rows in both", "rows", "share"), [("all", joined, ""), *pairs], "table")
     for title, rows in (("status changes", same.changes), ("rows that differ", same.rows)):
@@ -162,6 +162,7 @@ _SIDES = (
 )
 _PAIRS = {
     "same_prompt": "same prompt",
+    "without_prompt": "made without a prompt",
     "same_text": "same text, byte for byte",
     "same_normal": "same text but for blanks and composition",
     "same_json": "same JSON",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -68,4 +70,41 @@ def _about(run: RunDir) -> About:
         "version": ", ".join(sorted({s.version for s in info.starts if s.version})) if info else "",
     }
     shown = [(what, str(value)) for what, value in pairs.items() if value not in (None, "")]
-    return About(run.path.name, shown)
+    stages = tuple(info.stages) if info else ()
+    return About(
+        run.path.name,
+        shown,
+        stages,
+        names_in_prompts(info.job) if info else None,
+        info.prices if info else (),
+    )
+
+
+_TAG = re.compile(r"\{\{(.*?)\}\}|\{%(.*?)%\}", re.DOTALL)
+_NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
+
+
+def names_in_prompts(job: Any) -> frozenset[str] | None:
+    """The names in all templates of a job as run.json holds it, those of prompt files too.
+
+    None where a prompt uses the row as a whole, none has a tag, or a file cannot be read.
+    """
+    try:
+        texts = [part for text in _texts(job) for tag in _TAG.findall(text) for part in tag]
+    except (OSError, UnicodeDecodeError):
+        return None
+    names = frozenset(name for text in texts for name in _NAME.findall(text))
+    return None if not names or "row" in names else names
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        if isinstance(value.get("file"), str):
+            yield Path(value["file"]).read_text(encoding="utf-8")
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)

@@ -85,7 +85,7 @@ def _sql(asked: Asked, connection: Any) -> str:
     source, shown = "results", ", ".join(map(quoted, names)) if names else "*"
     hidden = masked_columns(asked.redact)
     if asked.form == "table" and not names:
-        shown, source = _table_columns(connection, masked_answers(asked.redact))
+        shown, source = _table_columns(connection, masked_answers(asked.redact), asked.runs)
     filtered = f"select * from {source}{_condition(asked)}{_order(asked)}"
     if hidden:
         replaced = ", ".join(f"{sql} as {quoted(name)}" for name, sql in hidden.items())
@@ -152,30 +152,38 @@ def _encode(row: dict[str, Any]) -> bytes:
     return msgspec.json.encode(row, enc_hook=str) + b"\n"
 
 
-def _table_columns(connection: Any, hidden: frozenset[str]) -> tuple[str, str]:
-    """For people: id, status, then the typed columns of the answers, else the text.
+def _table_columns(
+    connection: Any, hidden: frozenset[str], runs: Sequence[RunDir]
+) -> tuple[str, str]:
+    """For people: id, stage, answer, status, then the typed columns of the answers, else the text.
 
     ``answers`` holds the ok rows of ``results`` in the same order, so they are joined by place:
     an id may be there twice, or not at all.
     """
-    from bagent.store.columns import quoted
+    from bagent.store.columns import literal, quoted
     from bagent.store.redact import MASK
 
     columns = [row[0] for row in connection.execute("describe answers").fetchall()]
     typed = [name for name in columns if name not in ("id", "stage", "answer")]
     if not typed:
-        return "id, status, text, error", "results"
+        return "id, stage, answer, status, text, error", "results"
     values = ", ".join(
         f"{MASK if name in hidden else quoted(name)} as value{n}" for n, name in enumerate(typed)
     )
     shown = ", ".join(f"value{n} as {quoted(name)}" for n, name in enumerate(typed))
+    infos = [run.look(lambda _: None) for run in runs]
+    stages = dict.fromkeys(stage for info in infos if info for stage in info.stages)
+    order = ", ".join(map(literal, stages))
     source = (
         "(select * from (select * from results where status = 'ok') positional join"
         f" (select {values} from answers)"
         " union all by name select * from results where status <> 'ok'"
-        " order by row, stage, answer)"
+        f" order by coalesce(list_position([{order}]::varchar[], stage), 0), stage, row, answer)"
     )
-    return f"id, status, {shown}, error", source
+    listed = ", ".join(f"value{n}::varchar" for n in range(len(typed)))
+    name = "(text)" if "text" in typed else "text"
+    text = f"case when status = 'ok' and coalesce({listed}) is null then text end as {quoted(name)}"
+    return f"id, stage, answer, status, {shown}, {text}, error", source
 
 
 def _print(asked: Asked, head: list[str], cursor: Any) -> None:
@@ -186,12 +194,20 @@ def _print(asked: Asked, head: list[str], cursor: Any) -> None:
         return
     most = TABLE_ROWS if asked.limit is None else asked.limit
     rows = cursor.fetchmany(most + 1)
-    empty = {i for i in range(len(head)) if all(row[i] is None for row in rows)}
-    kept = [i for i in range(len(head)) if i not in empty or head[i] in ("id", "status")]
+    kept = [i for i in range(len(head)) if _tells(head[i], [row[i] for row in rows], asked)]
     shown = [[row[i] for i in kept] for row in rows[:most]]
     write_rows([head[i] for i in kept], shown, "table")
     if len(rows) > most:
         typer.echo(f"the first {most} rows; --limit N shows more", err=True)
+
+
+def _tells(name: str, values: list[Any], asked: Asked) -> bool:
+    """Whether a column of a table for people says anything."""
+    if asked.names or name in ("id", "status"):
+        return True
+    if name in ("stage", "answer"):
+        return len(set(values)) > 1
+    return any(value is not None for value in values)
 
 
 def say(words: str) -> None:

@@ -40,8 +40,8 @@ class Sameness(msgspec.Struct, frozen=True):
 class Question(msgspec.Struct, frozen=True):
     """What to look at beyond the whole answer.
 
-    ``on`` are fields of the output (dotted paths) or columns of ``results``; ``sql`` is a condition
-    over the rows ``a`` and ``b``; ``stage`` is the only stage looked at, None: all.
+    ``on`` are fields of the output (dotted paths), else columns of ``results``; ``sql`` is a
+    condition over the rows ``a`` and ``b``; ``stage`` is the only stage looked at, None: all.
     """
 
     on: tuple[str, ...] = ()
@@ -68,7 +68,11 @@ def compare_runs(
         each = "select max(n) from (select count(distinct stage) n from {0})"
         by_stage = any(_one(connection, each.format(name)) > 1 for name in "ab")
     keys = "name, answer, nth" + ", stage" * by_stage
-    connection.execute(_pairs_sql(keys, question))
+    on = [
+        equal_sql(field_sql(connection, field, "a"), field_sql(connection, field, "b"))
+        for field in question.on
+    ]
+    connection.execute(_pairs_sql(keys, on, question.sql))
     _compare_json(connection, keys)
     numbers = _numbers(connection, question)
     why_not = _reasons(numbers)
@@ -82,33 +86,49 @@ def compare_runs(
             'select status_a, status_b, count(*) as "rows" from pairs'
             " where in_a and in_b and status_a <> status_b group by all order by 3 desc, 1, 2",
         ),
-        dicts(connection, _examples_sql(keys, examples)),
+        dicts(connection, _examples_sql(keys, examples, by_stage)),
         claim if not why_not else "not the same output",
         why_not,
     )
 
 
 def source_sql(name: str, folder: Path, stage: str | None) -> str:
-    """A view of the results in ``folder`` with a name for each row, and its number among equals."""
+    """A view of the results in ``folder`` with a name for each row, and its number among equals.
+
+    ``said`` is the answer as text; of a row that no model was asked about, its output.
+    """
     file = str(folder / "results.parquet").replace("'", "''")
     only = "" if stage is None else f" where stage = '{stage.replace(chr(39), chr(39) * 2)}'"
     label = "coalesce(id, 'row ' || row)"
     return (
-        f"create or replace temp view {name} as select *, {label} as name, row_number() over"
+        f"create or replace temp view {name} as select *, coalesce(text, output::varchar) as said,"
+        f" {label} as name, row_number() over"
         f" (partition by {label}, stage, answer order by row) as nth"
         f" from read_parquet('{file}'){only}"
     )
 
 
-def field_sql(field: str, row: str) -> str:
-    """A field of a result as text: a column of ``results``, else a path into its output."""
+def field_sql(connection: DuckDBPyConnection, field: str, row: str) -> str:
+    """A field of a result as text: a path into its output, else a column of ``results``.
+
+    A column gives way where some output of the view ``a`` has a property of its name.
+    """
     from bagent.store.columns import RESULTS, literal, quoted
 
-    if field in RESULTS and field != "output":
+    if field in RESULTS and field != "output" and not has_property(connection, field):
         return f"{row}.{quoted(field)}::varchar"
     steps = field.removeprefix("output.").split(".") if field != "output" else []
     pointer = "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
     return f"json_extract_string({row}.output, {literal(pointer)})"
+
+
+def has_property(connection: DuckDBPyConnection, name: str) -> bool:
+    """Whether an output of the view ``a`` is an object with this property."""
+    from bagent.store.columns import literal
+
+    pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
+    sql = f"select 1 from a where json_extract(output, {pointer}) is not null limit 1"
+    return connection.execute(sql).fetchone() is not None
 
 
 def equal_sql(first: str, second: str) -> str:
@@ -124,8 +144,7 @@ def normal_sql(text: str) -> str:
     return rf"trim(regexp_replace(nfc_normalize({text}), '\s+', ' ', 'g'))"
 
 
-def _pairs_sql(keys: str, question: Question) -> str:
-    on = [equal_sql(field_sql(f, "a"), field_sql(f, "b")) for f in question.on]
+def _pairs_sql(keys: str, on: Sequence[str], sql: str | None) -> str:
     chosen = " and ".join(on) or "null"
     return f"""
         create or replace temp table pairs as
@@ -133,11 +152,14 @@ def _pairs_sql(keys: str, question: Question) -> str:
                a.row is not null as in_a, b.row is not null as in_b,
                a.status as status_a, b.status as status_b,
                a.prompt_sha256 = b.prompt_sha256 as same_prompt,
-               a.text is not distinct from b.text as same_text,
-               {normal_sql("a.text")} is not distinct from {normal_sql("b.text")} as same_normal,
+               a.said is not distinct from b.said as same_text,
+               {normal_sql("a.said")} is not distinct from {normal_sql("b.said")} as same_normal,
+               a.prompt_sha256 is null and b.prompt_sha256 is null
+               and a.endpoint is null and b.endpoint is null and a.copied_from is null
+               and a.status = 'ok' and b.status = 'ok' as unasked,
                case when a.output is null and b.output is null then null
                     else a.output::varchar is not distinct from b.output::varchar end as same_json,
-               {chosen} as same_on, ({question.sql or "null"}\n) as same_sql
+               {chosen} as same_on, ({sql or "null"}\n) as same_sql
         from a full join b using ({keys})"""
 
 
@@ -182,7 +204,9 @@ def _numbers(connection: DuckDBPyConnection, question: Question) -> dict[str, Js
                count(*) filter (not in_b) as only_a, count(*) filter (not in_a) as only_b,
                count(*) filter (same_prompt) as same_prompt,
                count(*) filter (same_prompt = false) as other_prompt,
-               count(*) filter (in_a and in_b and same_prompt is null) as unknown_prompt,
+               count(*) filter (in_a and in_b and same_prompt is null and not unasked)
+                   as unknown_prompt,
+               count(*) filter (in_a and in_b and unasked) as without_prompt,
                count(*) filter (in_a and in_b and same_text) as same_text,
                count(*) filter (in_a and in_b and same_normal) as same_normal,
                count(*) filter (in_a and in_b and same_json) as same_json,
@@ -243,11 +267,12 @@ def _reasons(n: dict[str, Json]) -> list[str]:
     return reasons
 
 
-def _examples_sql(keys: str, examples: int) -> str:
+def _examples_sql(keys: str, examples: int, by_stage: bool) -> str:
+    stage = "pairs.stage, " * by_stage
     return f"""
-        select pairs.name as id, pairs.answer, status_a, status_b, same_prompt,
-               left(coalesce(a.text, a.error), {_EXCERPT}) as a,
-               left(coalesce(b.text, b.error), {_EXCERPT}) as b
+        select pairs.name as id, {stage}pairs.answer, status_a, status_b, same_prompt,
+               left(coalesce(a.said, a.error), {_EXCERPT}) as a,
+               left(coalesce(b.said, b.error), {_EXCERPT}) as b
         from (from pairs where not (in_a and in_b and status_a = status_b and same_text)
               or same_on = false or same_sql = false
               order by status_a = status_b, coalesce(same_json, false), coalesce(row_a, row_b)

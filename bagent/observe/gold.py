@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.errors import InputError, UsageError
-from bagent.observe.compare import dicts, equal_sql, field_sql, side_numbers, source_sql
+from bagent.observe.compare import (
+    dicts,
+    equal_sql,
+    field_sql,
+    has_property,
+    side_numbers,
+    source_sql,
+)
 from bagent.store.columns import literal, quoted
 from bagent.types import Json
 
@@ -77,27 +84,30 @@ def score_run(
     """Hold the tables in ``folder`` against ``gold``.
 
     Args:
-        stage: the only stage looked at, None: all.
+        stage: the stage that is meant; None: the only one.
         examples: how many of the worst rows to show.
 
     Raises:
-        UsageError: the file has no such field, no ids, or an id twice.
+        UsageError: the file has no such field, no ids, or an id twice; the run has several stages
+            and none is named, or not that one.
         InputError: the file cannot be read.
     """
     connection.execute(source_sql("a", folder, stage))
+    _check_stage(connection, stage)
     columns = _load(connection, gold)
     chosen = list(gold.fields) or _common(connection, folder, columns, gold)
-    keys = "name, answer" if "answer" in columns else "name"
-    _check_ids(connection, gold, keys)
-    parts = [f"a.status = 'ok' as usable, a.name is not null as found, b.name, {_answer(columns)}"]
+    numbered = _numbered(connection, columns)
+    _check_ids(connection, gold, "name, g_answer" if numbered else "name")
+    answer = "b.g_answer as answer" if numbered else "a.answer"
+    parts = [f"a.status = 'ok' as usable, a.name is not null as found, b.name, {answer}"]
     for number, field in enumerate(chosen):
-        known, given = _gold_sql(field, columns, gold), field_sql(field, "a")
+        known, given = _gold_sql(field, columns, gold), field_sql(connection, field, "a")
         parts.append(f"{known} as known{number}, {given} as given{number}")
         right = equal_sql(known, given)
         parts.append(f"coalesce(a.status = 'ok', false) and {right} as right{number}")
     connection.execute(
         f"create or replace temp table scored as select {', '.join(parts)}"
-        f" from b left join a on {_join(columns)}"
+        " from b left join a on a.name = b.name" + " and a.answer::varchar = b.g_answer" * numbered
     )
     every = " and ".join(f"right{n}" for n in range(len(chosen)))
     (numbers,) = dicts(
@@ -169,6 +179,7 @@ def _common(
     file = literal(str(folder / "answers.parquet"))
     known = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
     properties = set(known) - _NOT_FIELDS
+    properties |= {name for name in _NOT_FIELDS & set(columns) if has_property(connection, name)}
     found = [name for name in columns if name in properties and name != gold.id]
     if not found and "text" in columns:
         found = ["text"]
@@ -195,18 +206,30 @@ def _gold_sql(field: str, columns: list[str], gold: GoldFile) -> str:
     raise UsageError(f"--on {field}: {gold.path} has no such field", hint=", ".join(columns[:12]))
 
 
-def _answer(columns: list[str]) -> str:
-    return "b.g_answer as answer" if "answer" in columns else "a.answer"
+def _check_stage(connection: DuckDBPyConnection, stage: str | None) -> None:
+    """Known answers are those of one stage: several would count every row several times."""
+    here = [row[0] for row in _rows(connection, "select distinct stage from a order by 1")]
+    if stage is None and len(here) > 1:
+        raise UsageError(
+            f"the run has the stages {', '.join(here[:12])}: known answers are held against one",
+            hint="--stage NAME",
+        )
+    if stage is not None and not here:
+        raise UsageError(f"--stage {stage}: the run has no rows of such a stage")
 
 
-def _join(columns: list[str]) -> str:
-    same = "a.name = b.name"
-    return f"{same} and a.answer::varchar = b.g_answer" if "answer" in columns else same
+def _numbered(connection: DuckDBPyConnection, columns: list[str]) -> bool:
+    """Whether the file's column ``answer`` says which of several answers of a row is meant.
+
+    It is a known answer itself where the run has one answer a row, or a property of that name.
+    """
+    if "answer" not in columns or has_property(connection, "answer"):
+        return False
+    return bool(_rows(connection, "select 1 from a where answer > 0 limit 1"))
 
 
 def _check_ids(connection: DuckDBPyConnection, gold: GoldFile, keys: str) -> None:
-    names = keys.replace("answer", "g_answer")
-    twice = _rows(connection, f"select name from b group by {names} having count(*) > 1 limit 1")
+    twice = _rows(connection, f"select name from b group by {keys} having count(*) > 1 limit 1")
     if twice:
         raise UsageError(f"{gold.path} has the id {twice[0][0]} twice", hint="one line for each id")
 

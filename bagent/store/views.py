@@ -5,7 +5,16 @@ They are made when a run is read, and stand in no file.
 
 from __future__ import annotations
 
-_ALIKE = r"regexp_replace(coalesce(error, finish_reason, ''), '\d+', '#', 'g')"
+_DIGITS = r"regexp_replace(coalesce(error, finish_reason, ''), '\d+', '#', 'g')"
+_VALUE = (
+    r"""'(^|: )("(?:[^"\\]|\\.)*"|\[.*\]|\{.*\}|[-+.#e]+|true|false|null) (is|does|has|was) '"""
+)
+ALIKE = (
+    f"CASE WHEN error LIKE '%is a required property%' THEN {_DIGITS}"
+    f" ELSE regexp_replace({_DIGITS}, {_VALUE}, '\\1... \\3 ') END"
+)
+"""SQL: the error of a result less what differs from row to row: numbers, and the value that a
+validator begins with (``"hgih" is not one of ...``), but never the name of what is missing."""
 
 
 def _spread(column: str, prefix: str) -> str:
@@ -22,7 +31,7 @@ VIEWS: dict[str, str] = {
         SELECT error_kind, status, count(*) AS "rows",
                round(100.0 * count(*) / (SELECT count(*) FROM results), 2) AS percent,
                count(DISTINCT endpoint) AS endpoints, min_by(id, row) AS first_id,
-               left({_ALIKE}, 200) AS pattern, left(min_by(error, row), 300) AS example
+               left({ALIKE}, 200) AS pattern, left(min_by(error, row), 300) AS example
         FROM results WHERE status <> 'ok'
         GROUP BY error_kind, status, pattern ORDER BY "rows" DESC, error_kind, pattern""",
     "latency": f"""

@@ -43,6 +43,36 @@ def test_runs_of_one_seed_are_the_same_output_and_those_of_another_are_not(bagen
     assert bagent(["compare", "one", "two", "--fail-if", "same_text < joined"]).code == 0
 
 
+def test_several_answers_and_stages_are_compared_each_with_its_own(bagent, job_dir):
+    """Five rows with three answers each and a vote; the vote has no prompt."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    keys: dict[str, Any] = {
+        "model": "auto",
+        "output": {"schema": schema},
+        "answers": 3,
+        "sampling": {"temperature": 1.0, "max_tokens": 64, "seed": 7},
+        "topology": {"name": "self_consistency", "vote": "n"},
+    }
+    write_job(job_dir, "sim://" + QUICK, 5, **keys)
+    for name in ("one", "two"):
+        assert bagent(["run", "job.yaml", "--name", name, "--progress", "none"]).code == 0
+    other = ["--backend", f"sim://{QUICK}&model=sim-other&seed=3", "--name", "three"]
+    assert bagent(["run", "job.yaml", *other, "--progress", "none"]).code == 0
+    same = compared(bagent, "one", "two")
+    n = same["numbers"]
+    assert (n["joined"], n["same_text"], n["both_ok"]) == (20, 20, 20)
+    assert (n["same_prompt"], n["without_prompt"], n["unknown_prompt"]) == (15, 5, 0)
+    assert (same["claim"], same["why_not"]) == ("the same output, byte for byte", [])
+    differ = compared(bagent, "one", "three")
+    assert differ["numbers"]["joined"] == 20
+    assert differ["numbers"]["same_text"] < 15
+    assert differ["claim"] == "not the same output"
+    assert {row["stage"] for row in differ["rows"]} <= {"sample", "vote"}
+    votes = compared(bagent, "one", "three", "--stage", "vote", "--on", "winner")["numbers"]
+    assert (votes["joined"], votes["without_prompt"]) == (5, 5)
+    assert votes["same_on"] < 5
+
+
 @pytest.fixture
 def pair(job_dir: Path) -> Path:
     runs = job_dir / "runs"

@@ -137,6 +137,26 @@ def test_the_table_for_people_shows_typed_answers_beside_failures(bagent, run):
     assert "no answer" in lines[5]
 
 
+def test_the_table_tells_stages_and_answers_apart_and_shows_text_where_nothing_is_typed(
+    bagent, job_dir
+):
+    free = {"output": None, "stage": "draft"}
+    outcomes = [
+        stored(0, **free, text="first words"),
+        stored(0, **free, text="second words", answer=1),
+        stored(0, stage="vote"),
+    ]
+    columns = [("score", "BIGINT")]
+    make_run(job_dir / "runs" / "staged", outcomes, answer_columns=columns)
+    lines = bagent(["results", "staged", "--format", "table"]).out.splitlines()
+    assert lines[0].split() == ["id", "stage", "answer", "status", "score", "text"]
+    assert [line.split() for line in lines[2:]] == [
+        ["r0", "draft", "0", "ok", "first", "words"],
+        ["r0", "draft", "1", "ok", "second", "words"],
+        ["r0", "vote", "0", "ok", "0"],
+    ]
+
+
 def test_two_rows_with_one_id_are_two_lines_of_the_table(bagent, job_dir):
     make_run(
         job_dir / "runs" / "twice",

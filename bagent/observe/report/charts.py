@@ -117,6 +117,14 @@ def meter(share: float, color: str = "accent") -> Html:
     return Html(f'<span class="meter"><i class="{color}" style="width:{width:.1f}%"></i></span>')
 
 
+def span(low: float, high: float) -> Html:
+    """A part of a bar inside a table's cell, from ``low`` to ``high`` of 0 to 1."""
+    low = max(0.0, min(0.99, low))
+    width = max(0.01, min(1.0, high) - low)
+    style = f"margin-left:{100 * low:.1f}%;width:{100 * width:.1f}%"
+    return Html(f'<span class="meter"><i class="accent" style="{style}"></i></span>')
+
+
 def sparkline(values: Sequence[float], most: float) -> Html:
     """A line as high as a row of text, from 0 to ``most``."""
     if len(values) < 2 or most <= 0:

@@ -6,16 +6,24 @@ from typing import Any
 
 from bagent.observe.report.ask import BUCKETS, Ask, median
 from bagent.observe.report.charts import meter, sparkline
-from bagent.observe.report.html import Html, note, section, table
+from bagent.observe.report.html import Html, note, number, section, table
+from bagent.observe.words import milliseconds
 
 MOST = 60
 SLOW = 1.5
-"""So many times the median of all endpoints is worth a word."""
+"""So many times the median of the others is worth a word."""
+
+FEWEST = 5
+"""Tries that must have gone well before an endpoint is called slow."""
 
 
 def endpoint_rows(ask: Ask) -> list[dict[str, Any]]:
-    """Every endpoint with its numbers, the slowest first."""
-    return ask.rows(
+    """Every endpoint with its numbers, the slowest first.
+
+    ``slower`` is how many times as long as at the median of the others a try takes there, stage by
+    stage, so that an endpoint is not slow because a stage asks for longer answers; None: no other.
+    """
+    rows = ask.rows(
         """select endpoint, count(*) as tries, count(*) filter (error_kind is not null) as failed,
                   100.0 * count(*) filter (error_kind is not null) / count(*) as failed_percent,
                   mode(error_kind) as most_error,
@@ -26,31 +34,77 @@ def endpoint_rows(ask: Ask) -> list[dict[str, Any]]:
                   sum(completion_tokens) / nullif(sum(done - sent), 0) as tokens_per_busy_s
            from attempts group by endpoint order by p50_ms desc nulls first, endpoint"""
     )
+    slower = _slower(ask)
+    for row in rows:
+        row["slower"] = slower.get(row["endpoint"])
+    return sorted(rows, key=lambda row: -(row["slower"] or 0.0)) if len(slower) > 1 else rows
+
+
+def _slower(ask: Ask) -> dict[str, float]:
+    stages: dict[str, list[dict[str, Any]]] = {}
+    for row in ask.rows(
+        f"""select stage, endpoint, count(*) as n, quantile_cont(done - sent, 0.5) as p50
+            from attempts where error_kind is null and done is not null
+            group by stage, endpoint having count(*) >= {FEWEST} order by stage, endpoint"""
+    ):
+        stages.setdefault(row["stage"], []).append(row)
+    sums: dict[str, tuple[float, int]] = {}
+    for rows in stages.values():
+        for row in rows:
+            others = [other["p50"] for other in rows if other is not row]
+            if others and median(others) > 0:
+                total, count = sums.get(row["endpoint"], (0.0, 0))
+                ratio = row["p50"] / median(others)
+                sums[row["endpoint"]] = total + row["n"] * ratio, count + row["n"]
+    return {endpoint: total / count for endpoint, (total, count) in sums.items()}
 
 
 def findings(rows: list[dict[str, Any]]) -> list[str]:
     """Endpoints that stand out, in words."""
-    words = []
-    known = [row["p50_ms"] for row in rows if row["p50_ms"] is not None]
-    if len(known) > 1:
-        usual = median(known)
-        words += [
-            f"{row['endpoint']} is slow: half of its answers take longer than"
-            f" {row['p50_ms']:,.0f} ms, {row['p50_ms'] / usual:.1f} times the median endpoint"
-            for row in rows
-            if row["p50_ms"] is not None and usual > 0 and row["p50_ms"] > SLOW * usual
-        ]
+    words = [
+        f"{row['endpoint']} is slow: half of its tries take longer than"
+        f" {milliseconds(row['p50_ms'])}, {row['slower']:.1f} times the median of the others"
+        + (f" ({_tokens(row, rows)})" if _tokens(row, rows) else "")
+        for row in rows
+        if row["slower"] is not None and row["slower"] > SLOW
+    ]
+    tails = [row["p99_ms"] for row in rows if row["p99_ms"] is not None]
     failed = sum(row["failed"] for row in rows)
     tries = sum(row["tries"] for row in rows)
     for row in rows if len(rows) > 1 else ():
         share = row["failed"] / row["tries"]
         others = (failed - row["failed"]) / max(1, tries - row["tries"])
-        if row["failed"] >= 5 and share > 2 * others + 0.01:
+        if row["failed"] >= FEWEST and share > 2 * others + 0.01:
             words.append(
                 f"{row['endpoint']} fails {100 * share:.3g} % of its tries"
                 f" (mostly {row['most_error']}), the others {100 * others:.3g} %"
             )
+        slow_tail = _has_slow_tail(row, [tail for tail in tails if tail != row["p99_ms"]])
+        if slow_tail and (row["slower"] or 0.0) <= SLOW:
+            words.append(
+                f"{row['endpoint']} is slow at times: one try in a hundred takes longer than"
+                f" {milliseconds(row['p99_ms'])}, {slow_tail:.1f} times as long as at the others"
+            )
     return words[:6]
+
+
+def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    speeds = [o["tokens_per_busy_s"] for o in rows if o is not row and o["tokens_per_busy_s"]]
+    if not speeds or not row["tokens_per_busy_s"]:
+        return ""
+    return (
+        f"{number(row['tokens_per_busy_s'])} tokens a second in each request,"
+        f" the others {number(median(speeds))}"
+    )
+
+
+def _has_slow_tail(row: dict[str, Any], others: list[float]) -> float:
+    """How many times the median p99 of the others its own is; 0: not worth a word."""
+    if row["p99_ms"] is None or not others or row["tries"] - row["failed"] < 100:
+        return 0.0
+    usual = median(others)
+    ratio = row["p99_ms"] / usual if usual > 0 else 0.0
+    return ratio if ratio > 2 * SLOW else 0.0
 
 
 def endpoints(ask: Ask, rows: list[dict[str, Any]]) -> Html:
@@ -65,6 +119,7 @@ def endpoints(ask: Ask, rows: list[dict[str, Any]]) -> Html:
         shown.append(
             {
                 "endpoint": row["endpoint"],
+                "slower": row["slower"],
                 "tries": row["tries"],
                 "failed_percent": row["failed_percent"],
                 "mostly": row["most_error"],
@@ -78,11 +133,19 @@ def endpoints(ask: Ask, rows: list[dict[str, Any]]) -> Html:
             }
         )
     heads = {name: name.removesuffix("_ms").replace("_", " ") for name in shown[0]}
-    heads |= {"p50": "", "failed_percent": "failed", "tokens_per_busy_s": "tokens/s a request"}
+    heads |= {
+        "p50": "",
+        "slower": "times the others",
+        "failed_percent": "failed",
+        "tokens_per_busy_s": "tokens/s a request",
+    }
     more = f" {len(rows) - MOST:,} faster ones are left out." if len(rows) > MOST else ""
     return section(
         "Endpoints",
-        note(f"Times are of tries that went well, from sending to the whole answer.{more}"),
+        note(
+            "Times are of tries that went well, from sending to the whole answer; times the others:"
+            f" the median try beside that of the other endpoints in the same stage.{more}"
+        ),
         table(shown, heads),
     )
 

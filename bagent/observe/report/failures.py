@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from bagent.observe.report.ask import Ask
 from bagent.observe.report.html import Html, heading, note, section, table
+from bagent.observe.words import counted, visible
 
 MOST = 25
+FAULTS = 4
+"""So many groups of failures are looked at closely."""
+
+EXAMPLE = 220
+CLOSE = 0.2
+"""Failures within this share of the run's time stand close together."""
 
 _FAULT = r"(?:^|asks for: )(/.*?): (.*)$"
 """``POINTER: WORDS`` of a validator; the pointer ``/`` is the whole answer."""
@@ -15,32 +24,92 @@ _FAULT = r"(?:^|asks for: )(/.*?): (.*)$"
 _MISSING = r'^"(.*)" is a required property'
 
 
-def findings(ask: Ask, sums: dict[str, Any]) -> list[str]:
-    """The commonest failures in words."""
-    rows = sums["rows"]
-    return [
-        f"{row['rows']:,} rows ({100 * row['rows'] / rows:.3g} %) are {row['status']}"
-        f" ({row['error_kind'] or 'no kind'}): {row['example'] or 'no error text'}"
-        for row in ask.rows("select * from errors limit 4")
-    ]
+def find(ask: Ask) -> list[dict[str, Any]]:
+    """Make ``faults``: failures alike but for numbers, in each stage, the commonest first.
+
+    ``fault`` numbers them from 1; ``percent`` is their share of their stage's rows. Returns all.
+    """
+    from bagent.store.views import ALIKE
+
+    ask.run(
+        f"""create or replace temp table faults as
+            with alike as (select *, {ALIKE} as pattern from results where status <> 'ok'),
+                 stages as (select stage, count(*) as n from results group by stage),
+                 counted as (
+                    select stage, status, error_kind, pattern, count(*) as "rows",
+                           count(distinct endpoint) as endpoints, min_by(id, row) as first_id,
+                           left(min_by(error, row), 300) as example,
+                           quantile_cont(finished_at, 0.02) as early,
+                           quantile_cont(finished_at, 0.98) as late
+                    from alike group by stage, status, error_kind, pattern
+                    order by "rows" desc, stage, error_kind, pattern limit {MOST})
+            select row_number() over (order by "rows" desc, stage, error_kind, pattern) as fault,
+                   counted.*, 100.0 * "rows" / n as percent
+            from counted join stages using (stage)"""
+    )
+    return ask.rows("select * from faults order by fault")
 
 
-def failures(ask: Ask) -> Html:
+def findings(
+    faults: list[dict[str, Any]], sums: dict[str, Any], shared: Callable[[int], str]
+) -> list[str]:
+    """The commonest failures in words.
+
+    Args:
+        shared: what the rows of a numbered group have in common, empty: nothing.
+    """
+    words = []
+    for row in faults[:FAULTS]:
+        where = f"stage {row['stage']}: " if sums["stages"] > 1 else ""
+        text = (
+            f"{where}{counted(row['rows'], 'row')} ({row['percent']:.3g} %) {_is(row['rows'])}"
+            f" {row['status']} ({row['error_kind'] or 'no kind'}):"
+            f" {visible(row['example'] or 'no error text', EXAMPLE)}"
+        )
+        if what := shared(row["fault"]):
+            text += f" | What these rows share: {what}"
+        if when := _when(row, sums):
+            text += f" | {when}"
+        words.append(text)
+    rest = sums["rows"] - sums["ok"] - sum(row["rows"] for row in faults[:FAULTS])
+    if words and rest > 0:
+        words.append(f"{counted(rest, 'more row')} {_is(rest)} not ok for other reasons")
+    return words
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:
+    """Where failures stand close together in time, when that was."""
+    early, late = row["early"], row["late"]
+    if early is None or row["rows"] < 5 or late - early > CLOSE * sums["seconds"]:
+        return ""
+    first, last = (time.strftime("%H:%M:%S", time.gmtime(at)) for at in (early, late))
+    return f"Nearly all of them ended between {first} and {last}"
+
+
+def failures(ask: Ask, faults: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
     """Failed rows and failed tries."""
+    stage = "stage, " * (sums["stages"] > 1)
     by_status = ask.rows(
-        """select status, error_kind, count(*) as "rows", 100.0 * count(*)
-                  / (select count(*) from results) as percent
-           from results where status <> 'ok' group by 1, 2 order by 3 desc limit 40"""
+        f"""select {stage}status, error_kind, count(*) as "rows", 100.0 * count(*)
+                   / {"(select count(*) from results)" if not stage else "any_value(n)"} as percent
+            from results {
+            "join (select stage, count(*) as n from results group by stage) using (stage)"
+            if stage
+            else ""
+        }
+            where status <> 'ok' group by all order by "rows" desc limit 40"""
     )
-    errors = ask.rows(
-        f"""select error_kind, status, "rows", percent, endpoints, first_id, example from errors
-            limit {MOST}"""
-    )
+    names = ("error_kind", "status", "rows", "percent", "endpoints", "first_id", "example")
+    shown = ["stage"] * bool(stage) + list(names)
     return section(
         "Failures",
         table(by_status),
-        heading("errors alike but for numbers") if errors else "",
-        table(errors),
+        heading("errors alike but for numbers and quoted values") if faults else "",
+        table([{name: row[name] for name in shown} for row in faults]),
         _schema(ask),
         _tries(ask),
         name="failures",

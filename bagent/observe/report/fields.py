@@ -1,124 +1,137 @@
-"""Which field of the input goes with long answers, and with rows that fail?
-
-Asked of a sample; fields are the top-level properties of the input rows.
-"""
+"""Which field of the input goes with long answers, and with rows that are not ok?"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from bagent.observe.report.ask import Ask
-from bagent.observe.report.html import Html, heading, note, section, table
-from bagent.store.columns import literal
+from bagent.observe.report.html import Html, heading, note, number, section, table
+from bagent.observe.report.traits import Line, Traits
 
-SAMPLE = 30_000
-SEED = 7
-MOST_FIELDS = 40
-MOST_VALUES = 40
-FEWEST = 20
-"""Rows that a value must have to be worth a line."""
+SURE = 4.0
+"""Standard errors from which on a difference is no accident: some hundred are looked at."""
+
+LONGER = 1.4
+"""So many times as many tokens are worth a word."""
+
+MOST = 12
+CORRELATED = 0.4
 
 
-class Fields:
-    """Statistics of the input fields, over a sample that is made once.
+def long_answers(traits: Traits) -> list[str]:
+    """Fields whose rows get long answers, or answers that are cut off, in words."""
+    lines = [line for line in traits.lines if line.of_input and line.in_prompt is not False]
+    lines = lines or [line for line in traits.lines if line.of_input]
+    words: dict[tuple[str, str], str] = {}
+    for line in sorted(lines, key=lambda o: -max(o.longer, o.surplus("cut"))):
+        key = (line.stage, line.field)
+        if key in words or len(words) == 3:
+            continue
+        if said := _told(line, traits):
+            words[key] = said
+    return list(words.values())
 
-    ``values`` are single values with what their rows are like; ``sizes`` are fields whose size
-    (of a text) or value (of a number) goes with the length of answers.
-    """
 
-    def __init__(self, ask: Ask) -> None:
-        self.values: list[dict[str, Any]] = []
-        self.sizes: list[dict[str, Any]] = []
-        ask.run(
-            "create or replace temp table sampled as select input, status,"
-            " coalesce(finish_reason = 'length', false) as cut, completion_tokens as tokens"
-            f" from (select * from results where input is not null)"
-            f" using sample reservoir({SAMPLE} rows) repeatable ({SEED})"
+def _told(line: Line, traits: Traits) -> str:
+    mean, usual = line.these.mean, line.rest.mean
+    is_long = mean is not None and usual and mean > LONGER * usual and line.longer > SURE
+    cut, others = _share(line, "cut"), _rest(line, "cut")
+    is_cut = cut > 2 * others + 2 and line.surplus("cut") > SURE
+    if not is_long and not is_cut:
+        return ""
+    where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
+    parts = []
+    if is_long:
+        parts.append(
+            f"rows with {line.phrase} get answers of {number(mean)} tokens on average,"
+            f" the others of {number(usual)}"
         )
-        whole = ask.row(
-            "select count(*) as n, avg(tokens) as tokens,"
-            " 100.0 * avg((status <> 'ok')::int) as failed from sampled"
-        )
-        self.rows, self.tokens, self.failed = whole["n"], whole["tokens"], whole["failed"]
-        if not self.rows:
-            return
-        for row in ask.rows(
-            "select distinct unnest(json_keys(input)) as name from sampled"
-            f" where json_type(input) = 'OBJECT' order by 1 limit {MOST_FIELDS}"
-        ):
-            self._look(ask, row["name"])
-        self.values.sort(key=lambda row: -(row["answer_tokens"] or 0.0))
-        self.sizes.sort(key=lambda row: -abs(row["correlation"]))
+    if is_cut:
+        whose = "their answers" if is_long else f"the answers of rows with {line.phrase}"
+        parts.append(f"{cut:.3g} % of {whose} are cut off at the limit, {others:.3g} % else")
+    grows = traits.grows.get((line.stage, line.field), 0.0)
+    if line.sized and grows > CORRELATED:
+        parts.append(f"the larger {line.field}, the longer the answer (correlation {grows:.2f})")
+    return where + "; ".join(parts)
 
-    def _look(self, ask: Ask, name: str) -> None:
-        pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
-        value = f"json_extract_string(input, {pointer})"
-        size = f"coalesce(try_cast({value} as double), length({value}))"
-        found = ask.row(
-            f"select approx_count_distinct({value}) as many, corr({size}, tokens) as correlation,"
-            f" corr({size}, (status <> 'ok')::int) as with_failures from sampled"
-        )
-        if found["many"] <= MOST_VALUES:
-            self.values += ask.rows(
-                f"""select {literal(name)} as field, left({value}, 60) as value, count(*) as "rows",
-                           avg(tokens) as answer_tokens, 100.0 * avg(cut::int) as cut_off_percent,
-                           100.0 * avg((status <> 'ok')::int) as not_ok_percent
-                    from sampled group by 1, 2 having count(*) >= {FEWEST}"""
+
+def failing(traits: Traits) -> list[str]:
+    """Values of fields whose rows are not ok more often than others, in words."""
+    lines = sorted(traits.lines, key=lambda line: -line.surplus("bad"))
+    words = []
+    for line in lines:
+        share, others = _share(line, "bad"), _rest(line, "bad")
+        if line.of_input and share > 2 * others + 1 and line.surplus("bad") > SURE:
+            where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
+            words.append(
+                f"{where}of the rows with {line.phrase} {share:.3g} % are not ok,"
+                f" of the others {others:.3g} %"
             )
-        if found["many"] > 2 and found["correlation"] is not None:
-            self.sizes.append(
-                {
-                    "field": name,
-                    "correlation": found["correlation"],
-                    "with_failures": found["with_failures"],
-                }
-            )
+    return words[:2]
 
-    def findings(self) -> list[str]:
-        """What stands out, in words."""
-        words = []
-        usual = self.tokens or 0.0
-        for row in self.values[:3]:
-            mean = row["answer_tokens"]
-            if mean is not None and usual > 0 and mean > 1.5 * usual:
-                words.append(
-                    f"rows with {row['field']} = {row['value']} get long answers:"
-                    f" {mean:,.0f} tokens on average, all rows {usual:,.0f}"
-                )
-        for row in sorted(self.values, key=lambda row: -row["not_ok_percent"])[:2]:
-            share = row["not_ok_percent"]
-            if share > 2 * self.failed + 1:
-                words.append(
-                    f"of the rows with {row['field']} = {row['value']} {share:.3g} % are not ok,"
-                    f" of all rows {self.failed:.3g} %"
-                )
-        for row in self.sizes[:1]:
-            if abs(row["correlation"]) > 0.5:
-                grow = "longer" if row["correlation"] > 0 else "shorter"
-                words.append(
-                    f"the larger {row['field']} is, the {grow} are the answers"
-                    f" (correlation {row['correlation']:.2f})"
-                )
-        return words
 
-    def section(self) -> Html:
-        """The part of the page."""
-        if not self.values and not self.sizes:
-            return Html("")
-        worst = sorted(self.values, key=lambda row: -row["not_ok_percent"])
-        failing = [row for row in worst if row["not_ok_percent"] > 0][:12]
-        return section(
-            "Input fields and answers",
-            note(
-                f"From {self.rows:,} rows with their input, drawn at random where there are more."
-            ),
-            heading("values with the longest answers") if self.values else "",
-            table(self.values[:12]),
-            heading("values with most rows not ok") if failing else "",
-            table(failing),
-            heading("size of a text, or value of a number, and the length of answers")
-            if self.sizes
-            else "",
-            table(self.sizes[:12]),
-            name="fields",
+def shared(traits: Traits, fault: int) -> str:
+    """What the rows of a group of failures share that others do not have; empty: nothing."""
+    words = []
+    for lines, mine, others in traits.of_fault(fault):
+        words.append(
+            f"{_together(lines)} ({100 * mine:.3g} % of them,"
+            f" {100 * others:.2g} % of the other rows)"
         )
+    return "; ".join(words[:2])
+
+
+def _together(lines: list[Line]) -> str:
+    """Lines of one field as one phrase; steps of sizes are one step from the least on."""
+    first = lines[0]
+    lows, highs = [o.low for o in lines], [o.high for o in lines]
+    if first.sized and None not in lows and None not in highs:
+        least = min(low for low in lows if low is not None)
+        most = max(high for high in highs if high is not None)
+        return type(first)(
+            **{name: getattr(first, name) for name in first.__struct_fields__}
+            | {"low": least, "high": most}
+        ).phrase
+    return " or ".join([first.phrase, *(line.shown for line in lines[1:])])
+
+
+def _share(line: Line, name: str) -> float:
+    """Percent of its rows."""
+    return float(100 * getattr(line.these, name) / line.these.rows)
+
+
+def _rest(line: Line, name: str) -> float:
+    return float(100 * getattr(line.rest, name) / max(1, line.rest.rows))
+
+
+def fields(traits: Traits) -> Html:
+    """The part of the page."""
+    lines = [line for line in traits.lines if line.of_input]
+    longest = sorted((o for o in lines if o.longer > 1), key=lambda o: -o.longer)[:MOST]
+    worst = sorted((o for o in lines if o.surplus("bad") > 1), key=lambda o: -o.surplus("bad"))
+    many = len(traits.stages) > 1
+    parts = []
+    for title, chosen in (
+        ("rows with longer answers than others", longest),
+        ("rows that are not ok more often than others", worst[:MOST]),
+    ):
+        if chosen:
+            parts += [heading(title), table([_row(line, many) for line in chosen])]
+    if not parts:
+        return Html("")
+    words = f"From {traits.rows:,} rows, drawn at random where there are more."
+    return section("Input fields and answers", note(words), *parts, name="fields")
+
+
+def _row(line: Line, many: bool) -> dict[str, Any]:
+    return {
+        "stage": line.stage if many else None,
+        "field": line.field,
+        "value": line.shown,
+        "rows": line.these.rows,
+        "answer_tokens": line.these.mean,
+        "answer_tokens_of_others": line.rest.mean,
+        "cut_off_percent": _share(line, "cut"),
+        "not_ok_percent": _share(line, "bad"),
+        "not_ok_of_others_percent": _rest(line, "bad"),
+        "in a prompt": line.in_prompt,
+    }

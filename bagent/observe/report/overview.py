@@ -9,11 +9,12 @@ from typing import Any
 
 from bagent.observe.report.ask import ANSWERED, BUCKETS, Ask, quantiles
 from bagent.observe.report.charts import histogram, stacked
-from bagent.observe.report.html import Html, heading, join, note, number, section, table
+from bagent.observe.report.html import Html, join, note, number, section, table
 from bagent.observe.words import duration, milliseconds, money
 
 TOTALS = f"""
     select count(*) as "rows", count(*) filter (status = 'ok') as ok,
+           count(distinct stage) as stages,
            count(*) filter (copied_from is not null) as copied,
            count(*) filter ({ANSWERED}) as answered,
            min(started_at) as began, max(finished_at) as ended,
@@ -39,7 +40,7 @@ def cards(ask: Ask, sums: dict[str, Any]) -> Html:
     rows, seconds = sums["rows"], sums["seconds"]
     bad = rows - sums["ok"]
     words = [
-        ("rows", f"{rows:,}"),
+        ("results of all stages" if sums["stages"] > 1 else "rows", f"{rows:,}"),
         ("ok", _share(sums["ok"], rows)),
         ("not ok", _share(bad, rows)),
         ("from first to last", duration(seconds)),
@@ -161,26 +162,3 @@ def cost(ask: Ask, sums: dict[str, Any]) -> Html:
     if sums["without_cost"]:
         parts = [note(f"{sums['without_cost']:,} answers have no known cost."), *parts]
     return section("Cost", *parts)
-
-
-def tools(ask: Ask) -> Html:
-    """Tool calls by name: how many were shared, failed, and how long they took."""
-    rows = ask.rows(
-        f"""select name, count(*) as calls, count(*) filter (shared) as shared,
-                   count(*) filter (cached) as cached, count(error) as failed,
-                   {
-            ", ".join(
-                f"quantile_cont(latency_ms, {s}) as {n}_ms"
-                for n, s in (("p50", 0.5), ("p99", 0.99))
-            )
-        },
-                   left(mode(error), 200) as commonest_error
-            from tool_calls group by name order by calls desc limit 40"""
-    )
-    if not rows:
-        return Html("")
-    turns = ask.rows(
-        """select turns, count(*) as "rows" from results where turns > 0
-           group by turns order by turns limit 40"""
-    )
-    return section("Tools", table(rows), heading("rows by their number of turns"), table(turns))

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.observe.report import endpoints, failures, overview, rows
+from bagent.observe.report import (
+    agents,
+    endpoints,
+    failures,
+    fields,
+    modes,
+    overview,
+    rows,
+    stages,
+)
 from bagent.observe.report.ask import Ask
-from bagent.observe.report.fields import Fields
-from bagent.observe.report.html import Html, join, section, text
+from bagent.observe.report.html import Html, heading, join, section, text
+from bagent.observe.report.traits import Traits
+from bagent.types import Json
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -22,10 +32,18 @@ _HERE = Path(__file__).parent
 
 
 class About(msgspec.Struct, frozen=True):
-    """What the tables do not say of a run: its name, and facts as (what, value) for its head."""
+    """What the tables do not say of a run.
+
+    ``facts`` are (what, value) for its head, ``stages`` the names of its stages in order,
+    ``in_prompt`` the names that its prompts use; None: not known, or the row as a whole.
+    ``prices`` are those of each stage, as run.json holds them.
+    """
 
     name: str
     facts: Sequence[tuple[str, str]] = ()
+    stages: Sequence[str] = ()
+    in_prompt: frozenset[str] | None = None
+    prices: Sequence[Json] = ()
 
 
 def make_page(connection: DuckDBPyConnection, about: About) -> str:
@@ -43,23 +61,35 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
     if not sums["rows"]:
         return _page(about, [Html("<p>No row has ended yet.</p>")])
     served = endpoints.endpoint_rows(ask)
-    fields = Fields(ask)
-    found = [
-        *endpoints.findings(served),
-        *failures.findings(ask, sums),
-        *fields.findings(),
-    ]
+    by_stage = stages.stage_rows(ask, about.stages, sums)
+    faults = failures.find(ask)
+    traits = Traits(ask, about.in_prompt)
+
+    def shared(fault: int) -> str:
+        return fields.shared(traits, fault)
+
+    found = {
+        "Endpoints": endpoints.findings(served) or _no_slow_one(served),
+        "Failures": [
+            *stages.findings(by_stage),
+            *failures.findings(faults, sums, shared),
+            *fields.failing(traits),
+        ],
+        "Long answers": fields.long_answers(traits),
+    }
     parts = [
         overview.cards(ask, sums),
         _findings(found),
+        stages.stages(by_stage, sums),
         overview.timeline(ask, sums),
         overview.distributions(ask),
         endpoints.endpoints(ask, served),
-        failures.failures(ask),
-        fields.section(),
-        overview.tools(ask),
+        failures.failures(ask, faults, sums),
+        fields.fields(traits),
+        agents.agents(ask),
         overview.cost(ask, sums),
-        rows.extremes(ask),
+        modes.modes(ask, about.prices),
+        rows.extremes(ask, sums["stages"]),
         rows.sample(ask),
     ]
     facts = list(about.facts)
@@ -68,11 +98,25 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
     return _page(About(about.name, facts), parts)
 
 
-def _findings(words: Sequence[str]) -> Html:
-    if not words:
-        return Html("")
-    items = "".join(f"<li>{text(one, 400)}</li>" for one in words)
-    return section("What stands out", Html(f'<ul class="findings">{items}</ul>'))
+def _no_slow_one(served: Sequence[dict[str, Any]]) -> list[str]:
+    slower = [row["slower"] for row in served if row["slower"] is not None]
+    if len(slower) < 2:
+        return []
+    return [f"no endpoint stands out: the slowest takes {max(slower):.1f} times the others' time"]
+
+
+def _findings(found: Mapping[str, Sequence[str]]) -> Html:
+    """What stands out, by question; the parts of one finding are parted by `` | ``."""
+    parts = []
+    for title, words in found.items():
+        if words:
+            items = "".join(f"<li>{_lines(one)}</li>" for one in dict.fromkeys(words))
+            parts.append(Html(f'{heading(title)}<ul class="findings">{items}</ul>'))
+    return section("What stands out", *parts)
+
+
+def _lines(words: str) -> str:
+    return "<br>".join(text(part, 500) for part in words.split(" | "))
 
 
 def _when(at: float) -> str:

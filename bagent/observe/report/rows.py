@@ -7,21 +7,25 @@ from typing import Any
 
 from bagent.observe.report.ask import Ask
 from bagent.observe.report.html import Html, block, heading, note, section, table, text
+from bagent.store.columns import literal
 
 MOST = 12
 SAMPLE = 300
 SEED = 11
+STAGES = 30
+"""Stages that a sample is drawn of."""
 INPUT_CHARACTERS = 700
 ANSWER_CHARACTERS = 1600
 PAGE_CHARACTERS = 900_000
 """Characters of all rows of the sample together: the page stays under 2 MB, escapes included."""
 
-_SHOWN = """id, stage, status, endpoint, attempts, queue_ms, ttft_ms, latency_ms, prompt_tokens,
+_SHOWN = """coalesce(id, 'row ' || row) as id, stage, status, endpoint,
+    attempts, queue_ms, ttft_ms, latency_ms, prompt_tokens,
     completion_tokens, left(coalesce(text, error), 160) as answer"""
 
 
-def extremes(ask: Ask) -> Html:
-    """The rows that took longest and those with the longest answers."""
+def extremes(ask: Ask, stages: int) -> Html:
+    """The rows that took longest and those with the longest answers, of all ``stages``."""
     slowest = ask.rows(
         f"select {_SHOWN} from results where latency_ms is not null"
         f" order by latency_ms desc, row limit {MOST}"
@@ -32,6 +36,11 @@ def extremes(ask: Ask) -> Html:
     )
     if not slowest and not longest:
         return Html("")
+    if stages == 1:
+        slowest, longest = (
+            [{k: v for k, v in row.items() if k != "stage"} for row in some]
+            for some in (slowest, longest)
+        )
     return section(
         "Slowest and longest rows",
         heading("slowest") if slowest else "",
@@ -43,21 +52,20 @@ def extremes(ask: Ask) -> Html:
 
 def sample(ask: Ask) -> Html:
     """Rows with input and answer, to be searched; one third of them not ok where there are some."""
-    picked = []
-    for wanted, count in (("status <> 'ok'", SAMPLE // 3), ("status = 'ok'", SAMPLE)):
-        picked += ask.rows(
-            f"select row, answer from (select row, answer from results where {wanted})"
-            f" using sample reservoir({count} rows) repeatable ({SEED})"
+    ask.run("create or replace temp table picked (stage varchar, row bigint, answer bigint)")
+    for wanted, count in _shares(ask):
+        ask.run(
+            "insert into picked select stage, row, answer from (select stage, row, answer"
+            f" from results where {wanted}) using sample reservoir({count} rows)"
+            f" repeatable ({SEED})"
         )
-    ask.run("create or replace temp table picked (row bigint, answer bigint)")
-    for row in picked[:SAMPLE]:
-        ask.run(f"insert into picked values ({int(row['row'])}, {int(row['answer'])})")
     found = ask.rows(
         f"""select id, row, source, line, stage, answer, status, error_kind, endpoint, latency_ms,
                    completion_tokens, left(input::varchar, {INPUT_CHARACTERS + 1}) as input,
                    left(coalesce(text, output::varchar), {ANSWER_CHARACTERS + 1}) as shown,
                    left(error, {ANSWER_CHARACTERS + 1}) as error
-            from results semi join picked using (row, answer) order by row, stage, answer"""
+            from results semi join picked using (stage, row, answer)
+            order by row, stage, answer limit {SAMPLE}"""
     )
     if not found:
         return Html("")
@@ -79,6 +87,18 @@ def sample(ask: Ask) -> Html:
         Html("</div>"),
         name="sample",
     )
+
+
+def _shares(ask: Ask) -> list[tuple[str, int]]:
+    """Conditions and how many rows to draw of each: every stage has its part."""
+    stages = [row["stage"] for row in ask.rows("select distinct stage from results order by 1")]
+    stages = stages[:STAGES]
+    most = SAMPLE // max(1, len(stages))
+    return [
+        (f"stage = {literal(stage)} and status {sign} 'ok'", count)
+        for stage in stages
+        for sign, count in (("<>", most // 3), ("=", most - most // 3))
+    ]
 
 
 def _row(row: dict[str, Any]) -> Html:

@@ -2,126 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from html.parser import HTMLParser
-from typing import Any
 
-import duckdb
 import pytest
 
 from bagent.observe.report import About, make_page
-from bagent.store.columns import ATTEMPTS, ENDPOINTS, RESULTS, TOOL_CALLS, declared
-from bagent.store.views import VIEWS
+from support.pages import TableRun
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&"
-VOID = {"meta", "input", "br", "img"}
-
-
-class Reader(HTMLParser):
-    """Checks that tags close in order; keeps the text, the tags, and the text by section."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.sections: dict[str, str] = {}
-        self._section = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "section":
-            self._section = str(dict(attrs)["id"])
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        if tag == "section":
-            self._section = ""
-
-    def handle_data(self, data: str) -> None:
-        self.sections[self._section] = self.sections.get(self._section, "") + data + "\n"
-
-
-def read(page: str) -> Reader:
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    return reader
-
-
-class Run:
-    """Tables in memory with the views over them."""
-
-    def __init__(self) -> None:
-        self.connection = duckdb.connect()
-        tables = {
-            "results": declared(RESULTS),
-            "attempts": declared(ATTEMPTS),
-            "tool_calls": declared(TOOL_CALLS),
-            "endpoints": declared(ENDPOINTS),
-            "answers": "id varchar",
-        }
-        for name, columns in tables.items():
-            self.connection.execute(f"create table {name} ({columns})")
-        for name, sql in VIEWS.items():
-            self.connection.execute(f"create view {name} as {sql}")
-
-    def add(self, table: str, **values: Any) -> None:
-        names = ", ".join(f'"{name}"' for name in values)
-        marks = ", ".join("?" for _ in values)
-        self.connection.execute(
-            f"insert into {table} ({names}) values ({marks})", list(values.values())
-        )
-
-    def result(self, row: int, **changes: Any) -> None:
-        values = {
-            "id": f"r{row}",
-            "row": row,
-            "source": "rows.jsonl",
-            "line": row + 1,
-            "stage": "main",
-            "answer": 0,
-            "status": "ok",
-            "text": f"answer {row}",
-            "endpoint": "http://fast:8000",
-            "attempts": 1,
-            "turns": 0,
-            "prompt_tokens": 100,
-            "completion_tokens": 20,
-            "latency_ms": 100.0 + row,
-            "started_at": 1000.0 + row,
-            "finished_at": 1001.0 + row,
-        }
-        self.add("results", **(values | changes))
-
-    def attempt(self, row: int, endpoint: str, seconds: float, **changes: Any) -> None:
-        values = {
-            "row": row,
-            "stage": "main",
-            "answer": 0,
-            "turn": 1,
-            "try": 1,
-            "endpoint": endpoint,
-            "sent": 1000.0 + row,
-            "done": 1000.0 + row + seconds,
-            "group_id": f"g{row}",
-            "completion_tokens": 20,
-        }
-        self.add("attempts", **(values | changes))
-
-    def page(self) -> Reader:
-        return read(make_page(self.connection, About("my <run>", [("model", HOSTILE)])))
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
-    made = Run()
+def run() -> Iterator[TableRun]:
+    made = TableRun()
     yield made
     made.connection.close()
 
@@ -139,7 +32,7 @@ def test_the_slow_endpoint_the_failures_and_the_field_of_long_answers_stand_out(
         run.result(
             row,
             endpoint=endpoint,
-            input=json.dumps({"kind": kind, "title": "t" * (row % 7)}),
+            input={"kind": kind, "title": "t" * (row % 7)},
             completion_tokens=400 if kind == "review" else 20,
             **(
                 {
@@ -156,9 +49,9 @@ def test_the_slow_endpoint_the_failures_and_the_field_of_long_answers_stand_out(
     page = run.page()
     words = page.sections["what"]
     assert "http://node2:8000 is slow" in words
-    assert "4.0 times the median endpoint" in words
-    assert "9 rows (3 %) are failed (timeout)" in words
-    assert "kind = review get long answers: 400 tokens" in words
+    assert "4.0 times the median of the others" in words
+    assert "9 rows (3 %) are failed (timeout): no answer in 5 s" in words
+    assert "kind = review get answers of 400 tokens on average, the others of 20" in words
     assert "no answer in" in page.sections["failures"]
     assert set(page.sections) >= {
         "timeline",
@@ -181,13 +74,13 @@ def test_what_models_servers_and_inputs_wrote_is_only_ever_text(run):
             text=HOSTILE,
             model=HOSTILE,
             cost_usd=0.1,
-            input=json.dumps({HOSTILE: HOSTILE}),
+            input={HOSTILE: HOSTILE},
             **({"status": "invalid", "error_kind": "schema", "error": HOSTILE} if row else {}),
         )
         run.attempt(row, HOSTILE, 1.0, error_kind="timeout", error=HOSTILE)
         call = {"name": HOSTILE, "error": HOSTILE, "started": 1.0, "shared": True, "cached": False}
         run.add("tool_calls", row=row, stage="main", answer=0, turn=1, **call)
-    page = run.page()
+    page = run.page(About("my <run>", [("model", HOSTILE)], [HOSTILE], frozenset([HOSTILE])))
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert "img" not in {tag for tag, _ in page.tags}
     assert not [a for _, attrs in page.tags for a in attrs if a.startswith("on")]
@@ -227,9 +120,9 @@ def test_tools_and_cost_have_a_part_where_there_are_some(run):
         call = {"name": "lookup", "started": 1.0, "shared": n > 0, "cached": False}
         run.add("tool_calls", row=0, stage="main", answer=0, turn=1, latency_ms=5.0, **call)
     page = run.page()
-    assert "lookup\n3\n2\n" in page.sections["tools"]
+    assert "lookup\n3\n1\n2\n" in page.sections["tools"]
     assert "$0.25" in page.sections["cost"]
-    without = Run()
+    without = TableRun()
     without.result(0)
     assert not {"tools", "cost"} & set(without.page().sections)
     without.connection.close()
@@ -237,7 +130,8 @@ def test_tools_and_cost_have_a_part_where_there_are_some(run):
 
 def test_long_texts_do_not_make_a_long_page(run):
     for row in range(400):
-        run.result(row, text="<" * 50_000, input=json.dumps({"a": "&" * 50_000}))
+        run.result(row, text="<" * 50_000, input={"a": "&" * 50_000})
+    run.fill()
     page = make_page(run.connection, About("long"))
     assert len(page.encode()) < 2_000_000
     assert "1 of" not in page

@@ -1,0 +1,70 @@
+"""Agents: which tools were called, how many turns a row took, and where its time went."""
+
+from __future__ import annotations
+
+from bagent.observe.report.ask import Ask
+from bagent.observe.report.html import Html, heading, note, section, table
+
+MOST = 12
+
+
+def agents(ask: Ask) -> Html:
+    """Tools and turns; nothing where no row had a second turn and no tool was called."""
+    calls = _tools(ask)
+    turns = ask.rows(
+        """select stage, turns, count(*) as "rows", count(*) filter (status = 'ok') as ok,
+                  avg(completion_tokens) as answer_tokens,
+                  quantile_cont(latency_ms, 0.5) as whole_p50_ms
+           from results where turns > 0 and stage in (select stage from tool_calls
+                union select stage from results where turns > 1)
+           group by stage, turns order by stage, turns limit 60"""
+    )
+    if not calls and not turns:
+        return Html("")
+    if len({row["stage"] for row in turns}) == 1:
+        turns = [{k: v for k, v in row.items() if k != "stage"} for row in turns]
+    return section(
+        "Tools",
+        table(calls),
+        heading("rows by their number of turns") if turns else "",
+        table(turns),
+        _longest(ask),
+    )
+
+
+def _tools(ask: Ask) -> list[dict[str, object]]:
+    return ask.rows(
+        """select name, count(*) as calls, count(distinct (row, stage, answer)) as "rows",
+                  count(*) filter (shared) as shared, count(*) filter (cached) as cached,
+                  count(error) as failed, quantile_cont(latency_ms, 0.5) as p50_ms,
+                  quantile_cont(latency_ms, 0.99) as p99_ms,
+                  left(mode(error), 200) as commonest_error
+           from tool_calls group by name order by calls desc limit 40"""
+    )
+
+
+def _longest(ask: Ask) -> Html:
+    """The rows with most turns: which tools, and how long model and tools took."""
+    rows = ask.rows(
+        f"""with most as (
+                select id, row, stage, answer, status, error_kind, turns, latency_ms from results
+                where turns > 1 order by turns desc, latency_ms desc, row limit {MOST}),
+            called as (
+                select row, stage, answer, sum(latency_ms) as tools_ms,
+                       left(string_agg(name, ', ' order by started), 160) as tools
+                from tool_calls semi join most using (row, stage, answer)
+                group by row, stage, answer),
+            asked as (
+                select row, stage, answer, sum(done - sent) * 1000 as model_ms
+                from attempts semi join most using (row, stage, answer)
+                group by row, stage, answer)
+            select coalesce(id, 'row ' || row) as id, stage, status, error_kind, turns, tools,
+                   latency_ms as whole_ms, model_ms, tools_ms
+            from most left join called using (row, stage, answer)
+                 left join asked using (row, stage, answer)
+            order by turns desc, latency_ms desc, row"""
+    )
+    if not rows:
+        return Html("")
+    words = "The whole may be less than model and tools together: calls run side by side."
+    return Html(heading("rows with most turns") + note(words) + table(rows))

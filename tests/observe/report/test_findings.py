@@ -1,0 +1,186 @@
+"""What stands out on the page: endpoints, causes of failures, fields of long answers, stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bagent.observe.report import About
+from support.pages import TableRun
+
+
+@pytest.fixture
+def run() -> Iterator[TableRun]:
+    made = TableRun()
+    yield made
+    made.connection.close()
+
+
+def stands_out(run: TableRun, about: About | None = None) -> str:
+    return run.page(about).sections.get("what", "")
+
+
+@pytest.mark.parametrize("endpoints", [2, 3])
+def test_a_slow_endpoint_is_told_apart_also_from_a_single_other(run, endpoints):
+    for row in range(60):
+        number = row % endpoints
+        run.result(row)
+        run.attempt(row, f"node{number}", 3.0 if number == 1 else 1.0)
+    words = stands_out(run)
+    assert "node1 is slow: half of its tries take longer than 3.0s, 3.0 times" in words
+    assert "(6.67 tokens a second in each request, the others 20)" in words
+    assert "node0 is slow" not in words
+
+
+def test_endpoints_alike_are_said_to_be_so(run):
+    for row in range(60):
+        run.result(row)
+        run.attempt(row, f"node{row % 3}", 1.0 + (row % 3) / 10)
+    assert "no endpoint stands out: the slowest takes 1.1 times" in stands_out(run)
+
+
+def test_an_endpoint_is_not_slow_for_the_longer_answers_of_its_stage(run):
+    for row in range(40):
+        for stage, seconds in (("short", 1.0), ("long", 9.0)):
+            run.result(row, stage=stage)
+            for number in range(2):
+                run.attempt(row, f"{stage}{number}", seconds, stage=stage)
+    assert "is slow" not in stands_out(run)
+
+
+def test_an_endpoint_that_is_slow_at_times_is_told_by_its_slowest_tries(run):
+    for row in range(600):
+        run.result(row)
+        run.attempt(row, f"node{row % 3}", 30.0 if row % 3 == 2 and row % 60 == 2 else 1.0)
+    words = stands_out(run)
+    assert "node2 is slow at times: one try in a hundred takes longer than 30s, 30.0 times" in words
+
+
+def failing(row: int, error: str, **changes: Any) -> dict[str, Any]:
+    return {"status": "invalid", "error_kind": "schema", "error": error, **changes}
+
+
+def test_a_failure_is_told_with_what_its_rows_share(run):
+    for row in range(400):
+        bad = row % 40 == 1
+        run.result(
+            row,
+            input={"kind": "table" if bad else "text", "n": row, "lang": "en"},
+            **(failing(row, f'/year: "{row} AD" is not of type "integer"') if bad else {}),
+        )
+    words = stands_out(run)
+    assert "10 rows (2.5 %) are invalid (schema): /year:" in words
+    assert "What these rows share: kind = table (100 % of them, 0 % of the other rows)" in words
+    assert words.count("are invalid") == 1  # the value that differs makes no group of its own
+
+
+def test_a_failure_beyond_a_size_is_told_with_the_size(run):
+    for row in range(400):
+        size = 9000 + row if row % 40 == 1 else 100 + row % 97
+        bad = {"status": "failed", "error_kind": "context_overflow", "error": f"{size} tokens"}
+        run.result(
+            row,
+            input={"text": "x" * size, "other": "y" * (row % 89)},
+            **(bad if size > 5000 else {}),
+        )
+    words = stands_out(run)
+    assert "10 rows (2.5 %) are failed (context_overflow)" in words
+    assert "9,001 to 9,361 characters of text (100 % of them, 0 % of the other rows)" in words
+
+
+def test_failures_that_stand_close_in_time_are_told_with_the_time(run):
+    for row in range(400):
+        bad = {"status": "failed", "error_kind": "timeout", "error": "no answer"}
+        run.result(row, **(bad if 100 <= row < 130 else {}))
+    assert "Nearly all of them ended between 00:18:21 and 00:18:49" in stands_out(run)
+
+
+def test_the_files_that_failing_rows_came_from_are_told(run):
+    for row in range(200):
+        bad = row % 20 == 3
+        run.result(
+            row, source="b.csv" if bad else "a.csv", **(failing(row, "/a: x") if bad else {})
+        )
+    assert "share: source = b.csv (100 % of them" in stands_out(run)
+
+
+def test_the_size_of_the_field_that_makes_answers_long_is_told(run):
+    for row in range(300):
+        notes = row * 37 % 300
+        run.result(
+            row,
+            input={"notes": "n" * notes, "title": "t" * (row * 7 % 300)},
+            completion_tokens=20 + notes * 2,
+        )
+    words = stands_out(run)
+    assert "characters of notes get answers of" in words
+    assert "the larger notes, the longer the answer (correlation 1.00)" in words
+    assert "title" not in words
+
+
+def test_a_field_that_is_mostly_absent_is_told_by_its_presence(run):
+    for row in range(300):
+        data = {"id": f"r{row}"} | ({"style": "at length"} if row % 10 == 0 else {})
+        cut = {"finish_reason": "length", "status": "truncated", "error_kind": "truncated"}
+        run.result(row, input=data, **(cut if row % 10 == 0 else {}))
+    words = stands_out(run)
+    assert "100 % of the answers of rows with style = at length are cut off at the limit" in words
+
+
+def test_fields_that_no_prompt_uses_do_not_explain_long_answers(run):
+    for row in range(300):
+        long = row % 10 == 0
+        data = {"depth": "deep" if long else "flat", "batch": "b" if long else "a"}
+        run.result(row, input=data, completion_tokens=400 if long else 20)
+    words = stands_out(run, About("run", in_prompt=frozenset(["depth"])))
+    assert "depth = deep" in words
+    assert "batch" not in words
+
+
+def staged(run: TableRun) -> None:
+    for row in range(40):
+        bad = row < 4
+        failed = {"status": "failed", "error_kind": "timeout", "error": "no answer", "text": None}
+        run.result(row, stage="review", **(failed if bad else {}))
+        run.result(row, stage="judge", text=f"score {row}", parents_failed=1 if bad else None)
+    run.result(0, stage="vote", text="the vote", completion_tokens=None, endpoint=None)
+
+
+def test_stages_are_shown_in_their_order_with_their_failures(run):
+    staged(run)
+    page = run.page(About("run", stages=("review", "judge", "vote")))
+    table = page.sections["stages"]
+    assert table.index("review") < table.index("judge") < table.index("vote")
+    assert "review\n40\n36\n4\n10 %\n" in table
+    words = page.sections["what"]
+    assert "stage review: 4 rows (10 %) are failed (timeout)" in words
+    assert "stage judge: 4 of 40 rows were made of rows some of which had failed" in words
+    assert "81\nresults of all stages" in page.sections[""]
+
+
+def test_each_stage_has_rows_in_the_sample_and_its_name_beside_them(run):
+    for row in range(500):
+        run.result(row, stage="many")
+    run.result(0, stage="one", text="the only one of its stage")
+    sample = run.page().sections["sample"]
+    assert "the only one of its stage" in sample
+    assert sample.count("the only one of its stage\n") == 2  # in the head and below it, once
+    assert "many" in sample
+
+
+def test_the_rows_with_most_turns_are_shown_with_their_tools(run):
+    run.result(0, turns=1)
+    run.result(1, turns=3, latency_ms=4000.0)
+    for turn, name in ((1, "sql"), (2, "read_file")):
+        call = {"name": name, "started": float(turn), "shared": False, "cached": False}
+        run.add("tool_calls", row=1, stage="main", answer=0, turn=turn, latency_ms=500.0, **call)
+        run.attempt(1, "node", 1.5, turn=turn)
+    tools = run.page().sections["tools"]
+    assert "sql, read_file\n4.0s\n3.0s\n1.0s\n" in tools
+
+
+def test_a_run_of_one_turn_has_no_part_on_turns(run):
+    run.result(0, turns=1)
+    assert "tools" not in run.page().sections

@@ -1,0 +1,84 @@
+"""Runs held against runs and known answers: what is joined, what is the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bagent.errors import UsageError
+from bagent.observe.compare import Question, Sameness, compare_runs
+from bagent.observe.gold import GoldFile, score_run
+from bagent.store.asking import connect
+from bagent.store.tables import Options, make_tables
+from support.stored import make_run, stored
+
+
+def answer(row: int, value: Any, **changes: Any) -> Any:
+    raw = json.dumps(value)
+    parts = {"output": msgspec.Raw(raw.encode()), "text": raw, "prompt_sha256": f"{row:064x}"}
+    return stored(row, **{**parts, **changes})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    def make(name: str, outcomes: list[Any], properties: str = "") -> Path:
+        columns = [(one, "BIGINT") for one in properties.split()]
+        make_run(tmp_path / name, outcomes, answer_columns=columns)
+        make_tables(tmp_path / name, Options(), print)
+        return tmp_path / name
+
+    return make
+
+
+def compared(first: Path, second: Path, *on: str) -> Sameness:
+    with connect([first, second]) as connection:
+        return compare_runs(connection, first, second, Question(on), 10)
+
+
+def accuracy(run: Path, gold: list[dict[str, Any]], stage: str | None = None) -> float:
+    path = run / "gold.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in gold))
+    with connect([run]) as connection:
+        return float(score_run(connection, run, GoldFile(path), stage, 10).numbers["accuracy"])
+
+
+def test_rows_that_no_model_was_asked_about_are_compared_by_their_output(run):
+    """The vote of a second run says something else, and neither has a text."""
+    runs = []
+    for winner in ("yes", "no"):
+        vote = answer(0, {"winner": winner}, stage="vote", text=None, prompt_sha256=None)
+        first = answer(0, {"said": "yes"}, stage="first", endpoint="e")
+        runs.append(run(winner, [first, vote]))
+    found = compared(*runs)
+    assert found.why_not == ["1 answers differ (1 as JSON)"]
+    assert [(row["stage"], row["a"]) for row in found.rows] == [("vote", '{"winner":"yes"}')]
+    assert found.numbers["without_prompt"] == 1
+    assert compared(runs[0], runs[0]).claim == "the same output, byte for byte"
+
+
+def test_a_property_named_like_a_column_is_meant_as_the_property(run):
+    first, second = (run(f"r{n}", [answer(0, {"answer": n})]) for n in range(2))
+    assert compared(first, second, "answer").numbers["same_on"] == 0
+    assert compared(first, second, "stage").numbers["same_on"] == 1
+    assert accuracy(first, [{"id": "r0", "answer": 0}]) == 1.0
+    assert accuracy(second, [{"id": "r0", "answer": 0}]) == 0.0
+
+
+def test_known_answers_of_several_answers_are_joined_by_their_number(run):
+    made = run("r", [answer(0, {"a": n}, answer=n) for n in range(2)], "a")
+    gold = [{"id": "r0", "answer": 0, "a": 0}, {"id": "r0", "answer": 1, "a": 5}]
+    assert accuracy(made, gold) == 0.5
+
+
+def test_known_answers_are_held_against_one_stage(run):
+    outcomes = [answer(0, {"a": 1}, stage="first"), answer(0, {"a": 2}, stage="second")]
+    made = run("r", outcomes, "a")
+    with pytest.raises(UsageError, match="stages first, second"):
+        accuracy(made, [{"id": "r0", "a": 2}])
+    assert accuracy(made, [{"id": "r0", "a": 2}], "second") == 1.0
+    with pytest.raises(UsageError, match="--stage third"):
+        accuracy(made, [{"id": "r0", "a": 2}], "third")
