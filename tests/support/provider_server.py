@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
@@ -132,3 +133,27 @@ async def serve(wire: Wire, *script: Say | Fault) -> AsyncIterator[ProviderServe
         yield found
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def in_thread(wire: Wire, *script: Say | Fault) -> Iterator[ProviderServer]:
+    """A provider's server with an event loop of its own."""
+    ready = threading.Event()
+    found: list[Any] = []
+
+    async def main() -> None:
+        async with serve(wire, *script) as server:
+            over = asyncio.Event()
+            found.extend((server, over, asyncio.get_running_loop()))
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    ready.wait(10)
+    server, over, loop = found
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)

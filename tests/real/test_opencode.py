@@ -1,0 +1,119 @@
+"""OpenCode and Claude Code, as they come from npm, answer rows through the run's own proxy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from real.parts import CACHE
+from support.cli import run_bagent
+from support.fake_server import FakeServer
+from support.jobs import parquet, results, write_job
+from support.provider_server import in_thread
+from support.provider_wire import AnthropicWire, Json, Say
+from support.replies import ok, ok_tools, tool_call
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def program(name: str, folder: str) -> Path:
+    """The installed program; the test is skipped where npm could not install it."""
+    path = CACHE / folder / "node_modules/.bin" / name
+    if not (CACHE / folder / ".installed").exists():
+        pytest.skip(f"no {name} here: tests/real/install_{folder}.sh installs it, with npm")
+    return path
+
+
+def proxied(run: Path) -> list[dict[str, Json]]:
+    """What the run's proxy metered, one row a request."""
+    (folder,) = (run / "proxy").iterdir()
+    return results(folder, str(folder))
+
+
+HEAT = [
+    ok_tools(tool_call("read", '{"filePath":"heat.py"}')),
+    ok_tools(
+        tool_call(
+            "bash",
+            '{"command":"sed -i \'s/return.*/return (fahrenheit - 32) * 5 \\\\/ 9/\' heat.py",'
+            '"description":"mend"}',
+        )
+    ),
+    ok('{"file": "heat.py", "cause": "the parentheses are missing"}'),
+]
+
+
+def test_opencode_mends_a_file_in_a_folder_of_the_row_s_own(job_dir: Path) -> None:
+    path = f"{program('opencode', 'opencode').parent}:/usr/bin:/bin"
+    with FakeServer({"*": HEAT}, model="coder", flavour="vllm", row_pattern="(heat)") as fs:
+        job = ROOT / "jobs/mend/job.yaml"
+        lines = (job.parent / "bugs.jsonl").read_text().splitlines()
+        (job_dir / "one.jsonl").write_text(next(line for line in lines if "heat.py" in line))
+        args = ["run", job, "--backend", f"vllm://{fs.address}", "-i", "one.jsonl"]
+        done = run_bagent(args, job_dir, env={"PATH": path}, timeout=300)
+        assert done.code == 0, done.err
+        bodies = [seen.body for seen in fs.requests]
+    run = job_dir / "runs/mend"
+    (row,) = parquet(run)
+    assert (row["status"], row["id"], row["model"]) == ("ok", "heat", "coder")
+    (answer,) = parquet(run, "answers")
+    assert answer["file"] == "heat.py"
+    assert len(bodies) == 3 and all(body["stream"] and body["tools"] for body in bodies)
+    assert [body["messages"][-1]["role"] for body in bodies] == ["user", "tool", "tool"]
+    (folder,) = (run / "work").iterdir()
+    assert "(fahrenheit - 32) * 5 / 9" in (folder / "heat.py").read_text()
+    assert "- 32 * 5" in (job.parent / "project/heat.py").read_text()
+    assert list((run / "home").iterdir()) == []
+    requests = proxied(run)
+    assert {one["id"] for one in requests} == {folder.name}
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert row[name] == sum(one[name] for one in requests) > 0
+
+
+class LooseWire(AnthropicWire):
+    """The Messages API as servers of open models take it, without the provider's strict rules."""
+
+    def complaint(self, body: Json) -> str | None:
+        """Nothing is wrong but a missing limit."""
+        return None if isinstance(body.get("max_tokens"), int) else "max_tokens: Field required"
+
+
+def test_claude_code_calls_a_tool_and_its_last_words_are_the_answer(job_dir: Path) -> None:
+    claude = program("claude", "claude_code")
+    asked = Say(
+        text=None,
+        stop="tool_use",
+        calls=(("toolu_1", "Bash", {"command": "echo 42 > out.txt", "description": "write"}),),
+    )
+    with in_thread(LooseWire(), asked, Say(text="It says 42.")) as server:
+        command = [str(claude), "--print", "--allowedTools", "Bash"]
+        backend = {"url": f"anthropic+{server.url}/v1", "api_key_env": "MY_KEY"}
+        write_job(
+            job_dir,
+            "",
+            [{"id": "a", "text": "Write 42 into out.txt."}],
+            backend=backend,
+            model="m-1",
+            agent={"command": command},
+            sampling={"max_tokens": 500},
+        )
+        done = run_bagent(["run", "job.yaml"], job_dir, env={"MY_KEY": "sk-own"}, timeout=200)
+        assert done.code == 0, done.err
+        messages = [
+            (body, headers)
+            for body, headers, path in zip(server.bodies, server.headers, server.paths, strict=True)
+            if path == "/v1/messages"
+        ]
+    run = job_dir / "runs/job"
+    (row,) = parquet(run)
+    assert (row["status"], row["text"]) == ("ok", "It says 42.")
+    assert len(messages) == 2
+    assert all(headers["x-api-key"] == "sk-own" for _, headers in messages)
+    assert all("claude-code" in headers["anthropic-beta"] for _, headers in messages)
+    assert all((body["model"], body["max_tokens"]) == ("m-1", 500) for body, _ in messages)
+    (folder,) = (run / "work").iterdir()
+    assert (folder / "out.txt").read_text() == "42\n"
+    assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (60, 40, 14)
