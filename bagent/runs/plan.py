@@ -96,7 +96,7 @@ def make_plan(
         answers=job.answers,
         row_seconds=job.limits.row,
         own_bodies=prepared.own_bodies,
-        price=pricer_of(job, servers.kind, model),
+        price=pricer(price_of(job, servers.kind, model)),
     )
 
 
