@@ -50,6 +50,8 @@ def status(
         write_rows(shown, [[one[name] for name in shown] for one in found], "table")
     else:
         pairs = [(name, value) for name, value in found[0].items() if value not in (None, {}, [])]
+        if found[0]["prompt_tokens"] and found[0]["cache_hit_rate"] is None:
+            pairs.append(("cache_hit_rate", "unknown"))
         write_rows(("what", "value"), pairs, "table")
 
 
@@ -97,6 +99,7 @@ def state_line(state: dict[str, Any]) -> str:
 
 def describe(run: RunDir) -> dict[str, object]:
     """What there is to say about a run, from its directory alone."""
+    from bagent.store.counters import cache_share
     from bagent.store.owner import is_live, owners
     from bagent.store.readers import summary
 
@@ -113,6 +116,7 @@ def describe(run: RunDir) -> dict[str, object]:
     else:
         state = "ended" if code in (0, 1) else "stopped"
     ok = counts.statuses.get("ok", 0)
+    share = cache_share(run.path)
     return {
         "run": run.path.name,
         "state": state,
@@ -124,6 +128,7 @@ def describe(run: RunDir) -> dict[str, object]:
         "rows_per_s": None if counts.rows_per_second is None else round(counts.rows_per_second, 1),
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
+        "cache_hit_rate": None if share is None else round(share, 4),
         "cost_usd": counts.cost_usd,
         "started": _when(counts.first_at),
         "last": _when(counts.last_at),

@@ -134,7 +134,7 @@ class Core:
             EndpointSample(
                 endpoint=state.name,
                 at=round(self.unix(), 3),
-                healthy=state.usable,
+                healthy=state.usable or state.learning,
                 in_flight=state.in_flight,
                 limit=state.limit.value,
                 reason=reason or state.limit.reason,

@@ -174,6 +174,10 @@ class Fleet:
         self._core.sample(state, reason, load)
         self.changed(state)
 
+    def note(self, state: EndpointState, load: EngineLoad, reason: str) -> None:
+        """Note what an engine told, without any consequence."""
+        self._core.sample(state, reason, load)
+
     def changed(self, state: EndpointState) -> None:
         """Tell that an endpoint's limit was changed from outside."""
         self._endpoints.changed(state)

@@ -129,7 +129,7 @@ def _endpoints(lines: Sequence[EndpointLine], count: int, width: int) -> Table:
             Text(e.health, style=_HEALTH.get(e.health, "yellow")),
             f"{e.in_flight:,}/{e.limit:,}",
             "" if e.waiting is None else f"{e.waiting:,}",
-            "" if e.hit_rate is None else percent(e.hit_rate),
+            "?" if e.hit_rate is None else percent(e.hit_rate),
             f"{e.tries:,}",
             Text(f"{e.failed:,}", style="red" if e.failed else ""),
         )

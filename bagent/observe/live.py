@@ -40,7 +40,7 @@ class EndpointLike(Protocol):
 
 class EndpointLine(msgspec.Struct, frozen=True):
     """One endpoint now. ``waiting`` requests stand in its own queue; ``hit_rate`` (0 to 1) is the
-    share of prompt tokens that its prefix cache knew; both None where it does not tell."""
+    share of prompt tokens that its prefix cache knew in this run; None where it does not tell."""
 
     name: str
     health: str
@@ -70,11 +70,6 @@ class Live:
         for state in list(self._states()):
             tries, failed = self.tally.by_endpoint.get(state.name, (0, 0))
             sample = self.tally.samples.get(state.name)
-            waiting, hits = None, None
-            if sample is not None:
-                waiting = sample.waiting
-                if sample.cache_queries and sample.cache_hits is not None:
-                    hits = sample.cache_hits / sample.cache_queries
             lines.append(
                 EndpointLine(
                     name=state.name,
@@ -83,8 +78,8 @@ class Live:
                     limit=state.limit.value,
                     tries=tries,
                     failed=failed,
-                    waiting=waiting,
-                    hit_rate=hits,
+                    waiting=None if sample is None else sample.waiting,
+                    hit_rate=self.tally.caches.share(state.name),
                 )
             )
         return lines

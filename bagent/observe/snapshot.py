@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bagent.observe.caches import CacheRate
 from bagent.types import FeedStats, FleetStats
 
 
@@ -92,6 +93,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     part in one request, ``retries`` those after a row's first, ``failed_tries`` the unsuccessful
     ones by kind. ``quiet_s`` is how long ago the last row ended (the begin, if none has).
     ``errors`` are the groups, largest first; ``errors_other`` failed rows are in none of them.
+    ``cache`` is what prefix caches knew by the endpoints' counters, None where none told.
     """
 
     elapsed_s: float
@@ -124,6 +126,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     errors_other: int
     fleet: FleetStats
     feed: FeedStats
+    cache: CacheRate | None = None
 
     @property
     def total(self) -> int | None:

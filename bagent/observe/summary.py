@@ -155,6 +155,8 @@ def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
         yield "latency", words
     if s.tokens.prompt.unknown or s.tokens.prompt.total is not None:
         yield "tokens", _tokens(s)
+    if s.tokens.prompt.total:
+        yield "cache", _cache(s)
     if s.cost_usd is not None:
         words = money(s.cost_usd)
         if s.cost_unknown:
@@ -176,6 +178,20 @@ def _tokens(s: Snapshot) -> str:
     if t.without_counts:
         words += f"; {counted(t.without_counts, 'answer')} without full counts"
     return words
+
+
+def _cache(s: Snapshot) -> str:
+    """What prefix caches knew of the prompts: by counters, else by the answers, else unknown."""
+    rate, cached, prompt = s.cache, s.tokens.cached, s.tokens.prompt.total or 0
+    if rate is not None:
+        words = f"{percent(rate.share)} of {rate.queries:,} prompt tokens were known"
+        words += f", by the counters of {counted(rate.endpoints, 'endpoint')}"
+        silent = s.fleet.endpoints - rate.endpoints
+        return f"{words}; unknown of {silent:,} more" if silent > 0 else words
+    if cached.total is not None and prompt:
+        least = "at least " if cached.unknown else ""
+        return f"{least}{percent(cached.total / prompt)} of the prompt tokens were known"
+    return "unknown: the server does not tell what its prefix cache knew"
 
 
 def _number(total: int | None, sort: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from bagent.observe.caches import Caches
 from bagent.observe.groups import ErrorGroups
 from bagent.observe.histogram import LogHistogram
 from bagent.observe.snapshot import Rates, Snapshot, TokenCount, Tokens
@@ -90,7 +91,8 @@ class Tally:
 
     ``latency`` and ``ttft`` are live histograms in milliseconds, for whoever exports them. They
     hold answers only: no failed rows, no copied ones. ``by_endpoint`` has (tries, failed tries),
-    ``samples`` the last sample of each endpoint, ``last`` a few of the rows that ended last.
+    ``samples`` the last sample of each endpoint, ``caches`` what their caches knew, ``last`` a few
+    of the rows that ended last.
 
     Args:
         clock: seconds that never go back, e.g. ``time.monotonic``; the run begins now.
@@ -123,6 +125,7 @@ class Tally:
         "_valid",
         "_window",
         "by_endpoint",
+        "caches",
         "last",
         "latency",
         "samples",
@@ -148,10 +151,12 @@ class Tally:
         self._group: str | None = None
         self.by_endpoint: dict[str, tuple[int, int]] = {}
         self.samples: dict[str, EndpointSample] = {}
+        self.caches = Caches()
         self.last: list[Outcome] = []
 
     def sample(self, sample: EndpointSample) -> None:
         """Keep what an endpoint told last of its load."""
+        self.caches.add(sample)
         if sample.waiting is not None or sample.endpoint not in self.samples:
             self.samples[sample.endpoint] = sample
 
@@ -271,6 +276,7 @@ class Tally:
             errors_other=self._errors.other,
             fleet=fleet,
             feed=feed,
+            cache=self.caches.rate(),
         )
 
     def _tokens(self) -> Tokens:

@@ -33,6 +33,12 @@ HASTY_FLEET = 64
 are over before limits that double every few seconds have grown. Nothing is held or cut that early:
 a queue may be the first burst."""
 LOOK_SECONDS = 5.0
+
+COUNTED = 256
+"""Of so many engines of one's own the cache counters are read before and after a run."""
+
+LAST_SECONDS = 1.0
+"""How long the last reading may take."""
 HOSTFILE_SECONDS = 1.0
 
 
@@ -67,6 +73,21 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
         await asyncio.gather(*(look(state, hasty=hasty) for state in busy))
         pause = HASTY_LOOKS if hasty else POLL_SECONDS
         await asyncio.sleep(max(pause, len(busy) / LOOKS_PER_SECOND))
+
+
+async def read_counters(fleet: Fleet, reader: LoadReader, model: str | None, reason: str) -> None:
+    """Note the counters of the engines that tell any, so that their growth is that of the run."""
+    gate = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def read(state: EndpointState) -> None:
+        async with gate:
+            load = await reader.read(state.endpoint, LOOK_SECONDS, model)
+        if load is not None and not state.leaving:
+            fleet.note(state, load, reason)
+
+    own = [state for state in fleet.states if state.endpoint.own and reader.due(state.endpoint)]
+    if len(own) <= COUNTED:
+        await asyncio.gather(*(read(state) for state in own))
 
 
 class HostfileFollower:

@@ -4,6 +4,7 @@ import io
 import re
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -66,7 +67,9 @@ def test_every_part_fits_the_screen(clock, make, tally, busy, width, height):
 def test_endpoints_show_load_cache_and_errors(clock, make, tally, busy):
     for kind in (None, "timeout"):
         tally.attempt(make.attempt("g", endpoint="a", error_kind=kind))
-    tally.sample(EndpointSample("a", 1.0, True, 1, 2, waiting=7, cache_hits=3, cache_queries=4))
+    for hits, queries in ((100, 200), (103, 204)):
+        one = EndpointSample("a", 1.0, True, 1, 2, waiting=7)
+        tally.sample(msgspec.structs.replace(one, cache_hits=hits, cache_queries=queries))
     dashboard, out = board(clock)
     dashboard.start("a run")
     dashboard.attach(Live(tally, lambda: [State("a")]))

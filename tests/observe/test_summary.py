@@ -42,6 +42,7 @@ def test_a_whole_run_is_summed_up(tally: Tally, make: Any, clock: Any) -> None:
         "latency     p50 120ms, p99 120ms; first token p50 40ms, p99 40ms (1 answer)",
         "tokens      2,000 prompt (1,200 cached, 1 unknown), 400 completion, "
         "50.0 completion tokens/s",
+        "cache       at least 60 % of the prompt tokens were known",
         "cost        $0.004000",
         "schema      4 of 4 first answers valid (100 %)",
         "requests    4 sent, 0 retries",

@@ -1,0 +1,66 @@
+"""What the endpoints' prefix caches knew of the prompts, by how far their counters grew."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bagent.types import EndpointSample
+
+
+class CacheRate(msgspec.Struct, frozen=True):
+    """Prompt tokens that were looked up, and found, at ``endpoints`` that told so.
+
+    The counters are the engines' own, so they hold other users' requests too.
+    """
+
+    hits: int
+    queries: int
+    endpoints: int
+
+    @property
+    def share(self) -> float:
+        """What was found of what was looked up, 0 to 1."""
+        return self.hits / self.queries if self.queries else 0.0
+
+
+class _Counter(msgspec.Struct):
+    hits: int
+    queries: int
+    grown_hits: int = 0
+    grown_queries: int = 0
+
+
+class Caches:
+    """Adds up the counters of all endpoints; each one's first reading is where it began."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, _Counter] = {}
+
+    def add(self, sample: EndpointSample) -> None:
+        """Take a sample; one without counters says nothing."""
+        hits, queries = sample.cache_hits, sample.cache_queries
+        if hits is None or queries is None:
+            return
+        known = self._counters.get(sample.endpoint)
+        if known is None:
+            self._counters[sample.endpoint] = _Counter(hits, queries)
+            return
+        restarted = queries < known.queries or hits < known.hits
+        known.grown_hits += hits if restarted else hits - known.hits
+        known.grown_queries += queries if restarted else queries - known.queries
+        known.hits, known.queries = hits, queries
+
+    def share(self, endpoint: str) -> float | None:
+        """The share (0 to 1) that an endpoint's cache knew; None where it did not tell."""
+        known = self._counters.get(endpoint)
+        if known is None or not known.grown_queries:
+            return None
+        return known.grown_hits / known.grown_queries
+
+    def rate(self) -> CacheRate | None:
+        """Of all endpoints together; None where none told."""
+        grown = [one for one in self._counters.values() if one.grown_queries]
+        if not grown:
+            return None
+        hits, queries = sum(c.grown_hits for c in grown), sum(c.grown_queries for c in grown)
+        return CacheRate(hits, queries, len(grown))

@@ -1,0 +1,72 @@
+"""What prefix caches knew, from counters that run on from before the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagent.observe.caches import CacheRate, Caches
+from bagent.observe.live import Live
+from bagent.observe.summary import EndInfo, summary_lines
+from bagent.types import EndpointSample
+
+
+def sample(endpoint, hits, queries):
+    return EndpointSample(endpoint, 1.0, True, 1, 2, cache_hits=hits, cache_queries=queries)
+
+
+def test_only_what_grew_since_the_first_reading_counts():
+    caches = Caches()
+    for hits, queries in ((900, 1000), (930, 1100), (960, 1200)):
+        caches.add(sample("a", hits, queries))
+    caches.add(sample("b", 7, 8))
+    assert caches.share("a") == pytest.approx(60 / 200)
+    assert caches.share("b") is None
+    assert caches.rate() == CacheRate(60, 200, 1)
+
+
+def test_a_restarted_engine_goes_on_from_zero():
+    caches = Caches()
+    for hits, queries in ((0, 0), (80, 100), (10, 40)):
+        caches.add(sample("a", hits, queries))
+    assert caches.rate() == CacheRate(90, 140, 1)
+
+
+def test_who_does_not_tell_is_unknown():
+    caches = Caches()
+    caches.add(sample("a", None, None))
+    caches.add(sample("a", None, 5))
+    assert caches.share("a") is None
+    assert caches.rate() is None
+
+
+def cache_line(make, tally):
+    lines = summary_lines(make.snapshot(tally), EndInfo(0, "r", "runs/r", "bagent run"))
+    return [line.partition("cache")[2].strip() for line in lines if line.startswith("cache")]
+
+
+def test_the_summary_tells_the_rate_by_counters_first(make, tally):
+    tally.outcome(make.outcome(0, prompt_tokens=100, completion_tokens=1, cached_tokens=10))
+    assert cache_line(make, tally) == ["10 % of the prompt tokens were known"]
+    for hits in (0, 75):
+        tally.sample(sample("a", hits, hits * 4 // 3))
+    (line,) = cache_line(make, tally)
+    assert line.startswith("75 % of 100 prompt tokens were known, by the counters of 1 endpoint")
+
+
+def test_the_summary_says_unknown_where_no_server_tells(make, tally):
+    tally.outcome(make.outcome(0, prompt_tokens=100, completion_tokens=1))
+    assert cache_line(make, tally) == [
+        "unknown: the server does not tell what its prefix cache knew"
+    ]
+
+
+class Busy:
+    name, health, in_flight, limit = "a", "ok", 1, type("Limit", (), {"value": 2})()
+
+
+def test_a_display_gets_the_rate_of_each_endpoint(tally):
+    live = Live(tally, lambda: [Busy()])
+    assert live.endpoints()[0].hit_rate is None
+    for hits in (5, 8):
+        tally.sample(sample("a", hits, hits * 2 - 6))
+    assert live.endpoints()[0].hit_rate == pytest.approx(0.5)
