@@ -77,7 +77,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Token counts as the server told them; None where it did not.
 
     ``prompt`` is the whole prompt; of it ``cached`` tokens were read from a prompt cache and
-    ``cache_write`` tokens were written to one, where providers bill that apart.
+    ``cache_write`` tokens were written to one, where providers bill that apart. ``gpu_seconds`` is
+    the answer's share of the time of GPUs, where that is paid for.
     """
 
     prompt: int | None = None
@@ -85,6 +86,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     completion: int | None = None
     reasoning: int | None = None
     cache_write: int | None = None
+    gpu_seconds: float | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ from bagent.backends.request import Request, encode_payload
 from bagent.fleet.call import Call, Delivery
 from bagent.job.template import TemplateFailure
 from bagent.types import Failure, Message, Outcome, Reply, Row, Usage
+
+_Number = TypeVar("_Number", int, float)
 
 
 class Conversation:
@@ -246,6 +249,7 @@ class Conversation:
             completion=_sum(old.completion, usage.completion),
             reasoning=_sum(old.reasoning, usage.reasoning),
             cache_write=_sum(old.cache_write, usage.cache_write),
+            gpu_seconds=_sum(old.gpu_seconds, usage.gpu_seconds),
         )
 
     # --- over more than one process ------------------------------------------------------------
@@ -355,7 +359,7 @@ def text_bytes(payload: bytes) -> int:
     return len(bare) + images * IMAGE_BYTES
 
 
-def _sum(old: int | None, new: int | None) -> int | None:
+def _sum(old: _Number | None, new: _Number | None) -> _Number | None:
     if new is None:
         return old
     return new if old is None else old + new

@@ -13,6 +13,8 @@ from bagent.checks.sample import Sampled, repeats
 from bagent.checks.sharing import PACKED, PromptBytes
 from bagent.checks.tokens import BYTES_PER_TOKEN, Counted
 from bagent.errors import UsageError
+from bagent.money.modes import Spent, costs_of, together
+from bagent.money.prices import Price
 
 MILLION = 1_000_000
 
@@ -145,16 +147,26 @@ def read_price(text: str | None) -> tuple[float, float] | None:
     return first, second
 
 
-def cost_report(price: tuple[float, float] | None, tokens: TokenReport) -> CostReport:
-    """What all rows cost: prompts by their tokens, answers at most."""
+def cost_report(
+    price: Price | None, tokens: TokenReport, requests: int, shared: float
+) -> CostReport:
+    """What all rows cost: prompts by their tokens, answers at most.
+
+    Args:
+        requests: how many requests all rows make.
+        shared: tokens with which all prompts begin, which a cache holds from the second one on.
+    """
     if price is None:
         return CostReport(None, None, None, None, None)
-    prompts = None if tokens.prompts is None else tokens.prompts * price[0] / MILLION
+    prompts = None if tokens.prompts is None else tokens.prompts * price.input / MILLION
     answers = None
     if tokens.answers_at_most is not None:
-        answers = tokens.answers_at_most * price[1] / MILLION
+        answers = tokens.answers_at_most * price.output / MILLION
     total = None if prompts is None or answers is None else prompts + answers
-    return CostReport(price[0], price[1], prompts, answers, total)
+    cached = None if tokens.prompts is None else round(shared * max(0, requests - 1))
+    spent = Spent(tokens.prompts, cached, tokens.answers_at_most)
+    modes = together([costs_of(price, spent)], requests)
+    return CostReport(price.input, price.output, prompts, answers, total, tuple(modes))
 
 
 def _encoded(one: Sampled) -> bytes:

@@ -33,6 +33,7 @@ from bagent.checks.staged import as_asked, first_view
 from bagent.checks.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_some
 from bagent.checks.volume import Volume, measure
 from bagent.job.prompt import Prompt
+from bagent.money.prices import Price
 from bagent.rows import RowSource
 from bagent.runs.costs import price_of
 from bagent.runs.equipping import opened_tools, with_tools
@@ -145,11 +146,12 @@ class _Look:
             return None
         return resolve_model(job, known_of(probed))
 
-    def _known_price(self, plan: StagePlan) -> tuple[float, float] | None:
-        """The job's own prices, or those known for its model; no cache is counted on."""
-        kind = self._target.servers.kind
-        found = price_of(self._prepared.job, kind, plan.settings.model)
-        return None if found is None else (found.input, found.output)
+    def _price(self, plan: StagePlan) -> Price | None:
+        """The given price, else the job's own, else that known for its model."""
+        given, model = self._options.price, plan.settings.model
+        if given is not None:
+            return Price("", model or "", *given, source="--price")
+        return price_of(self._prepared.job, self._target.servers.kind, model)
 
     def _tokenizer(
         self, transport: Transport, probed: Sequence[Probed], model: str | None
@@ -176,6 +178,7 @@ class _Look:
         requests = float(self._volume.rows * job.answers)
         how = describing.counting(tokenizer, sizes)
         tokens = token_report(sample, sizes, requests, how)
+        sharing = self._share_report(probed, sample, sizes)
         automatic = job.sampling.max_tokens is None and not prepared.own_bodies
         long_rows = too_long(sample, sizes, context)
         failing = describing.failing(sample)
@@ -209,8 +212,10 @@ class _Look:
                 for place, one in enumerate(sample[: options.prompts])
             ),
             tokens=tokens,
-            cost=cost_report(options.price or self._known_price(plan), tokens),
-            sharing=self._share_report(probed, sample, sizes),
+            cost=cost_report(
+                self._price(plan), tokens, round(requests), sharing.by_all if sharing else 0.0
+            ),
+            sharing=sharing,
             reorder=self._reorder(plan, sample, sizes),
             failing=tuple(failing[:MOST_NAMED]),
             failing_count=len(failing),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bagent.money.modes import ModeCost
 from bagent.types import Json, Message
 
 
@@ -88,13 +89,17 @@ class TokenReport(msgspec.Struct, frozen=True):
 
 
 class CostReport(msgspec.Struct, frozen=True):
-    """Dollars by the given price, in dollars per million tokens; all null where none is known."""
+    """Dollars by the given price, in dollars per million tokens; all null where none is known.
+
+    ``modes`` are the ways to send the job, each at most; what only a run can measure is null.
+    """
 
     price_in: float | None
     price_out: float | None
     prompts_usd: float | None
     answers_usd_at_most: float | None
     total_usd_at_most: float | None
+    modes: tuple[ModeCost, ...] = ()
 
 
 class ShareReport(msgspec.Struct, frozen=True):

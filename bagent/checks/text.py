@@ -19,6 +19,7 @@ from bagent.checks.report import (
     TokenReport,
 )
 from bagent.checks.sample import message_text
+from bagent.money.modes import FLEET
 from bagent.observe.words import counted, money, name_of, visible
 from bagent.types import Json, Message
 
@@ -220,6 +221,7 @@ def _numbers(report: CheckReport) -> Iterator[tuple[str, str]]:
         words = f"{tokens.repeats:,} of {counted(tokens.rows, 'request')} equal an earlier one"
         yield "repeats", f"{words} ({once})"
     yield "cost", _cost(report.cost)
+    yield from _modes(report.cost)
     yield from _named("will fail", report.failing, report.failing_count)
     yield from _named("too long", report.too_long, report.too_long_count)
 
@@ -254,6 +256,18 @@ def _cost(cost: CostReport) -> str:
         return f"{words}, answers unknown"
     words += f", answers at most {money(cost.answers_usd_at_most)}"
     return f"{words}, together at most {money(cost.total_usd_at_most)}"
+
+
+def _modes(cost: CostReport) -> Iterator[tuple[str, str]]:
+    """The ways to send the job, with answers at their longest."""
+    if not cost.modes:
+        return
+    yield "", "by mode, at most:"
+    for one in cost.modes:
+        words = "unknown" if one.usd is None else money(one.usd)
+        if one.mode == FLEET:
+            words = "measured by a run on your GPUs (prices: {gpu_hour: ...}, then bagent report)"
+        yield "", f"{one.mode:<16}{words}"
 
 
 def _named(label: str, rows: Iterable[RowReport], count: int) -> Iterator[tuple[str, str]]:

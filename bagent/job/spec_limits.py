@@ -89,7 +89,8 @@ class LimitsSpec(Section):
 
 
 class PricesSpec(Section):
-    """What tokens cost, in dollars per million; goes before the prices that come with bagent."""
+    """What tokens cost, in dollars per million, before the prices that come with bagent; and what
+    GPUs of one's own cost."""
 
     input: Annotated[float | None, Real(0)] = Field(
         default=None, description="Tokens of prompts, in dollars per million."
@@ -103,9 +104,20 @@ class PricesSpec(Section):
     cache_write: Annotated[float | None, Real(0)] = Field(
         default=None, description="Prompt tokens written to a cache; default: as input."
     )
+    batch: Annotated[float | None, Real(0, 1)] = Field(
+        default=None, description="Share of these prices that the provider's batch service takes."
+    )
+    gpu_hour: Annotated[float | None, Real(0)] = Field(
+        default=None,
+        description="One GPU of your own for an hour, in dollars; tag gpus of a hostfile: how many"
+        " an endpoint has.",
+    )
 
     @model_validator(mode="after")
     def _both(self) -> PricesSpec:
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        if given == {"gpu_hour"}:
+            return self
         if self.input is None or self.output is None:
             missing = "input" if self.input is None else "output"
             raise wrong(f"prices need {missing}: too", "write prices: {input: 0.15, output: 0.60}")

@@ -86,3 +86,12 @@ def find_price(prices: Sequence[Price], provider: str, model: str) -> Price | No
 def pricer(price: Price | None) -> Callable[[str | None, Usage], float | None] | None:
     """What a stage is given to tell the cost of a row; None where no price is known."""
     return None if price is None else lambda _, usage: price.cost(usage)
+
+
+def gpu_pricer(hour: float) -> Callable[[str | None, Usage], float | None]:
+    """The same for GPUs of one's own; ``hour`` is what one costs in an hour, in dollars."""
+
+    def cost(_: str | None, usage: Usage) -> float | None:
+        return None if usage.gpu_seconds is None else usage.gpu_seconds * hour / 3600
+
+    return cost

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from bagent.backends.base import Backend
 from bagent.errors import EXIT_NEEDS_PERSON, JobError
-from bagent.money.prices import Price, find_price, known_prices
+from bagent.money.prices import Price, find_price, gpu_pricer, known_prices, pricer
 from bagent.money.spending import Spending
 from bagent.runs.stop import Stop
+from bagent.types import Json, Usage
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
+
+HOSTED = frozenset({"openai", "anthropic", "bedrock"})
+"""Kinds of backends that are never GPUs of the user's own."""
 
 
 def price_of(job: Job, kind: str, model: str | None) -> Price | None:
@@ -26,11 +33,38 @@ def price_of(job: Job, kind: str, model: str | None) -> Price | None:
     if own is not None and own.input is not None and own.output is not None:
         cached = own.input if own.cached is None else own.cached
         written = own.input if own.cache_write is None else own.cache_write
-        return Price(kind, model or "", own.input, own.output, cached, written, source="the job")
+        prices = (own.input, own.output, cached, written, own.batch)
+        return Price(kind, model or "", *prices, source="the job")
     # A gateway's address may cost anything, whatever it speaks.
     if model is None or job.backend is None or job.backend.base is not None:
         return None
-    return find_price(known_prices(), kind, model) if kind in ("openai", "anthropic") else None
+    price = find_price(known_prices(), kind, model) if kind in ("openai", "anthropic") else None
+    if price is None or job.batching.service_tier is None:
+        return price
+    # OpenAI takes the price of batches for flex; what other tiers cost no page here says.
+    return price.in_batches() if job.batching.service_tier == "flex" else None
+
+
+def gpu_hour_of(job: Job, kind: str) -> float | None:
+    """Dollars of a GPU for an hour, where the job's servers may be the user's own; else None."""
+    return None if job.prices is None or kind in HOSTED else job.prices.gpu_hour
+
+
+def pricer_of(
+    job: Job, kind: str, model: str | None
+) -> Callable[[str | None, Usage], float | None] | None:
+    """What a stage is given to tell the cost of a row: by GPU time on GPUs of the user's own that
+    have a price, else by tokens; None where no price is known."""
+    hour = gpu_hour_of(job, kind)
+    return pricer(price_of(job, kind, model)) if hour is None else gpu_pricer(hour)
+
+
+def stage_price(stage: str, job: Job, kind: str, model: str | None) -> Json:
+    """What run.json keeps of a stage's prices; see :class:`bagent.money.modes.StagePrice`."""
+    from bagent.money.modes import StagePrice
+
+    found = StagePrice(stage, price_of(job, kind, model), gpu_hour_of(job, kind))
+    return cast("Json", msgspec.to_builtins(found))
 
 
 class Purse:
@@ -45,11 +79,16 @@ class Purse:
         self._spendings: dict[float, Spending] = {}
 
     def within(self, backend: Backend, job: Job, kind: str) -> Backend:
-        """The backend, behind the job's budget where it has one.
+        """The backend, behind the job's budget where it has one, and with the GPUs' time counted
+        where that has a price.
 
         Raises:
-            JobError: a budget, and no price is known for the model.
+            JobError: a budget, and no price of tokens is known for the model.
         """
+        if gpu_hour_of(job, kind) is not None:
+            from bagent.money.gpu_time import GpuTimeBackend
+
+            backend = GpuTimeBackend(backend)
         budget = job.limits.budget_usd
         if budget is None:
             return backend

@@ -97,8 +97,14 @@ class OpenRun:
         salts = [salt_of(STAGE, answer) for answer in range(answers)]
         return all(self.done.has_all([key ^ salt for key in keys]) for salt in salts)
 
-    def begin(self, model: str | None, endpoints: list[dict[str, Json]], simulated: bool) -> None:
-        """Note what the session found before it sends: model, endpoints.
+    def begin(
+        self,
+        model: str | None,
+        endpoints: list[dict[str, Json]],
+        simulated: bool,
+        prices: Sequence[Json] = (),
+    ) -> None:
+        """Note what the session found before it sends: model, endpoints, prices of each stage.
 
         Raises:
             ChangedError: the model is another one than the run began with.
@@ -111,6 +117,7 @@ class OpenRun:
         if model is not None:
             self.info.fingerprints["model"] = model
         self.info.endpoints = cast("list[Json]", endpoints)
+        self.info.prices = list(prices)
         if simulated:
             self.info.job["simulated"] = True
         self.directory.save(self.info, self.part)

@@ -10,8 +10,7 @@ from bagent.agents.plan import StagePlan
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat
 from bagent.errors import JobError
-from bagent.money.prices import pricer
-from bagent.runs.costs import price_of
+from bagent.runs.costs import pricer_of
 from bagent.runs.endpoints import Servers
 from bagent.runs.environment import read_environment
 from bagent.runs.fleets import group_rule
@@ -96,7 +95,7 @@ def make_plan(
         answers=job.answers,
         row_seconds=job.limits.row,
         own_bodies=prepared.own_bodies,
-        price=pricer(price_of(job, servers.kind, model)),
+        price=pricer_of(job, servers.kind, model),
     )
 
 

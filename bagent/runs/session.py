@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -17,18 +16,18 @@ from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly
 from bagent.fleet.deadline import read_deadline
 from bagent.hpc.asking import job_end
 from bagent.observe import Live, Progress, Snapshot, Tally
-from bagent.runs.costs import Purse
+from bagent.runs.costs import Purse, stage_price
 from bagent.runs.drive import Drive, Hooks
 from bagent.runs.emit import StdoutWriter
 from bagent.runs.equipping import Equipment
 from bagent.runs.lines import ResultLines
 from bagent.runs.openrun import OpenRun
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
-from bagent.runs.prepare import Prepared
+from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.sites import Finder, Fleets
 from bagent.runs.staged import staged_drive
 from bagent.runs.stop import Stop, StopSwitch, stop_for
-from bagent.runs.watching import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
+from bagent.runs.watching import HostfileFollower, watch_loads
 from bagent.stages.feeder import Feeder
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
 
@@ -69,7 +68,6 @@ class Session:
         self._switch = StopSwitch()
         self._stdout = StdoutWriter(1, self._stdout_closed) if lines else None
         self._transport = Transport()
-        self._reader = LoadReader(self._transport)
         self._fleet: Fleets | None = None
         self._feeder: Feeder | None = None
         progress.attach(Live(self._tally, lambda: self._fleet.states if self._fleet else ()))
@@ -134,7 +132,8 @@ class Session:
         keeps_model = prepared.own_bodies and job.model == "auto"
         model = None if keeps_model else resolve_model(job, found.known)
         endpoints = endpoint_summary(found.servers.endpoints, found.known)
-        store.begin(model, endpoints, found.servers.simulated)
+        prices = [stage_price(STAGE, job, found.servers.kind, model)]
+        store.begin(model, endpoints, found.servers.simulated, prices)
         site = hooks.site(found)
         plan = make_plan(prepared, found.servers, model, found.known)
         await equipment.equip(plan, job, found.servers, pool)
@@ -163,8 +162,6 @@ class Session:
         if stop is not None:
             feeding.cancel()
             await self._drain(drive.fleets, stop)
-        else:
-            await self._last_readings(drive)
         self._feeder.close()
         for task in (ticker, *beside):
             task.cancel()
@@ -174,21 +171,12 @@ class Session:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return Ended(stop, self._snapshot())
 
-    async def _last_readings(self, drive: Drive) -> None:
-        """Read the cache counters at the end of the rows, where that is done at once."""
-        for site, model in drive.sites:
-            reading = read_counters(site.fleet, self._reader, model, "end")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(reading, LAST_SECONDS)
-
     def _watch(self, drive: Drive) -> list[asyncio.Task[None]]:
         """What goes on beside the rows; a fault of it stops nothing that works."""
         env = self._prepared.options.env
-        reader = self._reader
+        reader = LoadReader(self._transport)
         tasks = []
         for site, model in drive.sites:
-            beginning = read_counters(site.fleet, reader, model, "begin")
-            tasks.append(asyncio.create_task(beginning))
             tasks.append(asyncio.create_task(watch_loads(site.fleet, reader, model)))
             job = site.found.job
             if job.hostfile is not None and not site.selected:

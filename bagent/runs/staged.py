@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
+from bagent.runs.costs import stage_price
 from bagent.runs.drive import Drive, Hooks
 from bagent.runs.equipping import Equipment
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
@@ -55,10 +56,24 @@ async def staged_drive(prepared: Prepared, finder: Finder, hooks: Hooks) -> Driv
     named = dict.fromkeys(models.values())
     together = ", ".join(map(str, named)) if named else None
     simulated = any(found.servers.simulated for found in sites.found.values())
-    hooks.store.begin(together, list(summary.values()), simulated)
+    prices = [
+        stage_price(
+            _name(stage, asking), asking.job, sites.of(asking).servers.kind, models[id(asking)]
+        )
+        for stage in prepared.stages
+        for asking in stage.asking
+    ]
+    hooks.store.begin(together, list(summary.values()), simulated, prices)
     plans = await _plans(prepared, finder, hooks, sites, models)
     work = _Work(prepared, hooks, sites, models, plans)
     return Drive(work.fleets, work.watched, work.run, work.advice)
+
+
+def _name(stage: PreparedStage, asking: Asking) -> str:
+    """What the rows of this asking are called in the tables."""
+    if stage.spec.kind == "loop":
+        return section_stage(stage.name, asking.name)
+    return stage.name
 
 
 class _Sites:
@@ -120,7 +135,7 @@ async def _plans(
         kind = stage.spec.kind
         for asking in stage.asking:
             found, job = sites.of(asking), asking.job
-            name = section_stage(stage.name, asking.name) if kind == "loop" else stage.name
+            name = _name(stage, asking)
             view = dataclasses.replace(
                 prepared, job=job, prompt=asking.prompt, schema=asking.schema
             )

@@ -49,6 +49,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     between two starts (``prompt``, ``schema``, ``model`` ...), each as a hash. ``rows`` is the
     JSON of the rows configuration, to read the input again. ``answer_columns`` are the typed
     columns of ``answers``: pairs of property name (None: the whole answer) and DuckDB type.
+    ``prices`` are those of each stage, as they were known at its last start.
     """
 
     name: str
@@ -57,6 +58,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     endpoints: list[Json] = msgspec.field(default_factory=list)
     rows: Json = None
+    prices: list[Json] = msgspec.field(default_factory=list)
     stages: list[str] = msgspec.field(default_factory=list)
     answer_columns: list[tuple[str | None, str]] = msgspec.field(default_factory=list)
     keep_input: bool = True

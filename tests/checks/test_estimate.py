@@ -18,6 +18,7 @@ from bagent.checks.estimate import (
 from bagent.checks.sample import Sampled
 from bagent.checks.tokens import Counted
 from bagent.errors import UsageError
+from bagent.money.prices import Price
 from bagent.types import Row
 
 WORDS = ("tokenize", "a tokenizer")
@@ -146,18 +147,27 @@ def test_another_price_is_refused(text: str) -> None:
         read_price(text)
 
 
+PRICE = Price("", "", 0.5, 2.0, cached=0.1, batch=0.5)
+
+
 def test_cost_is_per_million_tokens() -> None:
     sample = [one("a", sent=500)]
     tokens = token_report(sample, sizes_of(sample, {0: Counted(1000)}), 2000, WORDS)
-    found = cost_report((0.5, 2.0), tokens)
+    found = cost_report(PRICE, tokens, 2000, 400.0)
 
     assert found.prompts_usd == pytest.approx(1.0)
     assert found.answers_usd_at_most == pytest.approx(2.0)
     assert found.total_usd_at_most == pytest.approx(3.0)
+    modes = {one.mode: one.usd for one in found.modes}
+    assert modes["single"] == pytest.approx(3.0)
+    assert modes["cached"] == pytest.approx(3.0 - 1999 * 400 * 0.4 / 1e6)
+    assert modes["provider batch"] == pytest.approx(1.5)
+    assert modes["own fleet"] is None
 
 
 def test_without_a_price_every_cost_is_unknown() -> None:
     sample = [one("a")]
-    found = cost_report(None, token_report(sample, sizes_of(sample, {}), 1, WORDS))
+    found = cost_report(None, token_report(sample, sizes_of(sample, {}), 1, WORDS), 1, 0.0)
 
     assert found.prompts_usd is found.total_usd_at_most is found.price_in is None
+    assert found.modes == ()

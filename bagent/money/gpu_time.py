@@ -1,0 +1,102 @@
+"""The time of a fleet's GPUs, shared out over the rows that were in flight."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+
+import msgspec
+
+from bagent.backends.base import Backend, Exchange, Timeouts
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.request import Request
+from bagent.types import Failure, Reply
+
+HOUR = 3600.0
+
+
+class SharedTime:
+    """One endpoint's time, divided at each moment by how many rows it has in flight.
+
+    All shares together are the time in which it had any. This is the virtual time of processor
+    sharing (Kleinrock 1976): a row's share is by how much that time went on while it was there.
+    """
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._at = 0.0
+        self._share = 0.0
+
+    def change(self, now: float, rows: int) -> float:
+        """``rows`` more (or, below 0, fewer) from ``now`` on; returns the virtual time in s."""
+        if self._rows:
+            self._share += (now - self._at) / self._rows
+        self._at = now
+        self._rows += rows
+        return self._share
+
+
+class GpuTimeBackend:
+    """Sends through ``inner``; replies then tell their share of GPU time in their usage.
+
+    An endpoint has as many GPUs as its tag ``gpus`` says, else 1.
+
+    Args:
+        clock: seconds on a monotonic clock.
+    """
+
+    def __init__(self, inner: Backend, clock: Callable[[], float] = time.monotonic) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._times: dict[str, SharedTime] = {}
+
+    def group_key(self, request: Request) -> Hashable | None:
+        """As the inner backend has it."""
+        return self._inner.group_key(request)
+
+    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
+        """As the inner backend has it."""
+        return self._inner.group_limit(endpoint, request)
+
+    async def learn(
+        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
+    ) -> None:
+        """As the inner backend does."""
+        await self._inner.learn(endpoint, samples, timeouts)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """As the inner backend does."""
+        self._inner.forget(endpoint)
+
+    async def send(
+        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
+    ) -> Exchange:
+        """As the inner backend does; each reply of the group gets the same share."""
+        shared = self._times.get(endpoint.name)
+        if shared is None:
+            shared = self._times[endpoint.name] = SharedTime()
+        size = len(group)
+        began = shared.change(self._clock(), size)
+        ended = began
+        try:
+            exchange = await self._inner.send(endpoint, group, timeouts)
+        finally:
+            ended = shared.change(self._clock(), -size)
+        seconds = (ended - began) * float(endpoint.tags.get("gpus") or 1)
+        exchange.results = [_with_time(found, seconds) for found in exchange.results]
+        return exchange
+
+    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
+        """As the inner backend does: nothing is generated."""
+        return await self._inner.probe(endpoint, seconds)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._inner.close()
+
+
+def _with_time(found: Reply | Failure, seconds: float) -> Reply | Failure:
+    if isinstance(found, Failure):
+        return found
+    usage = msgspec.structs.replace(found.usage, gpu_seconds=seconds)
+    return msgspec.structs.replace(found, usage=usage)

@@ -1,0 +1,109 @@
+"""GPU time shared out over rows, on clocks that only the tests move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.request import CallSettings, Request
+from bagent.money.gpu_time import GpuTimeBackend, SharedTime
+from bagent.money.prices import gpu_pricer
+from bagent.types import Failure, Reply, Usage
+from fleet.support_fleet import ScriptedBackend
+
+REQUEST = Request(CallSettings("m", {}, {}), b"0")
+LIMITS = Timeouts()
+
+
+def test_a_row_alone_has_the_whole_time_and_two_have_half_of_it_each() -> None:
+    shared = SharedTime()
+    first = shared.change(0.0, 1)
+    second = shared.change(10.0, 1)
+    assert shared.change(14.0, -1) - first == pytest.approx(10 + 2)
+    assert shared.change(20.0, -1) - second == pytest.approx(2 + 6)
+
+
+def test_time_in_which_nothing_was_in_flight_is_nobodys() -> None:
+    shared = SharedTime()
+    shared.change(0.0, 1)
+    ended = shared.change(5.0, -1)
+    assert shared.change(1000.0, 1) == ended
+
+
+def test_all_shares_together_are_the_time_in_which_anything_was_in_flight() -> None:
+    random, shared = Random(3), SharedTime()
+    now, busy, total = 0.0, 0.0, 0.0
+    flying: list[tuple[float, int]] = []
+    for _ in range(2000):
+        step = random.expovariate(1.0)
+        now += step
+        busy += step if flying else 0.0
+        if flying and random.random() < 0.55:
+            began, size = flying.pop(random.randrange(len(flying)))
+            total += size * (shared.change(now, -size) - began)
+        else:
+            size = random.randrange(1, 5)
+            flying.append((shared.change(now, size), size))
+    for began, size in flying:
+        total += size * (shared.change(now, -size) - began)
+    assert total == pytest.approx(busy)
+
+
+class Clocked(ScriptedBackend):
+    """Answers in a moment; the clock is moved by what a request takes."""
+
+    now = 0.0
+    result: Reply | Failure = Reply(text="x", finish_reason="stop", usage=Usage(prompt=3))
+
+    async def send(
+        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
+    ) -> Exchange:
+        self.now += 8.0
+        return Exchange([self.result] * len(group), sent=0.0)
+
+
+def sent(inner: Clocked, group: int = 1, **tags: str) -> list[Reply | Failure]:
+    backend = GpuTimeBackend(inner, lambda: inner.now)
+    endpoint = Endpoint("a", "http://a/v1", tags=tags)
+    return asyncio.run(backend.send(endpoint, [REQUEST] * group, LIMITS)).results
+
+
+def test_a_reply_tells_its_share_and_keeps_its_tokens() -> None:
+    (found,) = sent(Clocked({}))
+    assert isinstance(found, Reply)
+    assert found.usage == Usage(prompt=3, gpu_seconds=8.0)
+
+
+def test_an_endpoint_of_many_gpus_costs_them_all_and_a_group_shares_them() -> None:
+    found = sent(Clocked({}), 4, gpus="8")
+    seconds = [one.usage.gpu_seconds for one in found if isinstance(one, Reply)]
+    assert seconds == [pytest.approx(8.0 * 8 / 4)] * 4
+
+
+def test_a_failure_stays_as_it_is_and_no_longer_counts_as_in_flight() -> None:
+    inner = Clocked({})
+    inner.result = Failure("connect", "gone", passing=True)
+    backend = GpuTimeBackend(inner, lambda: inner.now)
+    endpoint = Endpoint("a", "http://a/v1")
+
+    async def main() -> list[Exchange]:
+        first = await backend.send(endpoint, [REQUEST], LIMITS)
+        inner.result = Reply(text="x", finish_reason="stop")
+        return [first, await backend.send(endpoint, [REQUEST], LIMITS)]
+
+    first, second = asyncio.run(main())
+    assert first.results == [Failure("connect", "gone", passing=True)]
+    (reply,) = second.results
+    assert isinstance(reply, Reply)
+    assert reply.usage.gpu_seconds == pytest.approx(8.0)
+
+
+def test_an_hour_costs_what_the_user_says() -> None:
+    cost = gpu_pricer(2.5)
+    assert cost(None, Usage(gpu_seconds=3600.0)) == pytest.approx(2.5)
+    assert cost(None, Usage(prompt=10, completion=10)) is None
