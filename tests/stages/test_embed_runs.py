@@ -6,7 +6,7 @@ from stages.support_stages import RUN, outcomes, run_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import sql
-from support.replies import echo
+from support.replies import echo, status
 
 EMBED = {"kind": "embed", "name": "vector", "prompt": "{{ text }}"}
 
@@ -55,6 +55,18 @@ def test_a_text_that_is_refused_fails_alone(tmp_path):
     failed = [line for line in outcomes(tmp_path, "vector") if line["status"] != "ok"]
     assert [line["id"] for line in failed] == ["r5"]
     assert "too long" in failed[0]["error"]
+
+
+def test_a_failed_answer_has_no_vector_and_is_not_embedded_as_an_empty_text(tmp_path):
+    ask = {"kind": "map", "name": "say", "prompt": "id={{ id }} {{ text }}"}
+    with FakeServer({"r2": [status(400)], "*": [echo()]}, allow_faults=True) as server:
+        done = run_stages(tmp_path, server.url, 3, [ask, {"kind": "embed", "name": "vector"}])
+        sent = [text for batch in batches(server) for text in batch]
+    assert done.code == 1
+    assert sorted(sent) == ["id=r1 text number 1", "id=r3 text number 3"]
+    [failed] = [line for line in outcomes(tmp_path, "vector") if line["status"] != "ok"]
+    assert (failed["id"], failed["error_kind"]) == ("r2", "bad_input")
+    assert failed["error"].startswith("there is no answer to embed: say:r2:0: ")
 
 
 def test_finished_vectors_are_not_asked_for_again(tmp_path):

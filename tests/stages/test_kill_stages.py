@@ -24,6 +24,8 @@ ITEMS = {
 }
 REDUCE = {"prompt": "sum {{ n }} at {{ level }}: {{ responses }}"}
 TOPOLOGIES: dict[str, dict[str, Json]] = {
+    "broadcast": {"name": "broadcast", "reduce": REDUCE},
+    "reduce": {"name": "reduce", "fanin": 3},
     "map_reduce": {"name": "map_reduce", "reduce": REDUCE},
     "tree_reduce": {"name": "tree_reduce", "fanin": 3, "reduce": REDUCE},
     "plan_map_reduce": {
@@ -47,6 +49,8 @@ TOPOLOGIES: dict[str, dict[str, Json]] = {
     "judge": {"name": "judge", "judge": {"prompt": "judge {{ answer }}"}},
 }
 LAST = {
+    "broadcast": "reduce",
+    "reduce": "reduce",
     "map_reduce": "reduce",
     "tree_reduce": "reduce",
     "plan_map_reduce": "reduce",

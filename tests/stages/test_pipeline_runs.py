@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from stages.support_stages import outcomes, run_stages, texts
 from support.fake_server import FakeServer
 from support.jobs import sql
@@ -38,6 +40,18 @@ def test_a_failed_row_is_dropped_where_the_stage_says_so(tmp_path):
         done = run_stages(tmp_path, server.url, 3, [FIRST, {**SECOND, "on_failure": "drop"}])
     assert sorted(texts(tmp_path, "second")) == ["r1", "r3"]
     assert "stage second: 1 row that failed before were dropped" in done.err
+
+
+@pytest.mark.parametrize(("on_failure", "asked"), [("drop", 0), ("include", 2)])
+def test_a_stage_without_survivors_is_never_asked_about_an_empty_text(tmp_path, on_failure, asked):
+    second = {**SECOND, "on_failure": on_failure, "prompt": "two <{{ first }}>"}
+    script = {"r1": [status(400)], "r2": [status(400)], "*": [echo()]}
+    with FakeServer(script, allow_faults=True) as server:
+        done = run_stages(tmp_path, server.url, 2, [FIRST, second])
+        prompts = [seen.prompts[0] for seen in server.requests if "two" in seen.prompts[0]]
+    assert done.code == (1 if on_failure == "drop" else 0), done.err
+    assert len(prompts) == asked
+    assert all('"status":"failed","error":' in prompt for prompt in prompts)
 
 
 def test_the_list_of_failures_has_the_rows_that_no_later_stage_brought_to_a_good_end(tmp_path):

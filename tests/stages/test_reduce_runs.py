@@ -125,6 +125,19 @@ def test_rows_are_reduced_by_a_field_of_the_answer(tmp_path):
     assert sorted(texts(tmp_path, "sum")) == ["even:1.0", "odd:1.0"]
 
 
+def test_a_reduction_may_end_with_several_rows(tmp_path):
+    stages = [LEAF, {**REDUCE, "fanin": 2, "until": "2"}, {**LEAF, "name": "after"}]
+    stages[2]["prompt"] = "after {{ sum }}"
+    with FakeServer({"*": [ok("short")]}) as server:
+        done = run_stages(tmp_path, server.url, 7, stages)
+    assert done.code == 0, done.err
+    assert sorted(texts(tmp_path, "sum")) == [
+        "sum:1.0", "sum:1.1", "sum:1.2", "sum:2.0", "sum:2.1",
+    ]  # fmt: skip
+    after = [line["parents"] for line in outcomes(tmp_path, "after")]
+    assert sorted(after) == [["sum:sum:2.0:0"], ["sum:sum:2.1:0"]]
+
+
 def test_a_failed_reducer_keeps_the_rows_and_only_it_is_asked_again(tmp_path):
     with FakeServer({"*": [echo()]}, allow_faults=True) as server:
         server.server.check = lambda seen: "no" if seen.prompts[0].startswith("sum") else None

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from bagent.stages import snippets
+from bagent.stages.questions import Asked, look_at
 from bagent.stages.tables import Found, StageTable, run_query
 
 ROWS: list[tuple[str, int, int, str, Any]] = [
@@ -87,6 +88,17 @@ def test_typed_columns_of_the_schema_are_there(ask):
     assert [one.values for one in found] == [
         {"name": "one", "total": 3.0}, {"name": "two", "total": 13.5},
     ]  # fmt: skip
+
+
+def test_the_queries_of_the_readme_can_be_asked():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    block = next(part for part in text.split("```sql\n")[1:] if "-- majority vote" in part)
+    queries = [line for line in block.split("```")[0].splitlines() if not line.startswith("--")]
+    assert len(queries) == 6
+    first = StageTable("first", [("label", "VARCHAR"), ("score", "DOUBLE")])
+    for query in queries:
+        found = look_at(query, [first], [])
+        assert isinstance(found, Asked) and found.columns, (query, found)
 
 
 def test_a_wrong_query_gives_the_words_of_duckdb(tmp_path):

@@ -1,0 +1,57 @@
+"""Boards where sections fail, or write more than fits."""
+
+from __future__ import annotations
+
+from stages.support_stages import outcomes, run_stages
+from support.fake_server import FakeServer
+from support.replies import canned, echo, ok, status
+
+
+def board(*sections: str, rounds: int = 2) -> dict[str, object]:
+    """A loop whose sections are told the round and the board; each row and section has a name."""
+    prompt = "id={{ id }}-%s round {{ round }}\n{{ board }}"
+    return {
+        "kind": "loop",
+        "name": "talk",
+        "max_rounds": rounds,
+        "sections": [{"name": name, "prompt": prompt % name} for name in sections],
+    }
+
+
+def test_what_a_section_wrote_stands_where_it_fails_later_and_nothing_is_no_board(tmp_path):
+    script = {
+        "r1-pro": [ok("I say yes"), status(400)],
+        "r1-con": [ok("I say no"), echo()],
+        "r2-pro": [status(400)],
+        "r2-con": [status(400)],
+    }
+    with FakeServer(script, allow_faults=True) as server:
+        done = run_stages(tmp_path, server.url, 2, [board("pro", "con")])
+        asked = [seen.prompts[0] for seen in server.requests]
+    assert done.code == 1, done.err
+    found = {line["id"]: line for line in outcomes(tmp_path, "talk")}
+    assert found["r1"]["status"] == "ok"
+    assert found["r1"]["output"]["pro"] == "I say yes"
+    assert found["r1"]["output"]["con"].startswith("id=r1-con round 2")
+    assert found["r2"]["status"] == "failed"
+    assert found["r2"]["error"].startswith("round 1: no section came out ok; ")
+    assert not any(prompt.startswith("id=r2") and "round 2" in prompt for prompt in asked)
+    kept = [(line["id"], line["status"]) for line in outcomes(tmp_path, "talk.pro")]
+    assert sorted(kept) == [("r1/1.pro", "ok"), ("r1/2.pro", "failed"), ("r2/1.pro", "failed")]
+
+
+def test_a_board_fits_the_context_however_much_is_written(tmp_path):
+    script = {"*": [ok("word " * 900), ok("x" * 9000), canned()]}
+    with FakeServer(script, max_model_len=900, flavour="vllm") as server:
+        done = run_stages(
+            tmp_path,
+            server.url,
+            1,
+            [board("a", "b", "c", rounds=3)],
+            batching={"mode": "single"},
+        )
+        prompts = [prompt for seen in server.requests for prompt in seen.prompts]
+    assert done.code == 0, done.err
+    assert len(prompts) == 9
+    assert all(len(prompt) * 0.4 + 64 <= 900 for prompt in prompts)
+    assert any("characters left out]" in prompt for prompt in prompts)
