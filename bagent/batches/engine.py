@@ -7,21 +7,20 @@ anywhere goes on with the same batches. What to do next the desk decides; here i
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bagent.batches.desk import Desk, Feed, Step
 from bagent.batches.parcel import Item, ParcelReader
+from bagent.batches.post import LOOK_HINT, Post, PostTools
 from bagent.batches.quota import is_quota
 from bagent.batches.reading import Reading, ReadRules
-from bagent.batches.record import OUT, BatchRecord, Look
+from bagent.batches.record import OUT, BatchRecord
 from bagent.batches.rows import BatchRows
 from bagent.batches.service import BatchService
 from bagent.batches.spool import Spool
-from bagent.errors import NeedsPerson, StoppedEarly
+from bagent.errors import NeedsPerson
 from bagent.stages.feeder import Work
 from bagent.store.codec import unit_of
 from bagent.types import Attempt, Failure
@@ -29,19 +28,8 @@ from bagent.types import Attempt, Failure
 UNSENT = 2
 """So many batches may be on disk and not sent before no more rows are taken: it bounds the disk."""
 
-PATIENCE = 1800.0
-"""Seconds without any word of the provider after which a run ends, to go on later."""
-
-_AT_WORK = frozenset({"in_progress", "finalizing", "InProgress"})
-"""Words for a batch that was accepted: its file is not needed any more."""
-
 DIVIDED = "divided"
 """The word for a batch that was never made: its rows go into others."""
-
-_LASTING = "look at the batch in the provider's console, then give the same command again"
-
-
-Shelter = Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failure]]
 
 
 async def pause(event: asyncio.Event, seconds: float | None) -> None:
@@ -52,20 +40,13 @@ async def pause(event: asyncio.Event, seconds: float | None) -> None:
 
 @dataclass(frozen=True)
 class EngineTools:
-    """What the engine needs besides rows and batches.
-
-    ``shelter`` runs a request whose end a stop waits for; ``note`` shows how things stand,
-    ``notice`` keeps a line too. ``clock`` is Unix seconds, ``pause`` waits by it.
-    """
+    """What the engine needs besides rows and batches; ``pause`` waits by the clock of ``post``."""
 
     rules: ReadRules
+    post: PostTools
     on_attempt: Callable[[Attempt], None]
-    shelter: Shelter
-    note: Callable[[str], None]
-    notice: Callable[[str], None]
     gate: Callable[[], Awaitable[None]] | None = None
     budget: float | None = None
-    clock: Callable[[], float] = time.time
     pause: Callable[[asyncio.Event, float | None], Awaitable[None]] = field(default=pause)
 
 
@@ -84,7 +65,8 @@ class BatchEngine:
         self._changed = asyncio.Event()
         self._sent = asyncio.Event()
         self._fed = False
-        self._heard = tools.clock()
+        self._post = Post(service, spool, desk, tools.post)
+        self._clock, self._notice = tools.post.clock, tools.post.notice
 
     async def run(self, source: AsyncIterable[Work]) -> None:
         """Take all rows and return once each has ended; cancel it to leave batches where they are.
@@ -124,7 +106,7 @@ class BatchEngine:
         if left:
             count = f"{len(left)} batches stay" if len(left) > 1 else "1 batch stays"
             rows = sum(record.rows for record in left)
-            self._tools.notice(
+            self._notice(
                 f"{count} with the provider ({rows:,} rows); the same command goes on with"
                 f" {'them' if len(left) > 1 else 'it'}"
             )
@@ -133,7 +115,7 @@ class BatchEngine:
         settling = {record.label for record in self._settling}
         records = [one for one in self._spool.records if one.label not in settling]
         feed = Feed(self._fed, self._spool.open)
-        return self._desk.next(records, feed, self._spool.spent, self._tools.clock())
+        return self._desk.next(records, feed, self._spool.spent, self._clock())
 
     # --- rows ---------------------------------------------------------------------------------
 
@@ -171,14 +153,14 @@ class BatchEngine:
         elif step.kind == "send":
             await self._send(record)
         elif step.kind == "look":
-            await self._look(record)
+            await self._post.look(record)
         elif step.kind == "read":
             await self._read(record)
         else:
             await self._split(record)
 
     async def _wait(self, until: float | None) -> None:
-        left = None if until is None else max(0.0, until - self._tools.clock())
+        left = None if until is None else max(0.0, until - self._clock())
         if not self._changed.is_set():
             await self._tools.pause(self._changed, left)
         self._changed.clear()
@@ -191,124 +173,11 @@ class BatchEngine:
         )
 
     async def _send(self, record: BatchRecord) -> None:
-        """Make a batch of what is on disk: noted before, so that it is never made twice."""
-        found: str | Failure | None = None
-        if record.state == "sending":
-            found = await self._service.find(record)
-        elif not self._spool.files(record).requests.exists():
-            await self._split(record)
-            return
+        if record.state == "sealed" and not self._spool.files(record).requests.exists():
+            await self._split(record)  # refused after its file was thought to be needed no more
         else:
-            record.state, record.sent_at = "sending", round(self._tools.clock(), 3)
-            self._spool.save(record)
-        if found is None:
-            found = await self._make(record)
-        elif isinstance(found, str):
-            self._note_id(record, found)
-        if isinstance(found, Failure):
-            self._not_sent(record, found)
-            return
-        now = self._heard_now()
-        self._desk.quota(record.group).taken()
-        self._desk.went_well(record, now)
+            await self._post.send(record)
         self._sent.set()
-        self._tools.notice(f"batch {record.number} is {found}: {record.rows:,} rows")
-
-    async def _make(self, record: BatchRecord) -> str | Failure:
-        requests = self._spool.files(record).requests
-        if record.file_id is None:
-            uploaded = await self._service.upload(record, requests)
-            if isinstance(uploaded, Failure):
-                # A file alone makes nothing and costs nothing.
-                record.state = "sealed"
-                return uploaded
-            record.file_id = uploaded
-            self._spool.save(record)
-        return await self._tools.shelter(self._create(record, requests))
-
-    async def _create(self, record: BatchRecord, requests: Path) -> str | Failure:
-        """Make the batch and note its id, also where the run is stopped meanwhile."""
-        found = await self._service.create(record, requests)
-        if isinstance(found, str):
-            self._note_id(record, found)
-        return found
-
-    def _note_id(self, record: BatchRecord, batch_id: str) -> None:
-        record.state, record.batch_id, record.word = "waiting", batch_id, ""
-        self._spool.save(record)
-
-    def _not_sent(self, record: BatchRecord, failure: Failure) -> None:
-        """A batch was not made, or nobody knows: then it is looked for before the next try."""
-        certain = failure.status is not None and 400 <= failure.status < 500
-        if certain or failure.kind == "connect":
-            record.state = "sealed"
-        self._spool.save(record)
-        now = self._tools.clock()
-        if is_quota(failure.message) and failure.kind != "budget":
-            self._heard_now()
-            record.state = "sealed"
-            self._spool.save(record)
-            self._quota(record, failure.message)
-            return
-        self._trouble(record, failure, now)
-
-    def _quota(self, record: BatchRecord, words: str) -> None:
-        out = self._desk.out(self._spool.records, record)
-        self._desk.refused(record, words, out, self._tools.clock())
-        self._tools.notice(f"batch {record.number} waits: {words}")
-
-    def _trouble(self, record: BatchRecord, failure: Failure, now: float) -> None:
-        """Put a step off, or end the run where waiting is no cure."""
-        if not failure.passing:
-            raise NeedsPerson(f"batch {record.number}: {failure.message}", hint=_LASTING)
-        if failure.status is not None:
-            self._heard_now()
-        elif now - self._heard > PATIENCE:
-            raise StoppedEarly(
-                f"no word of {self._service.name} for {PATIENCE / 60:.0f} minutes: "
-                f"{failure.message}",
-                hint="what is with the provider stays there; the same command goes on",
-            )
-        wait = self._desk.went_wrong(record, now, failure.retry_after)
-        self._tools.note(f"batch {record.number}: {failure.message}; again in {wait:.0f} s")
-
-    def _heard_now(self) -> float:
-        self._heard = self._tools.clock()
-        return self._heard
-
-    async def _look(self, record: BatchRecord) -> None:
-        found = await self._service.look(record)
-        now = self._tools.clock()
-        if isinstance(found, Failure):
-            self._trouble(record, found, now)
-            return
-        self._heard_now()
-        if record.batch_id in record.not_ours:
-            record.state, record.batch_id = "sending", None
-            self._spool.save(record)
-            self._desk.went_well(record, now)
-            return
-        changed = (found.word, found.ended, found.failed) != (
-            record.word,
-            record.ended,
-            record.failed,
-        )
-        if found.word != record.word:
-            self._tools.notice(f"batch {record.number} ({record.batch_id}) is {found.word}")
-        self._take_look(record, found, now)
-        if changed or found.over:
-            self._spool.save(record, sync=found.over)
-        self._desk.went_well(record, now)
-        if found.word in _AT_WORK:
-            with suppress(OSError):
-                self._spool.files(record).requests.unlink()
-
-    def _take_look(self, record: BatchRecord, found: Look, now: float) -> None:
-        record.word, record.ended, record.failed = found.word, found.ended, found.failed
-        record.looked_at = round(now, 3)
-        if found.over:
-            record.state, record.outputs, record.faults = "ended", found.outputs, found.faults
-            record.ended_at = round(found.ended_at or now, 3)
 
     # --- what came back -----------------------------------------------------------------------
 
@@ -326,14 +195,14 @@ class BatchEngine:
         if not answers.exists():
             failure = await self._service.fetch(record, answers)
             if failure is not None:
-                self._trouble(record, failure, self._tools.clock())
+                self._post.trouble(record, failure)
                 return
         reading = self._reading(record)
         await reading.answers()
         record.cost_usd = reading.cost
         if reading.foreign:
             words = f"batch {record.number}: {reading.foreign:,} lines are no answers to its rows"
-            self._tools.notice(words)
+            self._notice(words)
         await self._read_whole(record)
         if reading.refusal is not None:
             self._spool.seal_all()
@@ -349,7 +218,7 @@ class BatchEngine:
         if any(is_quota(f"{fault.code} {fault.message}") for fault in record.faults):
             record.state, record.batch_id, record.faults = "sealed", None, ()
             self._spool.save(record)
-            self._quota(record, words)
+            self._post.wait_for_quota(record, words)
             return
         faults = {
             fault.line - 1: Failure("rejected", f"{fault.message} ({fault.code or 'refused'})")
@@ -360,14 +229,14 @@ class BatchEngine:
             record.state, record.batch_id, record.file_id = "sealed", None, None
             record.faults = ()
             self._spool.save(record)
-            raise NeedsPerson(f"batch {record.number} was refused: {words}", hint=_LASTING)
+            raise NeedsPerson(f"batch {record.number} was refused: {words}", hint=LOOK_HINT)
         await self._reading(record).again(faults)
         record.cost_usd = 0.0
         await self._read_whole(record)
 
     async def _split(self, record: BatchRecord) -> None:
         """Put the rows into batches that can be taken; from now on they are no more in this one."""
-        self._tools.notice(f"batch {record.number} cannot be sent as it is: its rows are divided")
+        self._notice(f"batch {record.number} cannot be sent as it is: its rows are divided")
         record.state, record.word = "ended", DIVIDED
         self._spool.save(record)
         await self._divide(record)
@@ -398,7 +267,7 @@ class BatchEngine:
         self._settle()
 
     async def _alone(self, rows: list[tuple[Item, list[Item]]]) -> None:
-        self._tools.notice(f"{len(rows)} rows are too few for a batch: they are asked singly")
+        self._notice(f"{len(rows)} rows are too few for a batch: they are asked singly")
         await self._rows.send_alone(rows)
 
     def _settle(self) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from bagent.agents.plan import StagePlan
 from bagent.batches.desk import Desk
 from bagent.batches.engine import BatchEngine, EngineTools
+from bagent.batches.post import PostTools
 from bagent.batches.reading import ReadRules
 from bagent.batches.rows import BatchRows, RowTools
 from bagent.batches.service import BatchService
@@ -68,10 +69,8 @@ def provider_drive(
         desk,
         EngineTools(
             rules=ReadRules(job.limits.retries, price, store.done.has),
+            post=PostTools(_shelter(site.fleet), note, hooks.notice),
             on_attempt=hooks.on_attempt,
-            shelter=_shelter(site.fleet),
-            note=note,
-            notice=hooks.notice,
             gate=hooks.gate,
             budget=budget,
         ),

@@ -24,6 +24,7 @@ from bagent.batches.desk import Desk
 from bagent.batches.engine import BatchEngine, EngineTools
 from bagent.batches.ledger import all_records
 from bagent.batches.openai_service import OpenAIBatches
+from bagent.batches.post import PostTools
 from bagent.batches.reading import ReadRules
 from bagent.batches.record import BatchRecord
 from bagent.batches.rows import BatchRows, RowTools
@@ -227,12 +228,9 @@ async def run_rows(
     )
     tools = EngineTools(
         rules=ReadRules(options.retries, options.price, done.has),
+        post=PostTools(_plainly, notice, notice, clock),
         on_attempt=journal.write_attempt,
-        shelter=_plainly,
-        note=found.notices.append,
-        notice=notice,
         budget=options.budget,
-        clock=clock,
         pause=clock.pause,
     )
     pending = [one for one in rows if not done.has(one.key ^ _salt(plan.name))]
@@ -240,7 +238,7 @@ async def run_rows(
         await asyncio.wait_for(
             BatchEngine(service, spool, host, desk, tools).run(feed(pending)), 30
         )
-    except Exception as error:  # noqa: BLE001 - the test looks at it
+    except Exception as error:
         found.error = error
     finally:
         journal.close()
