@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bagent.observe.report.ask import Ask
 from bagent.observe.report.html import Html, heading, note, section, table
 
 MOST = 12
+FEWEST = 3
+OFTEN = 0.1
+"""Failed calls of a tool, and their share, from which on they are worth a word."""
 
 
-def agents(ask: Ask) -> Html:
+def findings(calls: list[dict[str, Any]]) -> list[str]:
+    """Tools that fail often, in words."""
+    return [
+        f"{row['failed']:,} of {row['calls']:,} calls of {row['name']} failed:"
+        f" mostly {row['commonest_error']}"
+        for row in calls
+        if row["failed"] >= FEWEST and row["failed"] > OFTEN * row["calls"]
+    ][:4]
+
+
+def agents(ask: Ask, calls: list[dict[str, Any]]) -> Html:
     """Tools and turns; nothing where no row had a second turn and no tool was called."""
-    calls = _tools(ask)
     turns = ask.rows(
         """select stage, turns, count(*) as "rows", count(*) filter (status = 'ok') as ok,
                   avg(completion_tokens) as answer_tokens,
@@ -32,7 +46,8 @@ def agents(ask: Ask) -> Html:
     )
 
 
-def _tools(ask: Ask) -> list[dict[str, object]]:
+def tool_rows(ask: Ask) -> list[dict[str, Any]]:
+    """Every tool with its calls, the commonest first."""
     return ask.rows(
         """select name, count(*) as calls, count(distinct (row, stage, answer)) as "rows",
                   count(*) filter (shared) as shared, count(*) filter (cached) as cached,

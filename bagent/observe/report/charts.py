@@ -44,8 +44,9 @@ def _frame(
         lines.append(
             f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(words)}</text>'
         )
+    size = " class=big" * (wide == WIDTH)
     return Html(
-        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {wide} {HEIGHT}"'
+        f'<figure{size}><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {wide} {HEIGHT}"'
         f' role="img" aria-label="{escape(title)}">{"".join(lines)}{inner}</svg></figure>'
     )
 

@@ -10,6 +10,9 @@ from bagent.observe.report.traits import Line, Traits
 SURE = 4.0
 """Standard errors from which on a difference is no accident: some hundred are looked at."""
 
+LISTED = 2.0
+"""Standard errors from which on a line stands in the table."""
+
 LONGER = 1.4
 """So many times as many tokens are worth a word."""
 
@@ -106,8 +109,9 @@ def _rest(line: Line, name: str) -> float:
 def fields(traits: Traits) -> Html:
     """The part of the page."""
     lines = [line for line in traits.lines if line.of_input]
-    longest = sorted((o for o in lines if o.longer > 1), key=lambda o: -o.longer)[:MOST]
-    worst = sorted((o for o in lines if o.surplus("bad") > 1), key=lambda o: -o.surplus("bad"))
+    longest = sorted((o for o in lines if o.longer > LISTED), key=lambda o: -o.longer)[:MOST]
+    worst = [o for o in lines if o.surplus("bad") > LISTED]
+    worst.sort(key=lambda o: -o.surplus("bad"))
     many = len(traits.stages) > 1
     parts = []
     for title, chosen in (
@@ -115,11 +119,25 @@ def fields(traits: Traits) -> Html:
         ("rows that are not ok more often than others", worst[:MOST]),
     ):
         if chosen:
-            parts += [heading(title), table([_row(line, many) for line in chosen])]
+            parts += [heading(title), table([_row(line, many) for line in chosen], HEADS)]
     if not parts:
         return Html("")
     words = f"From {traits.rows:,} rows, drawn at random where there are more."
     return section("Input fields and answers", note(words), *parts, name="fields")
+
+
+HEADS = {
+    "stage": "stage",
+    "field": "field",
+    "value": "value",
+    "rows": "rows",
+    "tokens": "answer tokens",
+    "others": "of others",
+    "cut_percent": "cut off",
+    "bad_percent": "not ok",
+    "others_percent": "of others",
+    "in_prompt": "in a prompt",
+}
 
 
 def _row(line: Line, many: bool) -> dict[str, Any]:
@@ -128,10 +146,10 @@ def _row(line: Line, many: bool) -> dict[str, Any]:
         "field": line.field,
         "value": line.shown,
         "rows": line.these.rows,
-        "answer_tokens": line.these.mean,
-        "answer_tokens_of_others": line.rest.mean,
-        "cut_off_percent": _share(line, "cut"),
-        "not_ok_percent": _share(line, "bad"),
-        "not_ok_of_others_percent": _rest(line, "bad"),
-        "in a prompt": line.in_prompt,
+        "tokens": line.these.mean,
+        "others": line.rest.mean,
+        "cut_percent": _share(line, "cut"),
+        "bad_percent": _share(line, "bad"),
+        "others_percent": _rest(line, "bad"),
+        "in_prompt": line.in_prompt,
     }

@@ -13,6 +13,10 @@ CELL = 300
 """Characters of a cell that are shown."""
 
 
+WORDS = 40
+"""Longer texts get a wide column."""
+
+
 class Html(str):
     """A piece of finished HTML; a plain ``str`` is text and gets escaped."""
 
@@ -77,7 +81,7 @@ def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = N
 
 def _title(name: str) -> str:
     """A column's name as words, less the unit that its values show."""
-    for unit in ("_ms", "_usd"):
+    for unit in ("_ms", "_usd", "_percent"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 
@@ -91,7 +95,9 @@ def _cell(name: str, value: Any) -> str:
         return "<td></td>"
     if _is_number(value):
         return f'<td class="n">{_measure(name, value)}</td>'
-    return f"<td>{text(value)}</td>"
+    shown = text(value)
+    wide = " class=w" * (not isinstance(value, Html) and len(shown) > WORDS)
+    return f"<td{wide}>{shown}</td>"
 
 
 def _measure(name: str, value: float) -> str:

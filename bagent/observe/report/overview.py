@@ -12,6 +12,9 @@ from bagent.observe.report.charts import histogram, stacked
 from bagent.observe.report.html import Html, join, note, number, section, table
 from bagent.observe.words import duration, milliseconds, money
 
+SHORT = 20.0
+"""Seconds of a run whose times of day would look alike."""
+
 TOTALS = f"""
     select count(*) as "rows", count(*) filter (status = 'ok') as ok,
            count(distinct stage) as stages,
@@ -99,11 +102,11 @@ def timeline(ask: Ask, sums: dict[str, Any]) -> Html:
 
 
 def _clock_ticks(began: float, seconds: float) -> list[tuple[float, str]]:
+    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+    if seconds < SHORT:
+        return [(share, f"{share * seconds:.1f}s") for share in shares]
     form = "%H:%M:%S" if seconds < 12 * 3600 else "%d %b %H:%M"
-    return [
-        (share, time.strftime(form, time.gmtime(began + share * seconds)))
-        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
-    ]
+    return [(share, time.strftime(form, time.gmtime(began + share * seconds))) for share in shares]
 
 
 def _milliseconds(value: float) -> str:

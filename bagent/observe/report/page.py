@@ -21,7 +21,7 @@ from bagent.observe.report import (
     stages,
 )
 from bagent.observe.report.ask import Ask
-from bagent.observe.report.html import Html, heading, join, section, text
+from bagent.observe.report.html import Html, heading, join, note, section, text
 from bagent.observe.report.traits import Traits
 from bagent.types import Json
 
@@ -64,6 +64,7 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
     by_stage = stages.stage_rows(ask, about.stages, sums)
     faults = failures.find(ask)
     traits = Traits(ask, about.in_prompt)
+    calls = agents.tool_rows(ask)
 
     def shared(fault: int) -> str:
         return fields.shared(traits, fault)
@@ -76,6 +77,7 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
             *fields.failing(traits),
         ],
         "Long answers": fields.long_answers(traits),
+        "Tools": agents.findings(calls),
     }
     parts = [
         overview.cards(ask, sums),
@@ -86,7 +88,7 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
         endpoints.endpoints(ask, served),
         failures.failures(ask, faults, sums),
         fields.fields(traits),
-        agents.agents(ask),
+        agents.agents(ask, calls),
         overview.cost(ask, sums),
         modes.modes(ask, about.prices),
         rows.extremes(ask, sums["stages"]),
@@ -112,7 +114,7 @@ def _findings(found: Mapping[str, Sequence[str]]) -> Html:
         if words:
             items = "".join(f"<li>{_lines(one)}</li>" for one in dict.fromkeys(words))
             parts.append(Html(f'{heading(title)}<ul class="findings">{items}</ul>'))
-    return section("What stands out", *parts)
+    return section("What stands out", *(parts or [note("Nothing.")]))
 
 
 def _lines(words: str) -> str:

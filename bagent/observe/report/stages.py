@@ -16,9 +16,10 @@ def stage_rows(ask: Ask, order: Sequence[str], sums: dict[str, Any]) -> list[dic
     """Every stage with its numbers, in ``order``, others by when they began."""
     places = {name: place for place, name in enumerate(order)}
     rows = ask.rows(
-        f"""select stage, count(*) as "rows", count(*) filter (status = 'ok') as ok,
+        f"""select stage, count(distinct row) as "rows", count(*) as results,
+                   count(*) filter (status = 'ok') as ok,
                    count(*) filter (status <> 'ok') as not_ok,
-                   100.0 * count(*) filter (status <> 'ok') / count(*) as not_ok_percent,
+                   100.0 * count(*) filter (status <> 'ok') / count(*) as failed_percent,
                    count(*) filter (parents_failed > 0) as with_failed_parents,
                    count(*) filter (copied_from is not null) as copied,
                    mode(error_kind) as most_error,
@@ -39,16 +40,16 @@ def findings(rows: list[dict[str, Any]]) -> list[str]:
     words = []
     for row in rows:
         if row["not_ok"] and not row["ok"]:
-            words.append(f"stage {row['stage']} has no good row: all {row['rows']:,} are not ok")
-        elif row["not_ok_percent"] > 10:
+            words.append(f"stage {row['stage']} has no good row: all {row['results']:,} are not ok")
+        elif row["failed_percent"] > 10:
             words.append(
-                f"stage {row['stage']}: {row['not_ok']:,} of {row['rows']:,} rows"
-                f" ({row['not_ok_percent']:.3g} %) are not ok, mostly {row['most_error']}"
+                f"stage {row['stage']}: {row['not_ok']:,} of {row['results']:,} rows"
+                f" ({row['failed_percent']:.3g} %) are not ok, mostly {row['most_error']}"
             )
         if row["with_failed_parents"]:
             words.append(
-                f"stage {row['stage']}: {row['with_failed_parents']:,} of {row['rows']:,} rows were"
-                " made of rows some of which had failed"
+                f"stage {row['stage']}: {row['with_failed_parents']:,} of {row['results']:,} rows"
+                " were made of rows some of which had failed"
             )
     return words[:6]
 
@@ -61,10 +62,11 @@ def stages(rows: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
     shown = []
     for row in rows:
         one = {k: v for k, v in row.items() if k not in ("began", "ended")}
-        if not any(other["with_failed_parents"] for other in rows):
-            del one["with_failed_parents"]
-        if not any(other["copied"] for other in rows):
-            del one["copied"]
+        for name in ("with_failed_parents", "copied", "failed_percent"):
+            if not any(other[name] for other in rows):
+                del one[name]
+        if all(other["rows"] == other["results"] for other in rows):
+            del one["results"]
         if row["began"] is not None and row["ended"] is not None:
             low, high = ((row[at] - sums["began"]) / whole for at in ("began", "ended"))
             one["at work"] = span(low, high)

@@ -181,6 +181,20 @@ def test_the_rows_with_most_turns_are_shown_with_their_tools(run):
     assert "sql, read_file\n4.0s\n3.0s\n1.0s\n" in tools
 
 
+def test_a_tool_that_fails_often_is_told_with_why(run):
+    run.result(0, turns=2)
+    for n in range(4):
+        call = {"name": "sql", "started": float(n), "shared": False, "cached": False}
+        call |= {"error": "bad_arguments"} if n else {}
+        run.add("tool_calls", row=0, stage="main", answer=0, turn=1, latency_ms=5.0, **call)
+    assert "3 of 4 calls of sql failed: mostly bad_arguments" in stands_out(run)
+
+
+def test_where_nothing_stands_out_the_page_says_so(run):
+    run.result(0)
+    assert stands_out(run) == "What stands out\nNothing.\n"
+
+
 def test_a_run_of_one_turn_has_no_part_on_turns(run):
     run.result(0, turns=1)
     assert "tools" not in run.page().sections
