@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -27,7 +28,7 @@ from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.sites import Finder, Fleets
 from bagent.runs.staged import staged_drive
 from bagent.runs.stop import Stop, StopSwitch, stop_for
-from bagent.runs.watching import HostfileFollower, watch_loads
+from bagent.runs.watching import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
 from bagent.stages.feeder import Feeder
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
 
@@ -68,6 +69,7 @@ class Session:
         self._switch = StopSwitch()
         self._stdout = StdoutWriter(1, self._stdout_closed) if lines else None
         self._transport = Transport()
+        self._reader = LoadReader(self._transport)
         self._fleet: Fleets | None = None
         self._feeder: Feeder | None = None
         progress.attach(Live(self._tally, lambda: self._fleet.states if self._fleet else ()))
@@ -162,6 +164,8 @@ class Session:
         if stop is not None:
             feeding.cancel()
             await self._drain(drive.fleets, stop)
+        else:
+            await self._last_readings(drive)
         self._feeder.close()
         for task in (ticker, *beside):
             task.cancel()
@@ -171,12 +175,21 @@ class Session:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return Ended(stop, self._snapshot())
 
+    async def _last_readings(self, drive: Drive) -> None:
+        """Read the cache counters at the end of the rows, where that is done at once."""
+        for site, model in drive.sites:
+            reading = read_counters(site.fleet, self._reader, model, "end")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reading, LAST_SECONDS)
+
     def _watch(self, drive: Drive) -> list[asyncio.Task[None]]:
         """What goes on beside the rows; a fault of it stops nothing that works."""
         env = self._prepared.options.env
-        reader = LoadReader(self._transport)
+        reader = self._reader
         tasks = []
         for site, model in drive.sites:
+            beginning = read_counters(site.fleet, reader, model, "begin")
+            tasks.append(asyncio.create_task(beginning))
             tasks.append(asyncio.create_task(watch_loads(site.fleet, reader, model)))
             job = site.found.job
             if job.hostfile is not None and not site.selected:
