@@ -54,7 +54,7 @@ class Policy:
         """
         if retry is None:
             return cls(ended, None, skip_failed)
-        known = [*ERROR_KINDS, *STATUSES[1:]]
+        known = list(dict.fromkeys((*ERROR_KINDS, *STATUSES[1:])))
         words = {word.strip() for word in retry.split(",") if word.strip()}
         if "all" in words:
             return cls(ended, frozenset(known), skip_failed)
