@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +51,12 @@ def status(
         write_rows(shown, [[one[name] for name in shown] for one in found], "table")
     else:
         pairs = [(name, value) for name, value in found[0].items() if value not in (None, {}, [])]
+        place = next((n for n, pair in enumerate(pairs) if pair[0] == "by_stage"), None)
+        if place is not None:
+            stages: Any = pairs[place][1]
+            pairs[place : place + 1] = [
+                (f"stage {name}", counts) for name, counts in stages.items()
+            ]
         if found[0]["prompt_tokens"] and found[0]["cache_hit_rate"] is None:
             pairs.append(("cache_hit_rate", "unknown"))
         write_rows(("what", "value"), pairs, "table")
@@ -57,6 +64,10 @@ def status(
 
 FOLLOW_SHARE = 10.0
 """A look may take this part of the time between two: a large journal is looked at less often."""
+
+
+STAGES = 8
+"""So many stages are told in a line for people."""
 
 
 def follow_run(run: RunDir, interval: float, *, json: bool) -> None:
@@ -81,11 +92,14 @@ def follow_run(run: RunDir, interval: float, *, json: bool) -> None:
 
 def state_line(state: dict[str, Any]) -> str:
     """A state as :func:`describe` gives it, in one line for people."""
-    from bagent.observe.words import kinds, rate
+    from bagent.observe.words import kinds, rate, visible
 
     parts = [f"{state['ok']:,} ok"]
     if state["not_ok"]:
         parts.append(f"{state['not_ok']:,} not ok ({kinds(state['by_kind'], 3)})")
+    for stage, count in list(state["by_stage"].items())[:STAGES]:
+        bad = f" and {count['not_ok']:,} not" if count["not_ok"] else ""
+        parts.append(f"{visible(stage, 30)} {count['ok']:,} ok{bad}")
     if state["rows_per_s"] is not None:
         parts.append(f"{rate(state['rows_per_s'])} rows/s")
     if state["completion_tokens"] is not None:
@@ -124,6 +138,7 @@ def describe(run: RunDir) -> dict[str, object]:
         "ok": ok,
         "not_ok": counts.finished - ok,
         "by_status": counts.statuses,
+        "by_stage": _by_stage(counts.stages, info.stages if info else ()),
         "by_kind": counts.kinds,
         "rows_per_s": None if counts.rows_per_second is None else round(counts.rows_per_second, 1),
         "prompt_tokens": counts.prompt_tokens,
@@ -136,6 +151,14 @@ def describe(run: RunDir) -> dict[str, object]:
         "notes": notes,
         "directory": str(run.path),
     }
+
+
+def _by_stage(
+    counts: Mapping[str, tuple[int, int]], order: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Counts in the order of the job's stages; of what has not begun there are none."""
+    names = dict.fromkeys([name for name in order if name in counts] + list(counts))
+    return {name: {"ok": counts[name][0], "not_ok": counts[name][1]} for name in names}
 
 
 def _say(words: str) -> None:

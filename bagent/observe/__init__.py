@@ -14,6 +14,7 @@ from bagent.observe.snapshot import (
     ErrorGroup,
     Rates,
     Snapshot,
+    StageCount,
     TokenCount,
     Tokens,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "Rates",
     "RunLog",
     "Snapshot",
+    "StageCount",
     "Tally",
     "TokenCount",
     "Tokens",

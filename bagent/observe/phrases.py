@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from bagent.observe.snapshot import Snapshot
-from bagent.observe.words import counted, duration, kinds, money, percent, rate
+from bagent.observe.words import counted, duration, kinds, money, percent, rate, visible
 
 _QUIET_S = 60.0
 """Nothing finished for so long is worth a word: the run may look stuck."""
 
 _TOP_KINDS = 3
+_TOP_STAGES = 8
 
 
 class Phrase(NamedTuple):
@@ -43,6 +44,19 @@ def results(s: Snapshot) -> list[Phrase]:
         phrases.append(Phrase(f"{s.copied:,} copied"))
     if s.skipped:
         phrases.append(Phrase(f"{s.skipped:,} finished earlier"))
+    return phrases
+
+
+def stages(s: Snapshot) -> list[Phrase]:
+    """What ended in each stage: ``review 40 ok``; nothing where there is one stage."""
+    if len(s.by_stage) < 2:
+        return []
+    phrases = []
+    for name, count in list(s.by_stage.items())[:_TOP_STAGES]:
+        failed = f", {count.failed:,} failed" if count.failed else ""
+        phrases.append(Phrase(f"{visible(name, 30)} {count.ok:,} ok{failed}"))
+    if len(s.by_stage) > _TOP_STAGES:
+        phrases.append(Phrase(f"+{len(s.by_stage) - _TOP_STAGES} stages"))
     return phrases
 
 
@@ -81,8 +95,9 @@ def one_line(s: Snapshot) -> str:
     """The whole state on one line without any control codes."""
     groups = (
         [Phrase(position(s)), *results(s)],
+        stages(s),
         work(s),
         [*speed(s), Phrase(arrival(s))],
     )
-    said = "; ".join(", ".join(phrase.text for phrase in group) for group in groups)
+    said = "; ".join(", ".join(phrase.text for phrase in group) for group in groups if group)
     return f"[{duration(s.elapsed_s)}] {said}"

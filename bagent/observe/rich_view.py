@@ -17,7 +17,7 @@ from rich.text import Text
 
 from bagent.observe.live import Live as LiveRun
 from bagent.observe.outlet import Outlet
-from bagent.observe.phrases import Phrase, arrival, position, results, speed, work
+from bagent.observe.phrases import Phrase, arrival, position, results, speed, stages, work
 from bagent.observe.progress import Once
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.words import duration, visible
@@ -54,7 +54,7 @@ class RunView:
         s = self._s
         width = min(options.max_width, _WIDEST)
         lines: list[RenderableType] = [*_bar(s, width)]
-        for phrases in (results(s), work(s), [*speed(s), Phrase(duration(s.elapsed_s))]):
+        for phrases in (results(s), stages(s), work(s), [*speed(s), Phrase(duration(s.elapsed_s))]):
             lines += flow(phrases, width)
         yield Group(*lines)
 

@@ -83,6 +83,13 @@ class ErrorGroup(msgspec.Struct, frozen=True):
     text: str
 
 
+class StageCount(msgspec.Struct, frozen=True):
+    """Rows of one stage that ended: with a good answer, and without."""
+
+    ok: int
+    failed: int
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything that is known about a run at one moment.
 
@@ -93,6 +100,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     part in one request, ``retries`` those after a row's first, ``failed_tries`` the unsuccessful
     ones by kind. ``quiet_s`` is how long ago the last row ended (the begin, if none has).
     ``errors`` are the groups, largest first; ``errors_other`` failed rows are in none of them.
+    ``by_stage`` has the stages in the order in which their first rows ended.
     ``cache`` is what prefix caches knew by the endpoints' counters, None where none told.
     """
 
@@ -127,6 +135,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     fleet: FleetStats
     feed: FeedStats
     cache: CacheRate | None = None
+    by_stage: dict[str, StageCount] = {}
 
     @property
     def total(self) -> int | None:
@@ -135,8 +144,11 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def total_is_exact(self) -> bool:
-        """Whether the whole input has been read, so that ``total`` is no estimate."""
-        return self.feed.ended
+        """Whether the whole input has been read, so that ``total`` is no estimate.
+
+        With several stages it is one: rows of one become rows of the next.
+        """
+        return self.feed.ended and len(self.by_stage) < 2
 
     @property
     def first_try_share(self) -> float | None:

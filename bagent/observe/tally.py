@@ -5,13 +5,14 @@ One finished row costs about a microsecond, and the memory does not grow with th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from bagent.observe.caches import Caches
 from bagent.observe.groups import ErrorGroups
 from bagent.observe.histogram import LogHistogram
-from bagent.observe.snapshot import Rates, Snapshot, TokenCount, Tokens
+from bagent.observe.snapshot import Rates, Snapshot, StageCount, TokenCount, Tokens
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome
 
 WINDOW_S = 30
@@ -101,6 +102,7 @@ class Tally:
     __slots__ = (
         "_answers",
         "_by_kind",
+        "_by_stage",
         "_cached",
         "_clock",
         "_completion",
@@ -108,6 +110,7 @@ class Tally:
         "_cost",
         "_done",
         "_errors",
+        "_failed_by_stage",
         "_failed_tries",
         "_group",
         "_last",
@@ -140,6 +143,8 @@ class Tally:
         self.ttft = LogHistogram()
         self._not_ok: dict[str, int] = {}
         self._by_kind: dict[str, int] = {}
+        self._by_stage: dict[str, int] = {}
+        self._failed_by_stage: dict[str, int] = {}
         self._failed_tries: dict[str, int] = {}
         self._errors = ErrorGroups()
         self._pending: list[Outcome] = []
@@ -187,6 +192,8 @@ class Tally:
             self._no_counts += [None in pair for pair in pairs].count(True)
         self._window.add(len(rows), self._prompt.add(prompts), self._completion.add(completions))
         self._done += len(rows)
+        for stage, count in Counter([o.stage for o in rows]).items():
+            self._by_stage[stage] = self._by_stage.get(stage, 0) + count
         self._answers += len(answers)
         self._cached.add([o.cached_tokens for o in answers])
         self._reasoning.add([o.reasoning_tokens for o in answers])
@@ -206,6 +213,7 @@ class Tally:
                 self._not_ok[status] = self._not_ok.get(status, 0) + 1
                 kind = o.error_kind or status
                 self._by_kind[kind] = self._by_kind.get(kind, 0) + 1
+                self._failed_by_stage[o.stage] = self._failed_by_stage.get(o.stage, 0) + 1
                 self._errors.add(o)
             if o.copied_from is not None:
                 self._copied += 1
@@ -277,7 +285,15 @@ class Tally:
             fleet=fleet,
             feed=feed,
             cache=self.caches.rate(),
+            by_stage=self._stages(),
         )
+
+    def _stages(self) -> dict[str, StageCount]:
+        failed = self._failed_by_stage
+        return {
+            stage: StageCount(done - failed.get(stage, 0), failed.get(stage, 0))
+            for stage, done in self._by_stage.items()
+        }
 
     def _tokens(self) -> Tokens:
         prompt, cached, completion, reasoning = (

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import compress, islice, pairwise
 from operator import add
 from pathlib import Path
 from typing import NamedTuple
@@ -99,6 +100,19 @@ class CurrentLines:
     def stages(self) -> list[str]:
         """The stages in order of their first line."""
         return list(dict.fromkeys(name for i in self.indexes for name in i.stage_names))
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """For each stage how many current outcomes are ok, and how many are not."""
+        found = {name: [0, 0] for name in self.stages()}
+        for segment, index in enumerate(self.indexes):
+            bad = bytes(map(bool, index.column("codes")))
+            pairs: Iterable[tuple[int, int]] = zip(index.column("stages"), bad, strict=True)
+            lost = self.superseded().get(segment)
+            if lost is not None:
+                pairs = compress(pairs, lost.translate(_FLIPPED))
+            for (stage, is_bad), count in Counter(pairs).items():
+                found[index.stage_names[stage]][is_bad] += count
+        return {name: (ok, not_ok) for name, (ok, not_ok) in found.items()}
 
     def superseded(self) -> dict[int, bytearray]:
         """For segments (by place in ``indexes``) one byte a line: 1 where it does not count."""

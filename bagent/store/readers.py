@@ -189,7 +189,8 @@ class AnswerStore:
 class RunSummary:
     """The counts of a run.
 
-    ``statuses`` and ``kinds`` count current outcomes.
+    ``statuses`` and ``kinds`` count current outcomes; ``stages`` has (ok, not ok) of each stage,
+    empty where there is only one.
     Tokens and cost are sums over all lines, also of outcomes that later ones replaced; they are
     None where no line has any. ``without_tokens`` lines have no token counts.
     ``rows_per_second`` is the speed over the last lines, None where it cannot be told.
@@ -206,6 +207,7 @@ class RunSummary:
     first_at: float | None = None
     last_at: float | None = None
     rows_per_second: float | None = None
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def finished(self) -> int:
@@ -235,6 +237,7 @@ def summary(run_dir: Path, report: Report) -> RunSummary:
             first_at=min(firsts, default=None),
             last_at=max(lasts, default=None),
             rows_per_second=_speed(lines),
+            stages=lines.counts() if len(lines.stages()) > 1 else {},
         )
 
 

@@ -29,6 +29,22 @@ def test_counts_tokens_and_speed_come_from_the_journal(bagent, job_dir: Path):
     assert shown["rows_per_s"] == round(4 / 9, 1)
 
 
+def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_once(
+    bagent, job_dir: Path
+):
+    bad = {"status": "failed", "error_kind": "timeout"}
+    work = [stored(0, stage="work", **bad), stored(1, stage="work", **bad), stored(1, stage="work")]
+    make_run(job_dir / "runs" / "staged", [stored(0, stage="vote"), *work])
+    make_run(job_dir / "runs" / "single", [stored(0)])
+    shown = described(bagent, "staged")
+    assert shown["by_stage"] == {"vote": {"ok": 1, "not_ok": 0}, "work": {"ok": 1, "not_ok": 1}}
+    assert described(bagent, "single")["by_stage"] == {}
+    line = bagent(["status", "staged", "--follow"]).out
+    assert "2 ok, 1 not ok (timeout 1), vote 1 ok, work 1 ok and 1 not" in line
+    table = bagent(["status", "staged"]).out
+    assert 'stage work         {"ok":1,"not_ok":1}' in table
+
+
 def test_the_state_tells_running_from_ended_stopped_and_interrupted(bagent, job_dir: Path):
     runs = job_dir / "runs"
     ends = {"ended": 0, "stopped": 75, "interrupted": None, "running": None}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bagent.errors import JobError
+from bagent.observe.phrases import one_line
 from bagent.observe.progress import NoProgress, Progress, make_progress
 from bagent.observe.snapshot import Snapshot
 
@@ -34,6 +35,16 @@ def test_a_plain_line_says_everything_once(busy: Busy, clock: Any) -> None:
         "throttled for 3.0s (42 answers), 3 of 4 endpoints up; "
         "86.4 rows/s, 1,714 tok/s, $0.1200, ETA 1m00s; throttling begins\n"
     )
+
+
+def test_a_line_tells_the_stages_where_there_are_several(tally: Any, make: Any) -> None:
+    tally.outcome(make.outcome(0, stage="plan"))
+    assert "plan" not in one_line(make.snapshot(tally))
+    for number in range(9):
+        tally.outcome(make.outcome(1, "failed", stage=f"work{number}", error_kind="timeout"))
+    line = one_line(make.snapshot(tally))
+    assert "; plan 1 ok, work0 0 ok, 1 failed, work1 0 ok, 1 failed," in line
+    assert "work6 0 ok, 1 failed, +2 stages; " in line
 
 
 def test_plain_lines_hold_no_control_codes(busy: Busy, clock: Any) -> None:

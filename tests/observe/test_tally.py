@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.observe.snapshot import Snapshot, TokenCount
+from bagent.observe.snapshot import Snapshot, StageCount, TokenCount
 from bagent.observe.tally import Tally, remaining_rows
 
 
@@ -30,6 +30,19 @@ def test_rows_are_counted_by_status_and_kind(tally: Tally, make: Any) -> None:
     assert s.by_status == {"ok": 1, "failed": 2, "invalid": 1, "truncated": 1}
     assert s.by_kind == {"timeout": 1, "auth": 1, "schema": 1, "truncated": 1}
     assert sum(group.count for group in s.errors) == 4
+
+
+def test_rows_are_counted_by_stage_and_the_total_is_no_longer_exact(
+    tally: Tally, make: Any
+) -> None:
+    for row in range(300):
+        tally.outcome(make.outcome(row, stage="plan"))
+    assert make.snapshot(tally).total_is_exact
+    tally.outcome(make.outcome(0, stage="work"))
+    tally.outcome(make.outcome(1, "failed", stage="work", error_kind="timeout"))
+    s = make.snapshot(tally)
+    assert s.by_stage == {"plan": StageCount(300, 0), "work": StageCount(1, 1)}
+    assert not s.total_is_exact
 
 
 def test_unknown_token_counts_are_told_not_taken_as_zero(tally: Tally, make: Any) -> None:
