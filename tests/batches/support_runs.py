@@ -40,7 +40,7 @@ from bagent.stages.guards import Guards
 from bagent.stages.sharing import Sharing
 from bagent.store.index import Policy, load_index
 from bagent.store.journal import Journal
-from bagent.types import Failure, Json, Message, Reply, Row
+from bagent.types import Failure, Json, Message, Outcome, Reply, Row
 from fleet.support_fleet import ScriptedBackend
 
 BEGIN = 1_000_000.0
@@ -84,7 +84,11 @@ def row(index: int, **data: Json) -> Row:
 
 @dataclass
 class Options:
-    """How a run is set up; ``kill`` ends it at a notice with these words, ``kill_at`` at a time."""
+    """How a run is set up.
+
+    ``kill_save`` ends it at the N-th change of the ledger, ``before`` or ``after`` it is written;
+    ``kill_row`` after so many outcomes.
+    """
 
     schema: Json = None
     retries: int = 3
@@ -94,7 +98,8 @@ class Options:
     budget: float | None = None
     dedupe: bool = False
     kind: str = "openai"
-    kill: str | None = None
+    kill_save: tuple[int, str] | None = None
+    kill_row: int | None = None
     own_bodies: bool = False
     max_tokens: int | None = 64
     grow: float = 1.0
@@ -135,6 +140,23 @@ class Clock:
             await asyncio.wait_for(event.wait(), 20)
         else:
             self.now += seconds
+
+
+class MortalSpool(Spool):
+    """A spool whose process may end at any change of the ledger."""
+
+    kill_save: tuple[int, str] | None = None
+    saves = 0
+
+    def save(self, record: BatchRecord, *, sync: bool = True) -> None:
+        self.saves += 1
+        number, when = self.kill_save or (0, "")
+        if self.saves != number:
+            super().save(record, sync=sync)
+            return
+        if when == "after":
+            super().save(record, sync=sync)
+        raise Killed(f"at change {number}")
 
 
 @asynccontextmanager
@@ -193,10 +215,13 @@ async def run_rows(
     """One start of a run over ``rows``, in the run directory ``folder``."""
     options, found, clock = options or Options(), Run(), Clock()
 
-    def notice(words: str) -> None:
-        found.notices.append(words)
-        if options.kill is not None and options.kill in words:
-            raise Killed(words)
+    notice = found.notices.append
+    emitted: list[Outcome] = []
+
+    def emit(outcome: Outcome, place: int, row: Row) -> None:
+        emitted.append(outcome)
+        if len(emitted) == options.kill_row:
+            raise Killed("while answers were read")
 
     plan = make_plan(options)
     if service is None:
@@ -209,7 +234,8 @@ async def run_rows(
         lambda group: desk.quota(group).cap,
         lambda: None if options.budget is None else options.budget - spool.spent,
     )
-    spool = Spool(folder, "all", "b0", plan.name, service, bounds)
+    spool = MortalSpool(folder, "all", "b0", plan.name, service, bounds)
+    spool.kill_save = options.kill_save
     spool.load(notice)
     fleet = make_fleet()
     host = BatchRows(
@@ -219,7 +245,7 @@ async def run_rows(
             fleet,
             Sharing(journal.read_at, None, dedupe=options.dedupe),
             Guards(canary=True, stop_after=None),
-            lambda outcome, place, row: None,
+            emit,
             options.price,
             options.dedupe,
             clock,

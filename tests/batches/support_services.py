@@ -137,7 +137,9 @@ class OpenAIServer:
         if course.create is not None and not course.made:
             status, error = course.create
             return web.json_response({"error": error}, status=status)
-        lines = [json.loads(line) for line in self.files[asked["input_file_id"]].splitlines()]
+        lines = [
+            json.loads(line) for line in self.files[asked["input_file_id"]].split("\n") if line
+        ]
         self._check(asked, lines)
         batch = {
             "id": f"batch_{len(self.made) + 1}",

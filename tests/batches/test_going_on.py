@@ -1,0 +1,147 @@
+"""A run that is killed anywhere goes on with the same batches: nothing is sent or paid twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batches.support_runs import SCHEMA, Killed, Options, Run, row, run_rows, served
+from batches.support_services import Course, OpenAIServer, good, never_asked
+
+ROWS = 5
+SIZE = 3
+
+
+def scripted() -> OpenAIServer:
+    """Two rows have to be asked again: one is invalid, one expired."""
+    seen: Counter[str] = Counter()
+
+    def answer(asked: Any) -> Any:
+        words = asked["body"]["messages"][0]["content"]
+        name = words.partition("id=")[2].partition(" ")[0]
+        if name == "r1" and len(asked["body"]["messages"]) == 1:
+            return good('{"score": "no"}')(asked)
+        if name == "r4" and asked["custom_id"].rpartition("-")[0] not in seen and not seen:
+            seen[asked["custom_id"].rpartition("-")[0]] += 1
+            return never_asked("batch_expired")(asked)
+        if name == "r4" and asked["custom_id"].rpartition("-")[0] in seen:
+            return never_asked("batch_expired")(asked)
+        return good('{"score": 1}')(asked)
+
+    return OpenAIServer(Course(("completed",), answer))
+
+
+async def start(folder: Path, url: str, **options: Any) -> Run:
+    rows = [row(n) for n in range(ROWS)]
+    return await run_rows(folder, url, rows, Options(schema=SCHEMA, size=SIZE, **options))
+
+
+def asked_rows(server: OpenAIServer) -> Counter[str]:
+    """How often each row was asked, over all batches that were made."""
+    return Counter(
+        line["body"]["messages"][0]["content"].partition(" ")[0]
+        for batch in server.made
+        for line in batch["lines"]
+    )
+
+
+WANTED = Counter({f"id=r{n}": 2 if n in (1, 4) else 1 for n in range(ROWS)})
+
+
+def check(run: Run, server: OpenAIServer) -> None:
+    assert run.error is None
+    assert Counter(line["id"] for line in run.lines) == Counter(f"r{n}" for n in range(ROWS))
+    assert {line["status"] for line in run.lines} == {"ok"}
+    assert asked_rows(server) == WANTED
+    assert server.complaints == []
+    assert {record.state for record in run.records} == {"done"}
+    assert run.files == []
+
+
+async def kill_everywhere(tmp_path: Path, *whens: str) -> int:
+    """Kill at the first change, at the second and so on, by turns before and after it is noted."""
+    kills = 0
+    while True:
+        folder, server = tmp_path / str(kills), scripted()
+        async with served(server) as url:
+            when = whens[kills % len(whens)]
+            run = await start(folder, url, kill_save=(kills + 1, when))
+            if run.error is None:
+                check(run, server)
+                return kills
+            assert isinstance(run.error, Killed)
+            check(await start(folder, url), server)
+        kills += 1
+
+
+def test_killed_at_any_change_of_the_ledger_it_goes_on(tmp_path: Path) -> None:
+    assert asyncio.run(kill_everywhere(tmp_path, "before", "after")) > 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whens", [("before",), ("after",), ("after", "before")])
+def test_killed_before_and_after_each_change_it_goes_on(
+    tmp_path: Path, whens: tuple[str, ...]
+) -> None:
+    assert asyncio.run(kill_everywhere(tmp_path, *whens)) > 12
+
+
+def test_killed_while_answers_are_read_it_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        for rows in range(1, ROWS + 1):
+            folder, server = tmp_path / str(rows), scripted()
+            async with served(server) as url:
+                run = await start(folder, url, kill_row=rows)
+                assert isinstance(run.error, Killed)
+                check(await start(folder, url), server)
+
+    asyncio.run(main())
+
+
+def test_killed_at_every_change_it_gets_to_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = scripted()
+        async with served(server) as url:
+            for _ in range(60):
+                run = await start(tmp_path, url, kill_save=(2, "after"))
+                if run.error is None:
+                    break
+            check(run, server)
+
+    asyncio.run(main())
+
+
+def test_files_of_a_batch_that_was_never_sealed_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "batches").mkdir()
+    for name in ("b0-all-1.rows", "b0-all-1.requests", "b0-all-7.copies"):
+        (tmp_path / "batches" / name).write_text("torn")
+
+    async def main() -> Run:
+        async with served(OpenAIServer()) as url:
+            return await run_rows(tmp_path, url, [row(0)])
+
+    run = asyncio.run(main())
+    assert run.error is None
+    assert run.files == []
+    assert [line["status"] for line in run.lines] == ["ok"]
+
+
+def test_a_copy_that_was_torn_while_written_is_asked_again(tmp_path: Path) -> None:
+    async def main() -> Run:
+        server = OpenAIServer()
+        rows = [row(n, id="same") for n in range(5)]
+        async with served(server) as url:
+            run = await run_rows(tmp_path, url, rows, Options(dedupe=True, kill_save=(4, "after")))
+            assert isinstance(run.error, Killed)
+            copies = next((tmp_path / "batches").glob("*.copies"))
+            whole = copies.read_bytes()
+            copies.write_bytes(whole[:-9])
+            return await run_rows(tmp_path, url, rows, Options(dedupe=True))
+
+    run = asyncio.run(main())
+    assert run.error is None
+    assert sorted(line["row"] for line in run.lines) == [0, 1, 2, 3, 4]
