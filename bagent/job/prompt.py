@@ -86,8 +86,14 @@ class Prompt:
             raise TemplateFailure("the prompt is made of messages, not raw")
         return self._raw.render(data, extra)
 
-    def check(self, sample: Sequence[Data], extra: Iterable[str] = ()) -> list[str]:
+    def check(
+        self, sample: Sequence[Data], extra: Mapping[str, frozenset[str] | None] | None = None
+    ) -> list[str]:
         """See that every name is a field of some row of ``sample``, or guarded, or in ``extra``.
+
+        Args:
+            sample: the first rows.
+            extra: further names, each with the properties that it may have; None: any.
 
         Returns:
             Warnings for people: fields that stand in single braces and so are not replaced.
@@ -95,9 +101,8 @@ class Prompt:
         Raises:
             JobError: at the first unknown name.
         """
-        names = frozenset(extra)
         for template in self._templates:
-            template.check(sample, names)
+            template.check(sample, extra or {})
         return [
             f"{template.where}: {{{name}}} is sent as it is; {{{{ {name} }}}} stands for the field"
             for template in self._templates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2 import Template as JinjaTemplate
@@ -20,7 +20,7 @@ from bagent.job.jinja import (
 )
 from bagent.job.names import ROW, Chain, Names, Use, forbidden, names_of
 from bagent.job.origin import Origin
-from bagent.job.words import near
+from bagent.job.words import did_you_mean, near
 
 _TAG = re.compile(r"\{\{|\{%|\{#")
 _SINGLE = re.compile(r"(?<![{$\\])\{([A-Za-z_]\w*)\}(?!\})")
@@ -95,16 +95,26 @@ class Template:
             raise TemplateFailure(f"{self.where} renders to more than 64 MB")
         return text
 
-    def check(self, sample: Sequence[Mapping[str, Any]], extra: Iterable[str] = ()) -> None:
+    def check(
+        self, sample: Sequence[Mapping[str, Any]], extra: Mapping[str, frozenset[str] | None]
+    ) -> None:
         """See that every name is in some row of ``sample``, is guarded, or is in ``extra``.
+
+        Args:
+            sample: the first rows.
+            extra: further names, each with the properties that it may have; None: any.
 
         Raises:
             JobError: at the name, with the field that was probably meant.
         """
-        known = set(extra)
         for use in self.names.uses:
-            if sample and use.chain[0] not in known and _is_missing(use.chain, sample):
-                raise self._unknown(use, sample, known)
+            if use.chain[0] in extra:
+                lacks = lacking(use.chain, extra[use.chain[0]])
+                if lacks is not None:
+                    name = ".".join(use.chain[:2])
+                    raise self._error(f"there is no {name}", use.line, lacks, use.chain[0])
+            elif sample and _is_missing(use.chain, sample):
+                raise self._unknown(use, sample, set(extra))
 
     def single_braces(self, sample: Sequence[Mapping[str, Any]]) -> list[str]:
         """Fields that stand in the text as ``{field}``, which Jinja leaves as it is."""
@@ -203,6 +213,18 @@ class Template:
         )
         hint = f"did you mean {meant}? or {guard}" if meant else guard
         return self._error(message, use.line, hint, use.chain[0])
+
+
+def lacking(chain: Chain, properties: frozenset[str] | None) -> str | None:
+    """How to mend a chain whose second name is none of ``properties``; None: nothing is wrong.
+
+    Args:
+        chain: such as ``("plan", "items")``.
+        properties: what the first name may have; None or none: that is not known.
+    """
+    if not properties or len(chain) < 2 or chain[1] in properties or hasattr(dict, chain[1]):
+        return None
+    return did_you_mean(chain[1], properties) or f"it has {', '.join(sorted(properties))}"
 
 
 def _literal(words: str) -> str:

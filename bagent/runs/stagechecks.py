@@ -14,8 +14,10 @@ from bagent.answers.schema import OutputSchema
 from bagent.errors import JobError
 from bagent.job.expression import Expression
 from bagent.job.names import Chain
+from bagent.job.template import lacking
 from bagent.job.words import near
 from bagent.runs.stagejobs import LOOP_NAMES, PreparedStage, table_of
+from bagent.stages.items import FIELDS
 from bagent.stages.keys import INPUT
 from bagent.stages.reduce import BY_ROW
 from bagent.types import Row
@@ -164,11 +166,14 @@ class _Checks:
 
     def _prompts(self, stage: PreparedStage, rows: Rows | None) -> Iterable[str]:
         """Check the prompts of a stage; gives warnings."""
-        names = stage.visible
+        names: dict[str, frozenset[str] | None] = {
+            name: self._properties(name) for name in stage.visible
+        }
         if stage.spec.kind == "reduce":
-            rows, names = self._grouped(stage), names | REDUCE_NAMES
+            rows = self._grouped(stage)
+            names |= dict.fromkeys(REDUCE_NAMES)
         elif stage.spec.kind == "loop":
-            names |= LOOP_NAMES | {asking.name for asking in stage.asking}
+            names |= dict.fromkeys(LOOP_NAMES | {asking.name for asking in stage.asking})
         for asking in stage.asking if rows is not None else ():
             if asking.prompt is not None:
                 yield from asking.prompt.check(rows or (), names)
@@ -243,12 +248,16 @@ class _Checks:
             source = chain[0]
             if source == "answer" and stage.items is not None:
                 source = stage.sources[0]
-            properties = self._sights[source].answer if source in self._sights else None
-            if len(chain) < 2 or not properties or chain[0] not in {*stage.visible, "answer"}:
-                continue
-            if chain[1] not in properties and not hasattr(dict, chain[1]):
-                return ".".join(chain[:2]), _hint(chain[1], properties)
+            if chain[0] in stage.visible or chain[0] != source:
+                lacks = lacking(chain, self._properties(source))
+                if lacks is not None:
+                    return ".".join(chain[:2]), lacks
         return None
+
+    def _properties(self, name: str) -> frozenset[str] | None:
+        """What ``NAME.`` may be followed by: properties of answers, and what tells of failures."""
+        answer = self._sights[name].answer
+        return answer | set(FIELDS) if answer else None
 
     # --- queries ----------------------------------------------------------------------------------
 

@@ -350,9 +350,9 @@ def test_without_rows_nothing_is_unknown(prompt):
 
 
 def test_further_names_are_known(prompt):
-    prompt("prompt: '{{ notes.a }}'\n").check(SAMPLE, {"notes"})
+    prompt("prompt: '{{ notes.a }}'\n").check(SAMPLE, {"notes": None})
     with pytest.raises(JobError, match=r"did you mean notes\?"):
-        prompt("prompt: '{{ ntoes }}'\n").check(SAMPLE, {"notes"})
+        prompt("prompt: '{{ ntoes }}'\n").check(SAMPLE, {"notes": None})
 
 
 def test_fields_in_single_braces_are_warned_of(prompt):

@@ -131,6 +131,18 @@ def test_prompts_after_a_query_may_use_its_columns_and_nothing_else(look):
     assert "text is" in refused(look, ask(query, after % "text"))
 
 
+def test_a_prompt_may_name_only_what_an_answer_before_it_has(look):
+    text = "stages:\n- " + RATED + "\n- {kind: map, prompt: 'of {{ §%s }}'}\n"
+    for name in ("rate.score", "rate.error", "rate.items()", "rate", "rate.more | default(0)"):
+        look(text.replace("§", "") % name)
+    told = refused(look, text % "rate.scroe")
+    assert told == "stages[1].prompt.user: there is no rate.scroe (did you mean score?)"
+    after = "- {kind: map, prompt: '{{ §best.%s }}'}\n"
+    query = "select id, tags as winner from rate"
+    look(ask(query, after.replace("§", "") % "winner"))
+    assert "did you mean winner?" in refused(look, ask(query, after % "winer"))
+
+
 @pytest.mark.parametrize(
     ("items", "words"),
     [
