@@ -60,11 +60,12 @@ def main() -> None:
     parts.add_parser("summarise").add_argument("folder", type=Path)
     asked = parser.parse_args()
     if asked.what == "summarise":
-        return summarise(asked.folder)
-    given = {"workers": asked.workers}
-    if asked.seconds is not None:
-        given["seconds"] = asked.seconds
-    send(asked.address, asked.folder, asked.preset, given)
+        summarise(asked.folder)
+    else:
+        given = {"workers": asked.workers}
+        if asked.seconds is not None:
+            given["seconds"] = asked.seconds
+        send(asked.address, asked.folder, asked.preset, given)
 
 
 if __name__ == "__main__":
