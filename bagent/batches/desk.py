@@ -143,7 +143,7 @@ class Desk:
         if record.state != "waiting":
             self._due.pop(record.label, None)
             return
-        age = now - (record.sent_at or now)
+        age = 0.0 if record.sent_at is None else now - record.sent_at
         self._due[record.label] = now + min(LONGEST_LOOK, max(FIRST_LOOK, LOOK_SHARE * age))
 
     def went_wrong(self, record: BatchRecord, now: float, told: float | None = None) -> float:

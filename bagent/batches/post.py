@@ -168,7 +168,7 @@ class Post:
         if changed or found.over:
             self._spool.save(record, sync=found.over)
         self._desk.went_well(record, now)
-        if found.word in _AT_WORK:
+        if found.word in _AT_WORK and not record.doubtful:
             with suppress(OSError):
                 self._spool.files(record).requests.unlink()
 

@@ -1,0 +1,116 @@
+"""Rows through Anthropic's Message Batches, with every type of result."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from batches.support_runs import SCHEMA, Killed, Options, Run, row, run_rows, served
+from batches.support_services import Answer, AnthropicServer, Course, ended_as, message
+
+OVER = ("in_progress", "ended")
+
+
+def go(folder: Path, server: AnthropicServer, count: int, **options: Any) -> Run:
+    async def main() -> Run:
+        async with served(server) as url:
+            rows = [row(n, text="é" * n) for n in range(count)]
+            return await run_rows(folder, url, rows, Options(kind="anthropic", **options))
+
+    return asyncio.run(main())
+
+
+def by_row(default: Answer, **others: Answer) -> Answer:
+    """Answers by the id in the prompt."""
+
+    def line(asked: Any) -> Any:
+        words = asked["params"]["messages"][0]["content"][0]["text"]
+        name = words.partition("id=")[2].partition(" ")[0]
+        return others.get(name, default)(asked)
+
+    return line
+
+
+def statuses(run: Run) -> dict[Any, str]:
+    return {name: line["status"] for name, line in run.outcomes.items()}
+
+
+def test_requests_go_in_one_body_of_a_told_length(tmp_path: Path) -> None:
+    server = AnthropicServer()
+    run = go(tmp_path, server, 30)
+    assert run.error is None
+    assert set(statuses(run).values()) == {"ok"}
+    assert server.complaints == []
+    assert len(server.made[0]["lines"]) == 30
+    assert server.length == run.records[0].bytes + len('{"requests":[]}') - 1
+    line = run.outcomes["r0"]
+    assert (line["text"], line["prompt_tokens"], line["group"]) == ("fine", 7, "msgbatch_1")
+    assert run.files == []
+
+
+def test_every_type_of_result_is_read(tmp_path: Path) -> None:
+    answer = by_row(
+        message(),
+        r1=ended_as("errored", {"type": "invalid_request_error", "message": "bad image"}),
+        r2=ended_as("errored", {"type": "api_error", "message": "Internal server error"}),
+        r3=ended_as("errored", {"type": "overloaded_error", "message": "Overloaded"}),
+        r4=ended_as("expired"),
+        r5=ended_as("canceled"),
+        r6=message("no", stop="refusal"),
+        r7=message("half", stop="max_tokens"),
+    )
+    server = AnthropicServer(Course(OVER, answer), Course(OVER, message()))
+    run = go(tmp_path, server, 8)
+    assert run.error is None
+    assert [len(batch["lines"]) for batch in server.made] == [8, 4]
+    found = statuses(run)
+    assert {found[f"r{n}"] for n in (0, 2, 3, 4, 5)} == {"ok"}
+    assert (found["r1"], found["r6"], found["r7"]) == ("failed", "refused", "truncated")
+    assert run.outcomes["r1"]["error_kind"] == "rejected"
+    assert "bad image" in run.outcomes["r1"]["error"]
+
+
+def test_the_schema_is_asked_for_and_invalid_answers_go_again(tmp_path: Path) -> None:
+    first = Course(OVER, by_row(message('{"score": 1}'), r1=message("none")))
+    server = AnthropicServer(first, Course(OVER, message('{"score": 2}')))
+    run = go(tmp_path, server, 3, schema=SCHEMA)
+    assert set(statuses(run).values()) == {"ok"}
+    params = server.made[0]["lines"][0]["params"]
+    assert params["output_config"]["format"]["schema"]["required"] == ["score"]
+    roles = [one["role"] for one in server.made[1]["lines"][0]["params"]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+
+
+def test_a_batch_that_was_made_without_a_word_is_found_by_its_size(tmp_path: Path) -> None:
+    lost = Course(OVER, message(), create=(500, {"type": "api_error", "message": "?"}), made=True)
+    server = AnthropicServer(lost)
+    run = go(tmp_path, server, 3)
+    assert run.error is None
+    assert (server.tries, len(server.made)) == (1, 1)
+    assert set(statuses(run).values()) == {"ok"}
+
+
+def test_a_batch_of_somebody_else_is_not_taken_for_ours(tmp_path: Path) -> None:
+    lost = Course(OVER, message(), create=(500, {"type": "api_error", "message": "?"}), made=True)
+    server = AnthropicServer(lost)
+    first = go(tmp_path, server, 3, kill_save=(4, "before"))
+    assert isinstance(first.error, Killed)
+    server.add_foreign(3, "ended")
+    server.add_foreign(3, "in_progress", "in_progress", "ended")
+    run = go(tmp_path, server, 3)
+    assert run.error is None
+    assert {line["text"] for line in run.lines} == {"fine"}
+    assert [batch["id"] for batch in server.made].count("msgbatch_1") == 1
+    assert server.tries == 1
+    assert run.records[0].batch_id == "msgbatch_1"
+
+
+def test_where_only_others_batches_are_there_ours_is_made(tmp_path: Path) -> None:
+    gone = Course(create=(500, {"type": "api_error", "message": "?"}))
+    server = AnthropicServer(gone, Course(OVER, message()))
+    server.add_foreign(3, "in_progress", "ended")
+    run = go(tmp_path, server, 3)
+    assert run.error is None
+    assert {line["text"] for line in run.lines} == {"fine"}
+    assert server.tries == 2
