@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -310,15 +311,19 @@ class _StageRun:
         row = self._row(self._config.targets[place].endpoint.name, spot)
         row.in_flight = self._placer.begun(place)
         part.sent += 1
-        part.feeding_ended = self._now()
+        self._fed_until(self._now())
         try:
             await self._load.send(row, stage, spot, place)
         finally:
+            self._fed_until(math.nextafter(row.sent, math.inf))  # so that the last one counts
             self._placer.ended(place, row.error_kind)
             self._wake()
             part.done += row.status == "ok"
             part.failed += row.status == "failed"
         return row.status == "ok"
+
+    def _fed_until(self, at: float) -> None:
+        self.part.feeding_ended = max(self.part.feeding_ended, min(at, self.end))
 
     def _row(self, endpoint: str, spot: Spot) -> RequestRow:
         return RequestRow(

@@ -51,6 +51,12 @@ _WINDOWS = {
 }
 """The stages by what numbers are grouped by."""
 
+_COUNTS = (
+    *("requests", "ok", "failed", "censored", "estimated", "opened", "good"),
+    *("requests_inside", "calls_inside"),
+)
+"""Numbers that are 0 where a load sent nothing, be it that its time was over too soon."""
+
 
 def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
     """The numbers of each load, all its repeats together, in the order of sending.
@@ -64,6 +70,7 @@ def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
     if "endpoint" in keys:
         # A slow endpoint may have got all its requests before the window.
         counted = "true"
+    counts = ", ".join(f"coalesce({one}, 0) as {one}" for one in _COUNTS)
     windows = next((found for key, found in _WINDOWS.items() if key in keys), "stages")
     return tables.rows(
         f"""
@@ -97,14 +104,15 @@ def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
         ), l as (
             select {keys}, {latencies} from timed where {counted} group by {keys}
         )
-        select w.*, t.* exclude ({keys}), l.* exclude ({keys}),
-            requests_inside / seconds as rps, calls_inside / seconds as calls_s,
+        select w.*, t.* exclude ({keys}) replace ({counts}), l.* exclude ({keys}),
+            coalesce(requests_inside, 0) / seconds as rps,
+            coalesce(calls_inside, 0) / seconds as calls_s,
             tokens_inside / seconds as output_tok_s, prompt_inside / seconds as input_tok_s,
             (tokens_inside + prompt_inside) / seconds as total_tok_s,
-            good / seconds as goodput_rps, good / nullif(requests, 0) as good_share,
+            coalesce(good, 0) / seconds as goodput_rps, good / nullif(requests, 0) as good_share,
             good_tokens / seconds as goodput_tok_s, ok / nullif(requests, 0) as ok_share,
             busy_seconds / seconds as in_flight_mean
-        from w join n t using ({keys}) left join l using ({keys})
+        from w left join n t using ({keys}) left join l using ({keys})
         order by first_stage, {keys}
         """
     )

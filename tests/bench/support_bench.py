@@ -6,8 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from bagent.bench.plan import BenchPlan
+from bagent.bench.trace import TraceInfo
+from bagent.bench.whole import Wanted, make_folder, send_all, write_results
+from bagent.fleet.hostfile import hosts_in
+from bagent.runs.endpoints import host_endpoints
 from bagent.sim import RunningSim, parse_sim_url, start_sim
 
 DEAD = "127.0.0.1:9"
@@ -41,3 +47,21 @@ def addresses(sim: RunningSim) -> list[str]:
 
 
 Measure = Callable[..., dict[str, Any]]
+
+
+def measure_in(place: Path, lines: list[str], **settings: Any) -> dict[str, Any]:
+    """A whole load test of the hostfile ``lines``, in a folder of its own; returns its summary.
+
+    A ``trace`` among the settings is a list of recorded requests.
+    """
+    folder = place / f"bench{len(list(place.iterdir()))}"
+    make_folder(folder)
+    hosts = hosts_in("\n".join(lines).encode(), "hosts")
+    endpoints = host_endpoints(hosts, Path("hosts"), None, {})
+    trace = settings.pop("trace", [])
+    if trace:
+        settings["trace"] = TraceInfo("trace", len(trace), trace[-1].at, 100, 4)
+    plan = BenchPlan(**{"input_tokens": 60, "output_tokens": 8, "warmup": 1, **settings})
+    wanted = Wanted(plan=plan, endpoints=endpoints, folder=folder, trace=trace)
+    called, course = send_all(wanted, None, lambda _: None)
+    return {**write_results(wanted, called, course, None), "folder": folder}

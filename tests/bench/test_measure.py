@@ -306,7 +306,9 @@ def test_the_heat_strip_holds_each_request_in_all_slices_that_it_went_on_in(fill
     assert sum(one["ok"] for one in found) == 1
 
 
-def test_no_rows_at_all_are_no_loads(fill: Fill) -> None:
+def test_a_load_that_sent_nothing_is_told_with_no_requests(fill: Fill) -> None:
     with fill([]) as tables:
-        assert measure.load_numbers(tables, Slo()) == []
+        (load,) = measure.load_numbers(tables, Slo())
+        assert load["load"] == "c=1" and load["requests"] == load["ok"] == 0
+        assert load["rps"] == 0 and load["ttft_p50_ms"] is None
         assert measure.heat(tables) == [] and measure.client_states(tables) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from bagent.bench.charts import Axes, Cell, Series, lines, short, strip
 from bagent.bench.page import page
-from bench.support_bench import DEAD, Measure, addresses, simulated
+from bench.support_bench import DEAD, addresses, measure_in, simulated
 
 VOID = {"meta", "br"}
 
@@ -39,13 +40,18 @@ class Tags(HTMLParser):
         self.seen.add(tag)
 
 
-@pytest.fixture
-def measured(measure: Measure) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with simulated("replicas=2&decode=1000") as sim:
-        summary: dict[str, Any] = measure(
-            [*addresses(sim), DEAD], concurrency=[1, 2], requests=60, seconds=None
-        )
-    return summary
+        lines = [*addresses(sim), DEAD]
+        place = tmp_path_factory.mktemp("page")
+        return measure_in(place, lines, concurrency=[1, 2], requests=60, seconds=None)
+
+
+@pytest.fixture
+def measured(measured_once: dict[str, Any]) -> dict[str, Any]:
+    """A summary of its own for each test, which may change it."""
+    return copy.deepcopy(measured_once)
 
 
 def test_a_page_stands_alone_and_is_whole(measured: dict[str, Any]) -> None:

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from bagent.bench.measure import BINS
 from bagent.bench.page import page
+from real.browser import CHROMIUM, look_at
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-LOOK = """<script>
-const broken = [...document.querySelectorAll("svg")].filter(
-  (one) => one.getBoundingClientRect().height < 50);
-const outside = [...document.querySelectorAll("svg text")].filter((one) => {
-  const text = one.getBoundingClientRect(), whole = one.closest("svg").getBoundingClientRect();
-  return text.right > whole.right + 1 || text.left < whole.left - 1
-    || text.bottom > whole.bottom + 1; });
-document.title = JSON.stringify({
-  wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-  charts: document.querySelectorAll("svg").length, broken: broken.length,
-  outside: outside.map((one) => one.textContent), ground: getComputedStyle(document.body)
-    .backgroundColor, rows: document.querySelectorAll("tbody tr").length,
-  loaded: performance.getEntriesByType("resource").length });
-</script>"""
-"""Measures the page as it is drawn and writes what it found into its title."""
 
 
 def summary() -> dict[str, Any]:
@@ -95,28 +74,7 @@ def test_the_page_is_drawn_whole(tmp_path: Path, width: int, dark: bool) -> None
         for n, one in enumerate(made["endpoints"][:2])
         for place in range(BINS)
     ]
-    file = tmp_path / "page.html"
-    file.write_text(page(made, heat, None).replace("</body>", f"{LOOK}</body>"))
-    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    done = subprocess.run(
-        [
-            str(CHROMIUM),
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--window-size={width},1000",
-            *scheme,
-            "--dump-dom",
-            file.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=True,
-    )
-    (title,) = re.findall(r"<title>(\{.*?\})</title>", done.stdout)
-    found = msgspec.json.decode(title.replace("&quot;", '"'))
+    found = look_at(page(made, heat, None), tmp_path, width, dark=dark)
     assert found["wide"] <= 0, "the page is wider than its window"
     assert (found["charts"], found["broken"], found["outside"]) == (4, 0, [])
     assert found["rows"] == 3 + 6
