@@ -91,6 +91,7 @@ class BedrockBatches:
         self._enforce = enforce
         self._notice = notice
         self._told: set[str] = set()
+        self._session: Any = None
         self._clients: dict[str, Any] = {}
 
     # --- requests ---------------------------------------------------------------------------------
@@ -267,9 +268,9 @@ class BedrockBatches:
             if config.proxy is not None:
                 no = config.proxy == "none"
                 options["proxies"] = {} if no else {"http": config.proxy, "https": config.proxy}
-            found = self._clients[service] = boto3.session.Session(
-                profile_name=config.profile
-            ).client(
+            if self._session is None:
+                self._session = boto3.session.Session(profile_name=config.profile)
+            found = self._clients[service] = self._session.client(
                 service,
                 region_name=config.region,
                 verify=config.ca_file,

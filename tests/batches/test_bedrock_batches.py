@@ -1,0 +1,147 @@
+"""Rows through Bedrock's batch jobs, with real boto3 against a scripted AWS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.backends.bedrock import BedrockConfig
+from bagent.backends.endpoint import Endpoint
+from bagent.batches.bedrock_service import BedrockBatches, Place, read_job
+from bagent.errors import NeedsPerson
+from batches.support_aws import ROLE, AwsServer, Job
+from batches.support_runs import Killed, Options, Run, row, run_rows, served
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI-secret",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_BEARER_TOKEN_BEDROCK", raising=False)
+
+
+def go(
+    folder: Path,
+    server: AwsServer,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options | None = None,
+) -> Run:
+    async def main() -> Run:
+        async with served(server) as url:
+            for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_BEDROCK"):
+                monkeypatch.setenv(name, url)
+            service = BedrockBatches(
+                Endpoint("bedrock/us-east-1", "https://bedrock"),
+                BedrockConfig(4, region="us-east-1"),
+                Place("s3://my-bucket/some/folder/", ROLE),
+                enforce="auto",
+                notice=lambda words: None,
+            )
+            rows = [row(n) for n in range(count)]
+            return await run_rows(folder, url, rows, options, service)
+
+    return asyncio.run(main())
+
+
+def test_rows_go_through_s3_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = AwsServer()
+    run = go(tmp_path, server, 120, monkeypatch)
+    assert run.error is None
+    assert server.complaints == []
+    assert {line["status"] for line in run.lines} == {"ok"}
+    assert run.outcomes["r7"]["text"] == "answer 7"
+    assert run.outcomes["r7"]["prompt_tokens"] == 9
+    assert "my-bucket/some/folder/b0-all-1.jsonl" in server.objects
+    (job,) = server.made
+    assert job["modelId"] == "m-1"
+    assert job["outputDataConfig"]["s3OutputDataConfig"]["s3Uri"].endswith("/b0-all-1/")
+    assert job["lines"][0]["modelInput"]["inferenceConfig"] == {"maxTokens": 64, "temperature": 0}
+    assert "secret" not in json.dumps(run.notices)
+
+
+def test_few_rows_that_a_job_left_out_are_asked_singly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = AwsServer(Job(("InProgress", "Stopping", "Stopped"), answers=117, errors=(3,)))
+    run = go(tmp_path, server, 120, monkeypatch)
+    assert run.error is None
+    assert len(server.made) == 1
+    texts = {name: line.get("text") for name, line in run.outcomes.items()}
+    assert [texts[f"r{n}"] for n in (117, 118, 119)] == ["single"] * 3
+    assert run.outcomes["r117"]["attempts"] == 2
+    assert (run.outcomes["r3"]["status"], run.outcomes["r3"]["error_kind"]) == (
+        "failed",
+        "rejected",
+    )
+    assert len(run.lines) == 120
+
+
+def test_too_few_rows_for_a_job_are_asked_singly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = go(tmp_path, AwsServer(), 5, monkeypatch)
+    assert run.error is None
+    assert [line["text"] for line in run.lines] == ["single"] * 5
+    assert any("too few for a batch" in words for words in run.notices)
+
+
+def test_a_job_that_fails_waits_for_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = AwsServer(Job(("Validating", "Failed"), message="The role cannot read the bucket"))
+    run = go(tmp_path, server, 100, monkeypatch)
+    assert isinstance(run.error, NeedsPerson)
+    assert "cannot read the bucket" in str(run.error)
+
+
+def test_a_full_account_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "The number of batch inference jobs exceeds the quota of jobs in progress"
+    full = Job(refuse=(400, "ServiceQuotaExceededException", words))
+    throttled = Job(refuse=(429, "ThrottlingException", "Rate exceeded"))
+    server = AwsServer(full, throttled, Job(("Completed",)))
+    run = go(tmp_path, server, 100, monkeypatch)
+    assert run.error is None
+    assert {line["status"] for line in run.lines} == {"ok"}
+    assert run.waited >= 60
+
+
+def test_a_role_that_is_refused_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = AwsServer(Job(refuse=(403, "AccessDeniedException", "not authorized to pass role")))
+    run = go(tmp_path, server, 100, monkeypatch)
+    assert isinstance(run.error, NeedsPerson)
+    assert "pass role" in str(run.error)
+
+
+def test_a_job_is_never_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = AwsServer(Job(("Completed",)))
+    killed: Any = go(tmp_path, server, 100, monkeypatch, Options(kill_save=(4, "before")))
+    assert isinstance(killed.error, Killed)
+    run = go(tmp_path, server, 100, monkeypatch)
+    assert run.error is None
+    assert (len(server.made), server.tries) == (1, 1)
+    assert len(run.lines) == 100
+
+
+@pytest.mark.parametrize(
+    ("word", "over"),
+    [("Submitted", False), ("Validating", False), ("Scheduled", False), ("InProgress", False),
+     ("Stopping", False), ("Completed", True), ("PartiallyCompleted", True), ("Stopped", True),
+     ("Expired", True), ("Failed", True)],
+)  # fmt: skip
+def test_every_word_for_a_job_is_known(word: str, over: bool) -> None:
+    look = read_job({"status": word, "processedRecordCount": 5, "errorRecordCount": 1})
+    assert (look.over, look.ended, look.failed) == (over, 5, 1)
+    assert bool(look.faults) is (word == "Failed")
