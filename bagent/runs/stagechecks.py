@@ -6,6 +6,7 @@ properties of schemas. Where only the rows will tell, nothing is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from bagent.job.spec import Job, JobSource
 
 REDUCE_NAMES = frozenset({"responses", "n", "level"})
+PLAIN = re.compile(r"\w+(\.\w+)*")
 _SHOWN = 12
 
 Rows = Sequence[Mapping[str, Any]]
@@ -52,14 +54,22 @@ def properties_of(schema: OutputSchema | None) -> frozenset[str] | None:
     """
     if schema is None:
         return frozenset()
-    document, names = schema.document, schema.column_properties
-    if document.get("type") in ("string", "number", "integer", "boolean", "array"):
+    names = schema.column_properties
+    return _named(schema.document, None if None in names else names)
+
+
+def _named(
+    document: Mapping[str, Any], names: Iterable[str | None] | None
+) -> frozenset[str] | None:
+    """The properties ``names`` of values of a schema, unless it leaves room for others."""
+    kinds = {"string", "number", "integer", "boolean", "array"}
+    values = document.get("enum", [document["const"]] if "const" in document else [])
+    if document.get("type") in kinds or (values and not any(isinstance(v, dict) for v in values)):
         return frozenset()
     is_open = document.get("additionalProperties") not in (None, False)
-    if is_open or "patternProperties" in document:
+    if names is None or is_open or "patternProperties" in document:
         return None
-    known = frozenset(name for name in names if name is not None)
-    return known if len(known) == len(names) else None
+    return frozenset(name for name in names if name is not None) or None
 
 
 def check_vote(job: Job, stages: Sequence[PreparedStage]) -> None:
@@ -107,6 +117,7 @@ class _Checks:
         self._stages = stages
         self._sample = sample
         self._source = source
+        self._by_name = {stage.name: stage for stage in stages}
         rows = [row.data for row in sample]
         self._sights = {INPUT: Sight(rows or None, frozenset())}
 
@@ -145,13 +156,34 @@ class _Checks:
                 self._grouped(stage), properties_of(stage.asking[0].schema), _by_row(stage)
             )
         rows, rooted = _together(before), before[0].rooted
+        if kind == "expand" and stage.items is None:
+            return Sight(rows, None, rooted)
         if kind == "expand":
-            return Sight(rows if stage.items is None else None, None, rooted)
+            properties = self._of_items(stage)
+            if rows is None or properties is None:
+                return Sight(None, properties or None, rooted)
+            return Sight([*rows, dict.fromkeys(properties)], properties, rooted)
         if kind == "loop":
             return Sight(rows, frozenset(asking.name for asking in stage.asking), rooted)
         if kind == "embed":
             return Sight(rows, frozenset(), rooted)
         return Sight(rows, properties_of(stage.asking[0].schema), rooted)
+
+    def _of_items(self, stage: PreparedStage) -> frozenset[str] | None:
+        """The properties of the items that rows are made of; None where only they will tell."""
+        source = self._by_name.get(stage.sources[0])
+        schema = source.asking[0].schema if source is not None and source.asking else None
+        if schema is None or stage.items is None or not PLAIN.fullmatch(stage.items.text):
+            return None
+        chain = stage.items.text.split(".")
+        if chain[0] in (stage.sources[0], "answer"):
+            chain = chain[1:]
+        found: Any = schema.document
+        for name in chain:
+            found = found.get("properties", {}).get(name, {})
+            found = found if isinstance(found, dict) else {}
+        item = found.get("items")
+        return None if not isinstance(item, dict) else _named(item, item.get("properties"))
 
     def _grouped(self, stage: PreparedStage) -> Rows | None:
         """The fields of the rows of a reduction."""

@@ -174,6 +174,30 @@ def test_a_list_that_an_answer_may_have_is_let_pass(look, items):
     look(f"stages:\n- {RATED}\n- {{kind: expand, items: '{items}'}}\n")
 
 
+PLANNED = (
+    "prompt: '%s'\ntopology: {name: plan_map_reduce, reduce: {prompt: '{{ responses }}'},"
+    " plan: {prompt: x, output: {schema: {type: object, properties: {items: {type: array,"
+    " items: %s}}}}}}\n"
+)
+ITEM = "{type: object, properties: {title: {type: string}}}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "items"),
+    [
+        ("{{ §item.titel }}", ITEM),
+        ("{{ item.title }} {{ §titel }}", ITEM),
+        ("{{ item }} of {{ §topc }}", "{type: string}"),
+        ("{{ item }} of {{ §topc }}", "{enum: [a, b]}"),
+    ],
+)
+def test_a_prompt_about_the_items_of_a_plan_is_checked_before_the_plan_is_paid(look, prompt, items):
+    right = prompt.replace("titel", "title").replace("topc", "topic").replace("§", "")
+    look(PLANNED % (right, items))
+    look(PLANNED % (prompt.replace("§", ""), "{}"))  # whatever the plan says
+    assert "did you mean" in refused(look, PLANNED % (prompt, items))
+
+
 @pytest.mark.parametrize(
     "schema",
     [
