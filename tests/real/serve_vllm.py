@@ -19,7 +19,7 @@ from typing import Self
 
 from real.parts import LlmServer, model_folder, venv
 
-READY_WITHIN = 240.0  # seconds; 25 to 50 on an idle machine
+READY_WITHIN = 600.0  # seconds; 25 to 50 on an idle machine, ten times that beside ten programs
 
 OPTIONS = [
     "--host=127.0.0.1",
@@ -37,6 +37,14 @@ OPTIONS = [
     '--structured-outputs-config={"backend":"xgrammar","disable_any_whitespace":true}',
 ]
 TOOL_PARSERS = {"tiny": "xlam", "smollm2": "hermes"}
+POOLING_OPTIONS = [
+    "--host=127.0.0.1",
+    "--runner=pooling",
+    "--dtype=float32",
+    "--max-model-len=256",
+    "--enforce-eager",
+]
+MODELS = (*TOOL_PARSERS, "minilm")
 PRELOAD = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "lib/libiomp5.so")
 
 
@@ -60,7 +68,8 @@ class VllmServer(LlmServer):
     """One vLLM server.
 
     Args:
-        model: ``tiny`` (random weights, fast) or ``smollm2``; also the name that it serves.
+        model: ``tiny`` (random weights, fast), ``smollm2``, or ``minilm``, which makes vectors of
+            384 numbers; also the name that it serves.
         options: more options of ``vllm serve``; one given again replaces the usual one.
         log: a file for its output.
         port: default: a free one.
@@ -79,6 +88,12 @@ class VllmServer(LlmServer):
         """The value for ``--backend``."""
         return f"vllm://{self.address}"
 
+    def _usual(self) -> list[str]:
+        """The options that a model is served with."""
+        if self.model not in TOOL_PARSERS:
+            return POOLING_OPTIONS
+        return [f"--tool-call-parser={TOOL_PARSERS[self.model]}", *OPTIONS]
+
     def start(self) -> Self:
         """Start it and wait until it is healthy.
 
@@ -92,8 +107,7 @@ class VllmServer(LlmServer):
             model_folder(self.model),
             f"--port={self.port}",
             f"--served-model-name={self.model}",
-            f"--tool-call-parser={TOOL_PARSERS[self.model]}",
-            *OPTIONS,
+            *self._usual(),
             *self.options,
         ]
         self.launch(command, environment(folder))
@@ -105,7 +119,7 @@ class VllmServer(LlmServer):
 def main() -> int:
     """Serve until Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=sorted(TOOL_PARSERS))
+    parser.add_argument("model", choices=sorted(MODELS))
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--log", type=Path, default=Path("/dev/stderr"))
     arguments, options = parser.parse_known_args()

