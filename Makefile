@@ -63,7 +63,7 @@ lock: ## write requirements.lock anew from pyproject.toml
 	env -u PIP_FIND_LINKS -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL -u PIP_CONSTRAINT PIP_CONFIG_FILE=/dev/null \
 	    .cache/lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
 	    --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options --no-header --no-annotate \
-	    --extra local --extra mcp --extra metrics --extra uncertainty --extra fast --extra test --extra bench --build-deps-for editable \
+	    --extra local --extra mcp --extra metrics --extra uncertainty --extra fast --extra test --extra bench --extra parsl --build-deps-for editable \
 	    --output-file .cache/requirements.lock pyproject.toml
 	@{ echo "# Exact versions with hashes, for every extra. Made by \`make lock\` from pyproject.toml; not edited by hand."; \
 	    sed 's/ ; [^\\]*\\$$/ \\/' .cache/requirements.lock; } > requirements.lock

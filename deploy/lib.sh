@@ -21,6 +21,7 @@ main() {
     write_hostfile
     attend wait_for_engines
     follow_late_engines
+    attend wait_for_owner
     attend run_job
     finish 0
 }
@@ -193,6 +194,13 @@ follow_late_engines() {
 }
 
 # --- 7. the run -------------------------------------------------------------------------------
+# A job that is requeued since its node was lost is sooner here than anybody can tell that
+# the process which owned the run there is gone.
+wait_for_owner() {
+    if (($(restart_count) == 0)); then return; fi
+    exec "$PYTHON" -m bagent.hpc vacant "$RUN_DIR"
+}
+
 run_job() {
     exec "$PYTHON" -m bagent run "$JOB_FILE" "${RUN_OPTIONS[@]}" --hostfile "$JOB_DIR/ready.txt" --deadline auto
 }

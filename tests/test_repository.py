@@ -38,7 +38,7 @@ def test_the_lock_holds_what_the_package_and_its_extras_ask_for() -> None:
     extras = project["optional-dependencies"]
     wanted = project["dependencies"] + [
         line
-        for name in ("local", "mcp", "metrics", "fast", "test", "bench")
+        for name in ("local", "mcp", "metrics", "fast", "test", "bench", "parsl")
         for line in extras[name]
     ]
     names = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in wanted}

@@ -31,6 +31,9 @@ Shard = Annotated[Text, typer.Option("--shard", metavar="I/N", help="Part I of N
 Workers = Annotated[
     int, typer.Option("--workers", min=1, metavar="N", help="N processes here share the rows.")
 ]
+Executor = Annotated[
+    str, typer.Option("--executor", metavar="NAME", help="local, or parsl: chunks on many nodes.")
+]
 DeadlineText = Annotated[
     str, typer.Option("--deadline", help="auto, none, 55m, an ISO time or @UNIX_SECONDS.")
 ]

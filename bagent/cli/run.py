@@ -26,6 +26,7 @@ def run(
     sample: opt.Sample = None,
     shard: opt.Shard = None,
     workers: opt.Workers = 1,
+    executor: opt.Executor = "local",
     deadline: opt.DeadlineText = "auto",
     margin: opt.Margin = "60s",
     budget: opt.Budget = None,
@@ -53,7 +54,12 @@ def run(
     Example: bagent run job.yaml --hostfile hosts.txt --limit 100
     """
     given = dict(locals())
-    del given["workers"]
+    del given["workers"], given["executor"]
+    _choice("--executor", executor, "executor", EXECUTORS)
+    if executor == "parsl":
+        from bagent.runs.executor import run_parsl
+
+        return run_parsl(_options(given), workers)
     if workers > 1:
         from bagent.runs.workers import run_workers
 
@@ -97,6 +103,7 @@ def _options(given: dict[str, Any]) -> RunOptions:
     )
 
 
+EXECUTORS = ("local", "parsl")
 PROGRESS = ("auto", "rich", "plain", "json", "none")
 ON_CHANGE = ("refuse", "continue", "fresh")
 

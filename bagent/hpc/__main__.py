@@ -22,6 +22,7 @@ STEPS = {
     "wait": "bagent.hpc.startup",
     "late": "bagent.hpc.startup",
     "engines": "bagent.hpc.startup",
+    "vacant": "bagent.hpc.vacant",
 }
 """Each step: the module with a function of its name and ``_step``, from words to an exit code."""
 

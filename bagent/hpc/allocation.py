@@ -27,6 +27,7 @@ _RANKS = (
     ("PMI_RANK", ("PMI_SIZE",)),
     ("PMIX_RANK", ("PMIX_SIZE", "PMI_SIZE")),
 )
+_MARKS = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PBS_", "PALS_", "PMIX_", "PMI_", "OMPI_")
 _WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]+)?", re.ASCII)
 
@@ -75,6 +76,11 @@ def read_allocation(env: Mapping[str, str]) -> Allocation:
         rank=_rank(env),
         end=_end(env),
     )
+
+
+def without_allocation(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` less all variables of schedulers and launchers: what another job may be given."""
+    return {name: text for name, text in env.items() if not name.startswith(_MARKS)}
 
 
 def auto_shard(env: Mapping[str, str]) -> tuple[int, int]:

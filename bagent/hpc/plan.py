@@ -17,7 +17,7 @@ RESTARTS = 2
 REQUEUES = 5
 MIN_FRACTION = 0.9
 START_SECONDS = 1800.0
-_LAUNCHERS = {"slurm": "srun", "pbs": "hydra"}
+LAUNCHERS = {"slurm": "srun", "pbs": "hydra"}
 _ONLY_SLURM = ("qos", "constraint", "reservation")
 
 
@@ -96,8 +96,8 @@ def make_plan(job: Job, site: Site, request: Request) -> Plan:
         cluster=cluster,
         request=request,
         scheduler=scheduler,
-        launcher=cluster.launcher or _LAUNCHERS[scheduler],
-        queue=_queue(cluster, site.queues, nodes, at),
+        launcher=cluster.launcher or LAUNCHERS[scheduler],
+        queue=choose_queue(cluster, site.queues, nodes, at),
         nodes=nodes,
         walltime=cluster.walltime,
         ports=_ports(cluster, at),
@@ -149,8 +149,14 @@ def _check_fit(cluster: ClusterSpec, scheduler: str, nodes: int, at: Position) -
         )
 
 
-def _queue(cluster: ClusterSpec, queues: Sequence[Queue], nodes: int, at: Position) -> str | None:
-    """The named queue if it takes the job, else the first known one that does."""
+def choose_queue(
+    cluster: ClusterSpec, queues: Sequence[Queue], nodes: int, at: Position
+) -> str | None:
+    """The named queue if it takes the job, else the first known one that does.
+
+    Raises:
+        JobError: none does; ``at`` is the place that is named.
+    """
     walltime = cluster.walltime or 0.0
     known = [q for q in queues if cluster.queue in (None, q.name)]
     if not known:
@@ -178,3 +184,9 @@ def _ports(cluster: ClusterSpec, at: Position) -> tuple[int, ...]:
             at=at,
         )
     return ports[:engines]
+
+
+def clock(seconds: float) -> str:
+    """``HH:MM:SS``, rounded down: schedulers take nothing finer."""
+    whole = int(seconds)
+    return f"{whole // 3600:02d}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

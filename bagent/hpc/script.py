@@ -7,7 +7,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from bagent.hpc.plan import MIN_FRACTION, REQUEUES, RESTARTS, START_SECONDS, Plan
+from bagent.hpc.plan import MIN_FRACTION, REQUEUES, RESTARTS, START_SECONDS, Plan, clock
 from bagent.hpc.site import deploy_folder
 
 WARN_SECONDS = 20
@@ -67,7 +67,7 @@ def _slurm(plan: Plan) -> Iterator[str]:
     yield f"--nodes={plan.nodes}"
     yield "--ntasks-per-node=1"
     yield "--exclusive"
-    yield f"--time={_clock(plan.walltime)}"
+    yield f"--time={clock(plan.walltime)}"
     yield f"--signal=B:USR1@{WARN_SECONDS}"
     yield "--no-kill"
     yield "--requeue"
@@ -85,7 +85,7 @@ def _pbs(plan: Plan) -> Iterator[str]:
     select = f":{plan.site.select}" if plan.site.select else ""
     yield f"-l select={plan.nodes}{select}"
     yield "-l place=scatter"
-    yield f"-l walltime={_clock(plan.walltime)}"
+    yield f"-l walltime={clock(plan.walltime)}"
     if cluster.filesystems:
         yield f"-l filesystems={cluster.filesystems}"
     yield "-r y"
@@ -168,11 +168,6 @@ def _array(name: str, words: Sequence[str]) -> str:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def _clock(seconds: float) -> str:
-    whole = math.floor(seconds)
-    return f"{whole // 3600:02d}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
 
 
 def _shell(name: str) -> str:

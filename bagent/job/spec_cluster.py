@@ -93,6 +93,12 @@ class ClusterSpec(Section):
         default=None, description="PBS file systems that must be up.", examples=["home:flare"]
     )
     nodes: Annotated[int | None, Whole(1)] = Field(default=None, description="How many nodes.")
+    jobs: Annotated[int | None, Whole(1, 1000)] = Field(
+        default=None, description="Batch jobs that --executor parsl keeps going at once; default 1."
+    )
+    chunks: Annotated[int | None, Whole(1, 100_000)] = Field(
+        default=None, description="Into how many chunks --executor parsl divides the rows."
+    )
     exclude: Annotated[tuple[str, ...], WordList()] = Field(
         default=(), description="Nodes never to be used."
     )

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from bagent.errors import (
     EXIT_USAGE,
     UsageError,
 )
+from bagent.job.spec_limits import LimitsSpec
 from bagent.observe import EndInfo, Progress, Snapshot, summary_lines
 from bagent.runs.merging import merged
 from bagent.runs.openrun import take_directory
@@ -67,7 +68,7 @@ def run_workers(options: RunOptions, count: int) -> int:
         UsageError: something the user wrote is wrong, or cannot be shared; nothing was sent.
     """
     prepared = prepare(options)
-    _refuse_unshared(prepared)
+    refuse_unshared(prepared)
     with stoppable():
         open_input(prepared).close()
         notes: list[str] = []
@@ -82,19 +83,33 @@ def run_workers(options: RunOptions, count: int) -> int:
             asyncio.run(Crew(workers, progress).run())
         finally:
             progress.stop()
-        return _finish(prepared, workers, progress)
+        return finish(prepared, workers, progress)
 
 
-def part_options(prepared: Prepared, count: int) -> list[RunOptions]:
-    """The options of each worker: its part of the rows, and its share of what is limited.
+def most_at_once(limits: LimitsSpec, count: int) -> int:
+    """How many of ``count`` processes may share these limits: each gets one of each at least."""
+    return min([count, *_shares(limits).values()])
 
-    A limit of less than one for each makes fewer workers.
+
+def _shares(limits: LimitsSpec) -> dict[str, int]:
+    """The limits that processes share, by job key."""
+    found = {f"limits.{key}": getattr(limits, key) for key in _SHARED}
+    return {key: value for key, value in found.items() if isinstance(value, int)}
+
+
+def part_options(prepared: Prepared, count: int, at_once: int | None = None) -> list[RunOptions]:
+    """The options of each part: which rows, and its share of what is limited.
+
+    Args:
+        prepared: the job.
+        count: how many parts; a limit of less than one for each makes fewer.
+        at_once: how many of them run at the same time; None: all.
     """
     options, limits = prepared.options, prepared.job.limits
-    shares = {
-        f"limits.{key}": value for key in _SHARED if isinstance(value := getattr(limits, key), int)
-    }
-    count = min([count, *shares.values()])
+    shares = _shares(limits)
+    together = at_once is None
+    if at_once is None:
+        count = at_once = most_at_once(limits, count)
     budget = limits.budget_usd
     money = {} if budget is None else {"limits.budget_usd": budget / count}
     part, parts = read_shard(options.shard, options.env) or (1, 1)
@@ -114,24 +129,33 @@ def part_options(prepared: Prepared, count: int) -> list[RunOptions]:
             overrides={
                 **options.overrides,
                 **money,
-                **{key: n // count + (number < n % count) for key, n in shares.items()},
+                # What is over goes to the first ones, where they all run together.
+                **{
+                    key: n // at_once + (together and number < n % at_once)
+                    for key, n in shares.items()
+                },
             },
         )
         for number in range(count)
     ]
 
 
-def _refuse_unshared(prepared: Prepared) -> None:
+def refuse_unshared(prepared: Prepared, option: str = "--workers") -> None:
+    """Refuse what several processes cannot share; ``option`` is what the user typed for them.
+
+    Raises:
+        UsageError: rows from stdin, rows to stdout, or the model of this one process.
+    """
     backend = prepared.job.backend
     if prepared.piped:
         words, hint = "rows from stdin cannot be shared", "write them to a file first"
     elif prepared.options.output == "-":
         words, hint = "-o - prints one stream", "print them afterwards: bagent results"
     elif backend is not None and backend.kind == "local":
-        words, hint = "the local model is one process already", "leave --workers out"
+        words, hint = "the local model is one process already", f"leave {option} out"
     else:
         return
-    raise UsageError(f"--workers: {words}", hint=hint)
+    raise UsageError(f"{option}: {words}", hint=hint)
 
 
 class Crew:
@@ -185,25 +209,9 @@ class Crew:
             process.stdin.write(encode_options(worker.options))
             await process.stdin.drain()
         async for line in process.stderr:
-            self._take(worker, line)
+            take(worker, line, self._progress.note)
         worker.code = await process.wait()
         process.stdin.close()
-
-    def _take(self, worker: Worker, line: bytes) -> None:
-        try:
-            event: dict[str, Any] = msgspec.json.decode(line)
-            kind = event["event"]
-        except (msgspec.DecodeError, TypeError, KeyError):
-            self._progress.note(line.decode("utf-8", "replace").rstrip())
-            return
-        if kind == "state":
-            worker.state = msgspec.convert(event["state"], Snapshot)
-        elif kind == "note":
-            self._progress.note(event["text"])
-        elif kind == "error":
-            worker.reason = event["text"]
-        elif kind == "summary":
-            worker.reason, worker.action = event["reason"], event["action"]
 
     def _pass_on(self, number: int) -> None:
         self._stopping = True
@@ -223,6 +231,24 @@ class Crew:
                 self._progress.update(state)
 
 
+def take(worker: Worker, line: bytes, note: Callable[[str], None]) -> None:
+    """Take in a line that a worker wrote on stderr; ``note`` is given words for people."""
+    try:
+        event: dict[str, Any] = msgspec.json.decode(line)
+        kind = event["event"]
+    except (msgspec.DecodeError, TypeError, KeyError):
+        note(line.decode("utf-8", "replace").rstrip())
+        return
+    if kind == "state":
+        worker.state = msgspec.convert(event["state"], Snapshot)
+    elif kind == "note":
+        note(event["text"])
+    elif kind == "error":
+        worker.reason = event["text"]
+    elif kind == "summary":
+        worker.reason, worker.action = event["reason"], event["action"]
+
+
 def whole_state(workers: Sequence[Worker]) -> Snapshot | None:
     """The states that were told so far as one; None before the first."""
     states = [worker.state for worker in workers if worker.state is not None]
@@ -238,8 +264,12 @@ def worst(workers: Sequence[Worker]) -> Worker | None:
     return None
 
 
-def _finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) -> int:
-    """The tables where the run is whole, the closing words, the exit code."""
+def finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) -> int:
+    """The tables where the run is whole, the closing words; returns the exit code.
+
+    Raises:
+        UsageError: that is how a worker ended.
+    """
     options = prepared.options
     bad = worst(workers)
     if bad is not None:
@@ -250,7 +280,7 @@ def _finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) -
         code = _code_of_rows(prepared, progress)
         _make_tables(prepared, progress)
     state = whole_state(workers)
-    if state is None or options.progress == "none":
+    if state is None:
         return code
     run = shown(prepared.run_dir, options.cwd)
     info = EndInfo(
@@ -261,6 +291,7 @@ def _finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) -
         reason=bad.reason if bad else "",
         action=bad.action if bad else "",
         color=sys.stderr.isatty() and "NO_COLOR" not in options.env,
+        brief=options.progress == "none",
     )
     lines = summary_lines(state, info)
     if options.progress == "json":

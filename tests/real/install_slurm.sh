@@ -7,7 +7,7 @@
 # in /etc is used or changed. About ten seconds; a second call returns at once.
 set -euo pipefail
 
-wanted=(slurmctld slurmd srun sbatch munged)
+wanted=(slurmctld slurmd srun sbatch munged ip)
 missing=()
 for program in "${wanted[@]}"; do
     command -v "$program" >/dev/null || missing+=("$program")
@@ -30,5 +30,5 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends \
-    slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge >/dev/null
+    slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge iproute2 >/dev/null
 slurmd -V

@@ -1,8 +1,9 @@
 """A real SLURM on this machine: a controller and several node daemons, each with its own name.
 
 As root, on Linux; ``tests/real/install_slurm.sh`` installs the programs. Everything lies in one
-folder. A node is a daemon that sees another host name and another /etc/hosts (its own UTS and mount
-namespaces), and has an address of the loopback network to itself.
+folder. A node is a daemon that sees another host name, another /etc/hosts and a network card of its
+own (its UTS, mount and network namespaces), behind a bridge on this machine. It can be crashed and
+cut off.
 
 By hand: ``python tests/real/serve_slurm.py 3`` runs until Ctrl-C and prints what to export.
 """
@@ -22,18 +23,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "unshare")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "unshare", "ip")
+BRIDGE = "bagentslurm"
+NETWORK = "10.87.21"  # this machine is .1 in it, node n1 .11
+
 START_SECONDS = 40.0
 
 _CONFIG = """\
 ClusterName=onehost
-SlurmctldHost={here}(127.0.0.1)
+SlurmctldHost={here}({network}.1)
 SlurmctldPort={control_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 # A requeued job waits one second longer than a credential lives.
-AuthInfo=socket={folder}/munge.socket,cred_expire=3
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/control.pid
@@ -67,7 +71,13 @@ class SlurmCluster:
         self.folder = folder
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self._munge: subprocess.Popen[bytes] | None = None
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._control: subprocess.Popen[bytes] | None = None
+        self._node_daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def address(self) -> str:
+        """This machine's address, as the nodes see it."""
+        return f"{NETWORK}.1"
 
     @property
     def env(self) -> dict[str, str]:
@@ -94,6 +104,30 @@ class SlurmCluster:
         """What ``scontrol`` tells of a job, by field."""
         words = self.run("scontrol", "--oneliner", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def crash(self, node: str) -> None:
+        """End everything that runs on a node at once, as a loss of power does."""
+        daemon = self._node_daemons[node]
+        space = Path(f"/proc/{daemon.pid}/ns/uts").readlink()
+        for _ in range(3):  # what was just being started by those that are killed
+            for process in Path("/proc").iterdir():
+                with suppress(OSError):
+                    if process.name.isdigit() and (process / "ns/uts").readlink() == space:
+                        os.kill(int(process.name), signal.SIGKILL)
+        daemon.wait(10)
+
+    def cut_off(self, node: str) -> None:
+        """Pull the network cable of a node; what runs there goes on."""
+        _ip("link", "set", _card(node), "down")
+
+    def revive(self, *nodes: str) -> None:
+        """Bring nodes that were crashed or cut off back, and wait until all nodes take jobs."""
+        for node in nodes:
+            if self._node_daemons[node].poll() is None:
+                _ip("link", "set", _card(node), "up")
+            else:
+                self._start_node(node)
+        self._wait_until(self._all_idle, f"{', '.join(nodes)} came back")
 
     def logs(self) -> str:
         """The ends of all logs, for a failure's message."""
@@ -135,12 +169,38 @@ class SlurmCluster:
             f"--seed-file={folder}/munge.seed",
         )
         self._wait_until(lambda: (folder / "munge.socket").exists(), "munged made its socket")
-        self._daemons.append(self._daemon("slurmctld", "-D", "-c", "-f", self.env["SLURM_CONF"]))
+        with suppress(subprocess.CalledProcessError):
+            _ip("link", "del", BRIDGE)  # of one that was killed
+        _ip("link", "add", BRIDGE, "type", "bridge")
+        _ip("addr", "add", f"{self.address}/24", "dev", BRIDGE)
+        _ip("link", "set", BRIDGE, "up")
+        self._control = self._daemon("slurmctld", "-D", "-c", "-f", self.env["SLURM_CONF"])
         for name in self.nodes:
-            inside = f"mount --bind {folder}/hosts /etc/hosts && hostname {name} && exec slurmd"
-            command = f"{inside} -D -N {name} -f {self.env['SLURM_CONF']}"
-            self._daemons.append(self._daemon("unshare", "--uts", "--mount", "bash", "-c", command))
+            self._start_node(name)
         self._wait_until(self._all_idle, "all nodes were idle")
+
+    def _start_node(self, name: str) -> None:
+        inside = f"read -r; mount --bind {self.folder}/hosts /etc/hosts; hostname {name}"
+        command = f"{inside}; exec slurmd -D -N {name} -f {self.env['SLURM_CONF']}"
+        words = ("unshare", "--uts", "--mount", "--net", "bash", "-c", command)
+        daemon = self._daemon(*words, stdin=subprocess.PIPE)
+        self._node_daemons[name] = daemon
+        ours = Path("/proc/self/ns/net").readlink()
+        self._wait_until(
+            lambda: Path(f"/proc/{daemon.pid}/ns/net").readlink() != ours, f"{name} was apart"
+        )
+        card, space = _card(name), str(daemon.pid)
+        with suppress(subprocess.CalledProcessError):
+            _ip("link", "del", card)  # the kernel may not have taken the last one away yet
+        _ip("link", "add", card, "type", "veth", "peer", "name", "eth0", "netns", space)
+        _ip("link", "set", card, "master", BRIDGE, "up")
+        inner = f"ip addr add {_address(name)}/24 dev eth0; ip link set eth0 up; ip link set lo up"
+        route = f"ip route add default via {self.address}"
+        inside_of = ["nsenter", f"--net=/proc/{space}/ns/net"]
+        subprocess.run([*inside_of, "sh", "-ec", f"{inner}; {route}"], check=True)
+        assert daemon.stdin is not None
+        daemon.stdin.write(b"\n")
+        daemon.stdin.close()
 
     def _write_files(self) -> None:
         folder, here = self.folder, socket.gethostname().partition(".")[0]
@@ -150,26 +210,25 @@ class SlurmCluster:
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        ports = _free_ports(len(self.nodes) + 1)
-        hosts, lines = [f"127.0.0.1 localhost {here}"], []
-        for number, (name, port) in enumerate(zip(self.nodes, ports[1:], strict=True), 21):
-            address = f"127.0.0.{number}"
-            hosts.append(f"{address} {name}")
+        (port,) = free_ports(1)
+        hosts, lines = ["127.0.0.1 localhost", f"{self.address} {here}"], []
+        for name in self.nodes:
+            hosts.append(f"{_address(name)} {name}")
             lines.append(
-                f"NodeName={name} NodeHostname={name} NodeAddr={address} Port={port}"
+                f"NodeName={name} NodeHostname={name} NodeAddr={_address(name)} Port=17001"
                 " CPUs=2 RealMemory=1000 State=UNKNOWN"
             )
         lines.append(f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES MaxTime=60")
-        config = _CONFIG.format(here=here, folder=folder, control_port=ports[0])
+        config = _CONFIG.format(here=here, folder=folder, control_port=port, network=NETWORK)
         (folder / "slurm.conf").write_text(config + "\n".join(lines) + "\n")
         (folder / "hosts").write_text("\n".join(hosts) + "\n")
 
-    def _daemon(self, *words: str) -> subprocess.Popen[bytes]:
+    def _daemon(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         with (self.folder / "daemons.log").open("ab") as log:
             return subprocess.Popen(
                 words,
                 env={**os.environ, **self.env},
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -185,8 +244,8 @@ class SlurmCluster:
         assert callable(done)
         end = time.monotonic() + START_SECONDS
         while not done():
-            dead = [p.args for p in self._daemons if p.poll() is not None]
-            assert not dead, f"a daemon ended before {words}: {dead}"
+            control = self._control
+            assert control is None or control.poll() is None, f"slurmctld ended before {words}"
             assert time.monotonic() < end, f"not within {START_SECONDS} s: {words}"
             time.sleep(0.2)
 
@@ -198,7 +257,8 @@ class SlurmCluster:
             end = time.monotonic() + 15
             while self.run("squeue", "--noheader", timeout=10).strip() and time.monotonic() < end:
                 time.sleep(0.5)
-        daemons = [*self._daemons, *([self._munge] if self._munge else [])]
+        started = [*self._node_daemons.values(), self._control, self._munge]
+        daemons = [process for process in started if process is not None]
         for process in daemons:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -208,9 +268,25 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(10)
+        with suppress(subprocess.CalledProcessError):
+            _ip("link", "del", BRIDGE)
 
 
-def _free_ports(count: int) -> list[int]:
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def _card(node: str) -> str:
+    """This machine's end of a node's cable."""
+    return f"{BRIDGE}{node[1:]}"
+
+
+def _address(node: str) -> str:
+    return f"{NETWORK}.{10 + int(node[1:])}"
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports that nothing listens on now."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in servers]
     for server in servers:

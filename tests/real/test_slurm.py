@@ -1,22 +1,21 @@
-"""Batch jobs on a real SLURM: engines on every node, a warning, a requeue, and every row once."""
+"""Batch jobs on a real SLURM: a warning and a requeue, lost nodes, arrays; every row once."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 import yaml
 
-from real.serve_slurm import SlurmCluster
+from real.serve_slurm import free_ports
 from support.cli import clean_env, run_bagent
 from support.jobs import journal_lines, results_by_id, rows, write_rows
 
@@ -29,15 +28,10 @@ pytestmark = [
 ]
 
 SIM = "bagent sim --host {node} --port {port} --decode 60 --output-tokens 30"
+# What is sent to a node that is gone is never answered: the usual limits would take minutes.
+SOON = {"timeout": {"connect": "3s", "total": "8s"}, "concurrency": 6}
 NO_TABLES = {"parquet": False, "duckdb": False}
 ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
-
-
-@pytest.fixture(scope="module")
-def slurm():
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    with SlurmCluster(3, folder) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -45,7 +39,7 @@ def env(slurm, job_dir):
     return clean_env(job_dir / ".home", slurm.env)
 
 
-def write(folder, count, **cluster):
+def write(folder, count, limits=None, **cluster):
     write_rows(folder / "rows.jsonl", count)
     usual = {
         "scheduler": "slurm",
@@ -61,7 +55,7 @@ def write(folder, count, **cluster):
         "input": "rows.jsonl",
         "prompt": "say {{ text }}",
         "sampling": {"max_tokens": 500},
-        "limits": {"concurrency": 6},
+        "limits": limits or {"concurrency": 6},
         "results": NO_TABLES,
         "cluster": usual | cluster,
     }
@@ -92,6 +86,13 @@ def done_rows(folder):
     return [line for line in journal_lines(journal) if line.get("status") == "ok"]
 
 
+def assert_every_row_once(folder, count):
+    found = results_by_id(folder)
+    assert sorted(found) == sorted(row["id"] for row in rows(count))
+    assert {row["status"] for row in found.values()} == {"ok"}
+    return found
+
+
 def output(folder, number):
     return (folder / f"job.{number}.out").read_text()
 
@@ -111,9 +112,7 @@ def test_a_job_that_is_warned_of_its_end_is_requeued_and_every_row_is_answered_o
     text = output(job_dir, number)
     assert slurm.job(number)["ExitCode"] == "0:0", text
     assert slurm.job(number)["Restarts"] == "1"
-    found = results_by_id(job_dir)
-    assert sorted(found) == sorted(row["id"] for row in rows(120))
-    assert all(row["status"] == "ok" for row in found.values())
+    found = assert_every_row_once(job_dir, 120)
     assert max(Counter(line["id"] for line in done_rows(job_dir)).values()) == 1
     assert len({row["endpoint"] for row in found.values()}) == 3
     hosts = (batch / f"{number}.0" / "hosts.txt").read_text().split("\n")[:3]
@@ -126,26 +125,22 @@ def test_a_job_that_is_warned_of_its_end_is_requeued_and_every_row_is_answered_o
     assert text.count("stopped") >= 6
 
 
-def test_the_deadline_is_the_end_that_slurm_knows(slurm, job_dir, env):
-    write(job_dir, 6, nodes=1, walltime="7m")
+def test_an_engine_that_dies_is_started_again_and_the_deadline_is_the_end_that_slurm_knows(
+    slurm, job_dir, env
+):
+    mark = job_dir / "died"
+    once = f"test -e {mark} || (touch {mark}; exit 7)"
+    engine = f"{once} && exec {sys.executable} -m {SIM} --api-key $VLLM_API_KEY"
+    write(job_dir, 12, nodes=1, walltime="7m", engine=["sh", "-c", engine])
     number = submit(job_dir, env)
     assert wait_for(slurm, number, lambda: state(slurm, number)) == "COMPLETED"
+    assert "1 restarts" in output(job_dir, number)
+    assert_every_row_once(job_dir, 12)
     job = slurm.job(number)
     limit = datetime.fromisoformat(job["StartTime"]).timestamp() + 7 * 60
     told = re.search(r"BAGENT_DEADLINE=@(\d+)", output(job_dir, number))
     assert told is not None
     assert abs(int(told[1]) + 30 - limit) <= 2
-
-
-def test_an_engine_that_dies_is_started_again_and_the_run_goes_on(slurm, job_dir, env):
-    mark = job_dir / "died"
-    once = f"test -e {mark} || (touch {mark}; exit 7)"
-    engine = f"{once} && exec {sys.executable} -m {SIM} --api-key $VLLM_API_KEY"
-    write(job_dir, 12, nodes=1, engine=["sh", "-c", engine])
-    number = submit(job_dir, env)
-    assert wait_for(slurm, number, lambda: state(slurm, number)) == "COMPLETED"
-    assert "1 restarts" in output(job_dir, number)
-    assert len(results_by_id(job_dir)) == 12
 
 
 def test_a_cancelled_job_ends_in_good_order_and_stays_away(slurm, job_dir, env):
@@ -158,19 +153,70 @@ def test_a_cancelled_job_ends_in_good_order_and_stays_away(slurm, job_dir, env):
     assert 6 <= len(results_by_id(job_dir)) < 200
 
 
-def test_the_tasks_of_a_step_share_the_rows_among_them(slurm, job_dir, env, fs):
+def test_a_run_goes_on_when_one_node_is_cut_off_and_another_crashes(slurm, job_dir, env):
+    write(job_dir, 100, SOON)
+    number = submit(job_dir, env)
+    wait_for(slurm, number, lambda: len(done_rows(job_dir)) >= 12)
+    head = slurm.job(number)["BatchHost"]
+    second, third = [node for node in slurm.nodes if node != head]
+    slurm.cut_off(second)
+    kept = len(done_rows(job_dir))
+    wait_for(slurm, number, lambda: len(done_rows(job_dir)) >= kept + 12)
+    slurm.crash(third)
+    try:
+        assert wait_for(slurm, number, lambda: state(slurm, number)) == "COMPLETED"
+    finally:
+        slurm.revive(second, third)
+    assert slurm.job(number)["Restarts"] == "0"
+    assert len({row["endpoint"] for row in assert_every_row_once(job_dir, 100).values()}) == 3
+
+
+def test_a_job_whose_first_node_crashes_goes_on_elsewhere(slurm, job_dir, env):
+    write(job_dir, 100, SOON, nodes=2)
+    number = submit(job_dir, env)
+    wait_for(slurm, number, lambda: len(done_rows(job_dir)) >= 12)
+    head = slurm.job(number)["BatchHost"]
+    slurm.crash(head)
+    kept = len(done_rows(job_dir))
+    try:
+        assert wait_for(slurm, number, lambda: state(slurm, number), 240) == "COMPLETED"
+    finally:
+        slurm.revive(head)
+    assert slurm.job(number)["Restarts"] == "1"
+    assert slurm.job(number)["BatchHost"] != head
+    assert_every_row_once(job_dir, 100)
+    lines = Counter(line["id"] for line in done_rows(job_dir))
+    assert kept >= 12
+    assert max(lines.values()) == 1
+
+
+@pytest.fixture
+def engine(slurm, job_dir):
+    """A simulated engine on this machine that the nodes can reach; its hostfile line."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "bagent", "sim", "--host", slurm.address, "--port", str(port)]
+    process = subprocess.Popen([*command, "--output-tokens", "5"], stderr=subprocess.DEVNULL)
+    yield f"vllm://{slurm.address}:{port}"
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.mark.parametrize("way", ["array", "step"])
+def test_many_processes_share_the_rows_among_them(slurm, job_dir, env, engine, way):
     write_rows(job_dir / "rows.jsonl", 30)
     job = {"name": "job", "input": "rows.jsonl", "prompt": "id={{ id }}", "results": NO_TABLES}
-    (job_dir / "job.yaml").write_text(yaml.safe_dump(job | {"backend": fs.url, "model": "m"}))
-    command = [sys.executable, "-m", "bagent", "run", "job.yaml", "--shard", "auto"]
+    (job_dir / "job.yaml").write_text(yaml.safe_dump(job | {"backend": engine}))
+    run = [sys.executable, "-m", "bagent", "run", "job.yaml", "--shard", "auto"]
+    run += ["--wait-hosts", "60s"]
+    command = {
+        "array": ["sbatch", "--wait", "--array=2-6:2", "--wrap", shlex.join(run)],
+        "step": ["srun", "--nodes=3", "--ntasks=3", *run],
+    }[way]
+    quiet = subprocess.DEVNULL
     subprocess.run(
-        ["srun", "--nodes=3", "--ntasks=3", *command],
-        cwd=job_dir,
-        env=env,
-        check=True,
-        timeout=120,
-        stderr=subprocess.DEVNULL,
+        command, cwd=job_dir, env=env, check=True, timeout=120, stdout=quiet, stderr=quiet
     )
-    assert len(fs.requests) == 30
-    assert sorted(results_by_id(job_dir)) == sorted(row["id"] for row in rows(30))
-    assert len(list((job_dir / "runs/job/journal").glob("rows-*.jsonl"))) == 3
+    assert_every_row_once(job_dir, 30)
+    attempts = [line for line in journal_lines(job_dir / "runs/job") if "sent" in line]
+    assert len(attempts) == 30
+    assert len(list((job_dir / "runs/job/journal").glob("rows-*-of-3-*.jsonl"))) == 3

@@ -1,0 +1,204 @@
+"""A pool of workers by Parsl (https://parsl-project.org): its HighThroughputExecutor.
+
+Nothing here imports Parsl before :func:`open_pool`: it is an extra, and slow to load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bagent.errors import MissingPackage, NeedsPerson
+from bagent.hpc.launching import on_every_node
+from bagent.hpc.pool import PoolPlan
+
+LABEL = "bagent"
+
+HEARTBEAT_SECONDS = 2
+LOST_SECONDS = 30
+"""After so long without a heartbeat a node counts as lost: half of what the owner file of its
+chunk needs to go stale, so that it costs no time."""
+
+_POOL = "parsl.executors.high_throughput.process_worker_pool"
+
+
+def check_parsl() -> None:
+    """Look whether Parsl is installed, without loading it.
+
+    Raises:
+        MissingPackage: it is not.
+    """
+    if find_spec("parsl") is None:
+        raise MissingPackage(
+            "--executor parsl needs Parsl, which is not installed",
+            hint="pip install 'bagent[parsl]'",
+        )
+
+
+class Pool:
+    """Workers that take tasks; made by :func:`open_pool`.
+
+    ``folder`` holds Parsl's own logs and scripts, and may be used for files of a start.
+    """
+
+    def __init__(self, kernel: Any, app: Callable[..., Future[Any]], provider: Any) -> None:
+        self.folder = Path(kernel.run_dir).absolute()
+        self._kernel = kernel
+        self._app = app
+        self._provider = provider
+
+    def submit(self, *words: Any) -> Future[Any]:
+        """Let a worker call the function of this pool with ``words``.
+
+        The future's exception is one of :func:`is_lost` where the worker or its node is gone, any
+        other where there will be no workers.
+        """
+        return self._app(*words)
+
+    @property
+    def jobs_begun(self) -> int:
+        """How many batch jobs, or launches, there were so far."""
+        return len(self._provider.resources)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether a task failed since its worker or its node was lost."""
+    from parsl.executors.high_throughput.errors import ManagerLost, WorkerLost
+
+    return isinstance(error, (ManagerLost, WorkerLost))
+
+
+@contextlib.contextmanager
+def open_pool(plan: PoolPlan, function: Callable[..., Any], folder: Path) -> Iterator[Pool]:
+    """Start workers as ``plan`` says; they are ended at the end of the block.
+
+    Args:
+        plan: what to start.
+        function: what the workers call; they must be able to import it.
+        folder: for Parsl's logs, on a disk that the workers' nodes share.
+
+    Raises:
+        NeedsPerson: Parsl could not be started.
+    """
+    from parsl.app.app import python_app
+    from parsl.config import Config
+    from parsl.dataflow.dflow import DataFlowKernel
+    from parsl.errors import ParslError
+
+    provider = _provider(plan)
+    try:
+        kernel = DataFlowKernel(
+            Config(
+                executors=[_executor(plan, provider)],
+                # A lost chunk is given out again by who knows what it has done already.
+                retries=0,
+                run_dir=str(folder),
+                strategy="simple",
+                strategy_period=1,
+                usage_tracking=0,
+            )
+        )
+    except (ParslError, OSError) as error:
+        raise NeedsPerson(f"Parsl could not start: {error}", hint=f"see {folder}") from error
+    try:
+        yield Pool(kernel, python_app(function, data_flow_kernel=kernel), provider)
+    finally:
+        kernel.cleanup()
+
+
+def _executor(plan: PoolPlan, provider: Any) -> Any:
+    from parsl.executors import HighThroughputExecutor
+    from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
+
+    python = plan.python
+    launch = DEFAULT_LAUNCH_CMD.replace("process_worker_pool.py", f"{python} -m {_POOL}")
+    executor = HighThroughputExecutor(
+        label=LABEL,
+        provider=provider,
+        # By path and module: no PATH needs to have the environment's programs.
+        launch_cmd=launch,
+        interchange_launch_cmd=[sys.executable, "-m", "bagent.hpc.interchange"],
+        address="127.0.0.1",
+        max_workers_per_node=plan.workers,
+        cores_per_worker=1e-6,  # only the number above counts
+        heartbeat_period=HEARTBEAT_SECONDS,
+        heartbeat_threshold=LOST_SECONDS,
+        encrypted=True,
+    )
+    if plan.where != "here":
+        # Listen everywhere, and let workers find out which address reaches this machine. Parsl's
+        # own list of addresses would ask a server on the internet, so the address is set above.
+        executor.address = None
+        executor.all_addresses = _addresses()
+    return executor
+
+
+def _addresses() -> set[str]:
+    """The IPv4 addresses of this machine."""
+    import socket
+
+    import psutil
+
+    found = {
+        address.address
+        for card in psutil.net_if_addrs().values()
+        for address in card
+        if address.family == socket.AF_INET
+    }
+    return found or {"127.0.0.1"}
+
+
+def _provider(plan: PoolPlan) -> Any:
+    blocks = {"init_blocks": plan.jobs, "min_blocks": 0, "max_blocks": plan.jobs}
+    if plan.where == "here":
+        from parsl.providers import LocalProvider
+
+        return LocalProvider(**blocks)
+    launcher = _launcher(plan)
+    if plan.where == "allocation":
+        from parsl.providers import LocalProvider
+
+        return LocalProvider(nodes_per_block=plan.nodes, launcher=launcher, **blocks)
+    shared = blocks | {
+        "nodes_per_block": plan.nodes,
+        "launcher": launcher,
+        "account": plan.account,
+        "walltime": plan.walltime,
+        "worker_init": plan.set_up,
+    }
+    mark = "#SBATCH" if plan.where == "slurm" else "#PBS"
+    options = "\n".join(f"{mark} {line}" for line in plan.options)
+    if plan.where == "slurm":
+        from parsl.providers import SlurmProvider
+
+        return SlurmProvider(
+            partition=plan.queue,
+            qos=plan.qos,
+            constraint=plan.constraint,
+            scheduler_options=options,
+            **shared,
+        )
+    from parsl.providers import PBSProProvider
+
+    return PBSProProvider(
+        queue=plan.queue, select_options=plan.select, scheduler_options=options, **shared
+    )
+
+
+def _launcher(plan: PoolPlan) -> Any:
+    """Parsl's launchers know neither overlapping steps nor bad nodes: this one starts workers as
+    ``bagent submit`` starts engines."""
+    from parsl.launchers.base import Launcher
+
+    class SiteLauncher(Launcher):  # type: ignore[misc]
+        def __call__(self, command: str, per_node: int, nodes: int, script_dir: str = "") -> str:
+            scripts = Path(script_dir).absolute()
+            script = on_every_node(command, plan.launcher or "", plan.python, plan.excluded)
+            return f"SCRIPTS={scripts}\n{script}"
+
+    return SiteLauncher()
