@@ -20,7 +20,7 @@ import msgspec
 from bagent.batches.quota import Quota
 from bagent.batches.record import OUT, BatchRecord
 
-FIRST_LOOK = 5.0
+FIRST_LOOK = 2.0
 LONGEST_LOOK = 60.0
 LOOK_SHARE = 0.05
 """A batch is looked at again after this part of its age, within the bounds, in seconds."""

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -50,7 +50,9 @@ def status(
         shown = ("run", "state", "exit_code", "ok", "not_ok", "rows_per_s", "last")
         write_rows(shown, [[one[name] for name in shown] for one in found], "table")
     else:
+        batches = [("batches", line) for line in cast("list[str]", found[0].pop("batches"))]
         pairs = [(name, value) for name, value in found[0].items() if value not in (None, {}, [])]
+        pairs += batches
         place = next((n for n, pair in enumerate(pairs) if pair[0] == "by_stage"), None)
         if place is not None:
             stages: Any = pairs[place][1]
@@ -106,6 +108,8 @@ def state_line(state: dict[str, Any]) -> str:
         parts.append(f"{state['completion_tokens']:,} answer tokens")
     if state["cost_usd"] is not None:
         parts.append(f"${state['cost_usd']:,.4g}")
+    if state["batches"]:
+        parts.append(f"batches: {state['batches'][0]}")
     code = "" if state["exit_code"] is None else f", exit code {state['exit_code']}"
     when = time.strftime("%H:%M:%S")
     return f"{when} {state['run']} {state['state']}{code}: {', '.join(parts)}"
@@ -113,6 +117,7 @@ def state_line(state: dict[str, Any]) -> str:
 
 def describe(run: RunDir) -> dict[str, object]:
     """What there is to say about a run, from its directory alone."""
+    from bagent.batches.standing import standing
     from bagent.store.counters import cache_share
     from bagent.store.owner import is_live, owners
     from bagent.store.readers import summary
@@ -148,6 +153,7 @@ def describe(run: RunDir) -> dict[str, object]:
         "started": _when(counts.first_at),
         "last": _when(counts.last_at),
         "owners": [f"process {record.pid} on {record.host}" for record in live],
+        "batches": standing(run.path, notes.append),
         "notes": notes,
         "directory": str(run.path),
     }

@@ -42,7 +42,7 @@ def test_rows_are_sealed_once_all_are_there_and_nothing_is_to_be_read() -> None:
 
 def test_looks_grow_with_the_age_of_a_batch_up_to_a_minute() -> None:
     desk, one = Desk(), record(1, "waiting")
-    for now, wait in ((0.0, 5.0), (400.0, 20.0), (80_000.0, 60.0)):
+    for now, wait in ((0.0, 2.0), (400.0, 20.0), (80_000.0, 60.0)):
         desk.went_well(one, now)
         assert desk.next([one], FED, 0.0, now).until == now + wait
         assert desk.next([one], FED, 0.0, now + wait).kind == "look"

@@ -1,0 +1,148 @@
+"""``bagent run`` with ``batching: {mode: provider}``, as a user types it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagent.errors import JobError
+from bagent.job.load import JobRequest, load_job
+from bagent.runs.options import RunOptions
+from bagent.runs.plan import tier_fields
+from bagent.runs.prepare import prepare
+from batches.support_runs import Server, served
+from batches.support_services import AnthropicServer, Course, OpenAIServer, message
+from support.cli import Completed, Running
+from support.jobs import journal_files, results, write_job
+
+Bagent = Callable[..., Completed]
+SECRET = "key-5up3rs3cret"
+RUN = ["run", "job.yaml", "--progress", "plain"]
+
+
+@contextmanager
+def in_thread(server: Server) -> Iterator[str]:
+    """The server with an event loop of its own; its address."""
+    ready = threading.Event()
+    found: list[Any] = []
+
+    async def main() -> None:
+        async with served(server) as url:
+            over = asyncio.Event()
+            found.extend((url, over, asyncio.get_running_loop()))
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    ready.wait(10)
+    url, over, loop = found
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
+
+
+def job(folder: Path, url: str, rows: int, kind: str = "openai", **keys: Any) -> None:
+    backend = {"url": f"{kind}+http{url.removeprefix('http')}/v1", "api_key_env": "MY_KEY"}
+    prices = {"input": 1.0, "output": 2.0, "batch": 0.5}
+    keys = {"batching": {"mode": "provider"}, "prices": prices, **keys}
+    write_job(folder, "x", rows, backend=backend, model="m-1", **keys)
+
+
+def run_dir(folder: Path) -> Path:
+    return folder / "runs" / "job"
+
+
+def test_a_run_killed_while_the_provider_works_goes_on_with_the_same_batch(
+    job_dir: Path, bagent: Bagent
+) -> None:
+    server = OpenAIServer(Course(("in_progress", "completed")))
+    with in_thread(server) as url:
+        job(job_dir, url, 40)
+        with Running(RUN, job_dir, {"MY_KEY": SECRET}) as running:
+            running.wait_for_err("is in_progress")
+            running.kill()
+        status = bagent(["status", "job"])
+        assert "batch_1 in_progress, 20 of 40 rows" in status.out, status.out
+        assert "1 with the provider" in status.out
+        done = bagent(RUN, env={"MY_KEY": SECRET})
+    assert done.code == 0, done.err
+    assert (len(server.made), server.uploads) == (1, 1)
+    assert server.complaints == []
+    found = results(job_dir)
+    assert [row["status"] for row in found] == ["ok"] * 40
+    assert len({row["id"] for row in found}) == 40
+    assert found[0]["cost_usd"] == pytest.approx((7 * 0.5 + 3 * 1.0) / 1e6)
+    assert "1 done" in bagent(["status", "job"]).out
+    for path in (*journal_files(run_dir(job_dir)), run_dir(job_dir) / "run.log"):
+        assert SECRET not in path.read_text()
+    assert SECRET not in done.err + done.out
+
+
+def test_a_signal_ends_with_75_and_leaves_the_batch_there(job_dir: Path, bagent: Bagent) -> None:
+    server = AnthropicServer(Course(("in_progress", "ended"), message()))
+    with in_thread(server) as url:
+        job(job_dir, url, 3, kind="anthropic")
+        with Running(RUN, job_dir, {"MY_KEY": SECRET}) as running:
+            running.wait_for_err("is in_progress")
+            running.send(signal.SIGTERM)
+            ended = running.finish()
+        assert ended.code == 75, ended.err
+        assert "1 batch stays with the provider (3 rows)" in ended.err
+        done = bagent(RUN, env={"MY_KEY": SECRET})
+    assert done.code == 0, done.err
+    assert server.tries == 1
+    assert [row["status"] for row in results(job_dir)] == ["ok"] * 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"backend": "vllm://127.0.0.1:9"}, "have a batch service"),
+        ({"backend": "bedrock://us-east-1"}, "s3_uri"),
+        ({"backend": "openai", "topology": "self_consistency"}, "several stages"),
+        (
+            {"backend": "openai", "agent": {"tools": [{"builtin": "web_search"}]}},
+            "turns with tools",
+        ),
+        ({"backend": "openai", "batching": {"mode": "provider", "service_tier": "flex"}}, "tier"),
+    ],
+)
+def test_what_cannot_go_in_batches_is_said_before_anything_is_sent(
+    job_dir: Path, keys: dict[str, Any], words: str
+) -> None:
+    path = write_job(job_dir, "x", 2, **{"batching": {"mode": "provider"}, **keys})
+    with pytest.raises(JobError, match=words) as caught:
+        prepare(RunOptions(job=path, cwd=job_dir, env={"OPENAI_API_KEY": "k"}))
+    assert caught.value.at is not None
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("openai", {"service_tier": "flex"}),
+        ("compatible", {"service_tier": "flex"}),
+        ("bedrock", {"serviceTier": {"type": "flex"}}),
+        ("vllm", None),
+    ],
+)
+def test_a_service_tier_is_asked_for_in_the_words_of_each_api(
+    job_dir: Path, kind: str, fields: Any
+) -> None:
+    path = write_job(job_dir, "openai", 2, batching={"service_tier": "flex"})
+    job = load_job(JobRequest(path=path, cwd=job_dir, env={}))
+    if fields is None:
+        with pytest.raises(JobError, match="no tiers"):
+            tier_fields(job, kind)
+    else:
+        assert tier_fields(job, kind) == fields
