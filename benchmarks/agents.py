@@ -178,7 +178,7 @@ def bagent_arm(url: str, model: str) -> dict[str, Any]:
             "sampling": {"temperature": 0, "max_tokens": 64},
             "dedupe": False,
             "limits": {"concurrency": IN_FLIGHT},
-            "results": {"allow_failures": AGENTS},
+            "results": {"allow_failures": AGENTS, "parquet": False, "duckdb": False},
         }
         (folder / "job.yaml").write_text(json.dumps(job))
         began = time.monotonic()
