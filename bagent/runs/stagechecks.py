@@ -39,12 +39,13 @@ class Sight:
 
     ``rows`` are examples of their fields, None where only the run will tell. ``answer`` are the
     properties of their answers, none for a text, None where they are not known. ``rooted``:
-    each goes back to one input row.
+    each goes back to one input row. ``single``: it is the only one that goes back to it.
     """
 
     rows: Rows | None
     answer: frozenset[str] | None
     rooted: bool = True
+    single: bool = False
 
 
 def properties_of(schema: OutputSchema | None) -> frozenset[str] | None:
@@ -119,7 +120,8 @@ class _Checks:
         self._source = source
         self._by_name = {stage.name: stage for stage in stages}
         rows = [row.data for row in sample]
-        self._sights = {INPUT: Sight(rows or None, frozenset())}
+        self._sights = {INPUT: Sight(rows or None, frozenset(), single=True)}
+        self._seen: dict[str, frozenset[str]] = {INPUT: frozenset()}
 
     def all(self) -> list[str]:
         warnings: list[str] = []
@@ -139,6 +141,7 @@ class _Checks:
                 columns = self._check_query(stage, stage.spec.query)
             warnings.extend(self._prompts(stage, rows))
             self._sights[stage.name] = self._after(stage, before, columns)
+            self._seen[stage.name] = self._left(stage) | {stage.name}
         return warnings
 
     # --- what a stage leaves ----------------------------------------------------------------------
@@ -151,23 +154,29 @@ class _Checks:
             if columns is None:
                 return Sight(None, None, rooted=False)
             return Sight([dict.fromkeys(columns)], frozenset(columns), rooted=False)
-        if kind == "reduce":
-            return Sight(
-                self._grouped(stage), properties_of(stage.asking[0].schema), _by_row(stage)
-            )
         rows, rooted = _together(before), before[0].rooted
-        if kind == "expand" and stage.items is None:
-            return Sight(rows, None, rooted)
+        if kind == "reduce":
+            answer, by_row = properties_of(stage.asking[0].schema), _by_row(stage)
+            return Sight(self._grouped(stage), answer, by_row and rooted, by_row and rooted)
         if kind == "expand":
-            properties = self._of_items(stage)
-            if rows is None or properties is None:
-                return Sight(None, properties or None, rooted)
-            return Sight([*rows, dict.fromkeys(properties)], properties, rooted)
+            return self._expanded(stage, rows, rooted)
+        single = before[0].single and kind != "broadcast"
         if kind == "loop":
-            return Sight(rows, frozenset(asking.name for asking in stage.asking), rooted)
+            names = frozenset(asking.name for asking in stage.asking)
+            return Sight(rows, names, rooted, single)
         if kind == "embed":
-            return Sight(rows, frozenset(), rooted)
-        return Sight(rows, properties_of(stage.asking[0].schema), rooted)
+            return Sight(rows, frozenset(), rooted, single)
+        asking = stage.asking[0]
+        return Sight(rows, properties_of(asking.schema), rooted, single and asking.job.answers == 1)
+
+    def _expanded(self, stage: PreparedStage, rows: Rows | None, rooted: bool) -> Sight:
+        """Rows made of pieces of a text keep their fields, items add theirs."""
+        if stage.items is None:
+            return Sight(rows, None, rooted)
+        properties = self._of_items(stage)
+        if rows is None or properties is None:
+            return Sight(None, properties or None, rooted)
+        return Sight([*rows, dict.fromkeys(properties)], properties, rooted)
 
     def _of_items(self, stage: PreparedStage) -> frozenset[str] | None:
         """The properties of the items that rows are made of; None where only they will tell."""
@@ -196,11 +205,25 @@ class _Checks:
 
     # --- names ------------------------------------------------------------------------------------
 
+    def _visible(self, stage: PreparedStage) -> frozenset[str]:
+        """The stages whose answers the rows before a stage still have."""
+        return frozenset().union(*(self._seen[name] for name in stage.sources))
+
+    def _shared(self, stage: PreparedStage) -> frozenset[str]:
+        """Those that have one answer for a whole group of a reduction."""
+        seen = self._visible(stage) if _by_row(stage) else ()
+        return frozenset(name for name in seen if self._sights[name].single)
+
+    def _left(self, stage: PreparedStage) -> frozenset[str]:
+        """Those that the rows after a stage still have, less itself."""
+        if stage.spec.kind == "sql":
+            return frozenset()
+        return self._shared(stage) if stage.spec.kind == "reduce" else self._visible(stage)
+
     def _prompts(self, stage: PreparedStage, rows: Rows | None) -> Iterable[str]:
         """Check the prompts of a stage; gives warnings."""
-        names: dict[str, frozenset[str] | None] = {
-            name: self._properties(name) for name in stage.visible
-        }
+        visible = self._shared(stage) if stage.spec.kind == "reduce" else self._visible(stage)
+        names = {name: self._properties(name) for name in visible}
         if stage.spec.kind == "reduce":
             rows = self._grouped(stage)
             names |= dict.fromkeys(REDUCE_NAMES)
@@ -227,7 +250,7 @@ class _Checks:
     def _check_split(self, stage: PreparedStage, rows: Rows | None) -> None:
         assert stage.spec.split is not None
         name = stage.spec.split.field
-        known = None if rows is None else _fields(rows) | stage.visible
+        known = None if rows is None else _fields(rows) | self._visible(stage)
         if known is not None and name not in known:
             raise JobError(
                 f"stage {stage.name}: split.field: there is no field {name}",
@@ -243,7 +266,7 @@ class _Checks:
         answers = [properties_of(asking.schema) for asking in stage.asking]
         known = None
         if rows is not None and None not in answers:
-            known = _fields(rows) | stage.visible | LOOP_NAMES
+            known = _fields(rows) | self._visible(stage) | LOOP_NAMES
             known |= {asking.name for asking in stage.asking}
             known |= frozenset().union(*(answer for answer in answers if answer is not None))
         self._check_expression(stage, until, "until", known)
@@ -254,7 +277,7 @@ class _Checks:
         if rows is None or None in answers:
             return None
         named = (answer for answer in answers if answer is not None)
-        return frozenset().union(_fields(rows), stage.visible, *named)
+        return frozenset().union(_fields(rows), self._visible(stage), *named)
 
     def _check_expression(
         self, stage: PreparedStage, found: Expression, key: str, known: frozenset[str] | None
@@ -280,7 +303,7 @@ class _Checks:
             source = chain[0]
             if source == "answer" and stage.items is not None:
                 source = stage.sources[0]
-            if chain[0] in stage.visible or chain[0] != source:
+            if chain[0] in self._visible(stage) or chain[0] != source:
                 lacks = lacking(chain, self._properties(source))
                 if lacks is not None:
                     return ".".join(chain[:2]), lacks

@@ -45,8 +45,7 @@ class PreparedStage:
     """One checked stage.
 
     ``asking`` has one entry for a stage that asks, one for each section of a loop, none for other
-    kinds. ``visible`` are the names of the stages that its prompts may name. ``sources`` are the
-    stages that it reads, ``input`` among them.
+    kinds. ``sources`` are the stages that it reads, ``input`` among them.
     """
 
     name: str
@@ -54,7 +53,6 @@ class PreparedStage:
     at: StageAt
     sources: tuple[str, ...]
     asking: tuple[Asking, ...]
-    visible: frozenset[str]
     items: Expression | None = None
     until: Expression | None = None
     goal: int = 1
@@ -91,13 +89,6 @@ def _check(job: Job, at: StageAt) -> None:
 
 def _prepared(base: Job, at: StageAt, before: Sequence[PreparedStage]) -> PreparedStage:
     spec = at.spec
-    by_name = {stage.name: stage for stage in before}
-    sources = [by_name[name] for name in at.sources if name != INPUT]
-    visible = frozenset(stage.name for stage in sources) | frozenset(
-        name for stage in sources for name in stage.visible
-    )
-    if spec.kind == "sql":
-        visible = frozenset()
     asking = tuple(_askings(base, at))
     items = until = None
     if spec.items is not None:
@@ -110,12 +101,11 @@ def _prepared(base: Job, at: StageAt, before: Sequence[PreparedStage]) -> Prepar
         at=at,
         sources=_read(at, before),
         asking=asking,
-        visible=visible,
         items=items,
         until=until,
         goal=_goal(spec, at, base),
     )
-    return _with_fields(stage, by_name.keys())
+    return _with_fields(stage, [stage.name for stage in before])
 
 
 def _expression(text: str, key: str, at: StageAt, base: Job) -> Expression:

@@ -246,14 +246,22 @@ def test_after_a_reduction_only_what_it_was_grouped_by_is_left_of_the_fields(loo
     refused(look, text.replace("{{ %s", "{{ §%s") % "text")
 
 
-def test_a_reduction_of_each_row_may_name_its_fields_and_the_stages_before(look):
+def test_a_reduction_of_each_row_may_name_its_fields_and_what_is_one_for_all_of_it(look):
     text = (
         "stages:\n- {kind: map, name: draft, prompt: x}\n"
         "- {kind: map, name: judge, answers: 3, prompt: '{{ draft }}'}\n"
-        "- {kind: reduce, by: id, prompt: '{{ %s }} {{ draft }} {{ responses }}'}\n"
+        "- {kind: reduce, by: id, prompt: '{{ responses }} {{ §%s }}'}\n"
     )
-    look(text % "text")
-    refused(look, text.replace("{{ %s", "{{ §%s") % "txt")
+    for name in ("text", "draft", "n"):
+        look(text.replace("§", "") % name)
+    for name in ("txt", "judge"):
+        refused(look, text % name)
+    after = text.replace(" {{ §%s }}", "") + "- {kind: map, prompt: '{{ reduce3 }} {{ §%s }}'}\n"
+    look(after.replace("§", "") % "draft")
+    refused(look, after % "judge")
+    everything = text.replace("by: id", "fanin: 9")
+    for name in ("text", "draft", "judge"):
+        refused(look, everything % name)
 
 
 def test_a_text_to_split_must_be_there(look):
