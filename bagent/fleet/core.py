@@ -13,6 +13,7 @@ import msgspec
 from bagent.backends.base import Backend, Timeouts
 from bagent.backends.engine_metrics import EngineLoad
 from bagent.fleet.call import Call, Delivery
+from bagent.fleet.ending import Ending
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.endpoints import Endpoints
 from bagent.fleet.grouping import GroupRule
@@ -87,6 +88,7 @@ class Core:
         self.expected = config.first_expected
         self.last_served = float("-inf")
         self.latencies: deque[float] = deque(maxlen=RECENT)
+        self.ending = Ending()
         self.tasks: set[asyncio.Task[None]] = set()
         self.probes: set[asyncio.Task[None]] = set()
         self.stopped: asyncio.Future[BaseException] = self.loop.create_future()

@@ -120,6 +120,12 @@ class EndpointState:
         return max(0, most - self.in_flight)
 
     @property
+    def burst(self) -> int:
+        """Rows of the largest request in flight; 0 where each row goes alone."""
+        largest = max((len(carrier.group) for carrier in self.carriers), default=0)
+        return largest if largest > 1 else 0
+
+    @property
     def load(self) -> float:
         """The share of its limit that is in use, by its weight."""
         return self.in_flight / (self.limit.value * self.weight)

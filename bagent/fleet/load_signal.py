@@ -119,17 +119,21 @@ class LoadSignal:
         came after ``first_token`` seconds, None where that is not known."""
         self._times.add(sent, latency, first_token)
 
-    def judge(self, now: float, load: EngineLoad | None, in_flight: int) -> Verdict:
+    def judge(self, now: float, load: EngineLoad | None, in_flight: int, burst: int = 0) -> Verdict:
         """What the state of the endpoint at ``now`` says of its limit.
 
         Args:
             now: the time of this look.
             load: what the engine told, None if it did not.
             in_flight: our own rows that are sent and not answered.
+            burst: rows of our largest request: so many come at once, and wait for a moment though
+                the engine has places enough on the whole. Of a list that is half done, half of
+                what is in flight runs no more, so without it the engine would be half empty.
         """
         last, self._last = self._last, load or self._last
         if load is not None and load.waiting is not None and load.running is not None:
-            queue = self._judge_queue(load, load.running, load.waiting, in_flight)
+            waiting = max(0, load.waiting - (load.deferred or 0) - burst)
+            queue = self._judge_queue(load.running, waiting, in_flight)
             cache = self._judge_cache(load, last, in_flight)
             self._told = queue if queue.action == "cut" or cache.action == "grow" else cache
             self._told_at = now
@@ -142,8 +146,7 @@ class LoadSignal:
             return cache
         return self._judge_times(now, in_flight)
 
-    def _judge_queue(self, load: EngineLoad, running: int, waiting: int, in_flight: int) -> Verdict:
-        waiting = max(0, waiting - (load.deferred or 0))
+    def _judge_queue(self, running: int, waiting: int, in_flight: int) -> Verdict:
         if not waiting:
             self._queued = 0
             self._aims.clear()

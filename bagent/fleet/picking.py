@@ -56,6 +56,13 @@ class Picker:
         core = self._core
         self.crowded = False
         self._home = None
+        if (
+            not core.expecting
+            and core.in_flight
+            and core.ending.is_too_slow(state.name, now, core.waiting.ready)
+            and not core.waiting.is_pinned(state.name)
+        ):
+            return []
         size = _one if core.config.group.single else self._sizes(state, now)
         ahead: list[Call] = []
         if state.cold and core.config.prefix.warms(own=state.endpoint.own):

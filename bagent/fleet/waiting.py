@@ -99,6 +99,11 @@ class Waiting:
             return self._line.take(endpoint, size, picky=False, leave=leave)
         return []
 
+    def is_pinned(self, endpoint: str) -> bool:
+        """Whether something waits that only ``endpoint`` may have."""
+        pinned = self._pinned.get(endpoint)
+        return pinned is not None and pinned.count > 0
+
     def some(self, count: int) -> list[Call]:
         """The first ready calls, left where they are."""
         return list(itertools.islice(itertools.chain(self._urgent, self._line), count))

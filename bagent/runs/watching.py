@@ -59,7 +59,7 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
         signal = state.signal
         if signal is None or state.leaving:
             return
-        verdict = signal.judge(loop.time(), load, state.in_flight)
+        verdict = signal.judge(loop.time(), load, state.in_flight, state.burst)
         if not hasty or verdict.action == "grow":
             follow(state.limit, verdict, loop.time())
         if load is not None or verdict.action != "grow":

@@ -274,3 +274,11 @@ def test_follow_does_with_the_limit_what_the_verdict_says() -> None:
     assert (limit.value, limit.reason) == (70, "too much")
     follow(limit, Verdict("grow"), 3.0)
     assert limit.held is None
+
+
+def test_a_list_that_has_just_come_is_no_queue():
+    load = EngineLoad(at=0.0, running=64, waiting=24)
+    assert LoadSignal().judge(0.0, load, 150).action == "hold"
+    assert LoadSignal().judge(0.0, load, 150, burst=24).action == "grow"
+    two = EngineLoad(at=0.0, running=64, waiting=50)
+    assert LoadSignal().judge(0.0, two, 150, burst=24).action == "hold"

@@ -1,0 +1,65 @@
+"""At the end of a run a slow endpoint gets nothing that would come after all the rest."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bagent.fleet.ending import WINDOW, Ending
+from fleet.support_fleet import always, setup
+from fleet.support_time import run_jumping
+
+
+def seen(slow=60.0, fast=1.0):
+    ending = Ending()
+    for number in range(WINDOW):
+        name, seconds = ("slow", slow) if number % 32 == 0 else ("fast", fast)
+        ending.served(name, number * 0.1, seconds)
+    return ending, WINDOW * 0.1
+
+
+def test_a_slow_endpoint_is_too_slow_once_little_is_left():
+    ending, now = seen()
+    assert not ending.is_too_slow("slow", now, ready=1000)  # they take the others 100 s
+    assert ending.is_too_slow("slow", now, ready=100)
+    assert not ending.is_too_slow("fast", now, ready=0)
+
+
+def test_equal_endpoints_are_never_too_slow_for_each_other():
+    ending, now = seen(slow=1.3)
+    assert not ending.is_too_slow("slow", now, ready=0)
+
+
+def test_nothing_is_judged_before_enough_was_seen():
+    ending = Ending()
+    for number in range(20):
+        ending.served("slow" if number % 2 else "fast", number, 50.0 if number % 2 else 1.0)
+    assert not ending.is_too_slow("slow", 20.0, ready=0)
+    assert not ending.is_too_slow("unknown", 20.0, ready=0)
+
+
+def test_where_the_others_stand_still_the_slow_one_is_needed_again():
+    ending, now = seen()
+    assert ending.is_too_slow("slow", now, ready=100)
+    assert not ending.is_too_slow("slow", now + 1000, ready=100)
+
+
+def run_of(count):
+    """Two endpoints, one at a fiftieth of the speed; seconds to the end, and who had the rows."""
+
+    async def main():
+        s = setup({"fast": always(seconds=1.0), "slow": always(seconds=50.0)}, limit=4)
+        began = asyncio.get_running_loop().time()
+        s.fleet.expect(True)
+        await s.feed(count)
+        s.fleet.expect(False)
+        await s.fleet.idle()
+        return asyncio.get_running_loop().time() - began, s.backend.shares
+
+    return run_jumping(main())
+
+
+def test_a_run_does_not_wait_for_rows_that_a_slow_endpoint_took_last():
+    seconds, shares = run_of(1800)
+    ideal = 1800 / (4 + 4 / 50)
+    assert seconds < 1.04 * ideal
+    assert shares["slow"] >= 28
