@@ -196,9 +196,16 @@ def _print(asked: Asked, head: list[str], cursor: Any) -> None:
     rows = cursor.fetchmany(most + 1)
     kept = [i for i in range(len(head)) if _tells(head[i], [row[i] for row in rows], asked)]
     shown = [[row[i] for i in kept] for row in rows[:most]]
-    write_rows([head[i] for i in kept], shown, "table")
+    names = [head[i] for i in kept]
+    write_rows([_plain(name, names) for name in names], shown, "table")
     if len(rows) > most:
         typer.echo(f"the first {most} rows; --limit N shows more", err=True)
+
+
+def _plain(name: str, names: Sequence[str]) -> str:
+    """A property's own name where the column that it made way for is not shown."""
+    own = name.removesuffix("_2")
+    return own if own in ("id", "stage", "answer") and own not in names else name
 
 
 def _tells(name: str, values: list[Any], asked: Asked) -> bool:

@@ -37,12 +37,15 @@ def agents(ask: Ask, calls: list[dict[str, Any]]) -> Html:
         return Html("")
     if len({row["stage"] for row in turns}) == 1:
         turns = [{k: v for k, v in row.items() if k != "stage"} for row in turns]
+    words = "A turn is one request of a row: after tools, or to ask again for a valid answer."
     return section(
-        "Tools",
+        "Tools and turns" if calls else "Turns",
         table(calls),
         heading("rows by their number of turns") if turns else "",
+        note(words),
         table(turns),
         _longest(ask),
+        name="tools",
     )
 
 
@@ -81,5 +84,6 @@ def _longest(ask: Ask) -> Html:
     )
     if not rows:
         return Html("")
+    calls = any(row["tools_ms"] is not None for row in rows)
     words = "The whole may be less than model and tools together: calls run side by side."
-    return Html(heading("rows with most turns") + note(words) + table(rows))
+    return Html(heading("rows with most turns") + (note(words) if calls else "") + table(rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from bagent.observe.report.ask import Ask
@@ -51,22 +51,22 @@ def find(ask: Ask) -> list[dict[str, Any]]:
 
 
 def findings(
-    faults: list[dict[str, Any]], sums: dict[str, Any], shared: Callable[[int], str]
+    faults: list[dict[str, Any]], sums: dict[str, Any], shared: Sequence[str]
 ) -> list[str]:
     """The commonest failures in words.
 
     Args:
-        shared: what the rows of a numbered group have in common, empty: nothing.
+        shared: what the rows of each of the first groups have in common, empty: nothing.
     """
     words = []
-    for row in faults[:FAULTS]:
+    for row, what in zip(faults[:FAULTS], shared, strict=False):
         where = f"stage {row['stage']}: " if sums["stages"] > 1 else ""
         text = (
             f"{where}{counted(row['rows'], 'row')} ({row['percent']:.3g} %) {_is(row['rows'])}"
             f" {row['status']} ({row['error_kind'] or 'no kind'}):"
             f" {visible(row['example'] or 'no error text', EXAMPLE)}"
         )
-        if what := shared(row["fault"]):
+        if what:
             text += f" | What these rows share: {what}"
         if when := _when(row, sums):
             text += f" | {when}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
+
+import msgspec
 
 from bagent.observe.report.html import Html, heading, note, number, section, table
 from bagent.observe.report.traits import Line, Traits
@@ -18,6 +21,8 @@ LONGER = 1.4
 
 MOST = 12
 CORRELATED = 0.4
+STRONG = 0.7
+"""A field whose effect is less than this part of the strongest one's has no finding."""
 
 
 def long_answers(traits: Traits) -> list[str]:
@@ -25,13 +30,26 @@ def long_answers(traits: Traits) -> list[str]:
     lines = [line for line in traits.lines if line.of_input and line.in_prompt is not False]
     lines = lines or [line for line in traits.lines if line.of_input]
     words: dict[tuple[str, str], str] = {}
+    first: Line | None = None
     for line in sorted(lines, key=lambda o: -max(o.longer, o.surplus("cut"))):
         key = (line.stage, line.field)
         if key in words or len(words) == 3:
             continue
-        if said := _told(line, traits):
+        said = _told(line, traits)
+        if said and (first is None or not _weaker(line, first, traits)):
+            first = first or line
             words[key] = said
     return list(words.values())
+
+
+def _weaker(line: Line, first: Line, traits: Traits) -> bool:
+    """Whether a field says much less than the first: it may go with that one only."""
+    mine, best = (
+        traits.grows.get((one.stage, one.field)) if one.sized else None for one in (line, first)
+    )
+    if mine is not None and best is not None:
+        return mine < STRONG * best
+    return line.longer < STRONG * first.longer
 
 
 def _told(line: Line, traits: Traits) -> str:
@@ -57,30 +75,47 @@ def _told(line: Line, traits: Traits) -> str:
     return where + "; ".join(parts)
 
 
-def failing(traits: Traits) -> list[str]:
-    """Values of fields whose rows are not ok more often than others, in words."""
-    lines = sorted(traits.lines, key=lambda line: -line.surplus("bad"))
-    words = []
-    for line in lines:
+def failing(traits: Traits, told: Container[tuple[str, str]] = ()) -> list[str]:
+    """Values of fields whose rows are not ok more often than others, in words.
+
+    Args:
+        told: (stage, field) of what need not be said again.
+    """
+    words: dict[tuple[str, str], str] = {}
+    for line in sorted(traits.lines, key=lambda line: -line.surplus("bad")):
+        key = (line.stage, line.field)
         share, others = _share(line, "bad"), _rest(line, "bad")
-        if line.of_input and share > 2 * others + 1 and line.surplus("bad") > SURE:
+        if not line.of_input or key in told or key in words:
+            continue
+        if share > 2 * others + 1 and line.surplus("bad") > SURE:
             where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
-            words.append(
+            words[key] = (
                 f"{where}of the rows with {line.phrase} {share:.3g} % are not ok,"
                 f" of the others {others:.3g} %"
             )
-    return words[:2]
+    return list(words.values())[:2]
 
 
-def shared(traits: Traits, fault: int) -> str:
-    """What the rows of a group of failures share that others do not have; empty: nothing."""
-    words = []
-    for lines, mine, others in traits.of_fault(fault):
-        words.append(
-            f"{_together(lines)} ({100 * mine:.3g} % of them,"
-            f" {100 * others:.2g} % of the other rows)"
-        )
-    return "; ".join(words[:2])
+class Shared(msgspec.Struct, frozen=True):
+    """What the rows of a group of failures have in common: words, and (stage, field) of each."""
+
+    words: str
+    fields: tuple[tuple[str, str], ...]
+
+
+def shared(traits: Traits, fault: int) -> Shared:
+    """What the rows of a group of failures share that others do not have; empty: nothing.
+
+    What else is known of a row (its prompt's length) is told where no field of the input is.
+    """
+    found = list(traits.of_fault(fault))
+    of_input = [one for one in found if one[0][0].of_input]
+    found = (of_input or found)[:2]
+    words = [
+        f"{_together(lines)} ({100 * mine:.3g} % of them, {100 * others:.2g} % of the other rows)"
+        for lines, mine, others in found
+    ]
+    return Shared("; ".join(words), tuple((one[0][0].stage, one[0][0].field) for one in found))
 
 
 def _together(lines: list[Line]) -> str:

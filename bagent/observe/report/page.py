@@ -66,15 +66,14 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
     traits = Traits(ask, about.in_prompt)
     calls = agents.tool_rows(ask)
 
-    def shared(fault: int) -> str:
-        return fields.shared(traits, fault)
-
+    shared = [fields.shared(traits, number) for number in range(1, failures.FAULTS + 1)]
+    told = {key for one in shared for key in one.fields}
     found = {
         "Endpoints": endpoints.findings(served) or _no_slow_one(served),
         "Failures": [
             *stages.findings(by_stage),
-            *failures.findings(faults, sums, shared),
-            *fields.failing(traits),
+            *failures.findings(faults, sums, [one.words for one in shared]),
+            *fields.failing(traits, told),
         ],
         "Long answers": fields.long_answers(traits),
         "Tools": agents.findings(calls),

@@ -263,7 +263,12 @@ class Traits:
             lines = [o for o in lines if o.these.faults[fault - 1] > 2 * usual * o.these.rows]
             mine = sum(line.these.faults[fault - 1] for line in lines) / group
             others = sum(line.these.rows - line.these.faults[fault - 1] for line in lines) / rest
-            if lines and len(lines) <= 3 and mine >= 0.6 and mine - others > 0.3:
+            if (
+                lines
+                and (lines[0].sized or len(lines) <= 3)
+                and mine >= 0.6
+                and mine - others > 0.3
+            ):
                 found.append((lines, mine, others))
         yield from sorted(
             found, key=lambda one: (-round(one[1] - one[2], 2), not one[0][0].of_input)
@@ -277,14 +282,18 @@ _NAMES = (
 
 
 def _make_sample(ask: Ask) -> None:
-    """``sampled``: rows that were asked about or failed, with the number of their failure."""
+    """``sampled``: rows that were asked about or failed, with the number of their failure.
+
+    ``tokens`` are those of answers: what was asked for again and stayed invalid is none.
+    """
     from bagent.store.views import ALIKE
 
     ask.run(
         f"""create or replace temp table sampled as
             select r.*, f.fault from (
                 select stage, status, error_kind, {ALIKE} as pattern, input, endpoint, model,
-                       source, prompt_tokens, completion_tokens as tokens, status <> 'ok' as bad,
+                       source, prompt_tokens, status <> 'ok' as bad,
+                       case when status in ('ok', 'truncated') then completion_tokens end as tokens,
                        coalesce(finish_reason = 'length', false) or status = 'truncated' as cut
                 from results where copied_from is null and (endpoint is not null or status <> 'ok')
                 ) as r
