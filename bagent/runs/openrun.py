@@ -225,7 +225,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
             new_segment=owner.took_over,
         )
         # Rows that another division finished are finished too, whichever part now has them.
-        done = load_index(directory.path, None, policy, report=notes.append)
+        done = load_index(directory.path, None, policy, report=notes.append, seen_by=prepared.part)
         earlier = _earlier(prepared)
         info = _new_info(prepared, info, fingerprints)
         directory.save(info, prepared.part)

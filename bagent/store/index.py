@@ -18,7 +18,7 @@ from pathlib import Path
 from bagent.errors import JobError
 from bagent.store.codec import ERROR_KINDS, OK_CODE, STATUSES, kind_of, status_of
 from bagent.store.segment_index import SegmentIndex, open_index
-from bagent.store.segments import Report, list_segments
+from bagent.store.segments import Report, list_segments, part_order
 from bagent.store.superseded import voided
 from bagent.types import PASSING_KINDS
 
@@ -258,7 +258,12 @@ def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def open_indexes(
-    run_dir: Path, report: Report, *, part: str | None = None, save: bool = False
+    run_dir: Path,
+    report: Report,
+    *,
+    part: str | None = None,
+    save: bool = False,
+    seen_by: str | None = None,
 ) -> list[SegmentIndex]:
     """The indexes of all row segments of a run directory, in the order they were begun.
 
@@ -267,8 +272,13 @@ def open_indexes(
         report: told about broken lines.
         part: only this part; None means all.
         save: write missing index files of sealed segments.
+        seen_by: leave out the other parts of this part's division (the same N of I/N): a row is
+            in one of them only, so none of theirs is one of its own.
     """
     segments = list_segments(run_dir / "journal", "rows", part)
+    if seen_by is not None:
+        division = part_order(seen_by)[0]
+        segments = [s for s in segments if s.part == seen_by or part_order(s.part)[0] != division]
     growing = {s.part: s.number for s in segments}
     indexes = [open_index(s, report, save=save and s.number < growing[s.part]) for s in segments]
     return _by_time(indexes)
@@ -286,7 +296,13 @@ def _by_time(indexes: list[SegmentIndex]) -> list[SegmentIndex]:
 
 
 def load_index(
-    run_dir: Path, part: str | None, policy: Policy, *, report: Report, save: bool = True
+    run_dir: Path,
+    part: str | None,
+    policy: Policy,
+    *,
+    report: Report,
+    save: bool = True,
+    seen_by: str | None = None,
 ) -> DoneIndex:
     """Read which units are finished.
 
@@ -296,8 +312,10 @@ def load_index(
         policy: which failures count as finished.
         report: told about broken lines, as ``FILE:LINE: ...``.
         save: write missing index files beside sealed segments.
+        seen_by: as in :func:`open_indexes`.
     """
-    return done_index(open_indexes(run_dir, report, part=part, save=save), policy)
+    indexes = open_indexes(run_dir, report, part=part, save=save, seen_by=seen_by)
+    return done_index(indexes, policy)
 
 
 def done_index(indexes: list[SegmentIndex], policy: Policy) -> DoneIndex:

@@ -123,6 +123,20 @@ def test_a_later_ok_beats_a_failure_and_a_later_failure_does_not_beat_ok(store, 
     assert not index.has(unit(failure(2)))
 
 
+def test_a_part_sees_what_other_divisions_finished_and_not_its_siblings(store, outcome):
+    names = ["all", "1-of-2", "2-of-2", "1-of-3"]
+    for number, part in enumerate(names):
+        store.write(outcome(number), part=part)
+
+    def seen(part):
+        found = load_index(store.path, None, Policy(), report=store.reports.append, seen_by=part)
+        return [name for n, name in enumerate(names) if found.has(unit(outcome(n)))]
+
+    assert seen("1-of-2") == ["all", "1-of-2", "1-of-3"]
+    assert seen("3-of-4") == names
+    assert seen("all") == names
+
+
 def test_all_parts_or_one(store, outcome):
     store.write(outcome(0), part="1-of-2")
     store.write(outcome(1), part="2-of-2")
