@@ -214,6 +214,24 @@ def test_a_chunk_does_not_begin_once_there_is_a_signal(fs, order):
     assert read_state(Path(order.folder), order.part) is None
 
 
+def test_without_parsl_one_line_says_what_to_install(job_dir, bagent, tmp_path):
+    write_job(job_dir, "http://127.0.0.1:9/v1", 3)
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['parsl'] = None\n")
+    done = bagent(["run", "job.yaml", "--executor", "parsl"], env={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 2
+    assert done.err == (
+        "bagent: error: --executor parsl needs Parsl, which is not installed"
+        " (pip install 'bagent[parsl]')\n"
+    )
+    assert not (job_dir / "runs").exists()
+
+
+def test_an_executor_that_is_none_is_refused(job_dir, bagent):
+    done = bagent(["run", "job.yaml", "--executor", "ray"])
+    assert done.code == 2
+    assert "--executor ray: no such executor (local, parsl)" in done.err
+
+
 # --- with Parsl itself ------------------------------------------------------------------------
 
 RUN = ["run", "job.yaml", "--progress", "plain", "--executor", "parsl", "--workers", "2"]
