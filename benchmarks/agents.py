@@ -1,18 +1,21 @@
 """Agents with one slow tool: bagent against two loops, and what a turn costs.
 
-    python benchmarks/agents.py compare [--url http://HOST:PORT/v1 --model NAME] [--repeats 5]
+    python benchmarks/agents.py compare [HOST:PORT MODEL] [--repeats 5] [--seconds 150] [--out FILE]
     python benchmarks/agents.py cost [--rows 1000,4000,16000]
 
-``compare``: 100 agents of two turns behind a shared prompt of about 2,048 tokens, a tool of 800 ms,
-at most 32 model calls in flight. The first turn must call the tool, whose one argument has ten
-possible values; which one is what the model writes. Arms, in an order that turns round:
+``compare``: 100 agents of two turns behind a shared prompt of about 2,048 tokens (``--rules`` sets
+its length, the result tells it), a tool of 800 ms, at most 32 model calls in flight. The first turn
+must call the tool, whose one argument has ten possible values; which one is what the model writes.
+Arms, in an order that turns round:
 
 ``holding``  a loop that keeps its slot while the tool runs
 ``freeing``  a good loop: a slot for each model call, equal tool calls share one run (a dictionary)
 ``bagent``   ``bagent run`` with all it does: journal, validation, tables of calls
 
-Without ``--url`` the server is ``bagent sim``: simulated engine, simulated text. Times are from the
-first request sent to the last answer; bagent's start-up stands apart.
+Without a server it is ``bagent sim``: simulated engine, simulated text. Times are from the first
+request sent to the last answer; bagent's start-up stands apart. No repeat is begun that would end
+after ``--seconds``. Besides Python it needs aiohttp and bagent with the packages that it requires,
+and of those neither DuckDB nor a tokenizer.
 
 ``cost``: agents of two turns with an instant tool on a backend that answers at once, in one
 process: CPU per turn of all but HTTP.
@@ -33,15 +36,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from statistics import median_low
 from typing import Any
 
 AGENTS = 100
 IN_FLIGHT = 32
 TOOL_SECONDS = 0.8
 TOPICS = [f"topic-{n}" for n in range(10)]
-SHARED = "You answer with the help of a library. " + " ".join(
-    f"Rule {n}: a shelf numbered {n} holds books about matter {n * 7 % 31}." for n in range(110)
-)
+RULES = 110
+ARM_SECONDS = 120.0
+"""After so long an arm is given up: a server that hangs must not hold the others back."""
+
 TOOL = {
     "type": "function",
     "function": {
@@ -71,6 +76,14 @@ async def look(topic: Literal[{", ".join(map(repr, TOPICS))}]) -> str:
 '''
 
 
+def shared(rules: int) -> str:
+    """The system prompt of all agents."""
+    return "You answer with the help of a library. " + " ".join(
+        f"Rule {n}: a shelf numbered {n} holds books about matter {n * 7 % 31}."
+        for n in range(rules)
+    )
+
+
 def user(row: int) -> str:
     return (
         f"Question {row}: what is new on shelf {row}? Look a topic up, then answer in a sentence."
@@ -98,89 +111,114 @@ def simulated(decode: float) -> Iterator[str]:
             process.wait(10)
 
 
-async def loop_arm(url: str, model: str, *, holding: bool) -> dict[str, Any]:
-    """One of the two loops."""
-    import aiohttp
+class Loop:
+    """One of the two loops: ``holding`` keeps its slot while the tool runs, else equal calls share.
 
-    slots, runs = asyncio.Semaphore(IN_FLIGHT), 0
-    answers: dict[str, asyncio.Future[str]] = {}
-    first = 0.0
+    ``first`` is when the first request went out, ``without`` counts turns that called no tool.
+    """
 
-    async def look(topic: str) -> str:
-        nonlocal runs
-        runs += 1
+    def __init__(self, session: Any, args: argparse.Namespace, url: str, *, holding: bool) -> None:
+        self.session, self.args, self.url, self.holding = session, args, url, holding
+        self.slots = asyncio.Semaphore(IN_FLIGHT)
+        self.answers: dict[str, asyncio.Future[str]] = {}
+        self.system = shared(args.rules)
+        self.first = 0.0
+        self.runs = self.without = 0
+        self.prompt_tokens = 0
+
+    async def look(self, topic: str) -> str:
+        self.runs += 1
         await asyncio.sleep(TOOL_SECONDS)
         return f"About {topic}: nothing new."
 
-    async def coalesced(topic: str) -> str:
-        if topic not in answers:
-            answers[topic] = asyncio.ensure_future(look(topic))
-        return await asyncio.shield(answers[topic])
+    async def coalesced(self, topic: str) -> str:
+        if topic not in self.answers:
+            self.answers[topic] = asyncio.ensure_future(self.look(topic))
+        return await asyncio.shield(self.answers[topic])
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async def ask(self, messages: list[dict[str, Any]], choice: str) -> dict[str, Any]:
+        self.first = self.first or time.monotonic()
+        body = {"model": self.args.model, "temperature": 0, "max_tokens": 64, "messages": messages}
+        body |= {"tools": [TOOL], "tool_choice": choice}
+        async with self.session.post(f"{self.url}/chat/completions", json=body) as response:
+            if response.status != 200:
+                raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
+            answer = await response.json()
+        self.prompt_tokens = self.prompt_tokens or answer["usage"]["prompt_tokens"]
+        return answer["choices"][0]["message"]
 
-        async def ask(messages: list[dict[str, Any]], choice: str) -> dict[str, Any]:
-            nonlocal first
-            first = first or time.monotonic()
-            body = {"model": model, "temperature": 0, "max_tokens": 64, "messages": messages}
-            body |= {"tools": [TOOL], "tool_choice": choice}
-            async with session.post(f"{url}/chat/completions", json=body) as response:
-                response.raise_for_status()
-                return (await response.json())["choices"][0]["message"]
-
-        async def agent(row: int) -> None:
-            messages = [
-                {"role": "system", "content": SHARED},
-                {"role": "user", "content": user(row)},
-            ]
-            outer = slots if holding else contextlib.nullcontext()
-            inner = contextlib.nullcontext() if holding else slots
-            async with outer:
-                async with inner:
-                    turn = await ask(messages, "required")
-                messages.append({**turn, "content": turn.get("content") or ""})
-                for call in turn["tool_calls"]:
-                    topic = json.loads(call["function"]["arguments"])["topic"]
-                    text = await (look(topic) if holding else coalesced(topic))
-                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
-                async with inner:
-                    await ask(messages, "auto")
-
-        await asyncio.gather(*(agent(row) for row in range(AGENTS)))
-    return {"seconds": time.monotonic() - first, "tool_runs": runs}
+    async def agent(self, row: int) -> None:
+        messages = [
+            {"role": "system", "content": self.system},
+            {"role": "user", "content": user(row)},
+        ]
+        outer = self.slots if self.holding else contextlib.nullcontext()
+        inner = contextlib.nullcontext() if self.holding else self.slots
+        async with outer:
+            async with inner:
+                turn = await self.ask(messages, "required")
+            calls = turn.get("tool_calls") or []
+            self.without += not calls
+            messages.append({**turn, "content": turn.get("content") or ""})
+            for call in calls:
+                topic = json.loads(call["function"]["arguments"])["topic"]
+                text = await (self.look(topic) if self.holding else self.coalesced(topic))
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+            async with inner:
+                await self.ask(messages, "auto")
 
 
-def bagent_arm(url: str, model: str) -> dict[str, Any]:
+async def loop_arm(args: argparse.Namespace, url: str, *, holding: bool) -> dict[str, Any]:
+    """All agents by one of the two loops."""
+    import aiohttp
+
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
+    timeout = aiohttp.ClientTimeout(total=ARM_SECONDS)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        loop = Loop(session, args, url, holding=holding)
+        await asyncio.gather(*(loop.agent(row) for row in range(args.agents)))
+    return {
+        "seconds": time.monotonic() - loop.first,
+        "tool_runs": loop.runs,
+        "without_call": loop.without,
+        "prompt_tokens": loop.prompt_tokens,
+    }
+
+
+def write_job(folder: Path, args: argparse.Namespace, url: str) -> None:
+    """The same agents as a job of bagent."""
+    (folder / "tools.py").write_text(TOOL_FILE)
+    (folder / "runs.txt").touch()
+    (folder / "shared.md").write_text(shared(args.rules))
+    rows = "".join(json.dumps({"id": n, "question": user(n)}) + "\n" for n in range(args.agents))
+    (folder / "rows.jsonl").write_text(rows)
+    tool = {"python": "tools.py:look", "coalesce": True, "cache": "10m", "concurrency": 100}
+    job = {
+        "name": "agents",
+        "backend": f"vllm://{args.server}" if args.server else {"url": url},
+        "model": args.model,
+        "input": "rows.jsonl",
+        "prompt": {"system": {"file": "shared.md"}, "user": "{{ question }}"},
+        "agent": {"tool_choice": "required", "tools": [tool]},
+        "sampling": {"temperature": 0, "max_tokens": 64},
+        "dedupe": False,
+        "limits": {"concurrency": IN_FLIGHT},
+        "results": {"allow_failures": args.agents, "parquet": False, "duckdb": False},
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
+
+
+def lines_of(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind in the run's journal."""
+    paths = (folder / "runs/agents/journal").glob(f"{kind}-*.jsonl")
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def bagent_arm(args: argparse.Namespace, url: str) -> dict[str, Any]:
     """``bagent run`` on the same agents."""
     with tempfile.TemporaryDirectory(prefix="bagent-agents-") as name:
         folder = Path(name)
-        (folder / "tools.py").write_text(TOOL_FILE)
-        (folder / "shared.md").write_text(SHARED)
-        rows = "".join(json.dumps({"id": n, "question": user(n)}) + "\n" for n in range(AGENTS))
-        (folder / "rows.jsonl").write_text(rows)
-        job = {
-            "name": "agents",
-            "backend": {"url": url},
-            "model": model,
-            "input": "rows.jsonl",
-            "prompt": {"system": {"file": "shared.md"}, "user": "{{ question }}"},
-            "agent": {
-                "tool_choice": "required",
-                "tools": [
-                    {
-                        "python": "tools.py:look",
-                        "coalesce": True,
-                        "cache": "10m",
-                        "concurrency": 100,
-                    }
-                ],
-            },
-            "sampling": {"temperature": 0, "max_tokens": 64},
-            "dedupe": False,
-            "limits": {"concurrency": IN_FLIGHT},
-            "results": {"allow_failures": AGENTS, "parquet": False, "duckdb": False},
-        }
-        (folder / "job.yaml").write_text(json.dumps(job))
+        write_job(folder, args, url)
         began = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "bagent", "run", "job.yaml", "--progress", "none"],
@@ -188,26 +226,25 @@ def bagent_arm(url: str, model: str) -> dict[str, Any]:
             capture_output=True,
             text=True,
             check=False,
+            timeout=ARM_SECONDS,
         )
         whole = time.monotonic() - began
         if done.returncode:
             raise RuntimeError(done.stderr)
-        lines = []
-        for path in (folder / "runs/agents/journal").glob("attempts-*.jsonl"):
-            lines += [json.loads(line) for line in path.read_text().splitlines()]
-        ended = [line["done"] for line in lines]
-        runs = (folder / "runs.txt").read_text().splitlines()
+        sent = lines_of(folder, "attempts")
         kinds: dict[str, int] = {}
-        for path in (folder / "runs/agents/journal").glob("rows-*.jsonl"):
-            for line in path.read_text().splitlines():
-                status = json.loads(line)["status"]
-                kinds[status] = kinds.get(status, 0) + 1
+        for line in lines_of(folder, "rows"):
+            kinds[line["status"]] = kinds.get(line["status"], 0) + 1
+        second = [line for line in sent if line["turn"] == 2]
         return {
-            "seconds": max(ended) - min(line["sent"] for line in lines),
-            "tool_runs": len(runs),
+            "seconds": max(line["done"] for line in sent) - min(line["sent"] for line in sent),
+            "tool_runs": len((folder / "runs.txt").read_text().splitlines()),
             "whole_command": whole,
-            "requests": len(lines),
+            "requests": len(sent),
             "statuses": kinds,
+            "cached_tokens_turn_2": median_low(line.get("cached_tokens") or 0 for line in second)
+            if second
+            else None,
         }
 
 
@@ -215,19 +252,29 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     """All arms, their order turned round each time."""
     arms = ["holding", "freeing", "bagent"]
     found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
-    opened = contextlib.nullcontext(args.url) if args.url else simulated(args.decode)
+    result = {"simulated": not args.server, "agents": args.agents, "model": args.model}
+    if not args.server:
+        result["decode"] = args.decode
+    begun, longest = time.monotonic(), 0.0
+    opened = simulated(args.decode)
+    if args.server:
+        opened = contextlib.nullcontext(f"http://{args.server}/v1")
     with opened as url:
-        asyncio.run(loop_arm(url, args.model, holding=False))  # warms the prefix, counts nothing
+        asyncio.run(loop_arm(args, url, holding=False))  # warms the prefix, counts nothing
         for repeat in range(args.repeats):
+            at = time.monotonic()
+            if repeat and at + longest > begun + args.seconds:
+                break
             turned = arms[repeat % 3 :] + arms[: repeat % 3]
             for arm in turned if repeat % 2 == 0 else turned[::-1]:
                 if arm == "bagent":
-                    result = bagent_arm(url, args.model)
+                    one = bagent_arm(args, url)
                 else:
-                    result = asyncio.run(loop_arm(url, args.model, holding=arm == "holding"))
-                found[arm].append(result | {"repeat": repeat, "load": os.getloadavg()[0]})
+                    one = asyncio.run(loop_arm(args, url, holding=arm == "holding"))
+                found[arm].append(one | {"repeat": repeat, "load": os.getloadavg()[0]})
                 print(repeat, arm, json.dumps(found[arm][-1]), flush=True)
-    return {"simulated": not args.url, "decode": args.decode, "arms": found}
+            longest = max(longest, time.monotonic() - at)
+    return {**result, "arms": found}
 
 
 def cost(args: argparse.Namespace) -> dict[str, Any]:
@@ -262,8 +309,11 @@ def cost_once(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["compare", "cost", "cost-once"])
-    parser.add_argument("--url")
-    parser.add_argument("--model", default="simulated-8b")
+    parser.add_argument("server", nargs="?", metavar="HOST:PORT", help="compare: the engine")
+    parser.add_argument("model", nargs="?", metavar="MODEL", default="simulated-8b")
+    parser.add_argument("--agents", type=int, default=AGENTS)
+    parser.add_argument("--rules", type=int, default=RULES, help="length of the shared prompt")
+    parser.add_argument("--seconds", type=float, default=150, help="of all repeats together")
     parser.add_argument("--decode", type=float, default=60, help="simulated tokens a second")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", default="1000,4000,16000")
