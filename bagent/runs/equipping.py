@@ -11,7 +11,7 @@ import msgspec
 from bagent.agents.agent_plan import AgentPlan
 from bagent.agents.plan import StagePlan
 from bagent.backends.request import CallSettings, encode_payload
-from bagent.errors import JobError
+from bagent.errors import JobError, UsageError
 from bagent.runs.endpoints import Servers
 from bagent.runs.openrun import OpenRun
 from bagent.store.turns import TurnIndex
@@ -63,9 +63,13 @@ class Equipment:
 
             store = self._store
 
-            plan.program = await open_program(
-                job, plan, servers, (store.path, store.part, self._env), self._stack
-            )
+            place = (store.path, store.part, self._env)
+            try:
+                plan.program = await open_program(job, plan, servers, place, self._stack)
+            except UsageError as error:
+                if error.at is None:
+                    error.at = job.source.position((*agent_path(job), "command"))
+                raise
         elif spec is not None and pool is not None:
             self._give_tools(plan, job, servers, pool)
 
