@@ -236,24 +236,21 @@ class AgentConversation(Conversation):
         if self._desk is not None:
             may_call = self._may_call() and request.tool_choice != "none"
             request.watch = partial(self._desk.watch, self._turns + 1) if may_call else None
+        request.returning = self._rounds
         call = super()._call(request)
         call.prefer = self._endpoint
         return call
 
     def _asking_again(self, request: Request, messages: list[Message]) -> Request:
-        """Ask for the answer alone where the schema is enforced only without tools."""
+        """Ask for the answer alone where the schema may be enforced only without tools."""
         again = super()._asking_again(request, messages)
-        if self._agent.answer_settings is not None:
-            again.settings = self._agent.answer_settings
-            again.tool_choice = "none"
-        else:
-            again.tool_choice = None
+        again.tool_choice = "none" if request.settings.apart else None
         return again
 
     def _after_cut(self, call: Call, verdict: Verdict) -> Call | None:
         """Where nothing bound the answer to the schema it may never have ended: bind it."""
-        unbound = call.request.settings.output is None
-        if unbound and self._agent.answer_settings and self._reasks < self.plan.reasks:
+        unbound = call.request.settings.apart and call.request.tool_choice != "none"
+        if unbound and self._reasks < self.plan.reasks:
             return self._reask(call, verdict)
         return super()._after_cut(call, verdict)
 

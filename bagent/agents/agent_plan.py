@@ -49,11 +49,10 @@ class AgentPlan(msgspec.Struct, eq=False):
 
     ``earlier`` gives the turns that an earlier start of the run left of a conversation (by
     :func:`bagent.store.codec.unit_of`). ``max_turns`` bounds the model's turns of a row.
-    ``first_choice`` is the ``tool_choice`` of the first turn. ``answer_settings`` are for asking
-    again for an answer that does not fit the schema, where the server cannot enforce a schema
-    while tools may be called. ``compact_at`` is the share of the context at which a conversation
-    is made shorter, ``summary_settings`` are those of the model that sums up (None: old answers of
-    tools are cut). ``shares``: equal rows may share an answer, since no tool has side effects.
+    ``first_choice`` is the ``tool_choice`` of the first turn. ``compact_at`` is the share of the
+    context at which a conversation is made shorter, ``summary_settings`` are those of the model
+    that sums up (None: old answers of tools are cut). ``shares``: equal rows may share an answer,
+    since no tool has side effects.
     """
 
     tools: Tools
@@ -61,7 +60,6 @@ class AgentPlan(msgspec.Struct, eq=False):
     earlier: Callable[[int], list[Turn]] = _nothing
     max_turns: int = 6
     first_choice: Json = None
-    answer_settings: CallSettings | None = None
     compact_at: float = 0.85
     summary_settings: CallSettings | None = None
     shares: bool = False

@@ -34,6 +34,16 @@ _FINISH_WORDS = {
 }
 
 
+_HINTS = {
+    "lower": b',"priority":-%d',
+    "higher": b',"priority":%d',
+    "nvext": b',"nvext":{"agent_hints":{"priority":%d}}',
+}
+
+MOST_AHEAD = 100
+"""So many places a conversation may be put forward: one for each turn behind it."""
+
+
 class BodyWriter:
     """Makes request bodies of one model's calls; what calls share is encoded once.
 
@@ -41,7 +51,8 @@ class BodyWriter:
     ``completion_limit`` names the parameter that bounds the answer: ``max_tokens``, or
     ``max_completion_tokens`` for OpenAI's newer models. ``native_schema`` False leaves
     ``response_format`` out, for endpoints that refuse it, ``without`` the sampling parameters
-    of these names.
+    of these names. ``hints`` says how conversations that return from their tools are put forward:
+    by a ``lower`` or a ``higher`` priority, or by ``nvext``; empty for not at all.
     """
 
     def __init__(
@@ -52,12 +63,14 @@ class BodyWriter:
         completion_limit: str = "max_tokens",
         messages_key: str = "messages",
         without: frozenset[str] = frozenset(),
+        hints: str = "",
     ) -> None:
         self.model = model
         self.native_schema = native_schema
         self._limit_key = completion_limit
         self._messages_key = messages_key
         self._without = without
+        self._hint = _HINTS.get(hints)
         self._heads: dict[tuple[int, int | None], tuple[CallSettings, bytes, bool]] = {}
 
     def body(self, request: Request, *, key: str | None = None, stream: bool = True) -> bytes:
@@ -70,6 +83,8 @@ class BodyWriter:
             parts.append(b',"%s":%d' % (self._limit_key.encode(), request.max_tokens))
         if request.tool_choice is not None and not chosen:
             parts.append(b',"tool_choice":' + encode_payload(request.tool_choice))
+        if request.returning and self._hint is not None:
+            parts.append(self._hint % min(request.returning, MOST_AHEAD))
         if request.stream and stream:
             parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
         parts.append(b"}")

@@ -29,16 +29,21 @@ each other the first goes."""
 _NO_STREAM = re.compile(r"\bstream(_options|ing|ed)?\b", re.IGNORECASE)
 
 
+Lesson = tuple[str, str | None, bytes | None, bool]
+
+
 class Form(msgspec.Struct, frozen=True):
     """The form of a request; see :class:`bagent.backends.chat_wire.BodyWriter`.
 
-    ``without`` names sampling parameters that are left out.
+    ``without`` names sampling parameters that are left out, ``hints`` how returning conversations
+    are put forward.
     """
 
     native_schema: bool = True
     completion_limit: str = "max_tokens"
     stream: bool = True
     without: frozenset[str] = frozenset()
+    hints: str = ""
 
 
 FIRST_FORM = Form()
@@ -55,7 +60,7 @@ class Forms:
     def __init__(self, enforce: str, notice: Callable[[str], None]) -> None:
         self._enforce = enforce
         self._notice = notice
-        self._forms: dict[tuple[str, str | None, bytes | None], Form] = {}
+        self._forms: dict[Lesson, Form] = {}
 
     def of(self, endpoint: Endpoint, request: Request) -> Form:
         """The form for such a request to the endpoint."""
@@ -111,7 +116,9 @@ def _refused_name(request: Request, words: str, used: Form) -> str | None:
     return None
 
 
-def _lesson_key(endpoint: Endpoint, request: Request) -> tuple[str, str | None, bytes | None]:
-    """What a lesson holds for: an endpoint may refuse one schema, or one model's parameter."""
+def _lesson_key(endpoint: Endpoint, request: Request) -> Lesson:
+    """What a lesson holds for: an endpoint may refuse one schema, a schema beside tools that may be
+    called, or one model's parameter."""
     output = request.settings.output
-    return endpoint.name, request.settings.model, output.document if output else None
+    calls = output is not None and bool(request.settings.tools) and request.tool_choice != "none"
+    return endpoint.name, request.settings.model, output.document if output else None, calls

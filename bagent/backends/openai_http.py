@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 
+from bagent.backends.abilities import Abilities
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.chat_stream import StreamReader
 from bagent.backends.chat_wire import BodyWriter, read_reply
@@ -52,7 +53,8 @@ class OpenAIBackend:
         self._enforce = enforce
         self._clock = clock
         self._forms = Forms(enforce, notice)
-        self._writers: dict[tuple[str, bool, str, frozenset[str]], BodyWriter] = {}
+        self._abilities = Abilities()
+        self._writers: dict[tuple[str, bool, str, frozenset[str], str], BodyWriter] = {}
         self._served: dict[str, str] = {}
         self._groups = Groups(batching, clock, notice)
         self._learner = Learner(self._groups, self._ask, self.probe, self._model)
@@ -75,6 +77,7 @@ class OpenAIBackend:
         """Learn the endpoint anew, and ask it in the usual form again."""
         self._groups.forget(endpoint)
         self._forms.forget(endpoint)
+        self._abilities.forget(endpoint)
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
@@ -87,13 +90,33 @@ class OpenAIBackend:
         if len(group) > 1:
             found = await self._send_group(endpoint, group, form, timeouts, exchange)
         else:
-            found = await self._send_one(endpoint, request, form, timeouts, exchange)
+            found = await self._send_able(endpoint, request, form, timeouts, exchange)
         exchange.done = self._clock()
         if isinstance(found, Failure) and exchange.status is not None:
-            exchange.learned |= self._forms.learn(endpoint, request, found, form)
+            if not exchange.learned:
+                exchange.learned = self._forms.learn(endpoint, request, found, form)
             found = named(found, endpoint, exchange)
         exchange.results = found if isinstance(found, list) else [found] * len(group)
         return exchange
+
+    async def _send_able(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        form: Form,
+        timeouts: Timeouts,
+        exchange: Exchange,
+    ) -> Reply | Failure:
+        """Send one call, with what the endpoint can do besides, or might."""
+        engine = self._groups.known(endpoint).engine
+        able, tries = self._abilities.form(endpoint, request, form, engine)
+        try:
+            found = await self._send_one(endpoint, request, able, timeouts, exchange)
+            if not (tries or able.hints):
+                return found
+            return self._abilities.learn(endpoint, able, tries, found, exchange)
+        finally:
+            self._abilities.leave(tries)
 
     async def _send_one(
         self,
@@ -182,7 +205,7 @@ class OpenAIBackend:
     def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> BodyWriter:
         model = self._model(endpoint, request)
         native = form.native_schema and self._enforce != "prompt"
-        key = (model, native, form.completion_limit, form.without)
+        key = (model, native, form.completion_limit, form.without, form.hints)
         writer = self._writers.get(key)
         if writer is None:
             writer = BodyWriter(
@@ -190,6 +213,7 @@ class OpenAIBackend:
                 native_schema=native,
                 completion_limit=form.completion_limit,
                 without=form.without,
+                hints=form.hints,
             )
             self._writers[key] = writer
         return writer

@@ -30,7 +30,8 @@ class CallSettings(msgspec.Struct, frozen=True, eq=False):
 
     ``sampling`` holds OpenAI parameter names; only what the user set is in it, so that nothing
     is sent that a model might refuse. ``max_tokens`` stands apart since it is per row.
-    ``model`` is None for ``auto``: the endpoint's own.
+    ``model`` is None for ``auto``: the endpoint's own. ``apart``: the endpoint may not be able to
+    enforce ``output`` in calls that may also call tools; see :mod:`bagent.backends.abilities`.
     """
 
     model: str | None
@@ -39,6 +40,7 @@ class CallSettings(msgspec.Struct, frozen=True, eq=False):
     output: OutputFormat | None = None
     tools: Sequence[Json] = ()
     max_tokens: int | None = None
+    apart: bool = False
 
     def fingerprint(self) -> bytes:
         """Bytes that differ whenever two settings may lead to different answers."""
@@ -75,6 +77,8 @@ class Request(msgspec.Struct):
     ``watch`` is called once for each time that the call is streamed; what it gives back gets every
     tool call as soon as its arguments are whole, on the event loop.
     ``began`` is called at the first token of a streamed answer.
+    ``returning`` is how many turns with tools the conversation has behind it: an engine that can
+    serves it the earlier, while its cache holds what came before.
     """
 
     settings: CallSettings
@@ -89,6 +93,7 @@ class Request(msgspec.Struct):
     tool_choice: Json = None
     watch: Watch | None = None
     began: Callable[[], None] | None = None
+    returning: int = 0
 
 
 def encode_payload(value: Json) -> bytes:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from bagent.tools import ToolPool
 
 COMBINE = frozenset({"openai", "anthropic", "bedrock"})
-"""Backends that enforce a schema on the answer while tools may be called. Own engines bind every
-word of the model to the schema, so that it never calls a tool; or they refuse both together."""
+"""Backends of providers that say of themselves that they enforce a schema on the answer while tools
+may be called. Other endpoints are tried, each once: see :mod:`bagent.backends.abilities`."""
 
 
 class Equipment:
@@ -76,16 +76,13 @@ class Equipment:
     def _give_tools(self, plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> None:
         spec = job.agent
         assert spec is not None
-        output = plan.settings.output
-        settings = with_tools(plan, job, servers, pool)
-        apart = output is not None and settings.output is None
+        with_tools(plan, job, servers, pool)
         plan.agent = AgentPlan(
             pool,
             self._store.journal,
             self._earlier().take,
             max_turns=spec.max_turns,
             first_choice=first_choice(job, pool),
-            answer_settings=msgspec.structs.replace(settings, output=output) if apart else None,
             compact_at=spec.compact.at,
             summary_settings=CallSettings(spec.compact.model, {}, {})
             if spec.compact.model
@@ -143,14 +140,15 @@ def agent_path(job: Job) -> tuple[str | int, ...]:
 def with_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> CallSettings:
     """Put the tools into the settings of ``plan``, which are also given back.
 
-    The schema goes out of them where the server cannot enforce it while tools may be called.
+    Where the server may not be able to enforce the schema while tools may be called, it is also in
+    the prompt, and each endpoint is tried.
     """
     asked = plan.settings
     apart = asked.output is not None and not combines(job, servers)
     plan.settings = msgspec.structs.replace(
         asked,
         tools=tuple(definitions(pool, servers)),
-        output=None if apart else asked.output,
+        apart=apart,
     )
     plan.budget.fixed = len(encode_payload(plan.settings.tools))
     plan.describe |= apart and job.output.describe != "never"
@@ -196,5 +194,5 @@ def first_choice(job: Job, pool: ToolPool) -> Json:
 
 
 def combines(job: Job, servers: Servers) -> bool:
-    """Whether the schema is asked for by the API in turns that may call tools."""
+    """Whether the schema is asked for by the API, untried, in turns that may call tools."""
     return job.output.enforce == "native" or servers.kind in COMBINE

@@ -105,42 +105,6 @@ def test_a_conversation_that_the_server_finds_too_long_is_cut_once_and_asked_aga
     assert ran(job_dir) == ["told 4000"]
 
 
-def test_an_own_engine_is_asked_for_the_schema_only_where_no_tool_may_be_called(job_dir, bagent):
-    script = [calls(("add", '{"a":1,"b":2}')), ok("the sum is three"), ok('{"sum": 3}')]
-    with FakeServer({"*": script}) as fs:
-        agent_job(job_dir, fs.url.replace("http://", "vllm://"), output={"schema": SCHEMA})
-        done = bagent(["run", "job.yaml"])
-        assert done.code == 0, done.err
-        first, second, again = (seen.body for seen in fs.of("r1"))
-    for body in (first, second):
-        assert "response_format" not in body and "tool_choice" not in body
-        assert body["tools"]
-    assert "JSON Schema" in first["messages"][0]["content"]
-    assert again["response_format"]["json_schema"]["schema"] == SCHEMA
-    assert again["tool_choice"] == "none" and again["tools"]
-    assert results_by_id(job_dir)["r1"]["output"] == {"sum": 3}
-
-
-def test_an_answer_that_rambled_on_to_the_limit_is_asked_for_with_the_schema(job_dir, bagent):
-    script = [calls(("add", '{"a":1,"b":2}')), ok("well, well", "length"), ok('{"sum": 3}')]
-    with FakeServer({"*": script}) as fs:
-        agent_job(job_dir, fs.url.replace("http://", "vllm://"), output={"schema": SCHEMA})
-        done = bagent(["run", "job.yaml"])
-        assert done.code == 0, done.err
-        last = fs.requests[-1].body
-    assert last["tool_choice"] == "none" and "response_format" in last
-    assert "cut off" in last["messages"][-1]["content"]
-    assert results_by_id(job_dir)["r1"]["output"] == {"sum": 3}
-
-
-def test_a_server_that_combines_both_is_asked_for_the_schema_at_once(job_dir, bagent):
-    with FakeServer({"*": [calls(("add", '{"a":1,"b":2}')), ok('{"sum": 3}')]}) as fs:
-        agent_job(job_dir, fs.url, output={"schema": SCHEMA, "enforce": "native"})
-        assert bagent(["run", "job.yaml"]).code == 0
-        assert all("response_format" in seen.body for seen in fs.requests)
-        assert all(seen.body["tools"] for seen in fs.requests)
-
-
 def test_calls_in_place_of_a_second_try_are_run_and_the_row_goes_on(job_dir, bagent):
     script = [
         calls(("add", '{"a":1,"b":2}')),

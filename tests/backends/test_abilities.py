@@ -1,0 +1,206 @@
+"""What the OpenAI backend finds out of an endpoint by trying it once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from backends.support_backend import QUICK, backend, endpoint, failure, reply, request
+from bagent.backends.request import CallSettings, OutputFormat
+from bagent.types import Reply
+from support.fake_server import FakeServer
+from support.replies import close, error_body, gated, ok, ok_tools, status, tool_call
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+BOTH = CallSettings(
+    "m",
+    {},
+    {},
+    output=OutputFormat("answer", b'{"type":"object"}', strict=False),
+    tools=(TOOL,),
+    apart=True,
+)
+PLAIN = CallSettings("m", {}, {})
+CALL = ok_tools(tool_call("add", "{}"))
+REFUSED = status(400, error_body(400, "tools and a grammar exclude each other"))
+
+
+def asked(fs, *calls, **fields):
+    """Send the calls one after the other; the exchanges, and the bodies that the server saw."""
+
+    async def main():
+        async with backend() as found:
+            to = endpoint(fs.url, **fields)
+            await found.probe(to, 5)
+            return [await found.send(to, [call], QUICK) for call in calls]
+
+    return asyncio.run(main()), [seen.body for seen in fs.requests]
+
+
+def schemas(bodies):
+    return ["response_format" in body for body in bodies]
+
+
+def back(number, settings=PLAIN):
+    """A call of a conversation that comes back from its tools for the nth time."""
+    return request(settings=settings, returning=number)
+
+
+# --- a schema beside tools ---------------------------------------------------------------------
+
+
+def test_an_engine_that_calls_a_tool_under_a_schema_gets_both():
+    with FakeServer({"*": [CALL, ok("{}"), CALL]}) as fs:
+        exchanges, bodies = asked(fs, *(request(settings=BOTH) for _ in range(3)))
+    assert schemas(bodies) == [True] * 3
+    assert not any(exchange.learned for exchange in exchanges)
+    assert reply(exchanges[0]).tool_calls and reply(exchanges[1]).text == "{}"
+
+
+@pytest.mark.parametrize("first", [ok("{}"), REFUSED, status(501)], ids=["none", "400", "501"])
+def test_an_engine_that_cannot_have_both_is_asked_again_without_the_schema(first):
+    none = request(settings=BOTH, tool_choice="none")
+    with FakeServer({"*": [first, CALL, ok("well"), ok("{}")]}) as fs:
+        calls = [request(settings=BOTH) for _ in range(3)]
+        exchanges, bodies = asked(fs, *calls, none)
+    assert schemas(bodies) == [True, False, False, True]
+    assert [exchange.learned for exchange in exchanges] == [True, False, False, False]
+    assert not isinstance(exchanges[0].results[0], Reply)
+    assert reply(exchanges[1]).tool_calls and reply(exchanges[2]).text == "well"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_turn_that_has_to_call_a_tool_finds_nothing_out(choice):
+    forced = request(settings=BOTH, tool_choice=choice)
+    with FakeServer({"*": [CALL]}) as fs:
+        _, bodies = asked(fs, forced, request(settings=BOTH), msgspec.structs.replace(forced))
+    assert schemas(bodies) == [False, True, True]
+
+
+def test_what_a_broken_connection_left_open_is_tried_again():
+    with FakeServer({"*": [close(), status(503), CALL]}) as fs:
+        exchanges, bodies = asked(fs, *(request(settings=BOTH) for _ in range(3)))
+    assert schemas(bodies) == [True] * 3
+    assert failure(exchanges[1]).status == 503 and not exchanges[1].learned
+
+
+def test_only_one_request_at_a_time_tries():
+    async def main(fs):
+        async with backend() as found:
+            to = endpoint(fs.url)
+            first = asyncio.create_task(found.send(to, [request("r1", BOTH)], QUICK))
+            await asyncio.to_thread(fs.wait_for, 1)
+            await found.send(to, [request("r2", BOTH)], QUICK)
+            fs.release()
+            await first
+            await found.send(to, [request("r3", BOTH)], QUICK)
+
+    with FakeServer({"r1": [gated(CALL)], "*": [CALL]}) as fs:
+        asyncio.run(main(fs))
+        found = {seen.rows[0]: "response_format" in seen.body for seen in fs.requests}
+    assert found == {"r1": True, "r2": False, "r3": True}
+
+
+def test_a_try_that_was_given_up_is_made_by_another():
+    async def main(fs):
+        async with backend() as found:
+            to = endpoint(fs.url)
+            first = asyncio.create_task(found.send(to, [request("r1", BOTH)], QUICK))
+            await asyncio.to_thread(fs.wait_for, 1)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await found.send(to, [request("r2", BOTH)], QUICK)
+
+    with FakeServer({"r1": [gated(CALL)], "*": [CALL]}) as fs:
+        asyncio.run(main(fs))
+        assert schemas(seen.body for seen in fs.requests) == [True, True]
+
+
+def test_an_endpoint_that_came_back_is_tried_anew():
+    async def main(fs):
+        async with backend() as found:
+            to = endpoint(fs.url)
+            for _ in range(2):
+                await found.send(to, [request(settings=BOTH)], QUICK)
+            found.forget(to)
+            await found.send(to, [request(settings=BOTH)], QUICK)
+
+    with FakeServer({"*": [REFUSED, CALL]}) as fs:
+        asyncio.run(main(fs))
+        assert schemas(seen.body for seen in fs.requests) == [True, False, True]
+
+
+def test_where_both_are_sure_to_go_nothing_is_tried_and_a_refusal_holds_beside_tools_only():
+    sure = msgspec.structs.replace(BOTH, apart=False)
+    words = error_body(400, "response_format cannot be used with tools")
+    with FakeServer({"*": [ok("{}"), status(400, words), ok("{}")]}) as fs:
+        none = request(settings=sure, tool_choice="none")
+        exchanges, bodies = asked(fs, *(request(settings=sure) for _ in range(3)), none)
+    assert schemas(bodies) == [True, True, False, True]
+    assert [exchange.learned for exchange in exchanges] == [False, True, False, False]
+
+
+# --- a place in the queue ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owner", "tags", "told"),
+    [
+        ("vllm", {}, [None, -1, -2]),
+        ("bagent-sim", {}, [None, -1, -2]),
+        ("sglang", {}, [None] * 3),
+        ("sglang", {"priority": "higher"}, [None, 1, 2]),
+        ("fake", {}, [None] * 3),
+        ("fake", {"priority": "lower"}, [None, -1, -2]),
+        ("vllm", {"priority": "none"}, [None] * 3),
+    ],
+)
+def test_engines_have_priorities_of_their_own_direction(owner, tags, told):
+    models = [{"id": "m", "owned_by": owner}]
+    with FakeServer({"*": [ok("x")]}, models=models) as fs:
+        _, bodies = asked(fs, back(0), back(1), back(2), tags=tags)
+    assert [body.get("priority") for body in bodies] == told
+    assert not any("nvext" in body for body in bodies)
+
+
+def test_dynamo_is_told_by_a_hint_and_higher_is_earlier():
+    with FakeServer({"*": [ok("x")]}, models=[{"id": "m", "owned_by": "nvidia"}]) as fs:
+        _, bodies = asked(fs, back(0), back(3), back(1000))
+    assert "nvext" not in bodies[0]
+    assert [body["nvext"]["agent_hints"]["priority"] for body in bodies[1:]] == [3, 100]
+    assert not any("priority" in body for body in bodies)
+
+
+def test_a_server_without_priorities_refuses_one_request_and_is_told_none_after_that():
+    words = error_body(400, "Got priority -1 but Priority scheduling is not enabled.")
+    with FakeServer({"*": [status(400, words), ok("x")]}, flavour="vllm") as fs:
+        exchanges, bodies = asked(fs, back(1), back(1), back(2))
+    assert [body.get("priority") for body in bodies] == [-1, None, None]
+    assert [exchange.learned for exchange in exchanges] == [True, False, False]
+
+
+def test_a_server_that_takes_priorities_no_more_is_told_none_from_then_on():
+    words = error_body(400, "priority: not enabled")
+    with FakeServer({"*": [ok("x"), status(400, words), ok("x")]}, flavour="vllm") as fs:
+        exchanges, bodies = asked(fs, back(1), back(1), back(1), back(1))
+    assert [body.get("priority") for body in bodies] == [-1, -1, None, None]
+    assert exchanges[1].learned
+
+
+def test_a_refusal_of_another_kind_says_nothing_of_priorities():
+    words = error_body(400, "the prompt is too long")
+    with FakeServer({"*": [status(400, words), ok("x")]}, flavour="vllm") as fs:
+        exchanges, bodies = asked(fs, back(1), back(1))
+    assert [body.get("priority") for body in bodies] == [-1, -1]
+    assert not exchanges[0].learned
+
+
+@pytest.mark.parametrize("name", ["priority", "nvext"])
+def test_what_the_job_sets_itself_is_left_alone(name):
+    own = CallSettings("m", {}, {name: {"priority": 7, "nvext": {"osl": 9}}[name]})
+    with FakeServer({"*": [ok("x")]}, flavour="vllm") as fs:
+        _, bodies = asked(fs, back(1, own))
+    assert bodies[0][name] == own.extra[name]
+    assert ("priority" in bodies[0]) == (name == "priority")
