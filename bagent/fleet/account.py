@@ -286,6 +286,10 @@ class Account:
         if self._tokens is not None and tokens_used is not None:
             self._tokens.settle(now, sent, tokens_reserved, tokens_used)
 
+    def passed(self) -> None:
+        """A request was let in, and came to nothing for another reason than a limit."""
+        self._pace.passed()
+
     def refused(
         self, sent: float, now: float, told: float | None, tokens_reserved: int = 0
     ) -> float:

@@ -24,6 +24,18 @@ GROWTH = 0.05
 USED_SHARE = 0.8
 """The limit grows only when this share of it was in use: an idle limit proves nothing."""
 
+LATELY = 30
+"""So many of the last answers say whether refusals follow from what is sent."""
+
+FLOOR = 0.25
+"""While at least a third of the last requests get through, refusals cut the limit to no less than
+this share of the highest at which one came: what a quarter does not mend, in flight did not
+cause. Hosted models refuse a share of all requests in busy hours, whatever one client sends."""
+
+DOUBT = 1.1
+"""By so much each refusal at that share raises what is taken as the highest: slowly, until two
+thirds are refused, the server is shown to take more."""
+
 EASE = 0.85
 """What a queue inside an own engine leaves of the limit. Gentle: a queue costs time to the first
 token, no throughput, while too low a limit costs throughput at once."""
@@ -76,6 +88,8 @@ class InFlightLimit:
         self._round = 0
         self._peak = 0
         self._cut_at = float("-inf")
+        self._lately: deque[bool] = deque(maxlen=LATELY)
+        self._highest = 0.0
         self._quiet = 0
         self._still = 0
         self.reason = "start"
@@ -88,16 +102,21 @@ class InFlightLimit:
 
     def succeeded(self, rows: int, in_flight: int) -> None:
         """``rows`` came back well while ``in_flight`` rows (they included) were out."""
+        self._lately.append(True)
         self._peak = max(self._peak, in_flight)
         self._round += rows
         if self._round < int(self._limit):
             return
         self._clean = True
-        used = self._peak >= USED_SHARE * self._limit
+        used = self._peak >= USED_SHARE * self.value
         if used and self._limit < self._ceiling and self.held is None:
             self._grow()
         self._round = 0
         self._peak = 0
+
+    def passed(self) -> None:
+        """A request was let in, and came to nothing for another reason."""
+        self._lately.append(True)
 
     def _grow(self) -> None:
         if self._slow_start:
@@ -181,7 +200,12 @@ class InFlightLimit:
         self._cut(sent, now, TRIM, reason)
 
     def _cut(self, sent: float, now: float, keep: float, reason: str) -> bool:
+        self._lately.append(False)
         if sent <= self._cut_at:
+            return False
+        floor = self._floor()
+        if self._limit <= max(1.0, floor):
+            self._highest = max(self._limit, min(self._highest * DOUBT, self._ceiling))
             return False
         if self._clean:  # of several cuts in a row only the first one says what was too much
             self._aim = max(1.0, self._limit * keep)
@@ -189,8 +213,18 @@ class InFlightLimit:
         self._cut_at = now
         self._round = 0
         self._peak = 0
-        self._set(max(1.0, self._limit * keep), reason)
+        self._set(max(1.0, floor, self._limit * keep), reason)
         return True
+
+    def _floor(self) -> float:
+        """Where cuts end because refusals do not follow from the limit; 0 where they may."""
+        lately = self._lately
+        known = len(lately) == LATELY
+        if known and sum(lately) * 3 < LATELY:
+            self._highest = self._limit
+            return 0.0
+        self._highest = max(self._highest, self._limit)
+        return FLOOR * self._highest if known else 0.0
 
 
 class Pace:
@@ -217,11 +251,12 @@ class Pace:
     """The same while the rate is searched: e to the 0.7 is 2, so it doubles in a second."""
     FIRST_RATE = 1.0
     SLOWEST = 0.02
-    LATELY = 20
     RECOVERY = 1.25
+    FASTEST = 10_000.0
+    """Requests per second beyond which refusals that say nothing of the rate raise it no more."""
     UNLIKELY = 0.9
     """A refusal below this share of the rate that was too much last time, while at least half of
-    the last requests get through, is none of the rate: slowing down further would not help."""
+    the last requests are let in, is none of the rate: slowing down further would not help."""
     LATE = 0.05
     """A start that comes late by less than this many seconds, as timers do, slows nothing down."""
 
@@ -237,7 +272,7 @@ class Pace:
         self._searching = False
         self._served: deque[float] = deque(maxlen=2048)
         self._basis = 0.0
-        self._lately: deque[bool] = deque(maxlen=self.LATELY)
+        self._lately: deque[bool] = deque(maxlen=LATELY)
 
     @property
     def rate(self) -> float | None:
@@ -286,21 +321,24 @@ class Pace:
             step = min(self._rate, self.SEARCH) if self._searching else self.CREEP
             self._rate = self._capped(self._rate + step)
 
+    def passed(self) -> None:
+        """A request was let in, and came to nothing for another reason."""
+        self._lately.append(True)
+
     def refused(self, sent: float, now: float, told: float | None) -> float:
         """A request sent at ``sent`` was refused; returns the seconds to wait, capped.
 
         ``told`` is the server's Retry-After in seconds, or None.
         """
-        if told is not None:
+        self._lately.append(False)
+        noise = self._is_noise()
+        if told is not None and not noise:
             pause = min(told, self._longest)
             self._resume = max(self._resume, now + pause)
-        self._lately.append(False)
         if sent <= self._paused_at:
             return self.paused(now)
-        if self._is_noise():
+        if noise:  # whoever was refused waits as long as told; the others gain nothing by it
             self._recover()
-            if told is not None:
-                self._paused_at = now
             return self.paused(now)
         self._paused_at = now
         if told is None:
@@ -315,12 +353,12 @@ class Pace:
         if self._rate is None or self._searching or self._rate > self.UNLIKELY * self._basis:
             return False
         lately = self._lately
-        return len(lately) == self.LATELY and sum(lately) * 2 >= self.LATELY
+        return len(lately) == LATELY and sum(lately) * 2 >= LATELY
 
     def _recover(self) -> None:
         """Take back what refusals that said nothing of the rate have cost."""
         assert self._rate is not None
-        self._rate = self._capped(self._rate * self.RECOVERY)
+        self._rate = self._capped(max(self._rate, min(self._rate * self.RECOVERY, self.FASTEST)))
         self._basis *= 2  # until at least half is refused, the server takes more
 
     def _slow_down(self, now: float) -> None:

@@ -21,15 +21,22 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """How patient a run is.
 
     ``retries`` are tries after the first. ``base`` and ``longest`` bound the growing waits between
-    counted tries, ``told_longest`` a wait that a server asked for, and ``throttled`` the whole
-    time for which one call may wait on a full server. All in seconds.
+    counted tries; ``longest_served`` is the longest while others get through, since there are no
+    better times to wait for. ``told_longest`` bounds a wait that a server asked for, and
+    ``throttled`` the whole time for which one call may wait on a full server. All in seconds.
     """
 
     retries: int = 5
     base: float = 0.5
     longest: float = 30.0
+    longest_served: float = 5.0
     told_longest: float = 120.0
     throttled: float = 1800.0
+
+    def while_served(self) -> RetryPolicy:
+        """The same with the waits of calls that fail while others get through."""
+        longest = min(self.longest, self.longest_served)
+        return msgspec.structs.replace(self, longest=longest)
 
     @property
     def quiet(self) -> float:

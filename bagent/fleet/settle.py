@@ -23,6 +23,9 @@ SETUP_STATUS = frozenset({401, 403, 404})
 MOST_REFUSALS = 3
 """So many endpoints may refuse a call as set up otherwise before that is the call's own failure."""
 
+LATELY_SERVED = 30.0
+"""Seconds for which one good answer shows that calls get through."""
+
 LEARNING_RATE = 0.05
 
 
@@ -33,6 +36,7 @@ class Settler:
         self._core = core
         self._health = health
         self._serial = itertools.count(1)
+        self._served = core.config.retry.while_served()
 
     def settle(self, carrier: Carrier, exchange: Exchange) -> None:
         """Take the results of a request."""
@@ -142,6 +146,10 @@ class Settler:
         elif failure.busy:
             core.throttle_answers += 1
             state.limit.overloaded(started, now, failure.message)
+            state.account.passed()
+        elif failure.passing and exchange.status is not None:
+            state.limit.passed()
+            state.account.passed()
         if call.out:  # its copy decides
             return
         if exchange.learned or (exchange.again and call.free < FREE_TRIES):
@@ -198,7 +206,8 @@ class Settler:
         core = self._core
         now = core.clock()
         served = now if core.in_flight else core.last_served
-        decision = decide(core.config.retry, call, failure, now, core.random, served)
+        policy = self._served if now - core.last_served < LATELY_SERVED else core.config.retry
+        decision = decide(policy, call, failure, now, core.random, served)
         if decision.delay is not None:
             core.sleep(call, now + decision.delay)
             return

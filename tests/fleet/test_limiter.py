@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from bagent.fleet.limiter import InFlightLimit
@@ -81,7 +83,7 @@ def test_the_limit_never_falls_below_one_and_recovers_from_there():
 def test_a_cut_after_a_clean_round_says_anew_what_was_too_much():
     limit = InFlightLimit(64, 1000)
     limit.overloaded(0.5, 1.0, "full")
-    clean_round(limit)
+    limit.succeeded(32, 32)
     limit.overloaded(1.5, 2.0, "full")
     limit.overloaded(2.5, 3.0, "full")
     widths = []
@@ -89,6 +91,39 @@ def test_a_cut_after_a_clean_round_says_anew_what_was_too_much():
         widths.append(limit.value)
         clean_round(limit)
     assert widths == [8, 16, 17, 18]
+
+
+def faults(limit, share, requests, capacity=10**9, start=0.0):
+    """Answers one after the other, of which ``share`` are refusals whatever is in flight, and all
+    beyond ``capacity``; returns the limit after each of the second half."""
+    random, now, widths = Random(11), start, []
+    for place in range(requests):
+        now += 1.0
+        if random.random() < max(share, 1 - capacity / limit.value):
+            limit.overloaded(now - 0.5, now, "HTTP 529")
+        else:
+            limit.succeeded(1, limit.value)
+        if place >= requests // 2:
+            widths.append(limit.value)
+    return widths
+
+
+def test_refusals_that_come_whatever_is_in_flight_do_not_starve_the_run():
+    limit = InFlightLimit(64, 256)
+    assert min(faults(limit, 0.3, 2000)) >= 16
+
+
+def test_a_server_that_can_do_little_is_still_found_out():
+    limit = InFlightLimit(256, 256)
+    widths = faults(limit, 0.0, 4000, capacity=8)
+    assert sum(widths) / len(widths) < 3 * 8
+
+
+def test_a_limit_that_was_starved_finds_its_way_back():
+    limit = InFlightLimit(64, 256)
+    faults(limit, 0.9, 200)
+    assert limit.value < 8
+    assert faults(limit, 0.2, 4000, start=1000.0)[-1] >= 32
 
 
 def test_a_rate_limit_trims_the_limit_once_an_episode_and_leaves_slow_start_on():
