@@ -161,5 +161,5 @@ def test_a_program_that_is_not_there_is_an_error_before_anything_is_sent(job_dir
         program_job(job_dir, fs.url, agent={"command": ["no-such-agent"]})
         done = bagent(["run", "job.yaml"])
         assert done.code == 2
-        assert done.err.startswith("bagent: error: job.yaml:") and "no-such-agent" in done.err
+        assert "bagent: error: job.yaml:12:3: cannot run no-such-agent" in done.err
         assert fs.requests == []
