@@ -27,7 +27,7 @@ from bagent.backends.failures import from_status, shorten
 from bagent.backends.forms import Form, Forms
 from bagent.backends.json_text import decode_json, encode_json
 from bagent.backends.own_body import unpacked
-from bagent.backends.prefix_cache import SharedPrefix
+from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.request import Request, encode_payload
 from bagent.batches.record import BatchRecord, Fault, Limits, Look
 from bagent.batches.service import Answer
@@ -64,6 +64,14 @@ class Place(msgspec.Struct, frozen=True):
         return f"s3://{self.bucket}/{self.key(name)}"
 
 
+class _NoMarks(SharedPrefix):
+    """Batch inference knows no prompt caching: nothing is marked for it."""
+
+    def look(self, fixed: int, system: str, user: str) -> Marks:
+        """No marks."""
+        return Marks()
+
+
 class BedrockBatches:
     """See :class:`bagent.batches.service.BatchService`.
 
@@ -71,6 +79,7 @@ class BedrockBatches:
         config: how AWS is reached; its ``endpoint_url`` is that of single calls and not used.
         enforce: whether the schema is asked for by the API; see the Bedrock backend.
         notice: gets a line for people when something is learned or left out.
+        session: boto3's, where there is one already.
     """
 
     def __init__(
@@ -81,6 +90,7 @@ class BedrockBatches:
         *,
         enforce: str,
         notice: Callable[[str], None],
+        session: Any = None,
     ) -> None:
         self.name = endpoint.name
         self.limits = LIMITS
@@ -91,7 +101,7 @@ class BedrockBatches:
         self._enforce = enforce
         self._notice = notice
         self._told: set[str] = set()
-        self._session: Any = None
+        self._session = session
         self._clients: dict[str, Any] = {}
 
     # --- requests ---------------------------------------------------------------------------------
@@ -121,7 +131,7 @@ class BedrockBatches:
         for word in LEFT_OUT & request.settings.sampling.keys() - self._told:
             self._told.add(word)
             self._notice(f"Bedrock's Converse has no {word}: it is left out")
-        asked = converse_arguments(request, request.settings.model, form, SharedPrefix())
+        asked = converse_arguments(request, request.settings.model, form, _NoMarks())
         del asked["modelId"]
         return b'{"recordId":"%s","modelInput":' % name.encode() + encode_payload(asked) + b"}"
 

@@ -112,7 +112,7 @@ class OpenAIBatches:
     # --- batches ----------------------------------------------------------------------------------
 
     async def find(self, record: BatchRecord) -> str | Failure | None:
-        """Look for the label in the metadata of the batches that were made since."""
+        """Look among the batches that were made since for the label, or for the same file."""
         after = ""
         oldest = (record.sent_at or 0.0) - CLOCK_SKEW
         while True:
@@ -121,8 +121,7 @@ class OpenAIBatches:
                 return page
             entries = _entries(page)
             for entry in entries:
-                metadata = entry.get("metadata")
-                if isinstance(metadata, dict) and metadata.get("bagent") == record.label:
+                if _is_made_of(entry, record):
                     return str(entry.get("id"))
             made = [float(entry.get("created_at") or 0.0) for entry in entries]
             if not entries or not page.get("has_more") or min(made) < oldest:
@@ -251,6 +250,14 @@ def _no_response(error: Json) -> Failure:
         return Failure("timeout", f"the batch was cancelled: {shorten(words)}", True)
     failure = from_body_error({"error": error}, {}) if error else None
     return failure or Failure("bad_response", "neither an answer nor an error", True)
+
+
+def _is_made_of(entry: dict[str, Any], record: BatchRecord) -> bool:
+    """Whether a listed batch is this one; servers that keep no metadata still tell the file."""
+    metadata = entry.get("metadata")
+    if isinstance(metadata, dict) and metadata.get("bagent") == record.label:
+        return True
+    return record.file_id is not None and entry.get("input_file_id") == record.file_id
 
 
 def _entries(page: Json) -> list[dict[str, Any]]:

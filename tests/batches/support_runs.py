@@ -100,6 +100,7 @@ class Options:
     kind: str = "openai"
     kill_save: tuple[int, str] | None = None
     kill_row: int | None = None
+    part: str = "all"
     own_bodies: bool = False
     max_tokens: int | None = 64
     grow: float = 1.0
@@ -216,17 +217,18 @@ async def run_rows(
     options, found, clock = options or Options(), Run(), Clock()
 
     notice = found.notices.append
-    emitted: list[Outcome] = []
+    emitted = 0
 
     def emit(outcome: Outcome, place: int, row: Row) -> None:
-        emitted.append(outcome)
-        if len(emitted) == options.kill_row:
+        nonlocal emitted
+        emitted += 1
+        if emitted == options.kill_row:
             raise Killed("while answers were read")
 
     plan = make_plan(options)
     if service is None:
         service = make_service(options.kind, url, notice)
-    journal = Journal.open(folder, "all", clock=clock, report=notice)
+    journal = Journal.open(folder, options.part, clock=clock, report=notice)
     done = load_index(folder, None, Policy.parse(None), report=notice)
     desk = Desk(options.budget)
     bounds = Bounds(
@@ -234,7 +236,7 @@ async def run_rows(
         lambda group: desk.quota(group).cap,
         lambda: None if options.budget is None else options.budget - spool.spent,
     )
-    spool = MortalSpool(folder, "all", "b0", plan.name, service, bounds)
+    spool = MortalSpool(folder, options.part, "b0", plan.name, service, bounds)
     spool.kill_save = options.kill_save
     spool.load(notice)
     fleet = make_fleet()

@@ -94,6 +94,7 @@ class OpenAIServer:
         self.looks = 0
         self.fetches = 0
         self.down = 0
+        self.keeps_metadata = True
         self.complaints: list[str] = []
         self.files: dict[str, str] = {}
         self._steps: dict[str, int] = {}
@@ -145,7 +146,10 @@ class OpenAIServer:
             "id": f"batch_{len(self.made) + 1}",
             "object": "batch",
             "created_at": 1_000_000,
-            "metadata": asked["metadata"],
+            "metadata": asked["metadata"] if self.keeps_metadata else None,
+            "input_file_id": asked["input_file_id"],
+            "endpoint": asked["endpoint"],
+            "completion_window": asked["completion_window"],
             "lines": lines,
             "course": course,
         }

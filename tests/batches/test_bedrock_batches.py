@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from bagent.backends.bedrock import BedrockConfig
@@ -30,6 +32,12 @@ def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("AWS_BEARER_TOKEN_BEDROCK", raising=False)
 
 
+@functools.cache
+def one_session() -> Any:
+    """One for all tests: it reads the models of services only once."""
+    return boto3.session.Session()
+
+
 def go(
     folder: Path,
     server: AwsServer,
@@ -47,6 +55,7 @@ def go(
                 Place("s3://my-bucket/some/folder/", ROLE),
                 enforce="auto",
                 notice=lambda words: None,
+                session=one_session(),
             )
             rows = [row(n) for n in range(count)]
             return await run_rows(folder, url, rows, options, service)

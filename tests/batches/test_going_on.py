@@ -145,3 +145,23 @@ def test_a_copy_that_was_torn_while_written_is_asked_again(tmp_path: Path) -> No
     run = asyncio.run(main())
     assert run.error is None
     assert sorted(line["row"] for line in run.lines) == [0, 1, 2, 3, 4]
+
+
+def test_batches_of_another_division_of_the_rows_are_taken_over_once(tmp_path: Path) -> None:
+    rows = [row(n) for n in range(6)]
+
+    async def main(server: OpenAIServer) -> tuple[Run, Run]:
+        async with served(server) as url:
+            killed = await run_rows(tmp_path, url, rows, Options(kill_save=(4, "after")))
+            assert isinstance(killed.error, Killed)
+            second = await run_rows(tmp_path, url, rows[1::2], Options(part="2-of-2"))
+            first = await run_rows(tmp_path, url, rows[::2], Options(part="1-of-2"))
+            return second, first
+
+    server = OpenAIServer()
+    second, first = asyncio.run(main(server))
+    assert (second.error, second.lines) == (None, [])
+    assert first.error is None
+    assert sorted(line["row"] for line in first.lines) == list(range(6))
+    assert len(server.made) == 1
+    assert {record.state for record in first.records} == {"done"}
