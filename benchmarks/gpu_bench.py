@@ -5,7 +5,8 @@
 
 ``send`` is ``bagent bench`` up to its raw rows (``requests-*.jsonl`` and their like in FOLDER),
 and ``course.pickle`` with what else it knows. ``summarise`` makes of them what ``bagent bench``
-makes: ``summary.json``, ``report.html``, Parquet. A GPU machine without network may lack DuckDB.
+makes: ``summary.json``, ``report.html``, Parquet; what these say of the client is of the machine
+that sums up. A GPU machine without network may lack DuckDB.
 """
 
 from __future__ import annotations
