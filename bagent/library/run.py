@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -52,7 +52,7 @@ def run(
     name: str | None = None,
     ordered: bool = False,
     options: Sequence[str] = (),
-    on_progress: Callable[[dict[str, Any]], None] | None = None,
+    on_progress: Callable[[dict[str, Any]], None] | Literal["show"] | None = None,
 ) -> Run:
     """Run a job, or go on with it; the results are had by ``async for``.
 
@@ -66,7 +66,8 @@ def run(
         ordered: in the order of the input, else as they are finished.
         options: further options of ``bagent run``, such as ``["--limit", "100"]``.
         on_progress: called a few times a minute with the state of the run
-            (:class:`bagent.observe.Snapshot` as a dict).
+            (:class:`bagent.observe.Snapshot` as a dict). ``"show"`` shows it: in a notebook as a
+            line that is renewed (no widgets needed), elsewhere as lines on standard error.
     """
     loaded = job if isinstance(job, LoadedJob) else None
     args = [str(loaded.path if loaded else Path(job))]  # type: ignore[arg-type]
@@ -76,6 +77,10 @@ def run(
     args += ["-i", "-"] * (rows is not None)
     args += ["--name", name] if name is not None else []
     args += ["--ordered"] * ordered
+    if on_progress == "show":
+        from bagent.library.progress import make_progress
+
+        on_progress = make_progress()
     return Run([*args, *options], rows, on_progress)
 
 

@@ -93,6 +93,17 @@ def test_without_order_the_first_to_finish_comes_first(fs: Any, job_dir: Path) -
     assert [r.text for r in found] == ["fine", "fine", "late"]
 
 
+def test_the_state_is_shown_as_lines_where_there_is_no_notebook(
+    fs: Any, job_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, 3)
+    asyncio.run(collect(bagent.run("job.yaml", on_progress="show")))
+    shown, err = capfd.readouterr()
+    assert shown == ""
+    assert "3 of 3 rows (100 %), 3 ok" in err.splitlines()[-1]
+
+
 def test_leaving_the_loop_stops_the_work_and_keeps_what_is_finished(fs: Any, job_dir: Path) -> None:
     asked = 0
 
@@ -159,3 +170,11 @@ def test_a_run_is_read_as_values_and_as_frames(read: Any) -> None:
     assert read.rows("select max(score) as m from answers") == [{"m": 1}]
     with pytest.raises(UsageError, match="did you mean"):
         bagent.open_run("rr")
+
+
+def test_a_run_is_read_as_a_polars_frame(read: Any) -> None:
+    polars = pytest.importorskip("polars")
+    frame = read.pl("answers")
+    assert isinstance(frame, polars.DataFrame)
+    assert frame["score"].to_list() == [0, 1]
+    assert read.pl()["status"].to_list() == ["ok", "ok", "failed"]
