@@ -18,6 +18,7 @@ from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.backends.transport import Transport
 from bagent.types import Failure, Reply
 from support.provider_bedrock import BedrockWire
+from support.provider_engines import DynamoWire, SglangWire, VllmWire
 from support.provider_server import Fault, ProviderServer, serve
 from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
 
@@ -64,6 +65,14 @@ PROVIDERS = [
     Provider("anthropic", AnthropicWire),
     Provider("bedrock", BedrockWire),
 ]
+"""Hosted providers: each has a protocol of its own."""
+
+ENGINES = [
+    Provider("vllm", VllmWire),
+    Provider("sglang", SglangWire),
+    Provider("dynamo", DynamoWire),
+]
+"""Engines of one's own: OpenAI's protocol, each in its own way."""
 
 
 class Talk(msgspec.Struct):

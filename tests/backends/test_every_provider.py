@@ -1,4 +1,4 @@
-"""What every hosted backend does alike, against servers in each provider's wire form."""
+"""What all six backends do alike, against servers in each one's wire form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import json
 
 import pytest
 
-from backends.support_providers import PROVIDERS, QUICK, SECRET, WEATHER, Provider, ask, call
+from backends.support_providers import (
+    ENGINES,
+    PROVIDERS,
+    QUICK,
+    SECRET,
+    WEATHER,
+    Provider,
+    ask,
+    call,
+)
 from bagent.answers.judge import judge
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Capabilities
@@ -27,11 +36,14 @@ SCHEMA = OutputFormat(
 )
 
 
-@pytest.fixture(params=PROVIDERS, ids=lambda provider: provider.kind)
+@pytest.fixture(params=[*PROVIDERS, *ENGINES], ids=lambda provider: provider.kind)
 def provider(request: pytest.FixtureRequest) -> Provider:
     found: Provider = request.param
     return found
 
+
+OWN_PROTOCOL = ("anthropic", "bedrock")
+"""The others speak OpenAI's."""
 
 both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
@@ -77,7 +89,7 @@ def test_a_conversation_with_tools_and_thinking_goes_on(provider: Provider, stre
     messages = json.loads(encode_payload(messages))
     talk = ask(provider, Say(text="wet"), calls=[call(*messages, stream=stream, tools=(WEATHER,))])
     assert talk.reply.text == "wet"
-    if provider.kind != "openai":
+    if provider.kind in OWN_PROTOCOL:
         assert "s1g==" in json.dumps(talk.server.body["messages"][1])
         assert len(talk.server.body["messages"]) == 3
 
@@ -191,7 +203,7 @@ def test_a_schema_is_asked_for_natively(provider: Provider, stream: bool) -> Non
     talk = ask(provider, Say(text='{"n":1}'), calls=[call(stream=stream, output=SCHEMA)])
     assert talk.reply.text == '{"n":1}'
     body = talk.server.body
-    if provider.kind == "openai":
+    if provider.kind not in OWN_PROTOCOL:
         assert body["response_format"]["json_schema"]["schema"]["required"] == ["n"]
     elif provider.kind == "anthropic":
         told = {"type": "json_schema", "schema": json.loads(SCHEMA.document)}
@@ -211,14 +223,14 @@ _REFUSED_SCHEMA = {
 
 def test_a_refused_schema_is_asked_for_in_words_from_then_on(provider: Provider) -> None:
     asked = call(output=SCHEMA)
-    fault = Fault(f"bad:{_REFUSED_SCHEMA[provider.kind]}")
+    fault = Fault(f"bad:{_REFUSED_SCHEMA.get(provider.kind, _REFUSED_SCHEMA['openai'])}")
     talk = ask(provider, fault, Say(text='{"n":1}'), calls=[asked, asked])
     assert talk.exchanges[0].learned
     assert talk.reply.text == '{"n":1}'
     assert len(talk.notices) == 1
     last = talk.server.bodies[1]
     assert not {"response_format", "output_config", "outputConfig"} & last.keys()
-    if provider.kind != "openai":
+    if provider.kind in OWN_PROTOCOL:
         assert "additionalProperties" in json.dumps(last["system"])
 
 
@@ -255,7 +267,7 @@ def test_system_texts_and_neighbours_of_one_role_keep_their_order(provider: Prov
     text = json.dumps(talk.server.body)
     places = [text.index(word) for word in ('"one"', '"two"', '"three"', '"four"')]
     assert places == sorted(places)
-    if provider.kind != "openai":
+    if provider.kind in OWN_PROTOCOL:
         assert [block["text"] for block in talk.server.body["system"]] == [
             "first rule",
             "second rule",
