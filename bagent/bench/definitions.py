@@ -23,9 +23,9 @@ WORDS: dict[str, str] = {
     "time that they had waited, which is a lower bound",
     "window": "from a tenth of the stage's time after its start until feeding ended; where a "
     "number of requests bounds it, from the start, and the whole stage where feeding took less "
-    "than half of it. Latencies: requests scheduled in it. Requests "
-    "a second: those that ended in it. Tokens a second: those that came in it, spread evenly from "
-    "first to last token of each request",
+    "than half of it or a closed loop sent less than twice what it has in flight. Latencies: "
+    "requests scheduled in it. Requests a second: those that ended in it. Tokens a second: those "
+    "that came in it, spread evenly from first to last token of each request",
     "goodput": "requests scheduled in the window that kept every limit of the SLO, per second of "
     "it; failed, timed-out and unfinished ones did not",
     "conversation": "from the first turn's schedule to the last turn's end, thinking included; of "

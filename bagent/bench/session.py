@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -187,7 +188,8 @@ class Session:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         await watch.read_all(spec.number)
-        row = stage_row(spec, parts, len(self._targets), cut=self.course.stopped)
+        size = self._plan.list_size if spec.way in ("list", "chat-batch") else 1
+        row = stage_row(spec, parts, len(self._targets), size, cut=self.course.stopped)
         self.course.stages.append(row)
         self._tell(f"{name}: {_went(parts, row.ended - row.began)}")
         return row
@@ -209,20 +211,23 @@ def _went(parts: Sequence[Part], seconds: float) -> str:
 
 
 def stage_row(
-    spec: StageSpec, parts: Sequence[Part], endpoints: int, *, cut: bool = False
+    spec: StageSpec, parts: Sequence[Part], endpoints: int, size: int = 1, *, cut: bool = False
 ) -> StageRow:
-    """How a stage went, from how its parts did."""
+    """How a stage went, from how its parts did; ``size`` calls travel in each request."""
     began = min(part.began for part in parts)
     fed = max(part.feeding_ended for part in parts)
     ended = max(part.ended for part in parts)
-    low, high = window(spec, began, fed, ended)
+    taking = 1 if spec.only else endpoints
+    in_flight = (spec.concurrency or 0) * taking * spec.turns / size
+    rounds = sum(part.sent for part in parts) / in_flight if in_flight else math.inf
+    low, high = window(spec, began, fed, ended, rounds)
     return StageRow(
         stage=spec.number,
         load=spec.load,
         repeat=spec.repeat,
         way=spec.way,
         routing=spec.routing,
-        endpoints=1 if spec.only else endpoints,
+        endpoints=taking,
         began=began,
         feeding_ended=fed,
         ended=ended,

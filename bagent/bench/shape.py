@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -108,20 +109,31 @@ def _gaps(stage: StageSpec) -> Iterator[float]:
         yield rng.gammavariate(shape, 1 / shape)
 
 
+FEWEST_ROUNDS = 2.0
+
+
 def share(count: int, part: int, parts: int) -> int:
     """What worker ``part`` of ``parts`` gets of ``count``; the shares add up to it."""
     return count // parts + (part < count % parts)
 
 
 def window(
-    stage: StageSpec, began: float, feeding_ended: float, last_done: float
+    stage: StageSpec,
+    began: float,
+    feeding_ended: float,
+    last_done: float,
+    rounds: float = math.inf,
 ) -> tuple[float, float]:
     """The steady window of a stage: from and to, on the clock of the arguments.
 
     It begins after the first tenth of a stage that is bounded by time, and ends when feeding
     does: what is left to drain is no load. Where a number of requests bounds the stage and
-    feeding took less than half of it (few requests, all sent at once) it is the whole stage.
+    feeding took less than half of it (few requests, all sent at once) it is the whole stage, and
+    so it is where a closed loop had so slow endpoints that it sent less than two ``rounds``, each
+    of as many requests as it has in flight: most of them were sent at the very beginning.
     """
+    if rounds < FEWEST_ROUNDS:
+        return began, last_done
     fed = feeding_ended - began
     if stage.seconds is not None and fed >= 0.9 * stage.seconds:
         return began + 0.1 * stage.seconds, feeding_ended

@@ -52,16 +52,16 @@ Measure = Callable[..., dict[str, Any]]
 def measure_in(place: Path, lines: list[str], **settings: Any) -> dict[str, Any]:
     """A whole load test of the hostfile ``lines``, in a folder of its own; returns its summary.
 
-    A ``trace`` among the settings is a list of recorded requests.
+    A ``trace`` among the settings is a list of recorded requests, ``tell`` gets the words.
     """
     folder = place / f"bench{len(list(place.iterdir()))}"
     make_folder(folder)
     hosts = hosts_in("\n".join(lines).encode(), "hosts")
     endpoints = host_endpoints(hosts, Path("hosts"), None, {})
-    trace = settings.pop("trace", [])
+    trace, tell = settings.pop("trace", []), settings.pop("tell", lambda _: None)
     if trace:
         settings["trace"] = TraceInfo("trace", len(trace), trace[-1].at, 100, 4)
     plan = BenchPlan(**{"input_tokens": 60, "output_tokens": 8, "warmup": 1, **settings})
     wanted = Wanted(plan=plan, endpoints=endpoints, folder=folder, trace=trace)
-    called, course = send_all(wanted, None, lambda _: None)
+    called, course = send_all(wanted, None, tell)
     return {**write_results(wanted, called, course, None), "folder": folder}

@@ -77,6 +77,12 @@ def test_the_steady_window(
     assert window(stage(concurrency=1, **fields), 0.0, fed, ended) == expected
 
 
+def test_a_loop_that_is_too_slow_to_send_two_rounds_is_measured_whole() -> None:
+    spec = stage(concurrency=4, seconds=10.0)
+    assert window(spec, 0.0, 10.0, 14.0, rounds=1.9) == (0.0, 14.0)
+    assert window(spec, 0.0, 10.0, 14.0, rounds=2.0) == (1.0, 10.0)
+
+
 def test_balanced_routing_gives_each_endpoint_as_many() -> None:
     placer = Placer("balanced", [0, 1, 2])
     assert [placer.pick(number, None) for number in range(6)] == [0, 1, 2, 0, 1, 2]
