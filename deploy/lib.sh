@@ -6,7 +6,10 @@ set -euo pipefail
 
 # Seconds that the end of the script may take once bagent has ended: engines, logs, requeue.
 END_SECONDS=30
-CHILD='' ENGINES='' LATE='' SIGNAL='' SIGNALS=0
+# How often the script says that it lives, and after which silence the nodes take it for lost.
+BEAT_SECONDS=10
+SILENCE_SECONDS=${BAGENT_SILENCE_SECONDS:-120}
+BEAT='' CHILD='' ENGINES='' LATE='' SIGNAL='' SIGNALS=0
 
 main() {
     trap 'signalled TERM' TERM
@@ -155,11 +158,21 @@ drop_unstaged_nodes() {
 
 # --- 4. engines, kept running on every node ---------------------------------------------------
 start_engines() {
+    beat &
+    BEAT=$!
     "${LAUNCH[@]}" "$NODE" supervise --folder "$JOB_DIR/engines" --nodes "$JOB_DIR/nodes" \
         --ports "${PORTS[*]}" --span "$NODES_PER_ENGINE" --gpus "$GPUS_PER_NODE" --mask "$GPU_MASK" \
-        --restarts "$RESTARTS" --stage "$STAGE_TO" --suffix "$HOST_SUFFIX" -- "${ENGINE[@]}" \
+        --alive "$JOB_DIR/alive" --silence "$SILENCE_SECONDS" --restarts "$RESTARTS" --stage "$STAGE_TO" --suffix "$HOST_SUFFIX" -- "${ENGINE[@]}" \
         >"$JOB_DIR/launcher.log" 2>&1 &
     ENGINES=$!
+}
+
+# A job can outlive its first node, and with it this script: the engines' nodes notice by this.
+beat() {
+    while kill -0 $$ 2>/dev/null; do
+        touch "$JOB_DIR/alive"
+        sleep "$BEAT_SECONDS"
+    done
 }
 
 # --- 5. the hostfile, whole or not there ------------------------------------------------------
@@ -233,6 +246,7 @@ signalled() {
 finish() {
     local code=$1
     trap '' USR1 USR2 TERM INT
+    stop_child "$BEAT" KILL
     stop_child "$LATE" TERM
     stop_child "$ENGINES" "${STOP:-TERM}"
     if [[ -n $ENGINES ]]; then "$PYTHON" -m bagent.hpc engines "$JOB_DIR" >&2 || true; fi

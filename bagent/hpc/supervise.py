@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bagent.errors import UsageError
+from bagent.hpc.allocation import read_allocation
+from bagent.hpc.headwatch import give_back, until_gone
 from bagent.hpc.nodes import read_names, short, this_position
 from bagent.hpc.states import EngineState, write_state
 
@@ -182,6 +184,8 @@ class Keeper:
             except OSError as error:
                 log.write(f"{self._engine.words[0]}: {error.strerror}\n".encode())
                 return 127
+        if self._stopping.is_set():
+            await self.stop()  # asked for while it was being started
         looking = asyncio.create_task(self._look_for_port())
         try:
             return await self._process.wait()
@@ -227,10 +231,23 @@ def _signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-async def supervise(engines: Sequence[Engine], folder: Path, node: str, restarts: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The batch script: the file that it renews, and the seconds without that after which it is
+    gone. ``position`` is this node's among the job's."""
+
+    alive: Path
+    seconds: float
+    position: int
+
+
+async def supervise(
+    engines: Sequence[Engine], folder: Path, node: str, restarts: int, head: Head | None = None
+) -> int:
     """Keep the engines of this node until a signal (TERM, INT, HUP, USR2); 1 if all of them died.
 
-    Files are written to ``folder``, which all nodes share.
+    Files are written to ``folder``, which all nodes share. Where the ``head`` is gone the engines
+    are stopped, and the job is given back.
     """
     keepers = [
         Keeper(engine, EngineState(node, engine.slot, engine.port), folder, restarts)
@@ -245,8 +262,15 @@ async def supervise(engines: Sequence[Engine], folder: Path, node: str, restarts
     # srun answers TERM by killing its tasks at once; other signals it hands to them.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, stop)
+    silence = None
+    if head is not None:
+        silence = asyncio.create_task(until_gone(head.alive, head.seconds, time.monotonic))
+        silence.add_done_callback(lambda task: None if task.cancelled() else stop())
     ended = await asyncio.gather(*(keeper.keep() for keeper in keepers))
     await asyncio.gather(*stops)
+    if head is not None and silence is not None and not silence.cancel():
+        sys.stderr.write(f"the first node has been silent for {head.seconds:g} s\n")
+        await give_back(read_allocation(os.environ), head.position)
     return 0 if not keepers or any(ended) else 1
 
 
@@ -262,6 +286,8 @@ def supervise_step(argv: list[str]) -> int:
     parser.add_argument("--restarts", type=int, default=2)
     parser.add_argument("--stage", default="")
     parser.add_argument("--suffix", default="")
+    parser.add_argument("--alive", type=Path, help="the file that the script renews")
+    parser.add_argument("--silence", type=float, default=120.0, help="seconds without that")
     parser.add_argument("words", nargs="+")
     given = parser.parse_args(argv)
     try:
@@ -282,4 +308,5 @@ def supervise_step(argv: list[str]) -> int:
     position = this_position(nodes)
     node = short(nodes[position]) or socket.gethostname()
     engines = node_engines(plan, nodes, position)
-    return asyncio.run(supervise(engines, given.folder, node, plan.restarts))
+    head = Head(given.alive, given.silence, position) if given.alive is not None else None
+    return asyncio.run(supervise(engines, given.folder, node, plan.restarts, head))

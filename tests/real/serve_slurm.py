@@ -124,9 +124,8 @@ class SlurmCluster:
         """Bring nodes that were crashed or cut off back, and wait until all nodes take jobs."""
         for node in nodes:
             if self._node_daemons[node].poll() is None:
-                _ip("link", "set", _card(node), "up")
-            else:
-                self._start_node(node)
+                self.crash(node)  # one that was cut off would take a minute to come back by itself
+            self._start_node(node)
         self._wait_until(self._all_idle, f"{', '.join(nodes)} came back")
 
     def logs(self) -> str:

@@ -173,7 +173,7 @@ def test_a_run_goes_on_when_one_node_is_cut_off_and_another_crashes(slurm, job_d
 
 def test_a_job_whose_first_node_crashes_goes_on_elsewhere(slurm, job_dir, env):
     write(job_dir, 100, SOON, nodes=2)
-    number = submit(job_dir, env)
+    number = submit(job_dir, env | {"BAGENT_SILENCE_SECONDS": "25"})
     wait_for(slurm, number, lambda: len(done_rows(job_dir)) >= 12)
     head = slurm.job(number)["BatchHost"]
     slurm.crash(head)
