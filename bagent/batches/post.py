@@ -19,6 +19,12 @@ from bagent.types import Failure
 PATIENCE = 1800.0
 """Seconds without any word of the provider after which a run ends, to go on later."""
 
+UNCERTAIN = 30.0
+"""So long a batch of which no word came back may still appear before it is made again."""
+
+_UNCLEAR = (408, 409, 425)
+"""Answers to the making of a batch that do not say that it was not made."""
+
 _AT_WORK = frozenset({"in_progress", "finalizing", "InProgress"})
 """Words for a batch that was accepted: its file is not needed any more."""
 
@@ -59,22 +65,34 @@ class Post:
             StoppedEarly: nothing was heard for long.
         """
         found: str | Failure | None = None
-        if record.state == "sending":
+        if record.state == "sending" and record.file_id is not None:
             found = await self._service.find(record)
-        else:
+            if isinstance(found, Failure):
+                self.trouble(record, found)
+                return
+            if found is None and self._may_appear(record):
+                return
+        if found is None:
             record.state, record.sent_at = "sending", round(self._tools.clock(), 3)
             self._spool.save(record)
-        if found is None:
             found = await self._make(record)
         elif isinstance(found, str):
             self._note_id(record, found)
         if isinstance(found, Failure):
             self._not_sent(record, found)
             return
-        now = self._heard_now()
         self._desk.quota(record.group).taken()
-        self._desk.went_well(record, now)
+        self._desk.went_well(record, self._heard_now())
         self._tools.notice(f"batch {record.number} is {found}: {record.rows:,} rows")
+
+    def _may_appear(self, record: BatchRecord) -> bool:
+        """Whether a batch that was not found is too young to be made again; then it waits."""
+        now = self._tools.clock()
+        age = now - (record.sent_at or 0.0)
+        if age >= UNCERTAIN:
+            return False
+        self._desk.went_wrong(record, now, min(UNCERTAIN, UNCERTAIN - age))
+        return True
 
     async def _make(self, record: BatchRecord) -> str | Failure:
         requests = self._spool.files(record).requests
@@ -101,8 +119,8 @@ class Post:
 
     def _not_sent(self, record: BatchRecord, failure: Failure) -> None:
         """A batch was not made, or nobody knows: then it is looked for before the next try."""
-        certain = failure.status is not None and 400 <= failure.status < 500
-        if certain or failure.kind == "connect":
+        status = failure.status or 0
+        if 400 <= status < 500 and status not in _UNCLEAR:
             record.state = "sealed"
         self._spool.save(record)
         if is_quota(failure.message) and failure.kind != "budget":

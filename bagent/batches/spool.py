@@ -141,7 +141,7 @@ class Spool:
         """
         group, form = self._service.group(request), self._service.form(request)
         parcel = self._open.get(group)
-        if parcel is not None and (parcel.form != form or self._is_full(parcel, 0, weight)):
+        if parcel is not None and (parcel.form != form or self._is_full(parcel, 0, weight, again)):
             self._seal(parcel)
             parcel = None
         number = parcel.rows if parcel is not None else 0
@@ -149,7 +149,7 @@ class Spool:
         line = self._service.line(request, form, self._service.request_name(label, number))
         if len(line) >= self._service.limits.bytes:
             raise ValueError(f"the request has {len(line):,} bytes, more than a batch may have")
-        if parcel is not None and self._is_full(parcel, len(line), weight):
+        if parcel is not None and self._is_full(parcel, len(line), weight, again):
             self._seal(parcel)
             return self.put(request, item, weight, again=again)
         if parcel is None:
@@ -172,15 +172,17 @@ class Spool:
     def _label(self, number: int) -> str:
         return f"{self._prefix}-{self._part}-{number}"
 
-    def _is_full(self, parcel: ParcelWriter, size: int, weight: Weight) -> bool:
+    def _is_full(self, parcel: ParcelWriter, size: int, weight: Weight, again: bool) -> bool:
         limits, bounds = self._service.limits, self._bounds
         if parcel.rows >= min(limits.rows, bounds.rows or limits.rows):
             return True
         if parcel.bytes + size + 1 > limits.bytes:
             return True
-        tokens, usd = bounds.tokens(parcel.group), bounds.usd()
+        tokens = bounds.tokens(parcel.group)
         if tokens is not None and parcel.tokens + weight.tokens > tokens:
             return True
+        # Rows that go again are there, whatever is left to pay for them: one batch will do.
+        usd = None if again else bounds.usd()
         return usd is not None and parcel.most_usd + weight.usd > usd
 
     # --- equal requests ---------------------------------------------------------------------------

@@ -122,6 +122,8 @@ def tier_fields(job: Job, kind: str) -> dict[str, Json]:
 def _streamed(job: Job, servers: Servers) -> bool | None:
     """Whether calls are streamed; None for a sample. Where calls may share requests the fleet
     takes the sample, of those that go alone."""
+    if job.batching.mode == "provider":
+        return False
     if job.stream != "auto":
         return bool(job.stream)
     return None if group_rule(job, servers).single else False

@@ -95,6 +95,7 @@ class OpenAIServer:
         self.fetches = 0
         self.down = 0
         self.keeps_metadata = True
+        self.list_troubles: list[int] = []  # statuses of the first lists; 200 is an empty list
         self.complaints: list[str] = []
         self.files: dict[str, str] = {}
         self._steps: dict[str, int] = {}
@@ -209,6 +210,11 @@ class OpenAIServer:
 
     async def _list(self, request: web.Request) -> web.Response:
         found = [self._shown(batch) for batch in reversed(self.made)]
+        if self.list_troubles:
+            status = self.list_troubles.pop(0)
+            if status != 200:
+                return web.json_response({"error": {"message": "no"}}, status=status)
+            found = []
         return web.json_response({"object": "list", "data": found, "has_more": False})
 
     async def _content(self, request: web.Request) -> web.Response:

@@ -258,6 +258,18 @@ def test_a_batch_that_was_made_without_a_word_is_found_and_not_made_twice(
     assert (server.tries, len(server.made)) == (1, 1)
 
 
+@pytest.mark.parametrize("troubles", [[200], [429], [503, 200], [429, 503, 429]])
+def test_a_batch_that_may_still_appear_is_not_made_again(
+    tmp_path: Path, troubles: list[int]
+) -> None:
+    server = OpenAIServer(Course(create=(504, {"message": "gateway timeout"}), made=True))
+    server.list_troubles = troubles
+    run = go(tmp_path, server, 3, Options())
+    assert run.error is None
+    assert set(statuses(run).values()) == {"ok"}
+    assert server.tries == 1
+
+
 def test_a_batch_that_was_not_made_is_made_once_more(tmp_path: Path) -> None:
     busy = Course(create=(503, {"message": "later"}))
     slow = Course(create=(429, {"message": "Rate limit reached for batches"}))

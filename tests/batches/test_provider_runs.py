@@ -54,7 +54,8 @@ def in_thread(server: Server) -> Iterator[str]:
 def job(folder: Path, url: str, rows: int, kind: str = "openai", **keys: Any) -> None:
     backend = {"url": f"{kind}+http{url.removeprefix('http')}/v1", "api_key_env": "MY_KEY"}
     prices = {"input": 1.0, "output": 2.0, "batch": 0.5}
-    keys = {"batching": {"mode": "provider"}, "prices": prices, **keys}
+    tables = {"duckdb": False, "parquet": False}
+    keys = {"batching": {"mode": "provider"}, "prices": prices, "results": tables, **keys}
     write_job(folder, "x", rows, backend=backend, model="m-1", **keys)
 
 
