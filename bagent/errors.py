@@ -27,10 +27,23 @@ from pathlib import Path
 EXIT_OK = 0
 EXIT_ROWS_FAILED = 1
 EXIT_USAGE = 2
+EXIT_CLIENT_LIMITED = 3
 EXIT_CANNOT_WRITE = 74
 EXIT_STOPPED = 75
 EXIT_NEEDS_PERSON = 76
 EXIT_INTERRUPTED = 130
+
+EXIT_CODES: dict[int, str] = {
+    EXIT_OK: "every row ok, or failures within the allowed; no rows at all: 0 with a warning",
+    EXIT_ROWS_FAILED: "finished, but rows failed; a condition of --fail-if holds; not enough hosts",
+    EXIT_USAGE: "job, input, hostfile, schema or an option is wrong; nothing was sent",
+    EXIT_CLIENT_LIMITED: "bench: the client itself was the limit, its numbers are not the fleet's",
+    EXIT_CANNOT_WRITE: "results cannot be written",
+    EXIT_STOPPED: "stopped early, the same command goes on",
+    EXIT_NEEDS_PERSON: "stopped early, a person must act first",
+    EXIT_INTERRUPTED: "second Ctrl-C",
+}
+"""Every exit code in a few words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from bagent.cli import bench_options as bench_opt
 from bagent.cli import options as opt
-from bagent.errors import EXIT_ROWS_FAILED, EXIT_STOPPED, UsageError
+from bagent.errors import EXIT_CLIENT_LIMITED, EXIT_ROWS_FAILED, EXIT_STOPPED, UsageError
 
 if TYPE_CHECKING:
     from bagent.bench.plan import BenchPlan
     from bagent.bench.trace import Recorded
     from bagent.runs.prepare import Prepared
-
-EXIT_CLIENT_LIMITED = 3
-"""The client was the limit: the numbers say nothing of the servers."""
 
 
 def bench(

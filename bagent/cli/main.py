@@ -66,6 +66,15 @@ class LazyGroup(TyperGroup):
         return (name, _load(entry[0], name), rest) if entry and name else (name, stand_in, rest)
 
 
+def command_of(name: str) -> Any:
+    """The real command of a name of :data:`COMMANDS`, with its options.
+
+    Raises:
+        KeyError: there is no such command.
+    """
+    return _load(COMMANDS[name][0], name)
+
+
 def _load(module: str, name: str) -> Any:
     function: Callable[..., Any] = getattr(import_module(module), name)
     app = typer.Typer(

@@ -1,4 +1,4 @@
-"""``bagent schema``: the JSON Schema of job files."""
+"""``bagent schema``: the JSON Schema of job files, and the reference."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ def schema(
         Path | None,
         typer.Option("-o", "--output", help="Write to this file instead of standard output."),
     ] = None,
+    reference: Annotated[
+        bool,
+        typer.Option("--reference", help="Print every option, key, column and code as Markdown."),
+    ] = False,
 ) -> None:
     """Print the JSON Schema of job files, for editors and other tools.
 
@@ -27,7 +31,12 @@ def schema(
     """
     from bagent.job.jsonschema import job_schema_text
 
-    text = job_schema_text()
+    if reference:
+        from bagent.cli.reference import reference_text
+
+        text = reference_text()
+    else:
+        text = job_schema_text()
     if output is None:
         sys.stdout.write(text)
         return

@@ -1,0 +1,96 @@
+"""What the pages say of options, keys, columns and codes is what the program itself knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import duckdb
+import pytest
+
+import bagent.errors
+from bagent.cli.main import COMMANDS, command_of
+from bagent.cli.reference import reference_text
+from bagent.errors import EXIT_CODES
+from bagent.store.columns import COLUMNS, RENAMED, declared
+from bagent.store.glossary import ERROR_KINDS, GLOSSARY, STATUSES
+from bagent.store.views import VIEWS
+from bagent.types import ErrorKind, Status
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "schemas" / "reference.md"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / folder / "README.md" for folder in ("deploy", "benchmarks")),
+]
+OTHERS = {"--help", "--version", "--no-deps"}
+OTHER_PROGRAMS = re.compile(r"benchmarks/|\bpip\b|gpu_modes")
+"""What else the pages show with options."""
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, list[tuple[list[str], str]]]:
+    return {
+        name: [
+            ([*param.opts, *param.secondary_opts], param.help or "")
+            for param in command_of(name).params
+            if param.param_type_name == "option"
+        ]
+        for name in COMMANDS
+    }
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert REFERENCE.read_text(encoding="utf-8") == reference_text(), (
+        "make it new: bagent schema --reference -o schemas/reference.md"
+    )
+
+
+def test_every_option_is_explained(options) -> None:
+    silent = [flags for told in options.values() for flags, words in told if not words.strip()]
+    assert silent == []
+
+
+def test_every_table_and_view_has_its_columns_explained_in_their_order() -> None:
+    with duckdb.connect() as connection:
+        for table, columns in COLUMNS.items():
+            connection.execute(f"create table {table} ({declared(columns)})")
+        for name, sql in VIEWS.items():
+            connection.execute(f"create view {name} as {sql}")
+        for name in (*COLUMNS, *VIEWS):
+            found = [row[0] for row in connection.execute(f"describe {name}").fetchall()]
+            assert [RENAMED.get(one, one) for one in GLOSSARY[name]] == found, name
+    assert set(GLOSSARY) == {*COLUMNS, *VIEWS, "answers"}
+
+
+def test_every_status_and_error_kind_is_explained() -> None:
+    assert list(STATUSES) == list(get_args(Status))
+    assert list(ERROR_KINDS) == list(get_args(ErrorKind))
+
+
+def test_every_exit_code_is_explained_here_and_in_the_readme() -> None:
+    named = {value for name, value in vars(bagent.errors).items() if re.match("EXIT_[A-Z_]+$", name)
+             and isinstance(value, int)}  # fmt: skip
+    assert set(EXIT_CODES) == named
+    section = README.split("### Exit codes")[1].split("## ")[0]
+    assert {int(code) for code in re.findall(r"(?m)^\| (\d+) \|", section)} == named
+
+
+def test_the_readme_names_every_command() -> None:
+    assert [name for name in COMMANDS if f"`bagent {name}" not in README] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_every_option_of_a_page_is_one(page: Path, options) -> None:
+    known = {flag for told in options.values() for flags, _ in told for flag in flags}
+    assert sorted(set(_named(page.read_text(encoding="utf-8"))) - known - OTHERS) == []
+
+
+def _named(text: str) -> Iterator[str]:
+    """The long options in lines that speak of this program."""
+    for line in text.splitlines():
+        if OTHER_PROGRAMS.search(line) is None and ("bagent" in line or line.startswith("|")):
+            yield from re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
