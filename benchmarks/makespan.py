@@ -65,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--fleets", default=",".join(AIMS))
     parser.add_argument("--arms", default=",".join([*ARMS, "modulo"]))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -83,7 +84,8 @@ def main() -> None:
                 COUNT,
             ),
         }
-        for fleet, (engines, events, strength) in fleets.items():
+        for fleet in options.fleets.split(","):
+            engines, events, strength = fleets[fleet]
             changes = [(at, 1 if up else -1) for at, _, up in events]
             ideal = ideal_seconds(options.rows, speed, changes, strength)
             for arm in options.arms.split(","):
@@ -103,7 +105,7 @@ def main() -> None:
                 runs.append(found)
                 print(json.dumps(found), flush=True)
     summary = {}
-    for fleet in AIMS:
+    for fleet in options.fleets.split(","):
         for arm in options.arms.split(","):
             mine = [r["ratio"] for r in runs if (r["fleet"], r["arm"]) == (fleet, arm)]
             summary[f"{fleet}, {arm}"] = statistics.median(mine)

@@ -240,10 +240,10 @@ async def _bagent(plan: Plan) -> tuple[float, int]:
     async def tick() -> None:
         while True:
             await asyncio.sleep(0.25)
-            fleet.tick()
+            fleet.tick(len(plan.rows) - ends.good)
 
-    ticking = loop.create_task(tick())
     ends = Ends()
+    ticking = loop.create_task(tick())
     fleet.expect(True)
     for number in range(len(plan.rows)):
         await fleet.room()

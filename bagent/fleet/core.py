@@ -53,7 +53,7 @@ class FleetConfig(msgspec.Struct, frozen=True):
 class Core:
     """The shared state of a fleet; make it inside the event loop.
 
-    ``expecting`` says that more rows come. ``last_served`` is when any endpoint last answered
+    ``expecting`` says that more rows come, ``left`` how many are still to end, None where not known. ``last_served`` is when any endpoint last answered
     well, ``latencies`` the seconds that recent answers took.
     """
 
@@ -89,6 +89,7 @@ class Core:
         self.last_served = float("-inf")
         self.latencies: deque[float] = deque(maxlen=RECENT)
         self.ending = Ending()
+        self.left: int | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.probes: set[asyncio.Task[None]] = set()
         self.stopped: asyncio.Future[BaseException] = self.loop.create_future()

@@ -100,7 +100,7 @@ class Fleet:
         if self._full:
             self._note_state()  # the end of a request will pump
         else:
-            self._pump()
+            self._pump(None if call.only is None else self._endpoints.named(call.only))
 
     def expect(self, more: bool) -> None:
         """Say whether more rows come: groups wait a moment to be full while they do."""
@@ -143,8 +143,8 @@ class Fleet:
 
     def join(self, states: Sequence[EndpointState]) -> None:
         """Take in endpoints that joined."""
+        self._endpoints.add(*states)
         for state in states:
-            self._endpoints.add(state)
             self._core.sample(state, "joined")
         self._pump()
 
@@ -181,7 +181,7 @@ class Fleet:
     def changed(self, state: EndpointState) -> None:
         """Tell that an endpoint's limit was changed from outside."""
         self._endpoints.changed(state)
-        self._pump()
+        self._pump(state)
 
     def abandon_waiting(self) -> int:
         """Forget all calls that are not in flight; returns how many: they stay unfinished."""
@@ -206,8 +206,12 @@ class Fleet:
         await asyncio.gather(*pending, return_exceptions=True)
         return late
 
-    def tick(self) -> None:
-        """Look for stalled endpoints and late calls; call it several times a second."""
+    def tick(self, left: int | None = None) -> None:
+        """Look for stalled endpoints and late calls; call it several times a second.
+
+        ``left`` is how many rows are still to end, those in flight included; None: not known.
+        """
+        self._core.left = left
         self._health.tick()
         self._overdue.retry_pinned()
         if self._core.config.hedge is None or self._core.closed:
@@ -238,13 +242,19 @@ class Fleet:
 
     # --- the pump ---------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        """Give ready calls to endpoints with room until one of the two runs out."""
+    def _pump(self, first: EndpointState | None = None) -> None:
+        """Give ready calls to endpoints with room until one of the two runs out; ``first`` gets at
+        once what only it may have."""
         core, waiting = self._core, self._waiting
         now = core.clock()
         waiting.wake(now)
         self._picker.linger_due = None
         self._parked_wait = self._endpoints.unpark(now) if self._endpoints.parked else None
+        while first is not None and waiting.is_pinned(first.name) and not self._full:
+            group = self._picker.next(first, now)[1] if first.room > 0 else []
+            if not group:
+                break
+            self._start(first, group, now)
         passed: list[EndpointState] = []
         while waiting.ready and not self._full:
             state = self._endpoints.next(now)

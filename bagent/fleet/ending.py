@@ -23,7 +23,7 @@ of them do."""
 
 
 class Ending:
-    """Judges who may still take rows once no more come; times are on the fleet's clock."""
+    """Judges who may still take rows near the end; times are on the fleet's clock."""
 
     def __init__(self) -> None:
         self._usual = 0.0
@@ -38,14 +38,13 @@ class Ending:
         self._usual += max(WEIGHT / 4, 1 / (len(self._ends) + 1)) * (seconds - self._usual)
         self._ends.append(now)
 
-    def is_too_slow(self, endpoint: str, now: float, ready: int) -> bool:
-        """Whether what the endpoint took now would come after the others have done ``ready`` rows.
+    def is_too_slow(self, endpoint: str, now: float, left: int) -> bool:
+        """Whether what the endpoint took now would come after all have done ``left`` rows more.
 
         False as long as too little is known.
         """
         count, mean = self._by_endpoint.get(endpoint, (0, 0.0))
         if count < ENOUGH or len(self._ends) < WINDOW // 4:
             return False
-        seconds = now - self._ends[0]
-        left = ready * seconds / len(self._ends)
-        return mean > left + MARGIN * self._usual
+        beyond = mean - MARGIN * self._usual
+        return beyond > 0 and beyond > left * (now - self._ends[0]) / len(self._ends)

@@ -31,8 +31,7 @@ class Endpoints:
         self._listed: set[EndpointState] = set()
         self._parked: dict[Account, list[EndpointState]] = {}
         self._weighted = False
-        for state in states:
-            self.add(state)
+        self.add(*states)
 
     @property
     def up(self) -> int:
@@ -48,15 +47,16 @@ class Endpoints:
         """The endpoint of that name."""
         return self._by_name.get(name)
 
-    def add(self, state: EndpointState) -> None:
-        """Take in an endpoint; it begins level with the others."""
-        if self.states:
-            state.turns = min(other.turns for other in self.states)
-        self.states.append(state)
-        self._by_name.setdefault(state.name, state)
-        self._counted[state] = 0
-        self._weighted |= state.weight != 1.0
-        self.changed(state)
+    def add(self, *states: EndpointState) -> None:
+        """Take in endpoints; they begin level with the others."""
+        level = min((other.turns for other in self.states), default=0.0)
+        for state in states:
+            state.turns = level
+            self.states.append(state)
+            self._by_name.setdefault(state.name, state)
+            self._counted[state] = 0
+            self._weighted |= state.weight != 1.0
+            self.changed(state)
 
     def remove(self, state: EndpointState) -> None:
         """Forget an endpoint; it must have nothing in flight."""

@@ -56,12 +56,7 @@ class Picker:
         core = self._core
         self.crowded = False
         self._home = None
-        if (
-            not core.expecting
-            and core.in_flight
-            and core.ending.is_too_slow(state.name, now, core.waiting.ready)
-            and not core.waiting.is_pinned(state.name)
-        ):
+        if self._is_too_late(state, now):
             return []
         size = _one if core.config.group.single else self._sizes(state, now)
         ahead: list[Call] = []
@@ -75,6 +70,20 @@ class Picker:
         if group and ahead:
             self.warmer.start(state, group[0])
         return group
+
+    def _is_too_late(self, state: EndpointState, now: float) -> bool:
+        """Whether what ``state`` took now would end the run later than without it."""
+        core = self._core
+        left = core.waiting.ready
+        if core.expecting:
+            if core.left is None:
+                return False
+            left = max(left, core.left - core.in_flight)
+        return (
+            core.in_flight > 0
+            and core.ending.is_too_slow(state.name, now, left)
+            and not core.waiting.is_pinned(state.name)
+        )
 
     def _first(self, state: EndpointState, size: Size, now: float, ahead: list[Call]) -> Size:
         """The size of the first group for an endpoint with a cold cache: one where a call should

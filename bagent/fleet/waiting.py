@@ -29,6 +29,7 @@ class Waiting:
         self._halves: deque[list[Call]] = deque()
         self._halved = 0
         self._pinned: dict[str, Line] = {}
+        self._pins = 0
         self._last: deque[Call] = deque()
         self._sleeping: list[tuple[float, int, Call]] = []
         self._limbo: dict[str, list[Held]] = {}
@@ -37,8 +38,7 @@ class Waiting:
     @property
     def ready(self) -> int:
         """Calls that may be sent now."""
-        pinned = sum(line.count for line in self._pinned.values()) if self._pinned else 0
-        return self._line.count + self._urgent.count + self._halved + pinned
+        return self._line.count + self._urgent.count + self._halved + self._pins
 
     @property
     def asleep(self) -> int:
@@ -56,6 +56,7 @@ class Waiting:
             call.family = None  # it goes where it must, or where there is room first
         if call.only is not None:
             self._pinned.setdefault(call.only, Line()).add(call)
+            self._pins += 1
         else:
             (self._urgent if urgent else self._line).add(call)
 
@@ -89,6 +90,7 @@ class Waiting:
         pinned = self._pinned.get(endpoint)
         if pinned is not None and pinned.count:
             found = pinned.take(endpoint, size, picky=False)
+            self._pins -= len(found)
             if found:
                 return found
         if self._urgent.count:
@@ -138,6 +140,7 @@ class Waiting:
         found: list[Call] = []
         for endpoint in [name for name in self._pinned if gone(name)]:
             found += self._pinned.pop(endpoint)
+        self._pins -= len(found)
         return found
 
     @property
@@ -157,6 +160,7 @@ class Waiting:
             heapq.heapify(self._sleeping)
         for line in (self._urgent, self._line, *self._pinned.values()):
             late += line.remove(is_late)
+        self._pins = sum(line.count for line in self._pinned.values())
         for group in self._halves:
             gone = [call for call in group if is_late(call)]
             late += gone

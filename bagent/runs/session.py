@@ -276,13 +276,15 @@ class Session:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._store.tick()
+            snapshot = self._snapshot()
             if self._fleet is not None:
-                self._fleet.tick()
+                # Rows of stages come from other rows, so there nobody knows how many are left.
+                self._fleet.tick(None if self._prepared.stages else snapshot.remaining)
             if self._feeder is not None and self._feeder.ended:
                 self._store.input_ended()
             if self._store.stop_requested():
                 self._switch.ask(Stop(EXIT_STOPPED, f"{self._store.path / 'stop'} is there"))
-            self._progress.update(self._snapshot())
+            self._progress.update(snapshot)
 
     # --- what comes of the rows -----------------------------------------------------------------
 

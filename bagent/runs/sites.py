@@ -130,10 +130,10 @@ class Fleets:
         """The endpoints of all, for displays."""
         return [state for fleet in self._fleets for state in fleet.states]
 
-    def tick(self) -> None:
-        """Look for stalled endpoints and late calls in each."""
+    def tick(self, left: int | None) -> None:
+        """Look for stalled endpoints and late calls in each; ``left`` rows are still to end."""
         for fleet in self._fleets:
-            fleet.tick()
+            fleet.tick(left if len(self._fleets) == 1 else None)
 
     def abandon_waiting(self) -> None:
         """Send nothing more in any of them."""

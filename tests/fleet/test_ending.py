@@ -19,28 +19,28 @@ def seen(slow=60.0, fast=1.0):
 
 def test_a_slow_endpoint_is_too_slow_once_little_is_left():
     ending, now = seen()
-    assert not ending.is_too_slow("slow", now, ready=1000)  # they take the others 100 s
-    assert ending.is_too_slow("slow", now, ready=100)
-    assert not ending.is_too_slow("fast", now, ready=0)
+    assert not ending.is_too_slow("slow", now, left=1000)  # they take the others 100 s
+    assert ending.is_too_slow("slow", now, left=100)
+    assert not ending.is_too_slow("fast", now, left=0)
 
 
 def test_equal_endpoints_are_never_too_slow_for_each_other():
     ending, now = seen(slow=1.3)
-    assert not ending.is_too_slow("slow", now, ready=0)
+    assert not ending.is_too_slow("slow", now, left=0)
 
 
 def test_nothing_is_judged_before_enough_was_seen():
     ending = Ending()
     for number in range(20):
         ending.served("slow" if number % 2 else "fast", number, 50.0 if number % 2 else 1.0)
-    assert not ending.is_too_slow("slow", 20.0, ready=0)
-    assert not ending.is_too_slow("unknown", 20.0, ready=0)
+    assert not ending.is_too_slow("slow", 20.0, left=0)
+    assert not ending.is_too_slow("unknown", 20.0, left=0)
 
 
 def test_where_the_others_stand_still_the_slow_one_is_needed_again():
     ending, now = seen()
-    assert ending.is_too_slow("slow", now, ready=100)
-    assert not ending.is_too_slow("slow", now + 1000, ready=100)
+    assert ending.is_too_slow("slow", now, left=100)
+    assert not ending.is_too_slow("slow", now + 1000, left=100)
 
 
 def run_of(count):
@@ -63,3 +63,20 @@ def test_a_run_does_not_wait_for_rows_that_a_slow_endpoint_took_last():
     ideal = 1800 / (4 + 4 / 50)
     assert seconds < 1.04 * ideal
     assert shares["slow"] >= 28
+
+
+def test_where_the_end_is_known_it_is_heeded_before_the_input_has_ended():
+    async def main():
+        s = setup({"fast": always(seconds=1.0), "slow": always(seconds=50.0)}, limit=4)
+        s.fleet.expect(True)
+        await s.feed(1000)
+        s.fleet.tick(left=20)
+        before = s.backend.shares["slow"]
+        for row in range(1000, 1400):
+            await s.fleet.room()
+            s.fleet.submit(s.call(row))
+        await s.fleet.drain(0.0)
+        return before, s.backend.shares["slow"]
+
+    before, after = run_jumping(main())
+    assert before == after >= 16
