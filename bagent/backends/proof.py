@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from bagent.backends.base import Backend
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.models_route import limits_within
-from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure, Reply
 
@@ -38,7 +38,7 @@ class Proof(msgspec.Struct, frozen=True):
 class Prover:
     """Sends the real requests of many endpoints over one backend."""
 
-    def __init__(self, backend: OpenAIBackend) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._requests: dict[tuple[Route, str | None], Request] = {}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from bagent.cli import options as opt
 from bagent.errors import EXIT_ROWS_FAILED, HostfileError, Position, StoppedEarly, UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks.")]
 
 def hosts(
     hosts: HostsFile = None,
+    backend: opt.Backend = None,
     wait: Wait = False,
     timeout: Timeout = "30s",
     min_fraction: MinFraction = None,
@@ -74,10 +76,17 @@ def hosts(
     Exit codes: 0 enough are ready; 1 they are not; 75 they are not and --wait was given; 2 the
     hostfile or an option is wrong.
 
+    With --backend NAME (and --model) it is that one server, also a hosted one, which costs the
+    price of one token.
+
     Example: bagent hosts nodes.txt --wait --min-fraction 0.9 --timeout 20m --write ready.txt
     """
     from bagent.cli.hosts_view import print_called, tell_end
 
+    if backend is not None:
+        if hosts is not None or write is not None:
+            raise UsageError("--backend is one server, without a hostfile to read or to write")
+        return _one(backend, model, timeout, form)
     fleet = read_fleet(hosts)
     count = len(fleet.hosts)
     plan = _plan(count, timeout, _wanted(count, min_fraction, min_hosts), model, wait)
@@ -98,6 +107,22 @@ def hosts(
         f"{len(ready)} of {count} endpoints ready after {timeout}, {plan.wanted} wanted",
         hint="the same command goes on; --timeout sets how long",
     )
+
+
+def _one(backend: str, model: str | None, timeout: str, form: Literal["table", "json"]) -> int:
+    """Look at the one server that ``--backend`` names."""
+    import asyncio
+
+    from bagent.cli.hosts_view import print_called, tell_one
+    from bagent.runs.named import named_servers
+    from bagent.runs.one_call import call_one
+
+    servers = named_servers(backend, model, os.environ, _notice)
+    seconds = _plan(1, timeout, 1, model, wait=False).seconds
+    found = asyncio.run(call_one(servers, model, seconds))
+    print_called([found], form)
+    tell_one(found, backend)
+    return 0 if found.ready else EXIT_ROWS_FAILED
 
 
 @dataclass(frozen=True, slots=True)

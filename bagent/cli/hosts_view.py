@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bagent.backends.skips import skips_of
 from bagent.fleet.called import Called, counts, grouped
 from bagent.fleet.roll_call import RollCall
 from bagent.observe.words import duration, visible
@@ -61,6 +62,7 @@ def print_called(called: Sequence[Called], form: str) -> None:
 def as_json(one: Called) -> dict[str, Any]:
     """All that is known of an endpoint; null is not known."""
     known, load, proof = one.known, one.load, one.proof
+    skips = skips_of(known.engine if known else None)
     return {
         "endpoint": one.endpoint.name,
         "url": one.endpoint.url,
@@ -73,6 +75,8 @@ def as_json(one: Called) -> dict[str, Any]:
         "context": known.context if known else None,
         **{field: getattr(known, field, None) for field, _ in _CAN},
         "cached_tokens": known.cached_tokens if known else None,
+        "lacks": list(skips.lacks) if known else None,
+        "untold": list(skips.untold) if known else None,
         "running": load.running if load else None,
         "waiting": load.waiting if load else None,
         "ms": round(proof.ms, 1) if proof else None,
@@ -156,6 +160,7 @@ def tell_end(
         _say(f"  {group.words()}")
     if len(groups) > _GROUPS:
         _say(f"  and {len(groups) - _GROUPS} other reasons: see the table")
+    _tell_skips(called)
     ready = sum(one.ready for one in called)
     if written is not None:
         _say(
@@ -164,6 +169,26 @@ def tell_end(
     use = str(written) if written is not None and ready else hostfile
     if enough and use != "-":
         _say(f"next: bagent run JOB.yaml --hostfile {shlex.quote(use)}")
+
+
+def tell_one(one: Called, backend: str) -> None:
+    """The same for the one server that ``--backend`` named."""
+    _say(counts([one]))
+    for group in grouped([one]):
+        _say(f"  {group.words()}")
+    _tell_skips([one])
+    if one.ready:
+        model = f" --model {shlex.quote(one.model)}" if one.model else ""
+        _say(f"next: bagent run JOB.yaml --backend {shlex.quote(backend)}{model}")
+
+
+def _tell_skips(called: Sequence[Called]) -> None:
+    """What jobs do without at the engines that were found."""
+    engines = dict.fromkeys(one.known.engine for one in called if one.known and one.known.engine)
+    for engine in engines:
+        words = skips_of(engine).words()
+        if words:
+            _say(f"  {engine}: {words}")
 
 
 def _say(words: str) -> None:

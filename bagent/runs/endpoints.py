@@ -82,6 +82,20 @@ async def open_servers(
         return await _start_local(ref, stack, log_file, notice)
     if ref.kind == "sim" and ref.base is None:
         return await _start_sim(ref, stack, notice)
+    return plain_servers(job, ref, env, notice)
+
+
+def plain_servers(
+    job: Job,
+    ref: BackendRef,
+    env: Mapping[str, str],
+    notice: Callable[[str], None] = lambda _: None,
+) -> Servers:
+    """The one server at the address of ``ref``, which nothing has to be started for.
+
+    Raises:
+        UsageError: a key or the model is missing, or the address.
+    """
     check_model(job, ref)
     if ref.kind == "bedrock":
         key = api_key(ref, env)

@@ -1,0 +1,85 @@
+"""A server that an option names, on each provider: looked at, and what its protocol lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bagent.errors import UsageError
+from bagent.runs.named import named_servers
+from support.cli import Completed
+from support.provider_bedrock import BedrockWire
+from support.provider_server import Fault, in_thread
+from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
+
+Bagent = Callable[..., Completed]
+SECRET = "key-5up3rs3cret"
+KINDS: dict[str, Callable[[], Wire]] = {
+    "openai": OpenAIWire,
+    "anthropic": AnthropicWire,
+    "bedrock": BedrockWire,
+}
+KEYS = {
+    "OPENAI_API_KEY": SECRET,
+    "ANTHROPIC_API_KEY": SECRET,
+    "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+}
+LACKS = {
+    "openai": {"batches of chats", "/tokenize"},
+    "anthropic": {"raw prompts", "lists of prompts", "embeddings", "seed"},
+    "bedrock": {"raw prompts", "lists of prompts", "embeddings", "seed"},
+}
+
+
+def address(kind: str, url: str) -> str:
+    """What a user writes for a server at ``url`` that speaks as this provider."""
+    if kind == "bedrock":
+        return f"bedrock://us-east-1?endpoint={url}"
+    return f"{kind}+http{url.removeprefix('http')}/v1"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_hosts_proves_a_named_server_and_says_what_its_protocol_lacks(
+    kind: str, job_dir: Path, bagent: Bagent
+) -> None:
+    with in_thread(KINDS[kind](), Say()) as server:
+        command = ["hosts", "--backend", address(kind, server.url), "--model", "m-1"]
+        done = bagent([*command, "--format", "json"], env=KEYS)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["state"], found["engine"], found["model"]) == ("ready", kind, "m-1")
+    assert set(found["lacks"]) >= LACKS[kind]
+    assert ("Retry-After" in found["untold"]) == (kind == "bedrock")
+    assert f"{kind}: no " in done.err
+    assert "next: bagent run" in done.err
+    assert SECRET not in done.out + done.err
+
+
+def test_a_wrong_key_is_told_without_it(job_dir: Path, bagent: Bagent) -> None:
+    with in_thread(KINDS["anthropic"](), Fault("bad_key")) as server:
+        where = address("anthropic", server.url)
+        done = bagent(["hosts", "--backend", where, "--model", "m-1"], env=KEYS)
+    assert done.code == 1
+    assert "refuses" in done.out
+    assert SECRET not in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("backend", "model", "words"),
+    [
+        ("anthropic", None, "serves many models"),
+        ("openai", "m", "OPENAI_API_KEY is not set"),
+        ("local", None, "runs inside bagent run"),
+        ("anthropc", "m", "anthropic"),
+    ],
+)
+def test_what_cannot_be_reached_is_said_before_anything_is_sent(
+    backend: str, model: str | None, words: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        named_servers(backend, model, {})
+    assert words in f"{error.value} {error.value.hint}"
