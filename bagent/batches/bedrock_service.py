@@ -9,7 +9,6 @@ same job is never made twice.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +28,7 @@ from bagent.backends.json_text import decode_json, encode_json
 from bagent.backends.own_body import unpacked
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.request import Request, encode_payload
+from bagent.backends.worker_threads import WorkerThreads
 from bagent.batches.record import BatchRecord, Fault, Limits, Look
 from bagent.batches.service import Answer
 from bagent.store.segments import write_error
@@ -102,6 +102,7 @@ class BedrockBatches:
         self._notice = notice
         self._told: set[str] = set()
         self._session = session
+        self._threads = WorkerThreads(1, "batches")
         self._clients: dict[str, Any] = {}
 
     # --- requests ---------------------------------------------------------------------------------
@@ -230,6 +231,7 @@ class BedrockBatches:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._threads.close()
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -241,7 +243,7 @@ class BedrockBatches:
 
     async def _run(self, service: str, work: Callable[[Any], _T]) -> _T | Failure:
         try:
-            return await asyncio.to_thread(partial(self._with_client, service, work))
+            return await self._threads.run(partial(self._with_client, service, work))
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             return self._failed(error, service)
 

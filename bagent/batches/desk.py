@@ -113,18 +113,19 @@ class Desk:
                 held.add(record.model)
                 if quota.again_at > now:
                     until = _sooner(until, quota.again_at)
-            elif not self._affords(records, record, spent):
+            elif not self.affords(records, record.most_usd or 0.0, spent):
                 broke = True
             else:
                 return Step("send", record)
         out_now = any(record.state in (*OUT, "ended") for record in records)
         return Step("broke" if broke and not out_now and until is None else "wait", until=until)
 
-    def _affords(self, records: Sequence[BatchRecord], one: BatchRecord, spent: float) -> bool:
+    def affords(self, records: Sequence[BatchRecord], most: float, spent: float) -> bool:
+        """Whether the budget has room for ``most`` dollars beside what is spent and out."""
         if self._budget is None:
             return True
         reserved = sum(r.most_usd or 0.0 for r in records if r.state in (*OUT, "ended"))
-        return spent + reserved + (one.most_usd or 0.0) <= self._budget
+        return spent + reserved + most <= self._budget
 
     @staticmethod
     def out(records: Sequence[BatchRecord], but: BatchRecord) -> int:

@@ -267,6 +267,10 @@ class BatchEngine:
         self._settle()
 
     async def _alone(self, rows: list[tuple[Item, list[Item]]]) -> None:
+        if not self._desk.affords(
+            self._spool.records, self._rows.most_alone(rows), self._spool.spent
+        ):
+            self._broke()
         self._notice(f"{len(rows)} rows are too few for a batch: they are asked singly")
         await self._rows.send_alone(rows)
 

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
+import msgspec
+
 from bagent.agents.conversation import Conversation, text_bytes
 from bagent.agents.making import converse
 from bagent.agents.plan import StagePlan
-from bagent.batches.parcel import Item
+from bagent.batches.parcel import Item, encode_item
 from bagent.batches.spool import Spool, Weight
 from bagent.fleet.call import Call
 from bagent.fleet.dispatcher import Fleet
-from bagent.money.prices import Price
+from bagent.money.prices import Price, pricer
 from bagent.stages.engine import OutcomeLog
 from bagent.stages.guards import Guards, StopAdvice
 from bagent.stages.sharing import Sharing, copy_outcome
@@ -28,7 +30,8 @@ UNLIMITED = 4096
 class RowTools:
     """What rows need: their plan, where outcomes go, who may ask singly, what tokens cost.
 
-    ``dedupe``: equal requests are sent once. ``clock`` is Unix seconds.
+    ``price`` is that of batches, ``single_price`` that of single calls. ``dedupe``: equal requests
+    are sent once. ``clock`` is Unix seconds.
     """
 
     plan: StagePlan
@@ -38,6 +41,7 @@ class RowTools:
     guards: Guards
     emit: Callable[[Outcome, int, Row], None]
     price: Price | None = None
+    single_price: Price | None = None
     dedupe: bool = False
     clock: Callable[[], float] = time.time
 
@@ -51,6 +55,7 @@ class BatchRows:
 
     def __init__(self, tools: RowTools, spool: Spool) -> None:
         self.plan = tools.plan
+        self._single = msgspec.structs.replace(tools.plan, price=pricer(tools.single_price))
         self._tools = tools
         self._spool = spool
         self._alone: dict[Conversation, list[Item]] = {}
@@ -96,11 +101,20 @@ class BatchRows:
         most = request.max_tokens or UNLIMITED
         return Weight(tokens, 0.0 if price is None else price.at_most(tokens, most))
 
+    def most_alone(self, items: list[tuple[Item, list[Item]]]) -> float:
+        """Dollars that so many single calls may cost; 0 where no price is known."""
+        price, most = self._tools.single_price, 0.0
+        for item, _ in items:
+            size = text_bytes(encode_item(item))  # it holds what the prompt is made of, and more
+            asked = item.kept.max_tokens or UNLIMITED
+            most += 0.0 if price is None else price.at_most(self.plan.budget.whole(size), asked)
+        return most
+
     async def send_alone(self, items: list[tuple[Item, list[Item]]]) -> None:
         """Send rows as single calls, and wait until each has ended; each with its copies."""
         self._tools.fleet.expect(True)
         for item, copies in items:
-            conversation = converse(self.plan, item.row, item.answer, self)
+            conversation = converse(self._single, item.row, item.answer, self)
             call = conversation.resumed(item.kept)
             if call is not None:
                 self._alone[conversation] = copies

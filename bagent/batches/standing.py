@@ -39,6 +39,20 @@ def standing(run_dir: Path, report: Report) -> list[str]:
     ]
 
 
+def left_there(run_dir: Path) -> str:
+    """Words about batches of a run that is put aside and that the provider goes on with, if any."""
+    found = [
+        record.batch_id
+        for record in all_records(run_dir, lambda _: None)
+        if record.state == "waiting"
+    ]
+    if not found:
+        return ""
+    more = ", ..." if len(found) > 3 else ""
+    listed = f"{', '.join(map(str, found[:3]))}{more}"
+    return f"its batches are still with the provider, which will bill them: {listed}"
+
+
 def _line(record: BatchRecord) -> str:
     parts = [f"batch {record.number}"]
     if record.batch_id is not None:

@@ -261,7 +261,11 @@ def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list
     """
     directory = RunDir(prepared.run_dir)
     if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
-        notes.append(f"the old run is now {directory.move_aside()}")
+        from bagent.batches.standing import left_there
+
+        aside = directory.move_aside()
+        notes.append(f"the old run is now {aside}")
+        notes += filter(None, [left_there(aside)])
     RunDir.create(prepared.run_dir)
     _refuse_other_division(directory, prepared.part)
     return directory

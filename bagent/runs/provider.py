@@ -59,7 +59,15 @@ def provider_drive(
     sharing = Sharing(store.journal.read_at, store.reuse, dedupe=deduped(job))
     guards = Guards(canary=hooks.options.canary, stop_after=job.limits.stop_after_failures)
     tools = RowTools(
-        plan, store.journal, site.fleet, sharing, guards, hooks.emit, price, deduped(job)
+        plan,
+        store.journal,
+        site.fleet,
+        sharing,
+        guards,
+        hooks.emit,
+        price=price,
+        single_price=price_of(job, site.found.servers.kind, model),
+        dedupe=deduped(job),
     )
     rows = BatchRows(tools, spool)
     engine = BatchEngine(

@@ -40,7 +40,7 @@ from bagent.stages.guards import Guards
 from bagent.stages.sharing import Sharing
 from bagent.store.index import Policy, load_index
 from bagent.store.journal import Journal
-from bagent.types import Failure, Json, Message, Outcome, Reply, Row
+from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
 from fleet.support_fleet import ScriptedBackend
 
 BEGIN = 1_000_000.0
@@ -95,6 +95,7 @@ class Options:
     reasks: int = 2
     size: int | None = None
     price: Price | None = None
+    single_price: Price | None = None
     budget: float | None = None
     dedupe: bool = False
     kind: str = "openai"
@@ -248,9 +249,10 @@ async def run_rows(
             Sharing(journal.read_at, None, dedupe=options.dedupe),
             Guards(canary=True, stop_after=None),
             emit,
-            options.price,
-            options.dedupe,
-            clock,
+            price=options.price,
+            single_price=options.single_price,
+            dedupe=options.dedupe,
+            clock=clock,
         ),
         spool,
     )
@@ -292,7 +294,12 @@ class Singles(ScriptedBackend):
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
-        return Exchange([Reply("single", "stop")], sent=BEGIN, done=BEGIN, status=200)
+        return Exchange(
+            [Reply("single", "stop", usage=Usage(prompt=7, completion=1))],
+            sent=BEGIN,
+            done=BEGIN,
+            status=200,
+        )
 
 
 def make_fleet() -> Fleet:

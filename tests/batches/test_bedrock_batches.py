@@ -15,6 +15,7 @@ from bagent.backends.bedrock import BedrockConfig
 from bagent.backends.endpoint import Endpoint
 from bagent.batches.bedrock_service import BedrockBatches, Place, read_job
 from bagent.errors import NeedsPerson
+from bagent.money.prices import Price
 from batches.support_aws import ROLE, AwsServer, Job
 from batches.support_runs import Killed, Options, Run, row, run_rows, served
 
@@ -103,6 +104,19 @@ def test_too_few_rows_for_a_job_are_asked_singly(
     assert run.error is None
     assert [line["text"] for line in run.lines] == ["single"] * 5
     assert any("too few for a batch" in words for words in run.notices)
+
+
+def test_single_calls_keep_within_the_budget_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    price = Price("bedrock", "m-1", 1000.0, 2000.0)
+    poor = Options(single_price=price, budget=0.5)
+    run = go(tmp_path, AwsServer(), 5, monkeypatch, poor)
+    assert isinstance(run.error, NeedsPerson)
+    assert run.lines == []
+    run = go(tmp_path, AwsServer(), 5, monkeypatch, Options(single_price=price, budget=9.0))
+    assert run.error is None
+    assert [line["cost_usd"] for line in run.lines] == [0.009] * 5
 
 
 def test_a_job_that_fails_waits_for_a_person(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bagent.batches.standing import left_there
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
 from bagent.runs.options import RunOptions
@@ -99,9 +100,11 @@ def test_a_signal_ends_with_75_and_leaves_the_batch_there(job_dir: Path, bagent:
             ended = running.finish()
         assert ended.code == 75, ended.err
         assert "1 batch stays with the provider (3 rows)" in ended.err
+        assert left_there(run_dir(job_dir)).endswith("will bill them: msgbatch_1")
         done = bagent(RUN, env={"MY_KEY": SECRET})
     assert done.code == 0, done.err
     assert server.tries == 1
+    assert left_there(run_dir(job_dir)) == ""
     assert [row["status"] for row in results(job_dir)] == ["ok"] * 3
 
 
