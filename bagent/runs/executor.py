@@ -140,8 +140,11 @@ def _timed(options: RunOptions, deadline: Deadline | None) -> RunOptions:
 def _places(plan: PoolPlan) -> str:
     if plan.where == "here":
         return "on this machine"
-    nodes = f"on {plan.nodes} nodes"
-    return nodes if plan.where == "allocation" else f"{nodes} of {plan.jobs} batch jobs"
+    nodes = "1 node" if plan.nodes == 1 else f"{plan.nodes} nodes"
+    if plan.where == "allocation":
+        return f"on {nodes}"
+    jobs = "a batch job" if plan.jobs == 1 else f"{plan.jobs} batch jobs"
+    return f"in {jobs} of {nodes}"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,11 @@ from bagent.errors import (
     EXIT_ROWS_FAILED,
     EXIT_STOPPED,
     EXIT_USAGE,
+    BagentError,
+    NeedsPerson,
+    StoppedEarly,
     UsageError,
+    WriteError,
 )
 from bagent.job.spec_limits import LimitsSpec
 from bagent.observe import EndInfo, Progress, Snapshot, summary_lines
@@ -45,6 +49,11 @@ STARTS = 3
 TICK_SECONDS = 0.25
 _LONGEST_LINE = 16 * 1024 * 1024
 _WORST_FIRST = (EXIT_INTERRUPTED, EXIT_CANNOT_WRITE, EXIT_NEEDS_PERSON, EXIT_USAGE, EXIT_STOPPED)
+_ERRORS: Mapping[int, type[BagentError]] = {
+    EXIT_CANNOT_WRITE: WriteError,
+    EXIT_STOPPED: StoppedEarly,
+    EXIT_NEEDS_PERSON: NeedsPerson,
+}
 _SHARED = ("concurrency", "per_endpoint", "rpm", "tpm")
 
 
@@ -268,7 +277,8 @@ def finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) ->
     """The tables where the run is whole, the closing words; returns the exit code.
 
     Raises:
-        UsageError: that is how a worker ended.
+        BagentError: how a worker ended, where it was for what the user wrote or before any of
+            them had a state to show.
     """
     options = prepared.options
     bad = worst(workers)
@@ -280,6 +290,8 @@ def finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) ->
         code = _code_of_rows(prepared, progress)
         _make_tables(prepared, progress)
     state = whole_state(workers)
+    if state is None and bad is not None and code in _ERRORS:
+        raise _ERRORS[code](bad.reason, hint=bad.action)
     if state is None:
         return code
     run = shown(prepared.run_dir, options.cwd)

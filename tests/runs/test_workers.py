@@ -12,10 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bagent.errors import NeedsPerson
+from bagent.observe.progress import NoProgress
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import prepare
 from bagent.runs.worker import decode_options, encode_options
-from bagent.runs.workers import part_options
+from bagent.runs.workers import Worker, finish, part_options
 from bagent.store.owner import owners
 from support.cli import Running
 from support.jobs import results_by_id, rows, write_job
@@ -169,6 +171,13 @@ def test_a_part_of_the_rows_may_itself_be_shared(prepared):
 def test_options_are_the_same_on_the_other_side(prepared):
     options = part_options(prepared(inputs=("rows.jsonl",), sets=("answers=2",)), 2)[0]
     assert decode_options(encode_options(options)) == replace(options, env=dict(os.environ))
+
+
+def test_an_end_before_any_state_is_told_by_its_reason(prepared):
+    worker = Worker(RunOptions(job=None), code=76, reason="no workers", action="look at x")
+    with pytest.raises(NeedsPerson, match="no workers") as told:
+        finish(prepared(), [worker], NoProgress())
+    assert told.value.hint == "look at x"
 
 
 def test_a_worker_whose_options_are_wrong_says_so(job_dir):
