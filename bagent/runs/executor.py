@@ -60,6 +60,10 @@ from bagent.runs.workers import (
 PER_SLOT = 4
 """Chunks for each worker, where there are rows enough."""
 
+FEW_CHUNKS = 64
+"""More than this only to have one for each worker: every chunk reads the whole input for its part,
+some 10 microseconds a row."""
+
 CHUNK_ROWS = 1000
 """Rows of a chunk at least, as far as it can be told: starting one takes about a second."""
 
@@ -115,7 +119,7 @@ def chunk_count(plan: PoolPlan, rows: int | None) -> int:
     """Into how many chunks to divide ``rows`` (None: nobody knows how many there are)."""
     if plan.chunks is not None:
         return plan.chunks
-    most = plan.slots * PER_SLOT
+    most = max(plan.slots, min(plan.slots * PER_SLOT, FEW_CHUNKS))
     return most if rows is None else max(plan.slots, min(most, rows // CHUNK_ROWS))
 
 

@@ -159,6 +159,11 @@ def test_there_are_some_chunks_for_each_worker_but_no_small_ones():
     assert chunk_count(msgspec.structs.replace(HERE, chunks=100), 10) == 100
 
 
+@pytest.mark.parametrize(("slots", "chunks"), [(10, 40), (20, 64), (256, 256)])
+def test_many_workers_have_one_chunk_each_since_each_reads_all_of_the_input(slots, chunks):
+    assert chunk_count(msgspec.structs.replace(HERE, workers=slots), None) == chunks
+
+
 def test_rows_are_counted_by_size_and_by_what_was_asked_for(prepared):
     source = open_input(prepared)
     assert 8 <= estimated_rows(source, prepared.options) <= 12
