@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -173,6 +174,30 @@ async def served(server: Server) -> AsyncIterator[str]:
         yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def in_thread(server: Server) -> Iterator[str]:
+    """The server with an event loop of its own; its address."""
+    ready = threading.Event()
+    found: list[Any] = []
+
+    async def main() -> None:
+        async with served(server) as url:
+            over = asyncio.Event()
+            found.extend((url, over, asyncio.get_running_loop()))
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    ready.wait(10)
+    url, over, loop = found
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
 
 
 def make_service(kind: str, url: str, notice: Callable[[str], None]) -> BatchService:

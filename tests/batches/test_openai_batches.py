@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bagent.batches.openai_service import read_line
 from bagent.errors import NeedsPerson, StoppedEarly
-from batches.support_runs import SCHEMA, Options, Run, row, run_rows, served
+from bagent.types import Reply
+from batches.support_runs import SCHEMA, Options, Run, in_thread, row, run_rows, served
 from batches.support_services import (
     Answer,
     Course,
@@ -360,3 +363,27 @@ def test_request_bodies_for_several_models_go_in_a_batch_each(tmp_path: Path) ->
     assert run.error is None
     assert server.complaints == []
     assert sorted(len(batch["lines"]) for batch in server.made) == [1, 2]
+
+
+@pytest.mark.slow
+def test_the_official_sdk_takes_the_scripted_service(tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    server = OpenAIServer()
+    file = tmp_path / "in.jsonl"
+    body = {"model": "m", "messages": []}
+    asked = {"custom_id": "a-0", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    file.write_text(json.dumps(asked) + "\n")
+    with in_thread(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="k") as client:
+        with file.open("rb") as handle:
+            made = client.files.create(file=handle, purpose="batch")
+        batch = client.batches.create(
+            input_file_id=made.id, endpoint="/v1/chat/completions", completion_window="24h",
+            metadata={"bagent": "x"},
+        )  # fmt: skip
+        words = [client.batches.retrieve(batch.id).status for _ in range(4)]
+        batch = client.batches.list().data[0]
+        name, reply = read_line(client.files.content(batch.output_file_id).content)
+    assert words == ["validating", "in_progress", "finalizing", "completed"]
+    assert (name, batch.request_counts.completed) == ("a-0", 1)
+    assert isinstance(reply, Reply)
+    assert server.complaints == []

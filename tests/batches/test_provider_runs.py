@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from bagent.job.load import JobRequest, load_job
 from bagent.runs.options import RunOptions
 from bagent.runs.plan import tier_fields
 from bagent.runs.prepare import prepare
-from batches.support_runs import Server, served
+from batches.support_runs import in_thread
 from batches.support_services import AnthropicServer, Course, OpenAIServer, message
 from support.cli import Completed, Running
 from support.jobs import journal_files, results, write_job
@@ -26,30 +23,6 @@ from support.jobs import journal_files, results, write_job
 Bagent = Callable[..., Completed]
 SECRET = "key-5up3rs3cret"
 RUN = ["run", "job.yaml", "--progress", "plain"]
-
-
-@contextmanager
-def in_thread(server: Server) -> Iterator[str]:
-    """The server with an event loop of its own; its address."""
-    ready = threading.Event()
-    found: list[Any] = []
-
-    async def main() -> None:
-        async with served(server) as url:
-            over = asyncio.Event()
-            found.extend((url, over, asyncio.get_running_loop()))
-            ready.set()
-            await over.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    ready.wait(10)
-    url, over, loop = found
-    try:
-        yield url
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join(10)
 
 
 def job(folder: Path, url: str, rows: int, kind: str = "openai", **keys: Any) -> None:

@@ -1,0 +1,77 @@
+"""The ledger of batches, and their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bagent.agents.kept import Kept
+from bagent.backends.forms import FIRST_FORM
+from bagent.batches.ledger import Ledger, all_records, ledger_path
+from bagent.batches.parcel import Item, ParcelFiles, ParcelReader, ParcelWriter
+from bagent.batches.record import BatchRecord
+from bagent.batches.standing import standing
+from bagent.types import Usage
+from batches.support_runs import row
+
+
+def record(number: int) -> BatchRecord:
+    return BatchRecord(number, f"b-{number}", "all", "/v1/x m", 4, 100, 10, FIRST_FORM)
+
+
+def test_the_last_line_of_a_number_counts_and_a_torn_one_does_not(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    ledger = Ledger(tmp_path, "all", print)
+    one, two = record(1), record(2)
+    ledger.save(one)
+    ledger.save(two)
+    one.state, one.batch_id = "waiting", "batch_7"
+    ledger.save(one)
+    with ledger_path(tmp_path, "all").open("ab") as handle:
+        handle.write(b'{"number":2,"label":"b-2","st')
+    assert [found.state for found in all_records(tmp_path, print)] == ["waiting", "sealed"]
+    told: list[str] = []
+    again = Ledger(tmp_path, "all", told.append)
+    assert [found.batch_id for found in again.live] == ["batch_7", None]
+    assert again.next_number() == 3
+    assert "unfinished last line" in told[0]
+    again.save(two)
+    assert len(ledger_path(tmp_path, "all").read_bytes().splitlines()) == 4
+
+
+def test_how_batches_stand_is_told_in_a_line_each(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    assert standing(tmp_path, print) == []
+    ledger = Ledger(tmp_path, "all", print)
+    one, two, three = record(1), record(2), record(3)
+    one.state = "done"
+    two.state, two.batch_id, two.word, two.ended, two.failed = "waiting", "b7", "in_progress", 3, 1
+    for found in (one, two, three):
+        ledger.save(found)
+    lines = standing(tmp_path, print)
+    assert lines == [
+        "1 to be sent, 1 with the provider, 1 done",
+        "batch 2, b7 in_progress, 3 of 4 rows, 1 of them failed",
+        "batch 3, to be sent, 4 rows",
+    ]
+
+
+def test_rows_and_copies_of_a_batch_come_back_as_they_were(tmp_path: Path) -> None:
+    files = ParcelFiles(tmp_path, "b-1")
+    writer = ParcelWriter(files, 1, "/v1/x m", FIRST_FORM)
+    kept = Kept(
+        max_tokens=7, messages=[{"role": "user", "content": "\ud83d"}], usage=Usage(prompt=3)
+    )
+    items = [Item(row(n, big=2**70, text="é\u2028"), n, kept) for n in range(3)]
+    for item in items:
+        writer.add(b"{}", item)
+    files.append_copy(Item(row(9), 0, of=1))
+    writer.seal()
+    reader = ParcelReader(files)
+    assert len(reader) == 3
+    assert [reader.item(n) for n in range(3)] == items
+    assert [item.row.index for item in reader.copies(1)] == [9]
+    assert list(reader.copies(0)) == []
+    reader.close()
+    assert (writer.rows, writer.bytes) == (3, files.requests.stat().st_size)
+    files.remove()
+    assert list((tmp_path / "batches").iterdir()) == []

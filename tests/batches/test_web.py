@@ -1,0 +1,83 @@
+"""HTTP of batches: keys that are renewed, files that are whole or not there."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from aiohttp import web
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.keys import KeySource
+from bagent.batches.web import Web, fetch_all
+from bagent.types import Failure
+from batches.support_runs import served
+
+
+class Files:
+    """Serves files to who has the key; ``cut`` breaks off in the middle."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.asked: list[str] = []
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/v1/{name}", self._get)
+        return app
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.headers["Authorization"])
+        if request.headers["Authorization"] != f"Bearer {self.key}":
+            told = {"error": {"message": f"no {request.headers['Authorization']}"}}
+            return web.json_response(told, status=401)
+        if request.match_info["name"] != "cut":
+            return web.Response(text=f"line of {request.match_info['name']}")
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"half\n")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+
+def test_a_refused_key_is_renewed_once_and_never_shown() -> None:
+    async def main() -> tuple[object, object, list[str]]:
+        server = Files("new-key-77")
+        async with served(server) as url:
+            endpoint = Endpoint("p", f"{url}/v1", headers={"Authorization": "Bearer old-key-11"})
+            with_source = Web(endpoint, KeySource("old-key-11", lambda: "new-key-77"))
+            without = Web(endpoint)
+            try:
+                return await with_source.first_line("/a"), await without.get("/a"), server.asked
+            finally:
+                await with_source.close()
+                await without.close()
+
+    line, refused, asked = asyncio.run(main())
+    assert line == b"line of a"
+    assert asked == ["Bearer old-key-11", "Bearer new-key-77", "Bearer old-key-11"]
+    assert isinstance(refused, Failure)
+    assert refused.kind == "auth"
+    assert "old-key-11" not in refused.message
+
+
+def test_several_files_become_one_which_is_there_only_once_it_is_whole(tmp_path: Path) -> None:
+    into = tmp_path / "answers"
+
+    async def main() -> tuple[Failure | None, bool, Failure | None]:
+        async with served(Files("k")) as url:
+            client = Web(Endpoint("p", f"{url}/v1", headers={"Authorization": "Bearer k"}))
+            try:
+                cut = await fetch_all(client, ["/a", "/cut"], into)
+                there = into.exists()
+                return cut, there, await fetch_all(client, ["/a", "/b"], into)
+            finally:
+                await client.close()
+
+    cut, there, whole = asyncio.run(main())
+    assert cut is not None
+    assert cut.passing
+    assert not there
+    assert whole is None
+    assert into.read_text() == "line of a\nline of b\n"
