@@ -21,6 +21,7 @@ from bagent.bench.trace import Recorded
 from bagent.errors import StoppedEarly, UsageError, WriteError
 from bagent.fleet.called import Called, counts, grouped
 from bagent.fleet.roll_call import RollCall, RollCallPlan
+from bagent.runs.endpoints import Servers
 from bagent.runs.stop import raise_file_limit
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: only endpoints that serve it get load; None is any.
+        servers: the server that ``--backend`` names, in place of a fleet; else None.
         trace: the recorded load that the plan replays.
         command: the command line, for the summary.
     """
@@ -49,6 +51,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Sequence[Endpoint]
     folder: Path
     model: str | None = None
+    servers: Servers | None = None
     trace: list[Recorded] = []
     command: str = ""
 
@@ -173,6 +176,19 @@ class _Switch:
 
 
 async def _call(wanted: Wanted, tell: Callable[[str], None]) -> list[Called]:
+    if wanted.servers is not None:
+        from bagent.runs.one_call import call_one
+
+        called = [await call_one(wanted.servers, wanted.model, CALL_SECONDS)]
+    else:
+        called = await _call_fleet(wanted, tell)
+    tell(counts(called))
+    for group in grouped(called)[:_TOLD]:
+        tell(f"  {group.words()}")
+    return called
+
+
+async def _call_fleet(wanted: Wanted, tell: Callable[[str], None]) -> list[Called]:
     count = len(wanted.endpoints)
     calls = max(wanted.plan.concurrency, default=64) * count
     room = raise_file_limit(max(2 * count, calls))
@@ -182,13 +198,9 @@ async def _call(wanted: Wanted, tell: Callable[[str], None]) -> list[Called]:
     transport = Transport()
     try:
         backend = OpenAIBackend(transport)
-        called = await RollCall(wanted.endpoints, plan, transport, Prover(backend)).run()
+        return await RollCall(wanted.endpoints, plan, transport, Prover(backend)).run()
     finally:
         await transport.close()
-    tell(counts(called))
-    for group in grouped(called)[:_TOLD]:
-        tell(f"  {group.words()}")
-    return called
 
 
 def write_results(

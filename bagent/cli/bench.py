@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def bench(
     hostfile: opt.Hostfile = None,
+    backend: opt.Backend = None,
     model: opt.Model = None,
     preset: bench_opt.Preset = None,
     concurrency: bench_opt.Concurrency = None,
@@ -65,6 +66,8 @@ def bench(
     Exit codes: 0 measured; 1 a --fail-if holds, or no request ended well; 2 an option or a file
     is wrong; 3 the client was the limit; 75 stopped early, the report holds what there is.
 
+    With --backend NAME and --model it is that one server, also a hosted one: that costs money.
+
     Example: bagent bench --hostfile nodes.txt --preset quick --write-hostfile good.hosts
 
     Example: bagent bench --hostfile nodes.txt --replay runs/review --speed 1,2
@@ -76,6 +79,7 @@ def bench(
 def _bench(given: dict[str, Any]) -> int:
     from bagent.bench.gate import read_rule, read_summary
     from bagent.bench.whole import Wanted, make_folder, send_all, write_results
+    from bagent.cli.bench_backend import named_backend
     from bagent.cli.bench_view import tell_end
     from bagent.cli.hosts import read_fleet
 
@@ -83,12 +87,14 @@ def _bench(given: dict[str, Any]) -> int:
     rules = [read_rule(text) for text in given["fail_if"] or ()]
     old = read_summary(given["compare"]) if given["compare"] else None
     job, hostfile = _job(given)
-    fleet = read_fleet(hostfile, "give --hostfile FILE")
+    servers = named_backend(given) if given["backend"] else None
+    fleet = None if servers else read_fleet(hostfile, "give --hostfile FILE, or --backend NAME")
     folder = given["output"] or Path("bench") / time.strftime("%Y%m%d-%H%M%S")
     make_folder(folder)
     wanted = Wanted(
         plan=plan,
-        endpoints=fleet.endpoints,
+        endpoints=servers.endpoints if servers else fleet.endpoints if fleet else (),
+        servers=servers,
         folder=folder,
         model=given["model"],
         trace=trace,
@@ -105,7 +111,7 @@ def _bench(given: dict[str, Any]) -> int:
     called, course = send_all(wanted, job, tell)
     summary = write_results(wanted, called, course, old)
     good = {one["url"] for one in summary["endpoints"] if one["verdict"] == "ok"}
-    if given["write_hostfile"] is not None and good:
+    if given["write_hostfile"] is not None and good and fleet is not None:
         from bagent.fleet.host_lines import hostfile_text, write_hostfile
 
         write_hostfile(given["write_hostfile"], hostfile_text(fleet.hosts, good, fleet.text))

@@ -12,6 +12,7 @@ from aiohttp import web
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
+from bagent.backends.rate_headers import read_rate_limits
 from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
 from bagent.fleet.leasing import Lease, Lessor
 from bagent.proxy.clients import Homes, client_name, session_name
@@ -104,6 +105,13 @@ class Forwarder:
         finally:
             self._meter.request(record)
 
+    def _note_limits(self, lease: Lease, headers: Mapping[str, str]) -> None:
+        """A provider's answer may tell the limits of the account."""
+        if not lease.state.endpoint.own:
+            limits = read_rate_limits(headers, time.time())
+            if limits is not None:
+                self._lessor.told(lease, limits)
+
     async def _try(
         self, request: web.Request, path: str, body: bytes, lease: Lease, record: Record
     ) -> web.StreamResponse | Failure:
@@ -115,6 +123,7 @@ class Forwarder:
         try:
             async with self._transport.post(endpoint, path, body, self._timeouts) as found:
                 record.status = found.status
+                self._note_limits(lease, found.headers)
                 if found.status in ELSEWHERE or found.status >= 500:
                     raw = await found.read()
                     told = from_status(found.status, raw.decode("utf-8", "replace"), found.headers)

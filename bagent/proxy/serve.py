@@ -21,8 +21,9 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.transport import Transport
 from bagent.errors import UsageError
+from bagent.fleet.account import Account
 from bagent.fleet.core import Core, FleetConfig
-from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
 from bagent.fleet.leasing import Lessor
 from bagent.fleet.limiter import InFlightLimit
 from bagent.proxy.forward import Forwarder
@@ -211,4 +212,11 @@ def _is_loopback(host: str) -> bool:
 
 def plain_states(endpoints: Sequence[Endpoint], limit: int) -> list[EndpointState]:
     """The states of endpoints that may have ``limit`` requests in flight each."""
-    return [EndpointState(endpoint, InFlightLimit(limit, limit)) for endpoint in endpoints]
+    return [
+        EndpointState(
+            endpoint,
+            InFlightLimit(limit, limit),
+            Account(None, None, ALL_TOLD, hosted=not endpoint.own),
+        )
+        for endpoint in endpoints
+    ]

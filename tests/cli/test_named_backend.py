@@ -1,0 +1,94 @@
+"""``bagent proxy`` and ``bagent bench`` with one server named by ``--backend``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cli import Completed, Running
+from support.jobs import results
+from support.provider_server import in_thread
+from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
+
+Bagent = Callable[..., Completed]
+SECRET = "key-5up3rs3cret"
+KEYS = {"OPENAI_API_KEY": SECRET, "ANTHROPIC_API_KEY": SECRET}
+WIRES: dict[str, Callable[[], Wire]] = {"openai": OpenAIWire, "anthropic": AnthropicWire}
+PATHS = {"openai": "/chat/completions", "anthropic": "/messages"}
+QUESTION: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+
+
+def address(kind: str, url: str) -> str:
+    return f"{kind}+http{url.removeprefix('http')}/v1"
+
+
+def asked(url: str) -> dict[str, Any]:
+    """The answer to a small request with a key that only names its client."""
+    body = json.dumps({"model": "m-1", "max_tokens": 9, "messages": QUESTION}).encode()
+    headers = {"Content-Type": "application/json", "x-api-key": "bagent-r1"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+        return found
+
+
+@pytest.mark.parametrize("kind", sorted(WIRES))
+def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
+    kind: str, job_dir: Path
+) -> None:
+    with in_thread(WIRES[kind](), Say(text="fine")) as server:
+        server.key = SECRET
+        server.told = {"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-requests": "599"}
+        command = ["proxy", "--backend", address(kind, server.url), "--port", "0", "-o", "run"]
+        with Running(command, job_dir, KEYS) as proxy:
+            proxy.wait_for_out("/v1", 60)
+            url = proxy.out.split()[0]
+            answer = asked(url + PATHS[kind])
+            proxy.wait_for_err("allows 600 requests a minute", 60)
+            proxy.send(signal.SIGTERM)
+            done = proxy.finish()
+    assert "fine" in json.dumps(answer)
+    (row,) = results(job_dir, "run")
+    assert (row["id"], row["status"]) == ("r1", "ok")
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (30, 7)
+    assert SECRET not in done.out + done.err
+    for file in (job_dir / "run").rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+
+
+def test_bedrock_cannot_be_passed_through(job_dir: Path, bagent: Bagent) -> None:
+    done = bagent(["proxy", "--backend", "bedrock://us-east-1", "--port", "0"])
+    assert done.code == 2
+    assert "signed" in done.err
+
+
+@pytest.mark.parametrize("kind", sorted(WIRES))
+def test_a_hosted_model_is_load_tested_by_openais_protocol(
+    kind: str, job_dir: Path, bagent: Bagent
+) -> None:
+    with in_thread(OpenAIWire(), Say()) as server:
+        server.key = SECRET
+        command = ["bench", "--backend", address(kind, server.url), "--model", "m-1"]
+        options = ["--concurrency", "2", "--requests", "8", "--warmup", "0", "--repeats", "1"]
+        done = bagent([*command, *options, "-o", "out"], env=KEYS)
+    assert done.code in (0, 3), done.err  # 3: this machine was the limit
+    summary = json.loads((job_dir / "out" / "summary.json").read_text())
+    (one,) = summary["endpoints"]
+    assert one["ok"] == 8
+    calls = [path for path in server.paths if path.endswith("/chat/completions")]
+    assert len(calls) >= 8
+    assert ("OpenAI-compatible route" in done.err) == (kind == "anthropic")
+    for file in (job_dir / "out").rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+
+
+def test_a_backend_and_a_hostfile_exclude_each_other(job_dir: Path, bagent: Bagent) -> None:
+    for command in ("proxy", "bench"):
+        done = bagent([command, "--backend", "openai", "--hostfile", "h.txt"], env=KEYS)
+        assert done.code == 2
+        assert "exclude each other" in done.err
