@@ -5,16 +5,19 @@ They are made when a run is read, and stand in no file.
 
 from __future__ import annotations
 
-_DIGITS = r"regexp_replace(coalesce(error, finish_reason, ''), '\d+', '#', 'g')"
+_DIGITS = r"regexp_replace(coalesce(error, finish_reason, ''), '[a-f]*\d[a-f\d]*', '#', 'g')"
+_QUOTED = rf"""regexp_replace({_DIGITS}, '"(?:[^"\\]|\\.)*"', '"..."', 'g')"""
 _VALUE = (
     r"""'(^|: )("(?:[^"\\]|\\.)*"|\[.*\]|\{.*\}|[-+.#e]+|true|false|null) (is|does|has|was) '"""
 )
+_LENGTH = 120
 ALIKE = (
-    f"CASE WHEN error LIKE '%is a required property%' THEN {_DIGITS}"
-    f" ELSE regexp_replace({_DIGITS}, {_VALUE}, '\\1... \\3 ') END"
+    f"left(CASE WHEN error LIKE '%is a required property%' THEN {_DIGITS}"
+    f" ELSE regexp_replace({_QUOTED}, {_VALUE}, '\\1... \\3 ') END, {_LENGTH})"
 )
-"""SQL: the error of a result less what differs from row to row: numbers, and the value that a
-validator begins with (``"hgih" is not one of ...``), but never the name of what is missing."""
+"""SQL: the beginning of a result's error less what differs from row to row: numbers, also
+hexadecimal ones, quoted words, and the value that a validator begins with (``"hgih" is not one of
+...``), but never the name of what is missing."""
 
 
 def _spread(column: str, prefix: str) -> str:
@@ -31,7 +34,7 @@ VIEWS: dict[str, str] = {
         SELECT error_kind, status, count(*) AS "rows",
                round(100.0 * count(*) / (SELECT count(*) FROM results), 2) AS percent,
                count(DISTINCT endpoint) AS endpoints, min_by(id, row) AS first_id,
-               left({ALIKE}, 200) AS pattern, left(min_by(error, row), 300) AS example
+               {ALIKE} AS pattern, left(min_by(error, row), 300) AS example
         FROM results WHERE status <> 'ok'
         GROUP BY error_kind, status, pattern ORDER BY "rows" DESC, error_kind, pattern""",
     "latency": f"""

@@ -16,8 +16,8 @@ OFTEN = 0.1
 def findings(calls: list[dict[str, Any]]) -> list[str]:
     """Tools that fail often, in words."""
     return [
-        f"{row['failed']:,} of {row['calls']:,} calls of {row['name']} failed:"
-        f" mostly {row['commonest_error']}"
+        f"{row['failed']:,} of {row['calls']:,} calls of {row['name']} failed"
+        + f": mostly {row['commonest_error']}" * (row["commonest_error"] != "failed")
         for row in calls
         if row["failed"] >= FEWEST and row["failed"] > OFTEN * row["calls"]
     ][:4]

@@ -76,6 +76,17 @@ def test_a_failure_is_told_with_what_its_rows_share(run):
     assert words.count("are invalid") == 1  # the value that differs makes no group of its own
 
 
+def test_errors_that_differ_in_an_id_and_in_what_follows_are_one_group(run):
+    for row in range(20):
+        said = (
+            f'not JSON behind HTTP 200: {{"id":"chatcmpl-{row:08x}", "choices": "{"x" * 80}{row}"'
+        )
+        run.result(row, **failing(row, said))
+    words = stands_out(run)
+    assert "20 rows (100 %) are invalid (schema): not JSON" in words
+    assert words.count("are invalid") == 1
+
+
 def test_a_failure_beyond_a_size_is_told_with_the_size(run):
     for row in range(400):
         size = 9000 + row if row % 40 == 1 else 100 + row % 97
