@@ -82,7 +82,7 @@ class ProgramConversation(Conversation):
                 text = await self._run(words_of(asked))
             except ToolFault as fault:
                 passing = fault.kind == "timeout"
-                self._finish(began, began)
+                self._finish(began, time.time())
                 kind: ErrorKind = "timeout" if passing else "tool"
                 self._end("failed", Failure(kind, fault.message, passing=passing))
                 return

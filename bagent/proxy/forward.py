@@ -131,12 +131,11 @@ class Forwarder:
                 if found.content_type == "text/html":
                     told = Failure("bad_response", "a web page instead of an answer", passing=True)
                     return told
-                if found.status >= 400:
-                    record.failure = Failure("rejected", f"HTTP {found.status}")
                 answer = web.StreamResponse(status=found.status, headers=_passed_on(found.headers))
                 if found.content_type != SSE:
                     raw = await found.read()
                     record.tail = raw
+                    record.failure = _refused(found.status, raw, found.headers)
                     answer.content_length = len(raw)
                     await _send(answer.prepare(request))
                     await _send(answer.write(raw))
@@ -172,6 +171,11 @@ async def _send(work: object) -> None:
         await work  # type: ignore[misc]
     except (ConnectionError, OSError) as error:
         raise ClientLeft from error
+
+
+def _refused(status: int, raw: bytes, headers: Mapping[str, str]) -> Failure | None:
+    """What a refusal says of its request; None for another answer."""
+    return from_status(status, raw.decode("utf-8", "replace"), headers) if status >= 400 else None
 
 
 def _as_asked(endpoint: Endpoint, headers: Mapping[str, str]) -> Endpoint:

@@ -24,6 +24,11 @@ LAST_WORDS_SECONDS = 1.0
 """How long output is waited for after the process has ended and its group was killed."""
 
 
+KILLED_SECONDS = 5.0
+"""How long a process that was killed is waited for: the kernel may not be able to stop it now, as
+in a read from a file server that is gone, and a busy machine may be slow to tell of its end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a process may take; None: no limit. Sizes in bytes, time in seconds of CPU."""
@@ -180,8 +185,7 @@ async def _until_end(process: asyncio.subprocess.Process, full: asyncio.Event) -
     finally:
         too_much.cancel()
         kill_group(process.pid)
-        # Killed, it ends at once, but for one that the kernel cannot stop just now.
-        await asyncio.wait((ended,), timeout=LAST_WORDS_SECONDS)
+        await asyncio.wait((ended,), timeout=KILLED_SECONDS)
         if not ended.done():
             ended.cancel()
     return ended.result()

@@ -85,14 +85,15 @@ def answer_of(ended: Ended) -> str:
     """The output of a program that went well, or that was stopped since it wrote too much.
 
     Raises:
-        ToolFault: it failed; with the end of its error output.
+        ToolFault: it failed; with the ends of its error output and of its output: some programs
+            tell their errors there.
     """
     if ended.code == 0:
         return ended.out
     if ended.cut:
         return f"{ended.out}\n[cut: the program wrote more and was stopped]"
     how = f"signal {-ended.code}" if ended.code < 0 else f"code {ended.code}"
-    words = ended.err or ended.out[-500:].strip()
+    words = "; ".join(filter(None, (ended.err, ended.out[-500:].strip())))
     raise ToolFault(f"it ended with {how}" + (f": {words}" if words else ""))
 
 

@@ -107,13 +107,16 @@ def test_an_answer_that_does_not_fit_the_schema_is_asked_for_again(job_dir, bage
 
 
 def test_a_program_that_fails_fails_its_row_with_its_last_words(job_dir, bagent):
-    code = "import sys\nprint('no model of that name', file=sys.stderr)\nsys.exit(3)\n"
+    code = (
+        "import sys\nprint('no model of that name', file=sys.stderr)\n"
+        "print('try another')\nsys.exit(3)\n"
+    )
     with FakeServer() as fs:
         program_job(job_dir, fs.url, code=code)
         assert bagent(["run", "job.yaml"]).code == 1
     row = results_by_id(job_dir)["r1"]
     assert (row["status"], row["error_kind"]) == ("failed", "tool")
-    assert "code 3" in row["error"] and "no model of that name" in row["error"]
+    assert row["error"] == "it ended with code 3: no model of that name; try another"
 
 
 def test_the_row_s_limit_kills_the_program_and_what_it_started(job_dir, bagent):
@@ -128,6 +131,7 @@ def test_the_row_s_limit_kills_the_program_and_what_it_started(job_dir, bagent):
         assert done.code == 1 and done.seconds < 30
     row = results_by_id(job_dir)["r1"]
     assert (row["status"], row["error_kind"]) == ("failed", "timeout")
+    assert row["latency_ms"] >= 2000
     (child,) = (job_dir / "runs/job/work").glob("*/child")
     assert not running_now(child.read_text())
 

@@ -65,6 +65,9 @@ def test_a_refusal_of_the_request_itself_is_passed_on_and_not_tried_elsewhere(tm
         code, body = through([fs.url, fs.url], ask, tmp_path / "run")
         assert len(fs.requests) == 1
     assert (code, body["error"]["message"]) == (400, "too long")
+    (row,) = rows_of(tmp_path / "run")
+    assert (row["status"], row["error_kind"]) == ("failed", "rejected")
+    assert "too long" in row["error"]
 
 
 def test_a_stream_passes_piece_by_piece_and_its_tokens_are_counted(tmp_path):

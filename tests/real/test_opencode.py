@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from real.parts import CACHE
+from real.serve_vllm import VllmServer
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import parquet, results, write_job
@@ -71,6 +73,26 @@ def test_opencode_mends_a_file_in_a_folder_of_the_row_s_own(job_dir: Path) -> No
     assert {one["id"] for one in requests} == {folder.name}
     for name in ("prompt_tokens", "completion_tokens"):
         assert row[name] == sum(one[name] for one in requests) > 0
+
+
+def test_opencode_asks_a_real_vllm_and_is_metered(vllm_tiny: VllmServer, job_dir: Path) -> None:
+    command = [str(program("opencode", "opencode")), "run", "--title", "{id}"]
+    small = {"agent": {"build": {"prompt": "Be brief.", "tools": {"*": False, "write": True}}}}
+    (job_dir / "small.json").write_text(json.dumps(small))
+    write_job(
+        job_dir,
+        vllm_tiny.backend,
+        1,
+        model="auto",
+        agent={"command": command, "env": {"OPENCODE_CONFIG": "{job_folder}/small.json"}},
+        sampling={"max_tokens": 32},
+    )
+    done = run_bagent(["run", "job.yaml"], job_dir, timeout=300)
+    (row,) = parquet(job_dir / "runs/job")
+    assert row["prompt_tokens"] > 1000 and 0 < row["completion_tokens"] <= 32, done.err
+    (request,) = proxied(job_dir / "runs/job")
+    assert (request["status"], request["model"]) == ("ok", "tiny")
+    assert row["text"] and (done.code, row["status"]) == (0, "ok"), done.err
 
 
 class LooseWire(AnthropicWire):

@@ -79,12 +79,12 @@ def test_a_command_runs_in_the_folder_of_the_job_and_its_path_starts_there(tmp_p
     assert result.text.strip() == os.path.realpath(tmp_path)
 
 
-def test_another_code_than_0_is_a_fault_with_the_end_of_stderr(tmp_path: Path) -> None:
+def test_another_code_than_0_is_a_fault_with_the_ends_of_stderr_and_output(tmp_path: Path) -> None:
     code = "import sys; sys.stderr.write('x' * 100_000 + ' the end'); print('out'); sys.exit(3)"
     result = once(tmp_path, python(code), {})
     assert result.error == "failed"
     assert "it ended with code 3" in result.text
-    assert result.text.endswith("the end")
+    assert result.text.endswith("the end; out")
     assert len(result.text) < 2100
 
 
