@@ -9,13 +9,13 @@ import pytest
 from bagent.backends.forms import FIRST_FORM
 from bagent.batches.desk import Desk, Feed
 from bagent.batches.quota import ALONE, FIRST_WAIT, Quota, is_quota
-from bagent.batches.record import BatchRecord
+from bagent.batches.record import BatchRecord, State
 
 FED = Feed(over=True, open=False)
 MORE = Feed(over=False, open=True)
 
 
-def record(number: int, state: str, **more: Any) -> BatchRecord:
+def record(number: int, state: State, **more: Any) -> BatchRecord:
     fields: dict[str, Any] = {"tokens": 100, "sent_at": 0.0, "group": "/v1/x m", **more}
     return BatchRecord(
         number, f"b-{number}", "all", rows=10, bytes=1, form=FIRST_FORM, state=state, **fields

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from bagent.batches.openai_service import read_line
 from bagent.errors import NeedsPerson, StoppedEarly
@@ -143,25 +144,27 @@ def test_a_full_queue_is_waited_for_and_the_file_is_not_sent_again(tmp_path: Pat
     assert run.waited > 120
 
 
+class CountingServer(OpenAIServer):
+    """Notes how many batches go on, whenever one was asked for."""
+
+    out: tuple[int, ...] = ()
+
+    async def _create(self, request: web.Request) -> web.Response:
+        answer = await super()._create(request)
+        words = [self._shown(batch)["status"] for batch in self.made]
+        self.out = (*self.out, sum(word == "in_progress" for word in words))
+        return answer
+
+
 def test_only_what_the_quota_has_room_for_is_with_the_provider_at_once(tmp_path: Path) -> None:
     told = {**QUOTA, "message": "Enqueued token limit reached. Limit: 120 enqueued tokens."}
     slow = Course(("in_progress",) * 6 + ("completed",))
-    server = OpenAIServer(slow, Course(("failed",), faults=[told]), slow)
-    out: list[int] = []
-    made = server._create
-
-    async def count(request: Any) -> Any:
-        answer = await made(request)
-        words = [server._shown(batch)["status"] for batch in server.made]
-        out.append(sum(word == "in_progress" for word in words))
-        return answer
-
-    server._create = count  # type: ignore[method-assign]
+    server = CountingServer(slow, Course(("failed",), faults=[told]), slow)
     run = go(tmp_path, server, 12, Options(size=4))
     assert run.error is None
     assert len(run.lines) == 12
-    assert max(out) <= 2
-    assert out[-1] == 1
+    assert server.out[-1] == 1
+    assert max(server.out) <= 2
 
 
 def test_a_batch_that_is_more_than_the_quota_ever_takes_is_divided(tmp_path: Path) -> None:
