@@ -11,6 +11,7 @@ import pytest
 from support.cli import Completed
 from support.jobs import results, write_job
 from support.provider_bedrock import BedrockWire
+from support.provider_engines import DynamoWire, SglangWire, VllmWire
 from support.provider_server import Fault, in_thread
 from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
 
@@ -21,6 +22,11 @@ KINDS: dict[str, Callable[[], Wire]] = {
     "anthropic": AnthropicWire,
     "bedrock": BedrockWire,
 }
+ENGINES: dict[str, Callable[[], Wire]] = {
+    "vllm": VllmWire,
+    "sglang": SglangWire,
+    "dynamo": DynamoWire,
+}
 RUN = ["run", "job.yaml", "--progress", "plain"]
 
 
@@ -28,6 +34,8 @@ def backend(kind: str, url: str) -> dict[str, Any]:
     """The job's key ``backend`` for a server at ``url``."""
     if kind == "bedrock":
         return {"url": f"bedrock://us-east-1?endpoint={url}", "api_key_env": "MY_KEY"}
+    if kind in ENGINES:
+        return {"url": f"{kind}://{url.removeprefix('http://')}", "api_key_env": "MY_KEY"}
     return {"url": f"{kind}+http{url.removeprefix('http')}/v1", "api_key_env": "MY_KEY"}
 
 
@@ -37,11 +45,15 @@ def kind(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def test_one_job_runs_on_every_provider_and_leaves_no_key_behind(
+@pytest.mark.parametrize(
+    "kind", [*sorted(KINDS), *(pytest.param(kind, marks=pytest.mark.slow) for kind in ENGINES)]
+)
+def test_one_job_runs_on_every_backend_and_leaves_no_key_behind(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
+    wire = (KINDS | ENGINES)[kind]
     script = (Fault("overloaded"), Fault("ends"), Fault("bad_key"), Say(text="fine"))
-    with in_thread(KINDS[kind](), *script) as server:
+    with in_thread(wire(), *script) as server:
         limits = {"concurrency": 1, "retries": 3}
         write_job(job_dir, "x", 5, backend=backend(kind, server.url), model="m-1", limits=limits)
         done = bagent(RUN, env={"MY_KEY": SECRET})
@@ -52,9 +64,28 @@ def test_one_job_runs_on_every_provider_and_leaves_no_key_behind(
     assert {row["text"] for row in found if row["status"] == "ok"} == {"fine"}
     (failed,) = [row for row in found if row["status"] == "failed"]
     assert failed["error_kind"] == "auth"
+    if kind == "anthropic":
+        assert bagent(["report"]).code == 0
     for file in job_dir.rglob("*"):
         assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
     assert SECRET not in done.out + done.err
+
+
+def test_refusals_of_a_rate_limit_cost_a_row_none_of_its_tries(
+    kind: str, job_dir: Path, bagent: Bagent
+) -> None:
+    throttled, rows = Fault("throttled"), 4
+    with in_thread(KINDS[kind](), *[throttled, throttled, Say(text="fine")] * rows) as server:
+        server.told = {"openai": {"Retry-After": "0.3"}, "anthropic": {"retry-after": "0.3"}}.get(
+            kind, {}
+        )
+        limits = {"concurrency": 1, "retries": 1}
+        write_job(job_dir, "x", rows, backend=backend(kind, server.url), model="m-1", limits=limits)
+        done = bagent(RUN, env={"MY_KEY": SECRET})
+    assert done.code == 0, done.err
+    assert [row["status"] for row in results(job_dir)] == ["ok"] * rows
+    assert len(server.bodies) == 3 * rows
+    assert "too many requests" in done.err
 
 
 def test_a_users_own_prices_give_each_row_its_cost(
