@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagent.batches.standing import left_there
+from bagent.batches.standing import left_there, standing
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
 from bagent.runs.options import RunOptions
@@ -18,7 +18,7 @@ from bagent.runs.prepare import prepare
 from batches.support_runs import in_thread
 from batches.support_services import AnthropicServer, Course, OpenAIServer, message
 from support.cli import Completed, Running
-from support.jobs import journal_files, results, write_job
+from support.jobs import journal_files, journal_lines, write_job
 
 Bagent = Callable[..., Completed]
 SECRET = "key-5up3rs3cret"
@@ -37,6 +37,11 @@ def run_dir(folder: Path) -> Path:
     return folder / "runs" / "job"
 
 
+def finished(folder: Path) -> list[Any]:
+    """The outcomes in the journal."""
+    return [line for line in journal_lines(run_dir(folder)) if "status" in line]
+
+
 def test_a_run_killed_while_the_provider_works_goes_on_with_the_same_batch(
     job_dir: Path, bagent: Bagent
 ) -> None:
@@ -53,11 +58,11 @@ def test_a_run_killed_while_the_provider_works_goes_on_with_the_same_batch(
     assert done.code == 0, done.err
     assert (len(server.made), server.uploads) == (1, 1)
     assert server.complaints == []
-    found = results(job_dir)
+    found = finished(job_dir)
     assert [row["status"] for row in found] == ["ok"] * 40
     assert len({row["id"] for row in found}) == 40
     assert found[0]["cost_usd"] == pytest.approx((7 * 0.5 + 3 * 1.0) / 1e6)
-    assert "1 done" in bagent(["status", "job"]).out
+    assert standing(run_dir(job_dir), print) == ["1 done"]
     for path in (*journal_files(run_dir(job_dir)), run_dir(job_dir) / "run.log"):
         assert SECRET not in path.read_text()
     assert SECRET not in done.err + done.out
@@ -78,7 +83,7 @@ def test_a_signal_ends_with_75_and_leaves_the_batch_there(job_dir: Path, bagent:
     assert done.code == 0, done.err
     assert server.tries == 1
     assert left_there(run_dir(job_dir)) == ""
-    assert [row["status"] for row in results(job_dir)] == ["ok"] * 3
+    assert [row["status"] for row in finished(job_dir)] == ["ok"] * 3
 
 
 @pytest.mark.parametrize(
