@@ -15,6 +15,9 @@ FAULTS = 4
 """So many groups of failures are looked at closely."""
 
 EXAMPLE = 220
+SHORT = 60.0
+"""Seconds of a run that is too short for its times to mean anything."""
+
 CLOSE = 0.2
 """Failures within this share of the run's time stand close together."""
 
@@ -84,7 +87,9 @@ def _is(count: int) -> str:
 def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:
     """Where failures stand close together in time, when that was."""
     early, late = row["early"], row["late"]
-    if early is None or row["rows"] < 5 or late - early > CLOSE * sums["seconds"]:
+    if early is None or row["rows"] < 5 or sums["seconds"] < SHORT:
+        return ""
+    if late - early > CLOSE * sums["seconds"]:
         return ""
     first, last = (time.strftime("%H:%M:%S", time.gmtime(at)) for at in (early, late))
     return f"Nearly all of them ended between {first} and {last}"
