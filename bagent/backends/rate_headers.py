@@ -36,13 +36,13 @@ class Allowance(msgspec.Struct, frozen=True):
     def period(self) -> float | None:
         """In how many seconds ``limit`` may be used: a minute or a day; None: not known.
 
-        By the reset of a bucket: what was used comes back at ``limit`` a period.
+        By the reset of a bucket: what was used comes back at ``limit`` a period. The end of a
+        window does not tell how long that is. Gateways that tell no reset count by the minute.
         """
         for period in (MINUTE, DAY):
             if self.is_bucket(period):
                 return period
-        # A window that ends within a minute is one of a minute; the names allow no shorter one.
-        return MINUTE if self.reset is None or self.reset <= MINUTE + self.slack else None
+        return MINUTE if self.reset is None else None
 
     def is_bucket(self, period: float) -> bool:
         """Whether it fills again at ``limit`` in ``period`` seconds."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 from bagent.backends.rate_headers import DAY, MINUTE, Allowance
 
 LITTLE = 0.001
-"""Seconds added to a wait for a bucket to fill."""
+"""Seconds added to a wait, lest a rounding error make it end too soon."""
+
+_SURE = 20
+"""So many answers that fit a bucket, or do not, outweigh as many others at most."""
 
 
 class Quota:
@@ -31,6 +34,7 @@ class Quota:
         self._at = 0.0
         self._until = float("-inf")
         self._refill = 0.0
+        self._fits = 0
 
     def told(self, at: float, told: Allowance, mark: float) -> None:
         """An answer told ``told`` at ``at``; ``mark`` was the sum when its request was started.
@@ -40,9 +44,13 @@ class Quota:
         if mark < self._mark:
             return
         self._limit, self._left, self._mark, self._at = told.limit, told.left, mark, at
-        reset = self._longest if told.reset is None else min(told.reset, self._longest)
-        self._until = at + reset
+        reset = min(MINUTE if told.reset is None else told.reset, self._longest)
+        self._until = at + reset + LITTLE
         period = next((one for one in (MINUTE, DAY) if told.is_bucket(one)), None)
+        # The end of a window fits a bucket now and then.
+        self._fits = max(-_SURE, min(_SURE, self._fits + (1 if period else -1)))
+        if self._fits < 0:
+            period = None
         self._refill = told.limit / period if period else 0.0
         if period == MINUTE:
             self._until = float("inf")  # how it fills is known beyond the time that was told
@@ -56,5 +64,4 @@ class Quota:
         missing = min(amount, self._limit) - min(self._limit, left)
         if missing <= 0:
             return 0.0
-        # A little longer, lest a rounding error be waited for again and again.
         return min(until, missing / self._refill + LITTLE) if self._refill else until

@@ -80,7 +80,7 @@ def test_numbers_that_can_be_no_limit_are_left_out(limit, left):
         (14_400, 14_370, 180.0, DAY),
         (10_000, 9_999, 8.64, DAY),
         (10_000, 9_999, 0.006, MINUTE),
-        (100, 90, 42.0, MINUTE),
+        (100, 90, 42.0, None),
         (1000, 900, 3000.0, None),
         (100, 50, None, MINUTE),
     ],
