@@ -5,7 +5,8 @@
 
 ``compare``: 100 agents of two turns behind a shared prompt of about 2,048 tokens (``--rules`` sets
 its length, the result tells it), a tool of 800 ms, at most 32 model calls in flight. The first turn
-must call the tool, whose one argument has ten possible values; which one is what the model writes.
+must call the tool, whose one argument has ten possible values; which one is what the model writes,
+at a temperature of 1, so that one of random weights writes all of them.
 Arms, in an order that turns round:
 
 ``holding``  a loop that keeps its slot while the tool runs
@@ -15,7 +16,8 @@ Arms, in an order that turns round:
 Without a server it is ``bagent sim``: simulated engine, simulated text. Times are from the first
 request sent to the last answer; bagent's start-up stands apart. No repeat is begun that would end
 after ``--seconds``. Besides Python it needs aiohttp and bagent with the packages that it requires,
-and of those neither DuckDB nor a tokenizer.
+and of those neither DuckDB nor a tokenizer. Random weights fill their 64 tokens: such rows count as
+truncated, and the run's guard against rows that all fail alike is off.
 
 ``cost``: agents of two turns with an instant tool on a backend that answers at once, in one
 process: CPU per turn of all but HTTP.
@@ -43,6 +45,7 @@ AGENTS = 100
 IN_FLIGHT = 32
 TOOL_SECONDS = 0.8
 TOPICS = [f"topic-{n}" for n in range(10)]
+ONE_CALL = {"parallel_tool_calls": False}
 RULES = 110
 ARM_SECONDS = 120.0
 """After so long an arm is given up: a server that hangs must not hold the others back."""
@@ -138,8 +141,8 @@ class Loop:
 
     async def ask(self, messages: list[dict[str, Any]], choice: str) -> dict[str, Any]:
         self.first = self.first or time.monotonic()
-        body = {"model": self.args.model, "temperature": 0, "max_tokens": 64, "messages": messages}
-        body |= {"tools": [TOOL], "tool_choice": choice}
+        body = {"model": self.args.model, "temperature": 1, "max_tokens": 64, "messages": messages}
+        body |= {"tools": [TOOL], "tool_choice": choice, **ONE_CALL}
         async with self.session.post(f"{self.url}/chat/completions", json=body) as response:
             if response.status != 200:
                 raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
@@ -200,7 +203,7 @@ def write_job(folder: Path, args: argparse.Namespace, url: str) -> None:
         "input": "rows.jsonl",
         "prompt": {"system": {"file": "shared.md"}, "user": "{{ question }}"},
         "agent": {"tool_choice": "required", "tools": [tool]},
-        "sampling": {"temperature": 0, "max_tokens": 64},
+        "sampling": {"temperature": 1, "max_tokens": 64, "extra": ONE_CALL},
         "dedupe": False,
         "limits": {"concurrency": IN_FLIGHT},
         "results": {"allow_failures": args.agents, "parquet": False, "duckdb": False},
@@ -221,7 +224,16 @@ def bagent_arm(args: argparse.Namespace, url: str) -> dict[str, Any]:
         write_job(folder, args, url)
         began = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "bagent", "run", "job.yaml", "--progress", "none"],
+            [
+                sys.executable,
+                "-m",
+                "bagent",
+                "run",
+                "job.yaml",
+                "--progress",
+                "none",
+                "--no-canary",
+            ],
             cwd=folder,
             capture_output=True,
             text=True,
@@ -253,6 +265,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     arms = ["holding", "freeing", "bagent"]
     found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     result = {"simulated": not args.server, "agents": args.agents, "model": args.model}
+    result |= {"rules": args.rules, "arms": found}
     if not args.server:
         result["decode"] = args.decode
     begun, longest = time.monotonic(), 0.0
@@ -273,8 +286,10 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
                     one = asyncio.run(loop_arm(args, url, holding=arm == "holding"))
                 found[arm].append(one | {"repeat": repeat, "load": os.getloadavg()[0]})
                 print(repeat, arm, json.dumps(found[arm][-1]), flush=True)
+            if args.out:  # what was measured is kept, whatever comes next
+                args.out.write_text(json.dumps(result, indent=1) + "\n")
             longest = max(longest, time.monotonic() - at)
-    return {**result, "arms": found}
+    return result
 
 
 def cost(args: argparse.Namespace) -> dict[str, Any]:
