@@ -6,7 +6,7 @@ import asyncio
 import gc
 import shlex
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -217,7 +217,7 @@ def _say(
         exit_code=code,
         run=run,
         results=run,
-        command=shlex.join(["bagent", *sys.argv[1:]]),
+        command=going_on(sys.argv[1:]),
         reason=why[0],
         action=why[1],
         color=color,
@@ -232,6 +232,11 @@ def _say(
         print("\n".join(lines), file=sys.stderr)  # noqa: T201
     except (OSError, ValueError):
         return
+
+
+def going_on(arguments: Sequence[str]) -> str:
+    """The command that goes on with this run: the same one, less what would begin it anew."""
+    return shlex.join(["bagent", *(one for one in arguments if one != "--fresh")])
 
 
 def shown(path: Path, cwd: Path) -> str:

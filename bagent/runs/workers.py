@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,7 @@ from bagent.runs.merging import merged
 from bagent.runs.openrun import take_directory
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import Prepared, open_input, prepare, read_shard
-from bagent.runs.start import WORKER, display, shown
+from bagent.runs.start import WORKER, display, going_on, shown
 from bagent.runs.stop import STOP_SIGNALS, stoppable
 from bagent.runs.tables_child import TablesChild
 from bagent.runs.worker import encode_options
@@ -299,7 +298,7 @@ def finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) ->
         exit_code=code,
         run=run,
         results=run,
-        command=shlex.join(["bagent", *sys.argv[1:]]),
+        command=going_on(sys.argv[1:]),
         reason=bad.reason if bad else "",
         action=bad.action if bad else "",
         color=sys.stderr.isatty() and "NO_COLOR" not in options.env,

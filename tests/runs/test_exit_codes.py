@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bagent.runs.start import going_on
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, run_json, write_job
 from support.replies import close, echo, error_body, gated, hang, ok, status
@@ -264,3 +265,9 @@ def test_rows_refused_for_the_key_are_taken_up_after_a_stop_that_asked_for_a_per
     assert len(fs.requests) == sent + 19
     found = results_by_id(job_dir)
     assert [name for name, row in found.items() if row["status"] != "ok"] == ["r1"]
+
+
+def test_the_command_that_goes_on_does_not_begin_anew():
+    assert going_on(["run", "my job.yaml", "--fresh", "--limit", "3"]) == (
+        "bagent run 'my job.yaml' --limit 3"
+    )
