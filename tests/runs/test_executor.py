@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -243,6 +244,7 @@ RUN = ["run", "job.yaml", "--progress", "plain", "--executor", "parsl", "--worke
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_with_parsl_every_row_is_answered_once_and_told_once(fs, job_dir, bagent):
     fs.set_script({"*": [echo()]})
     write_job(job_dir, fs.url, 60, cluster={"chunks": 4})
@@ -258,6 +260,7 @@ def test_with_parsl_every_row_is_answered_once_and_told_once(fs, job_dir, bagent
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_with_parsl_a_signal_stops_all_and_the_same_command_goes_on(fs, job_dir, bagent):
     fs.set_script({"*": [gated(echo())]})
     write_job(job_dir, fs.url, 40, limits={"concurrency": 4}, results=NO_TABLES)
@@ -276,6 +279,7 @@ def test_with_parsl_a_signal_stops_all_and_the_same_command_goes_on(fs, job_dir,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_with_parsl_a_killed_worker_loses_no_row_and_repeats_none(fs, job_dir):
     fs.set_script({"*": [slow(0.3, echo())]})
     write_job(job_dir, fs.url, 40, limits={"concurrency": 4}, results=NO_TABLES)
@@ -292,3 +296,33 @@ def test_with_parsl_a_killed_worker_loses_no_row_and_repeats_none(fs, job_dir):
         line["id"] for line in journal_lines(job_dir / "runs/job") if "output_sha256" in line
     ]
     assert max(Counter(answered).values()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_with_parsl_nothing_is_left_behind_when_the_first_process_is_killed(fs, job_dir, bagent):
+    fs.set_script({"*": [slow(0.3, echo())]})
+    write_job(job_dir, fs.url, 400, limits={"concurrency": 2}, results=NO_TABLES)
+    with Running(RUN, job_dir) as running:
+        fs.wait_for(8, timeout=100)
+        running.send(signal.SIGKILL)
+        running.finish()
+    end = time.monotonic() + 110
+    while left := _working_in(job_dir):
+        assert time.monotonic() < end, left
+        time.sleep(0.5)
+    fs.set_script({"*": [echo()]})
+    done = bagent(RUN, timeout=100)
+    assert done.code == 0, done.err
+    assert sorted(results_by_id(job_dir)) == sorted(row["id"] for row in rows(400))
+    assert len(fs.requests) == 400
+
+
+def _working_in(folder):
+    """The processes whose current folder this is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                found.append((process / "cmdline").read_text().replace("\0", " ")[:200])
+    return found
