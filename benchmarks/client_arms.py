@@ -1,9 +1,10 @@
 """The clients that are compared: each sends all rows once and prints its own CPU seconds.
 
-    python benchmarks/client_arms.py ARM URL ROWS.jsonl [--concurrency N] [--stream]
+    python benchmarks/client_arms.py ARM URL ROWS.jsonl [--concurrency N] [--stream] [--lists]
 
 ARM: ``bare`` (aiohttp and orjson, nothing kept), ``sdk`` (AsyncOpenAI, gather, a semaphore),
-``bagent`` (``bagent run`` with everything on: template, schema, journal, metrics).
+``bagent`` (``bagent run`` with everything on: template, schema, journal, metrics). With ``--lists``
+the prompts are raw text without a schema and go as lists of 64 to ``/completions``.
 """
 
 from __future__ import annotations
@@ -73,6 +74,41 @@ async def bare(url: str, rows: list[dict], schema: dict, concurrency: int, strea
     return done
 
 
+LIST = 64
+
+
+async def bare_lists(url: str, rows: list[dict], concurrency: int) -> int:
+    """The same with lists of prompts: each answer is found by its index, nothing is kept."""
+    import aiohttp
+    import orjson
+
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
+    done = 0
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=1 << 20) as session:
+        pending = iter([rows[i : i + LIST] for i in range(0, len(rows), LIST)])
+
+        async def worker() -> None:
+            nonlocal done
+            for part in pending:
+                body = {
+                    "model": "canned",
+                    "temperature": 0,
+                    "max_tokens": 512,
+                    "prompt": [f"Review {row['id']}:\n{row['code']}" for row in part],
+                }
+                async with session.post(
+                    f"{url}/completions",
+                    data=orjson.dumps(body),
+                    headers={"Content-Type": "application/json"},
+                ) as response:
+                    reply = orjson.loads(await response.read())
+                answers = {choice["index"]: choice["text"] for choice in reply["choices"]}
+                done += sum(1 for place in range(len(part)) if answers[place])
+
+        await asyncio.gather(*(worker() for _ in range(max(1, concurrency // LIST))))
+    return done
+
+
 async def sdk(url: str, rows: list[dict], schema: dict, concurrency: int, stream: bool) -> int:
     """What people write first: the SDK, gather, a semaphore."""
     from openai import AsyncOpenAI
@@ -107,11 +143,11 @@ async def sdk(url: str, rows: list[dict], schema: dict, concurrency: int, stream
     return done
 
 
-def bagent_run(url: str, path: Path, schema: dict, concurrency: int, stream: bool) -> int:
+def bagent_run(url: str, path: Path, schema: dict, options: argparse.Namespace) -> int:
     """``bagent run`` in this process, as its console script does it."""
     from bagent.cli.main import main
 
-    folder = path.parent
+    folder, stream, concurrency = path.parent, options.stream, options.concurrency
     job = {
         "name": "bench",
         "backend": {"url": url},
@@ -125,6 +161,13 @@ def bagent_run(url: str, path: Path, schema: dict, concurrency: int, stream: boo
         "limits": {"concurrency": concurrency},
         "results": {"duckdb": False, "parquet": False},
     }
+    if options.lists:
+        del job["output"]
+        job |= {
+            "backend": {"url": url.replace("http://", "vllm://")},
+            "prompt": {"raw": "Review {{ id }}:\n{{ code }}"},
+            "batching": {"mode": "completions", "size": LIST},
+        }
     (folder / "job.yaml").write_text(json.dumps(job))
     out = folder / f"run-{os.getpid()}"
     code = main(["run", str(folder / "job.yaml"), "-o", str(out), "--progress", "plain"])
@@ -140,6 +183,7 @@ def main_arm() -> None:
     parser.add_argument("rows", type=Path)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--lists", action="store_true")
     parser.add_argument("--cpu", type=int)
     options = parser.parse_args()
     if options.cpu is not None:
@@ -149,12 +193,16 @@ def main_arm() -> None:
     started = time.perf_counter()
     args = (SCHEMA, options.concurrency, options.stream)
     if options.arm == "bagent":
-        done = bagent_run(options.url, options.rows, *args)
+        done = bagent_run(options.url, options.rows, SCHEMA, options)
     else:
         import uvloop
 
-        function = bare if options.arm == "bare" else sdk
-        done = uvloop.run(function(options.url, rows_of(options.rows), *args))
+        rows = rows_of(options.rows)
+        if options.lists:
+            work = bare_lists(options.url, rows, options.concurrency)
+        else:
+            work = (bare if options.arm == "bare" else sdk)(options.url, rows, *args)
+        done = uvloop.run(work)
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(
         json.dumps(

@@ -42,10 +42,9 @@ def start_server(folder: Path, chunks: int, cpu: int) -> tuple[subprocess.Popen,
     return server, f"http://127.0.0.1:{port_file.read_text()}/v1"
 
 
-def run_arm(arm: str, url: str, rows: Path, stream: bool, cpu: int) -> dict:
+def run_arm(arm: str, url: str, rows: Path, more: list[str], cpu: int) -> dict:
     command = [sys.executable, str(HERE / "client_arms.py"), arm, url, str(rows), "--cpu", str(cpu)]
-    if stream:
-        command.append("--stream")
+    command += more
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{arm} failed: {done.stderr[-2000:]}")
@@ -60,12 +59,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--chunks", type=int, default=40)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--lists", action="store_true")
     parser.add_argument("--arms", default="bare,bagent,sdk")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     client_cpu, server_cpu = cores[0], cores[-1]
-    runs = []
+    more = ["--stream"] if options.stream else []
+    if options.lists:
+        more += ["--lists", "--concurrency", "512"]
+    load, runs = os.getloadavg()[0], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         server, url = start_server(folder, options.chunks, server_cpu)
@@ -76,7 +79,7 @@ def main() -> None:
                 arms = options.arms.split(",")
                 for arm in arms if repeat % 2 == 0 else reversed(arms):
                     for path in (few, many):
-                        found = run_arm(arm, url, path, options.stream, client_cpu)
+                        found = run_arm(arm, url, path, more, client_cpu)
                         runs.append(found | {"repeat": repeat})
                         print(json.dumps(runs[-1]), file=sys.stderr)
         finally:
@@ -100,7 +103,9 @@ def main() -> None:
         }
     report = {
         "what": "client CPU a row"
-        + (f", streamed in {options.chunks} chunks" if options.stream else ""),
+        + (f", streamed in {options.chunks} chunks" if options.stream else "")
+        + (", raw prompts in lists of 64" if options.lists else ""),
+        "load_before": round(load, 1),
         "rows": options.rows,
         "python": platform.python_version(),
         "summary": summary,

@@ -53,8 +53,9 @@ class FleetConfig(msgspec.Struct, frozen=True):
 class Core:
     """The shared state of a fleet; make it inside the event loop.
 
-    ``expecting`` says that more rows come, ``left`` how many are still to end, None where not known. ``last_served`` is when any endpoint last answered
-    well, ``latencies`` the seconds that recent answers took.
+    ``expecting`` says that more rows come, ``left`` how many are still to end, None where that is
+    not known. ``last_served`` is when any endpoint last answered well, ``latencies`` the seconds
+    that recent answers took.
     """
 
     def __init__(

@@ -27,6 +27,9 @@ from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 __all__ = ["Fleet", "FleetConfig"]
 
 
+STARTED_AT_ONCE = 128
+"""Requests that start in one turn of the event loop, so that answers do not wait for thousands."""
+
 PASSED_AT_ONCE = 32
 """So many endpoints are asked in vain before what is in flight is waited for: of thousands, most
 may hold nothing of what is left."""
@@ -75,6 +78,7 @@ class Fleet:
         self._overdue = Overdue(core, self._settler)
         self._kinship = Kinship(config.prefix)
         self._connections = config.connections or config.concurrency
+        self._started = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._parked_wait: float | None = None
@@ -174,10 +178,6 @@ class Fleet:
         self._core.sample(state, reason, load)
         self.changed(state)
 
-    def note(self, state: EndpointState, load: EngineLoad, reason: str) -> None:
-        """Note what an engine told, without any consequence."""
-        self._core.sample(state, reason, load)
-
     def changed(self, state: EndpointState) -> None:
         """Tell that an endpoint's limit was changed from outside."""
         self._endpoints.changed(state)
@@ -243,8 +243,7 @@ class Fleet:
     # --- the pump ---------------------------------------------------------------------------
 
     def _pump(self, first: EndpointState | None = None) -> None:
-        """Give ready calls to endpoints with room until one of the two runs out; ``first`` gets at
-        once what only it may have."""
+        """Give ready calls to endpoints with room; ``first`` gets at once what only it may have."""
         core, waiting = self._core, self._waiting
         now = core.clock()
         waiting.wake(now)
@@ -289,6 +288,9 @@ class Fleet:
             call.out += 1
             if call.out == 1:
                 call.waited_ms += (now - call.ready_at) * 1000
+        if not self._started:
+            core.loop.call_soon(self._next_turn)
+        self._started += 1
         state.cold = False
         state.in_flight += size
         state.turns += size / state.weight
@@ -328,15 +330,23 @@ class Fleet:
             self._timer_due = due
             self._timer = self._core.loop.call_at(due, self._wake)
 
+    def _next_turn(self) -> None:
+        self._started = 0
+        self._pump()
+
     def _wake(self) -> None:
         self._timer = None
         self._pump()
 
     @property
     def _full(self) -> bool:
-        """Whether the run's own limits allow no request more."""
+        """Whether the run's own limits allow no request more, or none in this turn."""
         core = self._core
-        return core.in_flight >= self._config.concurrency or core.requests_out >= self._connections
+        return (
+            core.in_flight >= self._config.concurrency
+            or core.requests_out >= self._connections
+            or self._started >= STARTED_AT_ONCE
+        )
 
     def _note_state(self) -> None:
         """Tell whoever waits whether there is room for rows, and whether nothing is left."""

@@ -61,6 +61,8 @@ class Settler:
                 core.on_attempt(attempt_record(call, result, result, exchange, delivery))
                 self._failure(carrier, call, result, exchange, delivery)
         if served:
+            now = core.clock()
+            core.ending.served(state.name, now, now - carrier.started, served)
             state.limit.succeeded(served, state.in_flight + len(group))
 
     def _told(self, carrier: Carrier, limits: RateLimits) -> None:
@@ -89,7 +91,6 @@ class Settler:
         state.served(now)
         core.last_served = now
         core.latencies.append(now - carrier.started)
-        core.ending.served(state.name, now, now - carrier.started)
         if state.signal is not None:
             first = exchange.first_token
             ttft = None if first is None else first - exchange.sent

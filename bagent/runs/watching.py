@@ -83,7 +83,7 @@ async def read_counters(fleet: Fleet, reader: LoadReader, model: str | None, rea
         async with gate:
             load = await reader.read(state.endpoint, LOOK_SECONDS, model)
         if load is not None and not state.leaving:
-            fleet.note(state, load, reason)
+            fleet.looked_at(state, load, reason)
 
     own = [state for state in fleet.states if state.endpoint.own and reader.due(state.endpoint)]
     if len(own) <= COUNTED:

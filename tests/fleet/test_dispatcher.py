@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from bagent.errors import WriteError
+from bagent.fleet.dispatcher import STARTED_AT_ONCE
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
 from fleet.support_fleet import BROKEN, FULL, GOOD, LASTING, Answer, always, setup, throttled
@@ -303,3 +304,22 @@ def test_an_error_of_the_backend_stops_the_run_and_frees_the_slots():
         return s.fleet.stats()
 
     assert run_jumping(main()).in_flight == 0
+
+
+def test_thousands_of_requests_do_not_start_in_one_turn_of_the_loop():
+    async def main():
+        s = setup({f"e{n}": always() for n in range(100)}, limit=8)
+        for row in range(600):
+            s.fleet.submit(s.call(row))
+        first = sum(state.in_flight for state in s.states)
+        began = asyncio.get_running_loop().time()
+        while sum(state.in_flight for state in s.states) < 600:
+            await asyncio.sleep(0)
+        at_once = asyncio.get_running_loop().time() - began
+        await s.fleet.idle()
+        return first, at_once, s
+
+    first, at_once, s = run_jumping(main())
+    assert first == STARTED_AT_ONCE
+    assert at_once == 0
+    assert len(s.recorder.replies) == 600
