@@ -24,6 +24,9 @@ LOST_SECONDS = 30
 """After so long without a heartbeat a node counts as lost: half of what the owner file of its
 chunk needs to go stale, so that it costs no time."""
 
+POLL_MS = 100
+"""How often Parsl's processes look for work: chunks take minutes, and each look costs CPU."""
+
 _POOL = "parsl.executors.high_throughput.process_worker_pool"
 
 
@@ -126,6 +129,7 @@ def _executor(plan: PoolPlan, provider: Any) -> Any:
         address="127.0.0.1",
         max_workers_per_node=plan.workers,
         cores_per_worker=1e-6,  # only the number above counts
+        poll_period=POLL_MS,
         heartbeat_period=HEARTBEAT_SECONDS,
         heartbeat_threshold=LOST_SECONDS,
         encrypted=True,
