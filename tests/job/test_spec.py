@@ -141,7 +141,10 @@ UNKNOWN = [
         "job.yaml:3:12: unknown key logit_bias (other request fields "
         "go under extra: {logit_bias: ...})",
     ),
-    ("batching: {zzz: 1}\n", "job.yaml:3:12: unknown key zzz (known: mode size prefix)"),
+    (
+        "batching: {zzz: 1}\n",
+        "job.yaml:3:12: unknown key zzz (known: mode size s3_uri role_arn service_tier prefix)",
+    ),
     (
         "backend: {url: vllm, api_key: x}\n",
         "job.yaml:3:22: unknown key api_key (keep keys out of job files: api_key_env: NAME)",
