@@ -95,7 +95,8 @@ def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
                 sum(completion_tokens)::bigint as tokens,
                 sum(tokens_inside) as tokens_inside, sum(prompt_inside) as prompt_inside,
                 sum(completion_tokens) filter ({counted} and {_good(slo)}) as good_tokens,
-                sum(done - sent) filter ({counted}) as busy_seconds,
+                sum(greatest(0, least(done, window_to) - greatest(sent, window_from)))
+                    as busy_seconds,
                 avg(prompt_tokens / size) filter ({counted} and status = 'ok') as input_tokens,
                 avg(completion_tokens / size) filter ({counted} and status = 'ok') as output_tokens,
                 sum(cached_tokens) filter ({counted}) / nullif(sum(prompt_tokens)

@@ -1,0 +1,228 @@
+"""The same load on the same vLLM by ``bagent bench``, ``vllm bench serve`` and ``guidellm``.
+
+    python benchmarks/cross_check.py OUT.json [--repeats 3] [--guidellm VENV/bin/guidellm]
+
+It starts a vLLM on this machine's CPU with SmolLM2-135M (``tests/real/install_vllm.sh``), warms it
+up, and sends prompts of 128 tokens for answers of 32, as raw texts, to ``/v1/completions``: one
+after the other (``c=1``), and evenly at a rate of about a third of what the server can do. The
+order of the tools is turned round with each repeat. Kept are all numbers of all repeats; compared
+are the medians of each tool's medians (throughput: its mean).
+
+Exit code 1 where a number that should be the same differs by more than ``--band`` (10 %). What is
+defined otherwise is brought to the same definition first (see :data:`DEFINITIONS`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from real.parts import model_folder, venv  # noqa: E402
+from real.serve_vllm import VllmServer, environment  # noqa: E402
+
+INPUT, OUTPUT = 128, 32
+NUMBERS = ("ttft_ms", "tpot_ms", "e2e_ms", "output_tok_s")
+DEFINITIONS = {
+    "ttft_ms": "all: first piece of the answer minus sent. bagent passes over pieces without text,"
+    " which vLLM's tool takes as a first token",
+    "tpot_ms": "(last - first token) / (output tokens - 1); guidellm's inter_token_latency_ms is"
+    " this, its time_per_output_token_ms counts the first token's wait too",
+    "e2e_ms": "end minus sent (bagent's e2e_sent: its e2e is from the schedule)."
+    " vLLM's ends with the last piece, the others with the stream",
+    "output_tok_s": "bagent: of the steady window, tokens spread over their request; vLLM: all"
+    " tokens by the time from the first request to the last answer; guidellm: of the requests'"
+    " times, per second",
+}
+
+
+def bagent(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
+    """One load by ``bagent bench``."""
+    hosts = folder / "hosts"
+    hosts.write_text(f"{server.address}\n")
+    how = ["--concurrency", "1"]
+    if "rate" in load:
+        how = ["--rate", str(load["rate"]), "--arrival", "constant"]
+    program = Path(sys.executable).parent / "bagent"
+    command = [str(program), "bench", "--hostfile", str(hosts), *how]
+    command += ["--requests", str(load["requests"]), "--as", "completions", "--warmup", "1"]
+    command += ["--input-tokens", str(INPUT), "--output-tokens", str(OUTPUT), "--seed", str(seed)]
+    out = folder / "bagent"
+    done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True)
+    if done.returncode not in (0, 3):
+        raise SystemExit(f"bagent bench: {done.stderr}")
+    (one,) = json.loads((out / "summary.json").read_text())["loads"]
+    return {
+        "ttft_ms": one["ttft_p50_ms"],
+        "tpot_ms": one["tpot_p50_ms"],
+        "e2e_ms": one["e2e_sent_p50_ms"],
+        "output_tok_s": one["output_tok_s"],
+        "requests": one["requests"],
+        "input_tokens": one["input_tokens"],
+        "output_tokens": one["output_tokens"],
+        "client_limited": done.returncode == 3,
+    }
+
+
+def vllm(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
+    """One load by ``vllm bench serve``."""
+    how = ["--max-concurrency", "1"]
+    if "rate" in load:
+        how = ["--request-rate", str(load["rate"]), "--burstiness", "10000"]
+    place = venv("vllm")
+    command = [str(place / "bin" / "vllm"), "bench", "serve", "--backend", "openai", *how]
+    command += ["--base-url", f"http://{server.address}", "--model", server.model]
+    command += ["--tokenizer", str(model_folder(server.model)), "--endpoint", "/v1/completions"]
+    command += ["--dataset-name", "random", "--random-input-len", str(INPUT), "--ignore-eos"]
+    command += ["--random-output-len", str(OUTPUT), "--num-prompts", str(load["requests"])]
+    command += ["--temperature", "0", "--seed", str(seed), "--num-warmups", "1", "--disable-tqdm"]
+    command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result"]
+    command += ["--result-dir", str(folder), "--result-filename", "vllm.json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(place))
+    if done.returncode:
+        raise SystemExit(f"vllm bench serve: {done.stderr[-2000:]}")
+    found = json.loads((folder / "vllm.json").read_text())
+    return {
+        "ttft_ms": found["median_ttft_ms"],
+        "tpot_ms": found["median_tpot_ms"],
+        "e2e_ms": found["median_e2el_ms"],
+        "output_tok_s": found["output_throughput"],
+        "requests": found["completed"],
+        "input_tokens": found["total_input_tokens"] / found["completed"],
+        "output_tokens": found["total_output_tokens"] / found["completed"],
+    }
+
+
+def guidellm(program: str, server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
+    """One load by ``guidellm benchmark``."""
+    profile = "kind=synchronous"
+    if "rate" in load:
+        profile = f"kind=constant,rate={load['rate']}"
+    out = folder / "guidellm.json"
+    backend = f"kind=openai_http,target=http://{server.address},model={server.model}"
+    command = [program, "run", "--backend", f"{backend},request_format=/v1/completions"]
+    command += ["--profile", profile, "--seed", f"kind=static,value={seed}"]
+    command += ["--constraint", f"kind=max_requests,count={load['requests']}"]
+    command += ["--tokenizer", f"kind=hf_auto,model={model_folder(server.model)}"]
+    command += ["--data", f"kind=synthetic_text,prompt_tokens={INPUT},output_tokens={OUTPUT}"]
+    command += ["--output", f"kind=json,path={out}", "--disable-console"]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
+    if done.returncode or not out.exists():
+        raise SystemExit(f"guidellm: {done.stdout[-1500:]} {done.stderr[-2500:]}")
+    (one,) = json.loads(out.read_text())["benchmarks"]
+    metrics = one["metrics"]
+
+    def of(name: str, number: str = "median") -> float:
+        return metrics[name]["successful"][number]
+
+    return {
+        "ttft_ms": of("time_to_first_token_ms"),
+        "tpot_ms": of("inter_token_latency_ms"),
+        "own_tpot_ms": of("time_per_output_token_ms"),
+        "e2e_ms": 1000 * of("request_latency"),
+        "output_tok_s": of("output_tokens_per_second", "mean"),
+        "requests": metrics["request_totals"]["successful"],
+        "input_tokens": of("prompt_token_count", "mean"),
+        "output_tokens": of("output_token_count", "mean"),
+    }
+
+
+def measure(options: argparse.Namespace, server: VllmServer) -> list[dict]:
+    """All runs, in the order in which they were made."""
+    loads = {
+        "c=1": {"requests": options.requests},
+        f"rate={options.rate:g}": {"requests": options.requests, "rate": options.rate},
+    }
+    arms = {"bagent": bagent, "vllm bench serve": vllm}
+    if options.guidellm:
+        arms["guidellm"] = lambda *given: guidellm(options.guidellm, *given)
+    runs = []
+    for repeat in range(options.repeats):
+        order = list(arms) if repeat % 2 == 0 else list(reversed(arms))
+        for name, load in loads.items():
+            for tool in order:
+                with tempfile.TemporaryDirectory() as folder:
+                    before = os.getloadavg()[0]
+                    # Other seeds each time: else the second one meets prompts that are cached.
+                    seed = 1 + len(runs)
+                    found = arms[tool](server, load, Path(folder), seed)
+                runs.append({"load": name, "tool": tool, "repeat": repeat, **found})
+                runs[-1]["load_average_before"] = round(before, 2)
+                print(json.dumps(runs[-1]), file=sys.stderr)
+    return runs
+
+
+def compare(runs: list[dict]) -> list[dict]:
+    """Each tool's median over the repeats, as a share of bagent's."""
+    rows = []
+    for load in dict.fromkeys(run["load"] for run in runs):
+        for tool in dict.fromkeys(run["tool"] for run in runs):
+            row: dict = {"load": load, "tool": tool}
+            for name in NUMBERS:
+                own = [run[name] for run in runs if (run["load"], run["tool"]) == (load, tool)]
+                base = [run[name] for run in runs if (run["load"], run["tool"]) == (load, "bagent")]
+                row[name] = round(statistics.median(own), 3)
+                row[f"{name}_by_bagent"] = round(
+                    statistics.median(own) / statistics.median(base), 4
+                )
+            rows.append(row)
+    return rows
+
+
+def main() -> int:
+    """Measure, write, compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--requests", type=int, default=25)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=1.0, help="requests a second, evenly")
+    parser.add_argument("--model", default="smollm2", choices=["smollm2", "tiny"])
+    parser.add_argument("--port", type=int, help="of a server of this model that runs already")
+    parser.add_argument("--guidellm", metavar="PROGRAM", help="the program, in its own environment")
+    parser.add_argument("--band", type=float, default=0.10)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        server = VllmServer(options.model, log=Path(folder) / "vllm.log", port=options.port or 0)
+        if not options.port:
+            with server:
+                runs = measure(options, server)
+        else:
+            runs = measure(options, server)
+            server.version = json.loads(server.get("/version") or "{}").get("version", "?")
+    rows = compare(runs)
+    apart = [
+        f"{row['load']}: {name} of {row['tool']} is {row[f'{name}_by_bagent']:.3f} of bagent's"
+        for row in rows
+        for name in NUMBERS
+        if abs(row[f"{name}_by_bagent"] - 1) > options.band
+    ]
+    found = {
+        "command": " ".join(["python", *sys.argv]),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "server": f"vLLM {server.version} on CPU, {options.model}",
+        "definitions": DEFINITIONS,
+        "medians": rows,
+        "apart": apart,
+        "runs": runs,
+    }
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    for row in rows:
+        print(json.dumps(row))
+    print("\n".join(apart) or f"all within {options.band:.0%}", file=sys.stderr)
+    return 1 if apart else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
