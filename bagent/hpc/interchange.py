@@ -1,15 +1,20 @@
-"""Parsl's interchange, ended when the process that started it is gone.
+"""Parsl's interchange, ended when the process that started it is gone, and by no signal before.
 
 By itself it would outlive a run that was killed, and keep workers, and so batch jobs, waiting.
-Workers without it end after a missed heartbeat.
+Workers without it end after a missed heartbeat. And schedulers send SIGTERM to every process of a
+job: were it gone then, the run that is stopping would wait for its answers for ever. So SIGTERM
+ends it only once the file named on the command line is there.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
+import sys
 import threading
 import time
+from pathlib import Path
 
 LOOK_SECONDS = 1.0
 
@@ -20,6 +25,13 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
+def _end_if_closing(closing: Path) -> None:
+    if closing.exists():
+        os._exit(0)
+
+
 if __name__ == "__main__":
+    closing = Path(sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda number, frame: _end_if_closing(closing))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     runpy.run_module("parsl.executors.high_throughput.interchange", run_name="__main__")

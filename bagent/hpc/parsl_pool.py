@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from importlib.util import find_spec
@@ -94,10 +95,11 @@ def open_pool(plan: PoolPlan, function: Callable[..., Any], folder: Path) -> Ite
     from parsl.errors import ParslError
 
     provider = _provider(plan)
+    closing = folder.absolute() / f".closing-{time.time_ns()}"
     try:
         kernel = DataFlowKernel(
             Config(
-                executors=[_executor(plan, provider)],
+                executors=[_executor(plan, provider, closing)],
                 # A lost chunk is given out again by who knows what it has done already.
                 retries=0,
                 run_dir=str(folder),
@@ -111,10 +113,16 @@ def open_pool(plan: PoolPlan, function: Callable[..., Any], folder: Path) -> Ite
     try:
         yield Pool(kernel, python_app(function, data_flow_kernel=kernel), provider)
     finally:
-        kernel.cleanup()
+        with contextlib.suppress(OSError):
+            closing.touch()
+        try:
+            kernel.cleanup()
+        finally:
+            with contextlib.suppress(OSError):
+                closing.unlink()
 
 
-def _executor(plan: PoolPlan, provider: Any) -> Any:
+def _executor(plan: PoolPlan, provider: Any, closing: Path) -> Any:
     from parsl.executors import HighThroughputExecutor
     from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 
@@ -125,7 +133,7 @@ def _executor(plan: PoolPlan, provider: Any) -> Any:
         provider=provider,
         # By path and module: no PATH needs to have the environment's programs.
         launch_cmd=launch,
-        interchange_launch_cmd=[sys.executable, "-m", "bagent.hpc.interchange"],
+        interchange_launch_cmd=[sys.executable, "-m", "bagent.hpc.interchange", str(closing)],
         address="127.0.0.1",
         max_workers_per_node=plan.workers,
         cores_per_worker=1e-6,  # only the number above counts
