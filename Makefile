@@ -10,7 +10,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real real-parts lint bench lock clean
+.PHONY: help setup demo test test-real test-real-core real-parts lint bench lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | column -t -s '|'
@@ -44,9 +44,15 @@ real-parts: setup ## install vLLM for CPU, Dynamo, llmock and agent programs und
 	@tests/real/install_opencode.sh && tests/real/install_claude_code.sh || echo "no agent programs to be had here: their tests are skipped"
 	@[ "$$(id -u)" != 0 ] || tests/real/install_slurm.sh || echo "no SLURM to be had here: its tests are skipped"
 
-test-real: real-parts ## the tests against real servers, and the slow ones
+test-real: real-parts ## the tests against real servers, and the slow ones; more than an hour on two cores
 	$(BIN)/pytest -m "slow and not real" -n $(WORKERS) $(ARGS)
 	$(BIN)/pytest -m real $(ARGS)
+
+test-real-core: setup ## of these the main job: killed again and again, and on a real vLLM and Dynamo
+	tests/real/install_vllm.sh
+	tests/real/install_dynamo.sh
+	$(BIN)/pytest -m slow -n $(WORKERS) tests/runs/test_kill.py
+	$(BIN)/pytest -m real tests/real/test_vllm_main_job.py tests/real/test_dynamo_main_job.py
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
