@@ -1,0 +1,58 @@
+"""The job files in the cookbook are right as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bagent import load_job
+from support.cli import run_bagent
+
+TEXT = (Path(__file__).resolve().parents[2] / "jobs" / "README.md").read_text()
+RECIPE = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?```yaml\n(.*?)```", re.M | re.S)
+RECIPES = dict(RECIPE.findall(TEXT))
+TOOLS = '''
+def price_of(ship: str) -> float:
+    """The price of a ship."""
+    return 1.0
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = "".join(f'{{"id": {n}, "text": "Anna and Ben met {n} times."}}\n' for n in range(4))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "tools.py").write_text(TOOLS)
+    return tmp_path
+
+
+def test_every_recipe_is_found() -> None:
+    assert list(RECIPES) == [
+        "Classify",
+        "Extract",
+        "Vote",
+        "Judge",
+        "Summarise what is too long",
+        "Tools",
+        "Embed",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_recipe_loads(folder: Path, name: str) -> None:
+    path = folder / "job.yaml"
+    path.write_text(RECIPES[name])
+    assert load_job(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"Embed"}))
+def test_every_recipe_runs_on_a_simulated_engine(folder: Path, name: str) -> None:
+    text = re.sub(r"vllm://node0\d:8000", "sim://?speedup=50", RECIPES[name])
+    (folder / "job.yaml").write_text(text)
+    # A simulated engine writes as long as it likes, so answers may be cut off.
+    done = run_bagent(["run", "job.yaml", "--allow-failures", "100%"], folder)
+    assert done.code == 0, done.err
+    assert re.search(r"^rows +[1-9]\d* ok", done.err, re.M), done.err
