@@ -100,7 +100,9 @@ def test_what_a_provider_allows_is_used_and_nothing_is_refused(name):
     assert served >= 0.9 * most
 
 
-@pytest.mark.parametrize("meter", [Bucket(600, full=0.0), Window(600, used=590)], ids=["emptied", "spent"])
+@pytest.mark.parametrize(
+    "meter", [Bucket(600, full=0.0), Window(600, used=590)], ids=["emptied", "spent"]
+)
 def test_an_account_that_others_have_emptied_is_refused_hardly_ever(meter):
     account = Account(None, None, 120.0, hosted=True)
     _, refused = work(account, {"requests": meter}, 300.0)
