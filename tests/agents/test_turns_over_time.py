@@ -6,6 +6,8 @@ import itertools
 import signal
 from pathlib import Path
 
+import pytest
+
 from agents.support_agents import (
     agent_job,
     answers_in,
@@ -19,6 +21,8 @@ from support.cli import Running
 from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id
 from support.replies import delta, gated, hang, ok, stream, tool_delta, usage_chunk
+
+pytestmark = pytest.mark.slow  # tools and signals take their real time
 
 
 def overlap(runs):

@@ -13,6 +13,8 @@ from bench.support_bench import DEAD, Measure, addresses, simulated
 from support.fake_server import FakeServer
 from support.replies import ABSENT, ok, slow, status
 
+pytestmark = pytest.mark.slow  # each test is a whole load
+
 
 def verdicts(summary: dict[str, Any]) -> dict[str, str]:
     return {one["endpoint"]: one["verdict"] for one in summary["endpoints"]}

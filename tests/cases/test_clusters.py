@@ -14,6 +14,8 @@ from support.cli import Running, no_locks_env, run_bagent
 from support.jobs import results_by_id, rows, write_job
 from support.replies import echo, gated, hang, slow
 
+pytestmark = pytest.mark.slow  # time limits and locks take their real time
+
 BAGENT = f"{sys.executable} -m bagent {' '.join(RUN)}"
 
 

@@ -29,6 +29,7 @@ from support.tls import site_authority
 # --- too many requests ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("header", "told"), [(http_date_in(3), 2.0), ("1.5", 1.5)])
 def test_nobody_comes_back_earlier_than_told_nor_all_at_once(fs, job_dir, header, told):
     fs.set_script({"*": [status(429, headers={"Retry-After": header}), echo()]})
@@ -95,6 +96,7 @@ def test_a_row_that_a_working_server_never_takes_does_not_hold_the_run(fs, job_d
     assert done.seconds < 30
 
 
+@pytest.mark.slow
 def test_a_server_that_is_full_for_one_row_only_holds_the_run_for_seconds(fs, job_dir):
     fs.set_script({"r2": [status(503)], "r4": [status(429)], "*": [echo()]})
     write_job(job_dir, fs.url, 5, limits={"retries": 1}, results=NO_TABLES)

@@ -15,6 +15,8 @@ from support.provider_engines import DynamoWire, SglangWire, VllmWire
 from support.provider_server import Fault, in_thread
 from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
 
+pytestmark = pytest.mark.slow  # each test is a run on every provider
+
 Bagent = Callable[..., Completed]
 SECRET = "key-5up3rs3cret"
 KINDS: dict[str, Callable[[], Wire]] = {

@@ -11,6 +11,8 @@ import pytest
 from support.cli import Completed
 from support.jobs import results, run_json, write_job
 
+pytestmark = pytest.mark.slow  # each test is several runs
+
 Bagent = Callable[..., Completed]
 LONG = {"temperature": 0, "max_tokens": 4000}
 MODES = ["single", "cached", "provider batch", "own fleet"]

@@ -23,6 +23,8 @@ from support.cli import Running
 from support.jobs import results_by_id, rows, write_job
 from support.replies import echo, error_body, slow, status
 
+pytestmark = pytest.mark.slow  # each test starts several processes
+
 NO_TABLES = {"duckdb": False, "parquet": False}
 RUN = ["run", "job.yaml", "--progress", "plain", "--workers", "3"]
 

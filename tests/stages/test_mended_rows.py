@@ -10,6 +10,8 @@ from support.fake_server import FakeServer
 from support.jobs import results, write_job
 from support.replies import echo, ok, status
 
+pytestmark = pytest.mark.slow  # each test is several runs
+
 LEAF = {"kind": "map", "name": "leaf", "prompt": "leaf id={{ id }} {{ text }}"}
 MORE = {"kind": "map", "name": "more", "prompt": "more <{{ leaf }}>"}
 SUM = {"kind": "reduce", "name": "sum", "prompt": "sum {{ n }}:\n{{ responses }}", "fanin": 2}

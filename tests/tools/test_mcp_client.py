@@ -21,6 +21,8 @@ from bagent.errors import UsageError
 from bagent.tools import ToolPool, ToolResult
 from tools.support_tools import ENV, asked, opened
 
+pytestmark = pytest.mark.slow  # each test starts a real server
+
 pytest.importorskip("mcp")
 SERVER = str(Path(__file__).with_name("support_mcp.py"))
 
