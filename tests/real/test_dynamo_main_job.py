@@ -23,6 +23,7 @@ def test_rows_go_through_the_router_and_come_back_counted(
         model="auto",
         prompt={"raw": "id={{ id }} {{ text }}"},
         sampling={"temperature": 0, "max_tokens": 8},
+        batching={"mode": "single"},  # of a list it counts the tokens of all prompts together
     )
     # the mocker stops at max_tokens and never by itself
     done = run_bagent(["run", job], job_dir)

@@ -49,7 +49,7 @@ def until(done: Callable[[], bool], words: str, seconds: float = 60.0) -> None:
 
 def finished(run: Path) -> int:
     """How many rows are in the journal of a run, none where there is no journal yet."""
-    return len({line["key"] for line in journal_lines(run)})
+    return len({line["key"] for line in journal_lines(run) if "finish_reason" in line})
 
 
 def attempts(folder: Path, run: Path) -> list[dict[str, Any]]:
