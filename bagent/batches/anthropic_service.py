@@ -16,12 +16,13 @@ from typing import Any
 from bagent.backends.anthropic_wire import LEFT_OUT, AnthropicWriter, reply_from_message
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import error_in, from_status, shorten
-from bagent.backends.forms import Form, Forms
+from bagent.backends.forms import Form
 from bagent.backends.json_text import decode_json, encode_json
 from bagent.backends.keys import KeySource
 from bagent.backends.own_body import unpacked
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.request import CallSettings, Request
+from bagent.batches.learned import LearnedForms
 from bagent.batches.record import BatchRecord, Limits, Look
 from bagent.batches.service import Answer, number_of
 from bagent.batches.web import PIECE, Web, fetch_all
@@ -46,7 +47,7 @@ _STATUS = {
 }
 
 
-class AnthropicBatches:
+class AnthropicBatches(LearnedForms):
     """See :class:`bagent.batches.service.BatchService`.
 
     Args:
@@ -62,12 +63,8 @@ class AnthropicBatches:
         enforce: str,
         notice: Callable[[str], None],
     ) -> None:
-        self.name = endpoint.name
-        self.limits = LIMITS
-        self._endpoint = endpoint
+        super().__init__(endpoint, LIMITS, enforce, notice)
         self._web = Web(endpoint, keys)
-        self._forms = Forms(enforce, notice)
-        self._enforce = enforce
         self._notice = notice
         self._writers: dict[tuple[str, Form, int], tuple[CallSettings, AnthropicWriter]] = {}
         self._told: set[str] = set()
@@ -78,17 +75,6 @@ class AnthropicBatches:
         """Route and model."""
         body = request.body or {}
         return f"/v1/messages {request.settings.model or body.get('model') or ''}"
-
-    def form(self, request: Request) -> Form:
-        """As learned."""
-        form = self._forms.of(self._endpoint, request)
-        if self._enforce == "prompt":
-            return Form(False, form.completion_limit, form.stream, form.without)
-        return form
-
-    def learn(self, request: Request, failure: Failure, form: Form) -> bool:
-        """As refusals of single calls teach."""
-        return self._forms.learn(self._endpoint, request, failure, form)
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
         """``{"custom_id", "params"}``."""

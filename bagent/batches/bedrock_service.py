@@ -23,12 +23,13 @@ from bagent.backends.bedrock_failures import failure_of
 from bagent.backends.bedrock_wire import LEFT_OUT, converse_arguments, read_answer
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status, shorten
-from bagent.backends.forms import Form, Forms
+from bagent.backends.forms import Form
 from bagent.backends.json_text import decode_json, encode_json
 from bagent.backends.own_body import unpacked
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.request import Request, encode_payload
 from bagent.backends.worker_threads import WorkerThreads
+from bagent.batches.learned import LearnedForms
 from bagent.batches.record import BatchRecord, Fault, Limits, Look
 from bagent.batches.service import Answer
 from bagent.store.segments import write_error
@@ -72,7 +73,7 @@ class _NoMarks(SharedPrefix):
         return Marks()
 
 
-class BedrockBatches:
+class BedrockBatches(LearnedForms):
     """See :class:`bagent.batches.service.BatchService`.
 
     Args:
@@ -92,13 +93,9 @@ class BedrockBatches:
         notice: Callable[[str], None],
         session: Any = None,
     ) -> None:
-        self.name = endpoint.name
-        self.limits = LIMITS
-        self._endpoint = endpoint
+        super().__init__(endpoint, LIMITS, enforce, notice)
         self._config = config
         self._place = place
-        self._forms = Forms(enforce, notice)
-        self._enforce = enforce
         self._notice = notice
         self._told: set[str] = set()
         self._session = session
@@ -110,17 +107,6 @@ class BedrockBatches:
     def group(self, request: Request) -> str:
         """The model: a job has one."""
         return f"converse {request.settings.model or (request.body or {}).get('model') or ''}"
-
-    def form(self, request: Request) -> Form:
-        """As learned."""
-        form = self._forms.of(self._endpoint, request)
-        if self._enforce == "prompt":
-            return Form(False, form.completion_limit, form.stream, form.without)
-        return form
-
-    def learn(self, request: Request, failure: Failure, form: Form) -> bool:
-        """As refusals of single calls teach."""
-        return self._forms.learn(self._endpoint, request, failure, form)
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
         """``{"recordId", "modelInput"}``, the input as Converse has it."""

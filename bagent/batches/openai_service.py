@@ -19,10 +19,11 @@ import msgspec
 from bagent.backends.chat_wire import BodyWriter, read_reply
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_body_error, from_status, shorten
-from bagent.backends.forms import Form, Forms
+from bagent.backends.forms import Form
 from bagent.backends.json_text import decode_json, encode_json
 from bagent.backends.keys import KeySource
 from bagent.backends.request import Request
+from bagent.batches.learned import LearnedForms
 from bagent.batches.record import BatchRecord, Fault, Limits, Look
 from bagent.batches.service import Answer
 from bagent.batches.web import Web, fetch_all
@@ -39,7 +40,7 @@ _NEW_LIMIT = re.compile(r"(^|/)(o\d|gpt-[5-9])")
 """Models that bound an answer by ``max_completion_tokens`` only."""
 
 
-class OpenAIBatches:
+class OpenAIBatches(LearnedForms):
     """See :class:`bagent.batches.service.BatchService`.
 
     Args:
@@ -57,13 +58,9 @@ class OpenAIBatches:
         enforce: str,
         notice: Callable[[str], None],
     ) -> None:
-        self.name = endpoint.name
-        self.limits = LIMITS
-        self._endpoint = endpoint
+        super().__init__(endpoint, LIMITS, enforce, notice)
         self._web = Web(endpoint, keys)
         self._own = own
-        self._forms = Forms(enforce, notice)
-        self._enforce = enforce
         self._writers: dict[tuple[str, Form], BodyWriter] = {}
 
     # --- requests ---------------------------------------------------------------------------------
@@ -77,17 +74,11 @@ class OpenAIBatches:
 
     def form(self, request: Request) -> Form:
         """As learned; newer models are asked in their form from the first request on."""
-        form = self._forms.of(self._endpoint, request)
+        form = super().form(request)
         newer = self._own or _NEW_LIMIT.search(self._model(request))
         if newer and request.prompt is None and request.path.endswith("/chat/completions"):
             form = msgspec.structs.replace(form, completion_limit="max_completion_tokens")
-        if self._enforce == "prompt":
-            form = msgspec.structs.replace(form, native_schema=False)
         return form
-
-    def learn(self, request: Request, failure: Failure, form: Form) -> bool:
-        """As refusals of single calls teach."""
-        return self._forms.learn(self._endpoint, request, failure, form)
 
     def line(self, request: Request, form: Form, name: str) -> bytes:
         """``{"custom_id", "method", "url", "body"}``."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from bagent.backends.around import AroundBackend
 from bagent.backends.base import Backend, Exchange, Timeouts
-from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
 from bagent.types import Failure, Reply
 
@@ -36,7 +37,7 @@ class SharedTime:
         return self._share
 
 
-class GpuTimeBackend:
+class GpuTimeBackend(AroundBackend):
     """Sends through ``inner``; replies then tell their share of GPU time in their usage.
 
     An endpoint has as many GPUs as its tag ``gpus`` says, else 1.
@@ -46,27 +47,9 @@ class GpuTimeBackend:
     """
 
     def __init__(self, inner: Backend, clock: Callable[[], float] = time.monotonic) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._clock = clock
         self._times: dict[str, SharedTime] = {}
-
-    def group_key(self, request: Request) -> Hashable | None:
-        """As the inner backend has it."""
-        return self._inner.group_key(request)
-
-    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """As the inner backend has it."""
-        return self._inner.group_limit(endpoint, request)
-
-    async def learn(
-        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
-    ) -> None:
-        """As the inner backend does."""
-        await self._inner.learn(endpoint, samples, timeouts)
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """As the inner backend does."""
-        self._inner.forget(endpoint)
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
@@ -85,14 +68,6 @@ class GpuTimeBackend:
         seconds = (ended - began) * float(endpoint.tags.get("gpus") or 1)
         exchange.results = [_with_time(found, seconds) for found in exchange.results]
         return exchange
-
-    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        """As the inner backend does: nothing is generated."""
-        return await self._inner.probe(endpoint, seconds)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._inner.close()
 
 
 def _with_time(found: Reply | Failure, seconds: float) -> Reply | Failure:

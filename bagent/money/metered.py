@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
+from bagent.backends.around import AroundBackend
 from bagent.backends.base import Backend, Exchange, Timeouts
-from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
 from bagent.money.prices import Price
 from bagent.money.spending import Spending
@@ -20,7 +21,7 @@ UNLIMITED = 4096
 """Tokens of an answer where the request names no limit."""
 
 
-class MeteredBackend:
+class MeteredBackend(AroundBackend):
     """Sends through ``inner`` what fits the budget.
 
     A call that ended without an answer is taken to have cost all it might have, unless the
@@ -28,27 +29,9 @@ class MeteredBackend:
     """
 
     def __init__(self, inner: Backend, price: Price, spending: Spending) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._price = price
         self.spending = spending
-
-    def group_key(self, request: Request) -> Hashable | None:
-        """As the inner backend has it."""
-        return self._inner.group_key(request)
-
-    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """As the inner backend has it."""
-        return self._inner.group_limit(endpoint, request)
-
-    async def learn(
-        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
-    ) -> None:
-        """As the inner backend does."""
-        await self._inner.learn(endpoint, samples, timeouts)
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """As the inner backend does."""
-        self._inner.forget(endpoint)
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
@@ -94,11 +77,3 @@ class MeteredBackend:
             return self._at_most(request) if known is None else known
         refused = result.status is not None and result.status >= 400
         return 0.0 if refused or result.kind == "connect" else self._at_most(request)
-
-    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        """As the inner backend does: nothing is generated."""
-        return await self._inner.probe(endpoint, seconds)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._inner.close()

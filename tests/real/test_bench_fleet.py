@@ -13,8 +13,8 @@ import pytest
 
 from bagent.fleet.hostfile import read_hostfile
 from bench.support_bench import DEAD, addresses, simulated
-from real.browser import CHROMIUM, look_at
 from real.serve_vllm import VllmServer
+from support.chromium import CHROMIUM, look
 from support.cli import Completed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
@@ -70,7 +70,7 @@ def test_a_mixed_fleet_names_the_slow_and_the_dead_and_its_page_is_right(
     assert all(one.tags == {"rack": "1"} for one in read_hostfile(job_dir / "good"))
     if CHROMIUM is not None:
         page = (out / "report.html").read_text()
-        drawn = look_at(page, job_dir)
+        drawn = look(page, job_dir)
         assert (drawn["broken"], drawn["outside"], drawn["loaded"]) == (0, [], 0)
         assert drawn["wide"] <= 0 and drawn["charts"] >= 3
         assert all(name in drawn["shown"] for name in lines)

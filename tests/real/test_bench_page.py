@@ -9,7 +9,7 @@ import pytest
 
 from bagent.bench.measure import BINS
 from bagent.bench.page import page
-from real.browser import CHROMIUM, look_at
+from support.chromium import CHROMIUM, look
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -74,7 +74,7 @@ def test_the_page_is_drawn_whole(tmp_path: Path, width: int, dark: bool) -> None
         for n, one in enumerate(made["endpoints"][:2])
         for place in range(BINS)
     ]
-    found = look_at(page(made, heat, None), tmp_path, width, dark=dark)
+    found = look(page(made, heat, None), tmp_path, width, dark=dark)
     assert found["wide"] <= 0, "the page is wider than its window"
     assert (found["charts"], found["broken"], found["outside"]) == (4, 0, [])
     assert found["rows"] == 3 + 6
