@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 
+ALIKE = 1.05
+"""Endpoints whose times differ by less take about the same time."""
+
 
 class About(msgspec.Struct, frozen=True):
     """What the tables do not say of a run.
@@ -103,7 +106,10 @@ def _no_slow_one(served: Sequence[dict[str, Any]]) -> list[str]:
     slower = [row["slower"] for row in served if row["slower"] is not None]
     if len(slower) < 2:
         return []
-    return [f"no endpoint stands out: the slowest takes {max(slower):.1f} times the others' time"]
+    most = max(slower)
+    if most < ALIKE:
+        return ["no endpoint stands out: all take about the same time"]
+    return [f"no endpoint stands out: the slowest takes {most:.1f} times the others' time"]
 
 
 def _findings(found: Mapping[str, Sequence[str]]) -> Html:
