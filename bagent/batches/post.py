@@ -180,11 +180,12 @@ class Post:
             record.ended,
             record.failed,
         )
-        if found.word != record.word:
-            self._tools.notice(f"batch {record.number} ({record.batch_id}) is {found.word}")
+        news = found.word != record.word
         self._take_look(record, found, now)
         if changed or found.over:
             self._spool.save(record, sync=found.over)
+        if news:  # told once it is noted: a run killed here knows what people were told
+            self._tools.notice(f"batch {record.number} ({record.batch_id}) is {found.word}")
         self._desk.went_well(record, now)
         if found.word in _AT_WORK and not record.doubtful:
             with suppress(OSError):

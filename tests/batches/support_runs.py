@@ -88,7 +88,7 @@ class Options:
     """How a run is set up.
 
     ``kill_save`` ends it at the N-th change of the ledger, ``before`` or ``after`` it is written;
-    ``kill_row`` after so many outcomes.
+    ``kill_row`` after so many outcomes, ``kill_notice`` at a line for people that has these words.
     """
 
     schema: Json = None
@@ -102,6 +102,7 @@ class Options:
     kind: str = "openai"
     kill_save: tuple[int, str] | None = None
     kill_row: int | None = None
+    kill_notice: str | None = None
     part: str = "all"
     own_bodies: bool = False
     max_tokens: int | None = 64
@@ -242,7 +243,11 @@ async def run_rows(
     """One start of a run over ``rows``, in the run directory ``folder``."""
     options, found, clock = options or Options(), Run(), Clock()
 
-    notice = found.notices.append
+    def notice(words: str) -> None:
+        found.notices.append(words)
+        if options.kill_notice is not None and options.kill_notice in words:
+            raise Killed("after people were told")
+
     emitted = 0
 
     def emit(outcome: Outcome, place: int, row: Row) -> None:

@@ -165,3 +165,13 @@ def test_batches_of_another_division_of_the_rows_are_taken_over_once(tmp_path: P
     assert sorted(line["row"] for line in first.lines) == list(range(6))
     assert len(server.made) == 1
     assert {record.state for record in first.records} == {"done"}
+
+
+def test_what_people_were_told_of_a_batch_is_in_the_ledger(tmp_path: Path) -> None:
+    async def told() -> Run:
+        async with served(OpenAIServer(Course(("in_progress", "completed")))) as url:
+            return await start(tmp_path, url, kill_notice="is in_progress")
+
+    run = asyncio.run(told())
+    assert isinstance(run.error, Killed)
+    assert run.records[0].word == "in_progress"
