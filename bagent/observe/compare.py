@@ -273,11 +273,14 @@ def _examples_sql(keys: str, examples: int, by_stage: bool) -> str:
         select pairs.name as id, {stage}pairs.answer, status_a, status_b, same_prompt,
                left(coalesce(a.said, a.error), {_EXCERPT}) as a,
                left(coalesce(b.said, b.error), {_EXCERPT}) as b
-        from (from pairs where not (in_a and in_b and status_a = status_b and same_text)
+        from (select *, row_number() over (
+                  order by status_a = status_b, coalesce(same_json, false),
+                           coalesce(row_a, row_b), {keys}) as place
+              from pairs where not (in_a and in_b and status_a = status_b and same_text)
               or same_on = false or same_sql = false
-              order by status_a = status_b, coalesce(same_json, false), coalesce(row_a, row_b)
-              limit {examples}) as pairs
-        left join a using ({keys}) left join b using ({keys})"""
+              order by place limit {examples}) as pairs
+        left join a using ({keys}) left join b using ({keys})
+        order by place"""  # a join keeps no order
 
 
 def _one(connection: DuckDBPyConnection, sql: str) -> int:

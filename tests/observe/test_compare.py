@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bagent.cli.compare import LIMITS
 from bagent.errors import UsageError
 from bagent.observe.compare import Question, Sameness, compare_runs
 from bagent.observe.gold import GoldFile, score_run
@@ -58,6 +59,21 @@ def test_rows_that_no_model_was_asked_about_are_compared_by_their_output(run):
     assert [(row["stage"], row["a"]) for row in found.rows] == [("vote", '{"winner":"yes"}')]
     assert found.numbers["without_prompt"] == 1
     assert compared(runs[0], runs[0]).claim == "the same output, byte for byte"
+
+
+def test_examples_come_status_first_and_then_in_input_order(run):
+    rows = range(400)
+    first = run("first", [answer(n, {"a": n}) for n in rows])
+    failed = {"status": "failed", "error_kind": "timeout", "error": "too late", "text": None}
+    second = run(
+        "second",
+        [answer(n, {"a": n + 1}, **(failed if n % 20 == 7 else {})) for n in reversed(rows)],
+    )
+    with connect([first, second]) as connection:
+        connection.execute(LIMITS)
+        found = compare_runs(connection, first, second, Question(), 300).rows
+    wanted = sorted(rows, key=lambda n: (n % 20 != 7, n))[:300]
+    assert [row["id"] for row in found] == [f"r{n}" for n in wanted]
 
 
 def test_a_property_named_like_a_column_is_meant_as_the_property(run):
