@@ -22,16 +22,19 @@ WORDS: dict[str, str] = {
     "censored": "requests that timed out or were given up: in TTFT and E2E they count with the "
     "time that they had waited, which is a lower bound",
     "window": "from a tenth of the stage's time after its start until feeding ended; where a "
-    "number of requests bounds it, from the start, and the whole stage where feeding took less "
-    "than half of it or a closed loop sent less than twice what it has in flight. Latencies: "
+    "number of requests bounds it, from a tenth of them in an open loop and from the start in a "
+    "closed one, and the whole stage where feeding took less than half of it or a closed loop sent "
+    "less than twice what it has in flight. Latencies: "
     "requests scheduled in it. Requests a second: those that ended in it. Tokens a second: those "
     "that came in it, spread evenly from first to last token of each request",
-    "goodput": "requests scheduled in the window that kept every limit of the SLO, per second of "
-    "it; failed, timed-out and unfinished ones did not",
+    "goodput": "requests that ended in the window and kept every limit of the SLO, per second of "
+    "it, so never more than requests a second; failed, timed-out and unfinished ones did not keep "
+    "them. Good share: of those scheduled in the window",
     "conversation": "from the first turn's schedule to the last turn's end, thinking included; of "
-    "those that began in the window and whose turns all ended well. Turns beyond the first are "
-    "scheduled one thinking time after the answer before. Cached: the share of their prompt tokens "
-    "that the server's usage says it had in its cache",
+    "those that began in the window and whose turns all ended well. A second: whole ones, each "
+    "with the part of its time that lay in the window. Turns beyond the first are scheduled one "
+    "thinking time after the answer before. Cached: the share of their prompt tokens that the "
+    "server's usage says it had in its cache",
     "percentiles": "of the raw requests of all endpoints and repeats together (linear "
     "interpolation), never averaged; p99 is hidden below 100 requests, p99.9 below 1,000",
 }
@@ -126,6 +129,7 @@ TIMED = """
 create view timed as
 select r.*, s.load, s.repeat, s.routing, s.window_from, s.window_to,
     r.scheduled >= s.window_from and r.scheduled < s.window_to as counted,
+    r.done >= s.window_from and r.done < s.window_to as ended_inside,
     r.status = 'unfinished' or coalesce(r.error_kind = 'timeout', false) as censored,
     1000 * (coalesce(r.first_token,
         case when r.status = 'unfinished' or r.error_kind = 'timeout' then r.done end) - r.sent)

@@ -53,7 +53,7 @@ _WINDOWS = {
 
 _COUNTS = (
     *("requests", "ok", "failed", "censored", "estimated", "opened", "good"),
-    *("requests_inside", "calls_inside"),
+    *("requests_inside", "calls_inside", "good_inside"),
 )
 """Numbers that are 0 where a load sent nothing, be it that its time was over too soon."""
 
@@ -88,13 +88,12 @@ def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
                 count(*) filter ({counted} and estimated) as estimated,
                 count(*) filter ({counted} and opened) as opened,
                 count(*) filter ({counted} and {_good(slo)}) as good,
-                sum(size) filter (status = 'ok' and done >= window_from and done < window_to)
-                    as calls_inside,
-                count(*) filter (status = 'ok' and done >= window_from and done < window_to)
-                    as requests_inside,
+                sum(size) filter (status = 'ok' and ended_inside) as calls_inside,
+                count(*) filter (status = 'ok' and ended_inside) as requests_inside,
+                count(*) filter ({_good(slo)} and ended_inside) as good_inside,
                 sum(completion_tokens)::bigint as tokens,
                 sum(tokens_inside) as tokens_inside, sum(prompt_inside) as prompt_inside,
-                sum(completion_tokens) filter ({counted} and {_good(slo)}) as good_tokens,
+                sum(tokens_inside) filter ({_good(slo)}) as good_tokens,
                 sum(greatest(0, least(done, window_to) - greatest(sent, window_from)))
                     as busy_seconds,
                 avg(prompt_tokens / size) filter ({counted} and status = 'ok') as input_tokens,
@@ -110,9 +109,9 @@ def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
             coalesce(calls_inside, 0) / seconds as calls_s,
             tokens_inside / seconds as output_tok_s, prompt_inside / seconds as input_tok_s,
             (tokens_inside + prompt_inside) / seconds as total_tok_s,
-            coalesce(good, 0) / seconds as goodput_rps, good / nullif(requests, 0) as good_share,
-            good_tokens / seconds as goodput_tok_s, ok / nullif(requests, 0) as ok_share,
-            busy_seconds / seconds as in_flight_mean
+            coalesce(good_inside, 0) / seconds as goodput_rps,
+            good / nullif(requests, 0) as good_share, good_tokens / seconds as goodput_tok_s,
+            ok / nullif(requests, 0) as ok_share, busy_seconds / seconds as in_flight_mean
         from w left join n t using ({keys}) left join l using ({keys})
         order by first_stage, {keys}
         """
@@ -153,21 +152,26 @@ def peak_tokens(tables: Tables) -> dict[str, float]:
 
 
 def conversations(tables: Tables, turns: int) -> dict[str, Numbers]:
-    """By load: the conversations whose ``turns`` all ended well (``conversations``), those a
-    second, and how long they took, thinking included."""
+    """By load: the conversations that began in the window and whose ``turns`` all ended well
+    (``conversations``), how long they took, thinking included, and whole ones a second
+    (``conversations_s``), each with the part of its time that lay in the window."""
     rows = tables.rows(
         f"""
         with whole as (
-            select load, stage, worker, number,
-                1000 * (max(done) - min(scheduled)) as conversation_ms
+            select load, min(scheduled) as first, max(done) as last,
+                any_value(window_from) as low, any_value(window_to) as high,
+                case when bool_or(counted and turn = 1)
+                    then 1000 * (max(done) - min(scheduled)) end as conversation_ms
             from timed group by load, stage, worker, number
-            having count(*) filter (status = 'ok') = {turns} and bool_or(counted and turn = 1)
+            having count(*) filter (status = 'ok') = {turns}
         ), seconds as (
             select load, sum(window_to - window_from) as seconds from stages group by load
         )
-        select load, count(*) as conversations, count(*) / any_value(seconds) as conversations_s,
+        select load, count(conversation_ms) as conversations,
+            sum(greatest(0, least(last, high) - greatest(first, low)) / (last - first))
+                / any_value(seconds) as conversations_s,
             {_quantiles("conversation_ms", "conversation")}
-        from whole join seconds using (load) group by load
+        from whole join seconds using (load) where last > first group by load
         """
     )
     return {row.pop("load"): row for row in rows}

@@ -110,6 +110,7 @@ def _gaps(stage: StageSpec) -> Iterator[float]:
 
 
 FEWEST_ROUNDS = 2.0
+_TENTH = 10
 
 
 def share(count: int, part: int, parts: int) -> int:
@@ -127,10 +128,13 @@ def window(
     """The steady window of a stage: from and to, on the clock of the arguments.
 
     It begins after the first tenth of a stage that is bounded by time, and ends when feeding
-    does: what is left to drain is no load. Where a number of requests bounds the stage and
-    feeding took less than half of it (few requests, all sent at once) it is the whole stage, and
-    so it is where a closed loop had so slow endpoints that it sent less than two ``rounds``, each
-    of as many requests as it has in flight: most of them were sent at the very beginning.
+    does: what is left to drain is no load. Where a number of requests bounds the stage, a closed
+    loop counts from its start, as it is full at once; an open one from the request that is a
+    tenth on (the very first of fewer than ten): what it sent before has just begun to come back.
+    Where feeding took less than half of such a stage (few requests, all sent at once) it is the
+    whole stage, and so it is where a closed loop had so slow endpoints that it sent less than two
+    ``rounds``, each of as many requests as it has in flight: most of them were sent at the very
+    beginning.
     """
     if rounds < FEWEST_ROUNDS:
         return began, last_done
@@ -139,4 +143,6 @@ def window(
         return began + 0.1 * stage.seconds, feeding_ended
     if fed < 0.5 * (last_done - began):
         return began, last_done
+    if stage.rate is not None and stage.requests is not None and stage.requests >= _TENTH:
+        return began + fed * (stage.requests // _TENTH) / (stage.requests - 1), feeding_ended
     return began, feeding_ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import msgspec
 import pytest
 
 from bagent.bench import measure
+from bagent.bench.load import Part
 from bagent.bench.placing import REFUSALS
 from bagent.bench.plan import Slo
 from bagent.bench.records import ClientRow, RequestRow, RowFile, ServerRow, StageRow
+from bagent.bench.session import stage_row
+from bagent.bench.shape import StageSpec, arrivals
 from bagent.bench.tables import Tables
 
 Fill = Callable[..., Tables]
@@ -185,6 +189,57 @@ def test_goodput_is_of_requests_that_keep_all_limits(fill: Fill) -> None:
     assert load["goodput_rps"] == pytest.approx(0.1)
     assert load["goodput_tok_s"] == pytest.approx(0.5)
     assert load["good_share"] == pytest.approx(0.25)
+
+
+def sent_at(shape: StageSpec) -> list[float]:
+    """When requests of half a second are sent: at their times, or as their slots come free."""
+    if shape.rate is not None:
+        return [at for _, at in arrivals(shape)]
+    assert shape.requests is not None and shape.concurrency is not None
+    return [0.5 * (number // shape.concurrency) for number in range(shape.requests)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    [
+        ({"concurrency": 1, "requests": 9}, 2),
+        ({"concurrency": 4, "requests": 36}, 8),
+        ({"concurrency": 4, "requests": 4}, 8),
+        ({"rate": 4.0, "requests": 23}, 4),
+        ({"rate": 4.0, "seconds": 10.0}, 4),
+    ],
+)
+def test_rates_are_those_of_known_times_whatever_bounds_a_load(
+    fill: Fill, shape: dict[str, Any], rate: float
+) -> None:
+    spec = StageSpec(number=0, load="known", arrival="constant", **shape)
+    rows = []
+    for number, at in enumerate(sent_at(spec)):
+        first = at + (0.3 if number % 2 else 0.1)  # every other one is too late
+        times = {"first_token": first, "last_token": at + 0.5, "done": at + 0.5}
+        rows.append(request(number, scheduled=at, sent=at, completion_tokens=10, **times))
+    fed = spec.seconds or math.nextafter(rows[-1].sent, math.inf)
+    part = Part(0.0, fed, math.nextafter(rows[-1].done, math.inf), sent=len(rows))
+    load = one_load(fill(rows, [stage_row(spec, [part], 1)]), Slo(ttft=200))
+    assert load["rps"] == pytest.approx(rate, rel=0.01)
+    # Of an odd number of requests in the window one half is the greater by one.
+    assert load["goodput_rps"] == pytest.approx(rate / 2, abs=0.51 / load["seconds"])
+    assert load["output_tok_s"] == pytest.approx(10 * rate, rel=0.03)
+    assert load["goodput_tok_s"] == pytest.approx(5 * rate, abs=5.1 / load["seconds"])
+
+
+def test_conversations_a_second_are_those_of_known_times(fill: Fill) -> None:
+    # One after the other, each of two turns of 0.5 s with 0.5 s between them.
+    rows = []
+    for number in range(5):
+        for turn, at in ((1, 1.5 * number), (2, 1.5 * number + 1.0)):
+            times = {"scheduled": at, "sent": at, "done": at + 0.5}
+            rows.append(request(number, turn=turn, **times))
+    with fill(rows, [stage(window_to=math.nextafter(rows[-1].sent, math.inf))]) as tables:
+        found = measure.conversations(tables, 2)["c=1"]
+    assert found["conversations"] == 5
+    assert found["conversations_s"] == pytest.approx(1 / 1.5)
+    assert found["conversation_p50_ms"] == pytest.approx(1500)
 
 
 def test_itl_counts_tokens_that_come_together_as_gaps_of_zero(fill: Fill) -> None:

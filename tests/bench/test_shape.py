@@ -77,6 +77,13 @@ def test_the_steady_window(
     assert window(stage(concurrency=1, **fields), 0.0, fed, ended) == expected
 
 
+def test_an_open_loop_counts_from_the_request_that_is_a_tenth_on() -> None:
+    spec = stage(rate=4.0, arrival="constant", requests=21)
+    assert window(spec, 0.0, 5.0, 5.5) == (0.5, 5.0)  # the third of 21 is sent at 0.5 s
+    few = stage(rate=4.0, arrival="constant", requests=9)
+    assert window(few, 0.0, 2.0, 2.5) == (0.0, 2.0)
+
+
 def test_a_loop_that_is_too_slow_to_send_two_rounds_is_measured_whole() -> None:
     spec = stage(concurrency=4, seconds=10.0)
     assert window(spec, 0.0, 10.0, 14.0, rounds=1.9) == (0.0, 14.0)
