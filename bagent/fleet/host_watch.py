@@ -12,11 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from bagent.errors import HostfileError, Position
+from bagent.errors import HostfileError, Position, UsageError
 from bagent.fleet.hostfile import Host, hosts_in
 
 SETTLE_SECONDS = 1.0
 """So long a new content must stay as it is before it counts."""
+
+_ONE_KEPT = "endpoint stays as it was"
 
 
 class HostChanges(msgspec.Struct, frozen=True):
@@ -40,6 +42,7 @@ class HostfileWatch:
         hosts: the endpoints in use, as read at the start.
         clock: seconds, never running backwards.
         notice: called once, with a line for people, for each content that cannot be used.
+        choose: which endpoints of a list count; a UsageError of it makes a content unusable.
     """
 
     def __init__(
@@ -48,11 +51,13 @@ class HostfileWatch:
         hosts: Sequence[Host],
         clock: Callable[[], float],
         notice: Callable[[str], None] = lambda _: None,
+        choose: Callable[[Sequence[Host]], list[Host]] = list,
     ) -> None:
         self.hosts = list(hosts)
         self._path = path
         self._clock = clock
         self._notice = notice
+        self._choose = choose
         self._seen: bytes | str | None = None
         self._since = 0.0
         self._done = False
@@ -78,11 +83,12 @@ class HostfileWatch:
             if isinstance(seen, str):
                 words = f"the hostfile cannot be read: {seen.lower()}"
                 raise HostfileError(words, at=Position(self._path))
-            hosts = hosts_in(seen, self._path)
-        except HostfileError as error:
-            count = "1 endpoint stays" if len(self.hosts) == 1 else "endpoints stay as they were"
-            number = "" if len(self.hosts) == 1 else f"the {len(self.hosts)} "
-            self._notice(f"{error}; {number}{count}")
+            hosts = self._choose(hosts_in(seen, self._path))
+        except UsageError as error:
+            many = len(self.hosts) != 1
+            kept = f"{len(self.hosts)} endpoints stay as they were" if many else _ONE_KEPT
+            where = "" if isinstance(error, HostfileError) else f"{self._path}: "
+            self._notice(f"{where}{error}; the {kept}")
             return None
         changes = host_changes(self.hosts, hosts)
         self.hosts = hosts

@@ -55,7 +55,7 @@ class Hooks:
     gate: Callable[[], Awaitable[None]]
     accounts: dict[str, Account] = field(default_factory=dict)
 
-    def site(self, found: Found, *, selected: bool = False) -> Site:
+    def site(self, found: Found) -> Site:
         """Put found servers to work; those that have not answered yet are probed first."""
         fleet, recruiter = make_fleet(
             found.job,
@@ -68,7 +68,7 @@ class Hooks:
             accounts=self.accounts,
         )
         fleet.doubt({one.name for one in found.servers.endpoints if one.name not in found.known})
-        return Site(found, fleet, recruiter, selected)
+        return Site(found, fleet, recruiter)
 
     def engine(
         self,

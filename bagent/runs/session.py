@@ -192,8 +192,11 @@ class Session:
             tasks.append(asyncio.create_task(beginning))
             tasks.append(asyncio.create_task(watch_loads(site.fleet, reader, model)))
             job = site.found.job
-            if job.hostfile is not None and not site.selected:
-                follower = HostfileFollower(job.hostfile.path, job.backend, env, self._notice)
+            if job.hostfile is not None:
+                path, used = job.hostfile.path, site.found.servers.endpoints
+                follower = HostfileFollower(
+                    path, job.backend, env, self._notice, used, site.found.select
+                )
                 tasks.append(asyncio.create_task(follower.follow(site.fleet, site.recruiter)))
         return tasks
 

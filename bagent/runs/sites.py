@@ -76,7 +76,7 @@ class Finder:
             self.asked,
             self.note,
         )
-        return Found(job, servers, backend, known)
+        return Found(job, servers, backend, known, select)
 
     def _backend(self, job: Job, servers: Servers, raw: bool) -> Backend:
         asked = job.sampling.request_fields()
@@ -94,22 +94,25 @@ class Finder:
 
 @dataclass(frozen=True)
 class Found:
-    """Servers that were found, and what they tell of themselves."""
+    """Servers that were found, and what they tell of themselves.
+
+    ``select`` says which endpoints of a hostfile they are; None: all.
+    """
 
     job: Job
     servers: Servers
     backend: Backend
     known: Mapping[str, Capabilities]
+    select: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True)
 class Site:
-    """Servers at work. ``selected``: only some endpoints of a hostfile."""
+    """Servers at work."""
 
     found: Found
     fleet: Fleet
     recruiter: Recruiter
-    selected: bool = False
 
 
 class Fleets:

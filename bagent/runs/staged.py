@@ -82,7 +82,6 @@ class _Sites:
     def __init__(self) -> None:
         self.found: dict[str, Found] = {}
         self.key_of: dict[int, str] = {}
-        self.selected: set[str] = set()
 
     @classmethod
     async def find(cls, prepared: Prepared, finder: Finder) -> _Sites:
@@ -95,8 +94,6 @@ class _Sites:
                     raw = asking.prompt is not None and asking.prompt.raw
                     select = asking.part.select
                     sites.found[key] = await finder.find(asking.job, raw=raw, select=select)
-                    if select:
-                        sites.selected.add(key)
         return sites
 
     def of(self, asking: Asking) -> Found:
@@ -167,8 +164,7 @@ class _Work:
         self._plans = plans
         self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
         self._at_work: dict[str, Site] = {
-            key: hooks.site(found, selected=key in sites.selected)
-            for key, found in sites.found.items()
+            key: hooks.site(found) for key, found in sites.found.items()
         }
         self.fleets = Fleets([site.fleet for site in self._at_work.values()])
         self._gate = Gate()

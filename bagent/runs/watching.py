@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bagent.backends.endpoint import Endpoint
 from bagent.backends.engine_metrics import LoadReader
 from bagent.errors import UsageError
 from bagent.fleet.dispatcher import Fleet
 from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.host_select import select_hosts
 from bagent.fleet.host_watch import HostChanges, HostfileWatch, read_content
-from bagent.fleet.hostfile import read_hostfile
+from bagent.fleet.hostfile import Host
 from bagent.fleet.load_signal import POLL_SECONDS, follow
 from bagent.runs.endpoints import host_endpoints
 from bagent.runs.fleets import Recruiter
+from bagent.types import Json
 
 if TYPE_CHECKING:
     from bagent.job.backend import BackendRef
@@ -91,7 +95,12 @@ async def read_counters(fleet: Fleet, reader: LoadReader, model: str | None, rea
 
 
 class HostfileFollower:
-    """Lets endpoints join and leave a running job as its hostfile changes."""
+    """Lets endpoints join and leave a running job as its hostfile changes.
+
+    Args:
+        endpoints: those in use, as read at the start; the file may have changed since.
+        select: which endpoints of the file may be used; None: all.
+    """
 
     def __init__(
         self,
@@ -99,12 +108,20 @@ class HostfileFollower:
         ref: BackendRef | None,
         env: Mapping[str, str],
         notice: Callable[[str], None],
+        endpoints: Sequence[Endpoint],
+        select: Mapping[str, Json] | None = None,
     ) -> None:
         self._path = path
         self._ref = ref
         self._env = env
         self._notice = notice
-        self._watch = HostfileWatch(path, read_hostfile(path), time.monotonic, notice)
+        self._watch = HostfileWatch(
+            path,
+            [Host(one.name, one.url, one.tags, 0) for one in endpoints],
+            time.monotonic,
+            notice,
+            partial(select_hosts, selection=select),
+        )
 
     async def follow(self, fleet: Fleet, recruiter: Recruiter) -> None:
         """Look at the file every second until cancelled."""

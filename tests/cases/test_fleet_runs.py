@@ -88,6 +88,37 @@ def test_an_endpoint_written_into_the_hostfile_joins_and_one_taken_out_leaves(tm
     assert asked < 2000
 
 
+def test_a_stage_that_selects_endpoints_follows_the_hostfile_within_its_selection(tmp_path):
+    with ExitStack() as stack:
+        old, other, new = started(stack, 3)
+        hosts = hostfile(tmp_path, [old])
+        hosts.write_text(f"{old.address} role=a\n{other.address} role=b\n")
+        one = {"kind": "map", "name": "one", "prompt": "{{ text }}", "select": {"role": "a"}}
+        two = {"kind": "map", "name": "two", "prompt": "{{ text }}?", "select": {"role": "b"}}
+        job = write_job(
+            tmp_path,
+            "vllm://",
+            1000,
+            backend="vllm",
+            hostfile=str(hosts),
+            prompt=None,
+            stages=[one, two | {"from": "input"}],
+            limits={"per_endpoint": 8},
+            batching={"mode": "single"},
+        )
+        running = stack.enter_context(Running(["run", job], tmp_path))
+        old.wait_for(50)
+        hosts.write_text(f"{new.address} role=a\n{other.address} role=b\n")
+        new.wait_for(50, timeout=60.0)
+        done = running.finish(timeout=120)
+        asked = [len(old.requests), len(new.requests), len(other.requests)]
+    assert done.code == 0, done.err
+    assert "hosts.txt changed: 1 joined, 1 left" in done.err
+    assert asked[0] < 900
+    assert asked[2] < 1100, "the second stage goes nowhere else"
+    assert sum(asked) >= 2000
+
+
 @pytest.mark.parametrize("bad", [status(404), status(500), close()])
 def test_one_of_three_endpoints_that_is_wrong_takes_few_requests_and_no_row(tmp_path, bad):
     with ExitStack() as stack:

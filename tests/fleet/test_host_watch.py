@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from bagent.fleet.host_select import select_hosts
 from bagent.fleet.host_watch import HostChanges, HostfileWatch, read_content
 from bagent.fleet.hostfile import parse_hostfile
+from bagent.types import Json
 
 OLD = b"a\nb role=x\n"
 
@@ -16,11 +19,14 @@ OLD = b"a\nb role=x\n"
 class Watched:
     """A watch with a clock that is set by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, select: dict[str, Json] | None = None) -> None:
         self.now = 100.0
         self.notices: list[str] = []
-        hosts = parse_hostfile(OLD.decode())
-        self.watch = HostfileWatch(Path("h.txt"), hosts, lambda: self.now, self.notices.append)
+        choose = partial(select_hosts, selection=select)
+        hosts = choose(parse_hostfile(OLD.decode()))
+        self.watch = HostfileWatch(
+            Path("h.txt"), hosts, lambda: self.now, self.notices.append, choose
+        )
 
     def saw(self, content: bytes | OSError, after: float = 1.0) -> HostChanges | None:
         self.now += after
@@ -108,3 +114,24 @@ def test_a_reading_is_the_content_or_the_error(tmp_path: Path) -> None:
     (tmp_path / "h").write_bytes(OLD)
     assert read_content(tmp_path / "h") == OLD
     assert isinstance(read_content(tmp_path / "none"), FileNotFoundError)
+
+
+def test_of_a_new_list_only_what_is_selected_joins_and_leaves() -> None:
+    w = Watched({"role": "x"})
+    assert w.names == ["b"]
+    w.saw(b"a\nb role=x\nc\n")
+    assert w.saw(b"a\nb role=x\nc\n") is None
+    w.saw(b"a role=x\nb role=y\nc\n")
+    changes = w.saw(b"a role=x\nb role=y\nc\n")
+    assert changes is not None
+    assert [names(changes.joined), names(changes.left), w.names] == [["a"], ["b"], ["a"]]
+
+
+def test_a_list_of_which_nothing_is_selected_is_not_used() -> None:
+    w = Watched({"role": "x"})
+    for _ in range(3):
+        assert w.saw(b"a role=y\n") is None
+    assert w.names == ["b"]
+    assert w.notices == [
+        "h.txt: select: no endpoint has role=x (role there: y); the endpoint stays as it was"
+    ]
