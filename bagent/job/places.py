@@ -14,6 +14,7 @@ from bagent.job.words import shown
 from bagent.types import Json
 
 STDIN = "-"
+_STDIN_NAMES = (STDIN, "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class InputPaths(Kind):
         return tuple(self._one(item, context) for item in items)
 
     def _one(self, value: Any, context: LoadContext | None) -> InputPath:
-        if value == STDIN and self.stdin:
+        if value in _STDIN_NAMES and self.stdin:
             return InputPath(STDIN, STDIN)
         found = place(value, context)
         text = str(value) if isinstance(value, str) else found.given

@@ -106,6 +106,13 @@ class CsvFile:
             return Unreadable(error, self._lines.raw())
         return dict(zip(self._header, record, strict=True))
 
+    def _why(self, error: csv.Error) -> str:
+        """The reader's words; an open quote has taken all lines up to the end of the file."""
+        taken = self._lines.taken
+        if len(taken) > 1 and not self._lines.peek():
+            return f'a quote is never closed, so {len(taken)} lines are one row (double it: "")'
+        return str(error)
+
     def _records(self) -> Iterator[tuple[int, list[str] | Unreadable]]:
         """Physical line and cells of every record that is not blank."""
         lines = self._lines
@@ -117,7 +124,7 @@ class CsvFile:
             except StopIteration:
                 return
             except csv.Error as error:
-                yield line, Unreadable(f"malformed CSV: {error}", lines.raw())
+                yield line, Unreadable(f"malformed CSV: {self._why(error)}", lines.raw())
                 continue
             if len(cells) < 2 and lines.blank():
                 continue

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import has_magic
 from pathlib import Path
 from typing import Literal
 
 from bagent.errors import InputError, Position
 from bagent.rows.config import RowsConfig
+from bagent.rows.globs import matches
 from bagent.rows.notices import Notices
 from bagent.rows.streams import Packing, unreadable
 from bagent.rows.values import visible
@@ -42,6 +44,7 @@ _HINTS = {
     ".db": "input: {sql: \"attach 'FILE' as d; select ... from d.TABLE\"}",
     ".duckdb": "input: {sql: \"attach 'FILE' as d; select ... from d.TABLE\"}",
 }
+_URL = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 _STDIN_NAMES = ("-", "/dev/stdin", "/dev/fd/0")
 
 
@@ -81,18 +84,26 @@ def find_sources(config: RowsConfig, notices: Notices) -> list[Source]:
         InputError: something is missing, empty, a folder, unreadable or of unknown format.
     """
     found: list[Source] = []
-    known: set[Source] = set()
+    known: set[object] = set()
     for one in config.inputs:
         queries = sum(isinstance(source, SqlSource) for source in found)
         for source in _expand(one, config.base, queries + 1):
-            if source not in known:
-                known.add(source)
+            same = _same(source)
+            if same not in known:
+                known.add(same)
                 found.append(source)
             elif isinstance(source, FileSource):
                 notices.add(TWICE, source.name)
             else:
                 raise InputError(f"the input names {source.name} twice")
     return found
+
+
+def _same(source: Source) -> object:
+    """What is equal for two names of one thing; a link is another name of its file."""
+    if isinstance(source, FileSource):
+        return os.path.realpath(source.path), source.format == "text"
+    return source
 
 
 def _expand(one: str | Mapping[str, str], base: Path, number: int) -> list[Source]:
@@ -114,11 +125,10 @@ def _paths(pattern: str, base: Path) -> list[Path]:
                 f"{pattern} is a folder", hint=f"name its files: {pattern.rstrip('/')}/*.jsonl"
             )
         return [path]
-    # Not Path.glob: that one matches hidden files too, and takes no absolute pattern.
-    matched = map(Path, sorted(glob(str(path), recursive=True)))  # noqa: PTH207
-    found = [one for one in matched if not one.is_dir()]
+    found = matches(str(path))
     if not found:
-        raise InputError(f"no file matches {pattern}", hint=f"looked from {base}")
+        hint = "write { , } out as a list" if "{" in pattern else f"looked from {base}"
+        raise InputError(f"no file matches {pattern}", hint=hint)
     return found
 
 
@@ -147,6 +157,9 @@ def _size(path: Path) -> int:
     try:
         status = path.stat()
     except FileNotFoundError as error:
+        if path.is_symlink():
+            words = f"this is a link to {visible(str(path.readlink()))}, which is not there"
+            raise InputError(words, at=Position(path)) from error
         raise InputError("there is no such file", hint=_near(path), at=Position(path)) from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -163,6 +176,8 @@ def _size(path: Path) -> int:
 
 def _near(path: Path) -> str:
     """A hint with the nearest name in the folder, if any is near."""
+    if any(_URL.match(part + "/") for part in path.parts):
+        return "nothing is fetched: copy it here, or let DuckDB read it with input: {sql: ...}"
     try:
         names = [one.name for one in path.parent.iterdir()]
     except OSError:

@@ -143,6 +143,8 @@ def check_start(start: bytes, name: str | Path) -> None:
         raise InputError("the text is UTF-16, not UTF-8", hint=_UTF16_HINT, at=Position(name))
     for magic, (kind, hint) in _MAGIC.items():
         if start.startswith(magic):
+            if str(name) == "stdin":
+                hint = "pipe in its text, e.g. zcat rows.jsonl.gz | bagent run JOB.yaml -i -"
             raise InputError(f"this is {kind}", hint=hint, at=Position(name))
 
 

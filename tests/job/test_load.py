@@ -148,6 +148,12 @@ def test_a_file_with_brackets_in_its_name_is_no_pattern(load, tmp_path):
     assert (found.is_glob, found.path) == (False, str(tmp_path / "a[1].jsonl"))
 
 
+@pytest.mark.parametrize("name", ["/dev/stdin", "/dev/fd/0"])
+def test_the_system_s_names_of_stdin_are_stdin(load, name):
+    found = load(f"input: {name}\nprompt: x\n").input.path[0]
+    assert (found.path, found.given) == ("-", "-")
+
+
 def test_input_may_be_text_files_or_a_query(load, tmp_path):
     job = load("input: {files: 'papers/*.txt'}\nprompt: x\n")
     assert job.input.files[0].path == str(tmp_path / "papers/*.txt")

@@ -105,3 +105,9 @@ def test_many_records_come_in_bounded_batches(source_of):
 
 def test_zero_characters_are_text(rows_of):
     assert shown(rows_of(b"a,b\n1,x\x00y\n", "in.csv")) == [(2, {"a": "1", "b": "x\x00y"})]
+
+
+def test_a_quote_that_is_never_closed_says_how_much_it_took(rows_of):
+    (row,) = rows_of('id,text\n1,"abc\n2,x\n3,y\n', "in.csv")
+    words = 'malformed CSV: a quote is never closed, so 3 lines are one row (double it: "")'
+    assert (row.line, row.error) == (2, words)

@@ -127,3 +127,39 @@ def test_a_file_that_vanishes_before_it_is_read_is_an_input_error(files):
     (files / "b.jsonl").unlink()
     with pytest.raises(InputError, match=r"b\.jsonl: cannot be read: no such file"):
         list(source.batches())
+
+
+def test_links_that_lead_in_circles_bring_no_row_twice(files):
+    (files / "sub" / "back").symlink_to("..")
+    (files / "sub" / "here").symlink_to(".")
+    (files / "over").symlink_to("sub")
+    assert ids_of(files, str(files / "**" / "*.jsonl")) == ["a.jsonl", "b.jsonl", "sub/c.jsonl"]
+    assert ids_of(files, str(files / "**" / "sub" / "*.jsonl")) == ["sub/c.jsonl"]
+
+
+def test_a_link_is_another_name_of_its_file(files):
+    (files / "latest.jsonl").symlink_to("b.jsonl")
+    source = open_rows(RowsConfig((str(files / "*.jsonl"), "latest.jsonl"), files))
+    assert [row.id for batch in source.batches() for row in batch] == ["a.jsonl", "b.jsonl"]
+    assert source.warnings[0].startswith("files that the input names twice are read once: 1")
+
+
+def test_a_pattern_that_ends_in_any_depth_matches_every_file(files):
+    for hidden in (files / ".hidden.jsonl", files / ".git" / "x.jsonl"):
+        hidden.parent.mkdir(exist_ok=True)
+        hidden.write_text("{}")
+    assert ids_of(files, str(files / "**")) == ["a.jsonl", "b.jsonl", "sub/c.jsonl"]
+
+
+def test_a_link_that_leads_nowhere_says_where_it_leads(files):
+    (files / "gone.jsonl").symlink_to("moved.jsonl")
+    refused(files, "*.jsonl", words=r"gone\.jsonl: this is a link to moved\.jsonl")
+
+
+@pytest.mark.parametrize("url", ["https://example.org/x.jsonl", "s3://bucket/x.parquet"])
+def test_an_address_is_told_from_a_file(files, url):
+    refused(files, url, words="nothing is fetched: copy it here")
+
+
+def test_braces_are_no_pattern(files):
+    refused(files, "{a,b}.json*", words="write { , } out as a list")

@@ -1,3 +1,4 @@
+import gzip
 import io
 import json
 import os
@@ -229,6 +230,11 @@ def test_elements_of_an_array_come_before_its_end(config, pipe):
 def test_a_first_line_that_is_an_array_of_other_things_is_a_bad_row(config):
     rows = piped(config, '[1, 2]\n{"id":1}\n')
     assert [row.error for row in rows] == ["not a JSON object but an array", None]
+
+
+def test_a_packed_pipe_says_how_to_unpack_it(config):
+    with pytest.raises(InputError, match=r"stdin: this is a gzip file \(pipe in its text"):
+        piped(config, gzip.compress(b'{"id":1}'))
 
 
 def test_a_bracket_alone_is_a_bad_row(config):
