@@ -20,6 +20,7 @@ from bagent.backends.chat_wire import (
 )
 from bagent.backends.failures import from_body_error, shorten
 from bagent.backends.json_text import decode_json, encode_json
+from bagent.backends.usual import UsualPiece, usual_piece
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
 STRAY_LIMIT = 1 << 20
@@ -92,19 +93,29 @@ class StreamReader:
             if line.startswith(b"data:"):
                 self._data(line[5:].strip())
             elif len(line) < 2 and not line.strip():
-                self._end_event()
+                if self._open:
+                    self._end_event()
             else:
                 self._other(line)
 
     def _data(self, data: bytes) -> None:
         if self.done or self.error is not None or not data:
             return
-        if data == b"[DONE]":
-            self._end_event()
-            self.done = True
-            return
         if self._open:
+            if data == b"[DONE]":
+                self._end_event()
+                self.done = True
+                return
             data = self._open + b"\n" + data
+        else:
+            piece = usual_piece(data)
+            text = piece.text if piece is not None else None
+            if piece is not None and text is not None:
+                self._piece(piece, text)
+                return
+            if data == b"[DONE]":
+                self.done = True
+                return
         try:
             body = decode_json(data)
         except ValueError:
@@ -113,6 +124,25 @@ class StreamReader:
         self._open = b""
         if isinstance(body, dict):
             self._event(body)
+
+    def _piece(self, event: UsualPiece, text: str) -> None:
+        """Take an event that holds a piece of the answer and nothing else of note."""
+        if event.usage is not None:
+            self._usage = event.usage
+        if not self._model:
+            self._model = event.model
+        if not self._id:
+            self._id = event.id
+        self.pieces += 1
+        self._seen_content = True
+        if not text:
+            return
+        self.deltas += 1
+        if self.first_answer is None:
+            self.first_answer = self._clock()
+            if self.first_token is None:
+                self.first_token = self.first_answer
+        self._text.append(text)
 
     def _end_event(self) -> None:
         """The empty line after an event, which by then is JSON or never will be."""

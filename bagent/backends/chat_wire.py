@@ -15,6 +15,7 @@ import msgspec
 from bagent.backends.failures import from_body_error, shorten
 from bagent.backends.json_text import decode_json, encode_json
 from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.backends.usual import usual_reply
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
 _LIMIT_KEYS = ("max_tokens", "max_completion_tokens")
@@ -153,6 +154,22 @@ def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Rep
 
     Of several choices it is the one with index 0; where it is not clear which that is, none.
     """
+    usual = usual_reply(raw)
+    if usual is not None:
+        choice = usual.choices[0]
+        return Reply(
+            text=usual.text,
+            finish_reason=finish_word(choice.finish_reason),
+            model=usual.model,
+            usage=usual.counts,
+            ttft_ms=None if usual.metrics is None else server_ttft({"metrics": usual.metrics}),
+            logprobs=choice.logprobs,
+            request_id=usual.id,
+        )
+    return _read_patiently(raw, content_type, headers)
+
+
+def _read_patiently(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
     try:
         body = decode_json(raw)
         failure = from_body_error(body, headers)

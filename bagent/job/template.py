@@ -20,6 +20,7 @@ from bagent.job.jinja import (
 )
 from bagent.job.names import ROW, Chain, Names, Use, forbidden, names_of
 from bagent.job.origin import Origin
+from bagent.job.plain_fields import PlainFields, plain_fields
 from bagent.job.words import did_you_mean, near
 
 _TAG = re.compile(r"\{\{|\{%|\{#")
@@ -62,6 +63,7 @@ class Template:
         self.where = where
         self._origin = origin
         self.constant: str | None = text if _TAG.search(text) is None else None
+        self._plain: PlainFields | None = None
         self.names = Names(frozenset(), (), frozenset(), False, ())
         if self.constant is None:
             self._compile()
@@ -84,6 +86,10 @@ class Template:
         """
         if self.constant is not None:
             return self.constant
+        if self._plain is not None and not extra:
+            text = self._plain.fill(data)
+            if text is not None:
+                return text
         try:
             context = self._context(ENVIRONMENT, self._scope(data, extra), None, {}, None)
             if self._loops:
@@ -139,6 +145,7 @@ class Template:
         self._context = ENVIRONMENT.context_class
         self._loops = next(tree.find_all((nodes.For, nodes.Macro)), None) is not None
         self._helpers = {name: HELPERS[name] for name in self.names.helpers}
+        self._plain = plain_fields(tree)
         if _only_text(tree):
             self.constant = "".join(self._root(self._context(ENVIRONMENT, {}, None, {}, None)))
 

@@ -150,6 +150,7 @@ class OpenRun:
         part = None if self.part == "all" else self.part
         if self.last is not None:
             return self.last.counts(self.path, part)
+        self.journal.save_index()
         index = load_index(self.path, part, Policy(), report=lambda _: None)
         statuses = index.statuses
         total = sum(statuses.values())

@@ -216,6 +216,11 @@ class Journal:
                 self._new_files = False
                 _sync_directory(self.path)
 
+    def save_index(self) -> None:
+        """Bring the index of the open segment beside it, so that nobody need read its lines."""
+        if self._rows.descriptor >= 0:
+            self._index.save()
+
     def read_at(self, location: int) -> Outcome:
         """The outcome at a location of this part's journal.
 

@@ -313,3 +313,24 @@ FIELDS = [
 @pytest.mark.parametrize(("text", "fields"), FIELDS)
 def test_the_fields_that_a_template_uses_are_known(text, fields):
     assert template(text).fields == (None if fields is None else frozenset(fields))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ text }}",
+        "100 % of {{ text }}, {{ whole }}\n",
+        "{{ big }}{{ n }}{{ yes }}{{ f }}{{ nan }}",
+        "{# said #}{{ items }} {{ html }}{{u}}",
+        "%s {{ price }} %(x)s {{ day }}",
+        "{{ range }} of {{ objects }}",
+    ],
+)
+def test_fields_between_texts_come_out_as_jinja_has_them(text):
+    # What comes after the fields keeps the template from being a plain one.
+    assert render(text) == render(text + "{{ '' ~ '' }}")
+
+
+def test_a_missing_field_between_texts_is_named():
+    assert failure("a {{ text }} b {{ gone }}") == "prompt.user: the row has no field gone"
+    assert render("{{ gone }}", {}, {"gone": 1}) == "1"
