@@ -38,6 +38,7 @@ class Connection(asyncio.Protocol):
         "headed",
         "idle_since",
         "kept",
+        "loop",
         "parser",
         "status",
         "transport",
@@ -80,6 +81,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop once the connection stands."""
+        self.loop = asyncio.get_running_loop()
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
@@ -243,9 +245,9 @@ async def arrival(connection: Connection) -> None:
     """Wait for something new; raises what the connection ended with."""
     if connection.error is not None:
         raise connection.error
-    connection.waiter = asyncio.get_running_loop().create_future()
+    connection.waiter = waiter = connection.loop.create_future()
     try:
-        await connection.waiter
+        await waiter
     finally:
         connection.waiter = None
     if connection.error is not None and not connection._chunks:

@@ -30,6 +30,9 @@ _EYEBALLS = 0.25
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 """A dead host is noticed within two minutes, however long an answer takes."""
 
+_MOST_LIMITS = 64
+"""So many time limits are kept though no request has them."""
+
 _BAD_IN_HEAD = ("\r", "\n", "\0")
 
 OPENED: ContextVar[bool] = ContextVar("bagent_opened", default=False)
@@ -78,6 +81,49 @@ class _Target:
             self.head += b"Content-Length: "
 
 
+class _Limit:
+    """The requests that have the same time limit, the oldest first: one timer looks at them all.
+
+    A timer of its own for each request would cost more than what it guards against ever does.
+    """
+
+    def __init__(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._seconds = seconds
+        self._loop = loop
+        self._due: dict[Connection, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, connection: Connection, now: float) -> None:
+        """A request begins now."""
+        self._due[connection] = due = now + self._seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(due, self._look)
+
+    def end(self, connection: Connection) -> None:
+        """It is over."""
+        self._due.pop(connection, None)
+
+    @property
+    def used(self) -> bool:
+        """Whether a request has it, or had it lately."""
+        return self._timer is not None
+
+    def close(self) -> None:
+        """Look at nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for connection, due in list(self._due.items()):
+            if due > now:
+                self._timer = self._loop.call_at(due, self._look)
+                return
+            del self._due[connection]
+            connection.fail(TimeoutError())
+
+
 class PlainPool:
     """Connections to plain HTTP endpoints, kept open for ``idle_seconds``; for one event loop."""
 
@@ -88,6 +134,7 @@ class PlainPool:
         self._targets: dict[tuple[Endpoint, str], _Target] = {}
         self._names: dict[tuple[str, int], tuple[float, list[Any]]] = {}
         self._reaper: asyncio.TimerHandle | None = None
+        self._limits: dict[float, _Limit] = {}
 
     @staticmethod
     def serves(endpoint: Endpoint, url: str) -> bool:
@@ -159,6 +206,15 @@ class PlainPool:
                 del self._idle[place]
         self._reaper = loop.call_later(1.0, self._reap, loop) if self._idle else None
 
+    def limit(self, seconds: float) -> _Limit:
+        """What ends requests after ``seconds``."""
+        found = self._limits.get(seconds)
+        if found is None:
+            if len(self._limits) >= _MOST_LIMITS:
+                self._limits = {s: limit for s, limit in self._limits.items() if limit.used}
+            found = self._limits[seconds] = _Limit(seconds, asyncio.get_running_loop())
+        return found
+
     async def connect(self, target: _Target) -> Connection:
         """A new connection.
 
@@ -200,6 +256,9 @@ class PlainPool:
         if self._reaper is not None:
             self._reaper.cancel()
             self._reaper = None
+        for limit in self._limits.values():
+            limit.close()
+        self._limits.clear()
         for connection in (*self._busy, *(c for idle in self._idle.values() for c in idle)):
             if connection.transport is not None:
                 connection.transport.abort()
@@ -220,7 +279,8 @@ class Posting:
         "_body",
         "_connection",
         "_expiry",
-        "_late",
+        "_limit",
+        "_loop",
         "_pool",
         "_target",
         "_timeouts",
@@ -233,19 +293,24 @@ class Posting:
         self._timeouts = timeouts
         self._connection: Connection | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._limit: _Limit | None = None
 
     async def __aenter__(self) -> PlainResponse:
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         began = loop.time()
+        total = self._timeouts.total
         connection = self._pool.take(self._target, began)
-        if connection is None:
+        if connection is not None:
+            if total is not None:
+                self._limit = self._pool.limit(total)
+                self._limit.begin(connection, began)
+        else:
             OPENED.set(True)
             connection = await self._connected()
+            if total is not None:  # it began some time ago: not the last of those with its limit
+                self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())
         self._connection = connection
         try:
-            total = self._timeouts.total
-            if total is not None:
-                self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())
             body = self._body
             if self._target.has_body:
                 connection.send(b"%b%d\r\n\r\n" % (self._target.head, len(body)), body)
@@ -275,9 +340,11 @@ class Posting:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end(asyncio.get_running_loop().time())
+        self._end(self._loop.time())
 
     def _end(self, now: float) -> None:
+        if self._limit is not None and self._connection is not None:
+            self._limit.end(self._connection)
         if self._expiry is not None:
             self._expiry.cancel()
         if self._connection is not None:

@@ -133,16 +133,21 @@ class StreamStalled(TimeoutError):
 class Patience:
     """The limits of a streamed answer: until its first piece, then between two pieces.
 
-    An asynchronous context around the whole request.
+    An asynchronous context around the whole request. A piece only moves the moment at which the
+    limit is over; the timer looks there when it is due, and is not set anew for each piece.
 
     Raises:
         StreamStalled: one of the limits was over; its words say which.
     """
 
     def __init__(self, first_token: float | None, idle: float | None) -> None:
+        self._first = first_token
         self._idle = idle
         self._words = f"sent no first token within {first_token or 0:g} s"
-        self._limit = asyncio.timeout(first_token)
+        self._due: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._over = False
 
     def went_on(self) -> None:
         """A piece of the answer came."""
@@ -158,11 +163,38 @@ class Patience:
         self._wait(None)
 
     def _wait(self, seconds: float | None) -> None:
-        now = asyncio.get_running_loop().time()
-        self._limit.reschedule(None if seconds is None else now + seconds)
+        if seconds is None:
+            self._due = None
+            return
+        self._due = due = self._loop.time() + seconds
+        if self._timer is None or due < self._timer_due:
+            self._set_timer(due)
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        """The timer is due; the limit may have moved since it was set."""
+        self._timer = None
+        due = self._due
+        if due is None:
+            return
+        if self._loop.time() < due:
+            self._set_timer(due)
+            return
+        self._over = True
+        self._task.cancel()
 
     async def __aenter__(self) -> Patience:
-        await self._limit.__aenter__()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._loop = asyncio.get_running_loop()
+        self._wait(self._first)
         return self
 
     async def __aexit__(
@@ -171,9 +203,12 @@ class Patience:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            await self._limit.__aexit__(kind, error, trace)
-        except TimeoutError:
+        self._due = None
+        if self._timer is not None:
+            self._timer.cancel()
+        # As asyncio.timeout does it: a cancellation from elsewhere goes on.
+        own = self._over and self._task.uncancel() <= self._cancelling
+        if own and kind is asyncio.CancelledError:
             raise StreamStalled(self._words) from None
 
 

@@ -46,6 +46,22 @@ def test_the_whole_answer_is_waited_for_no_longer_than_total(fs):
     assert fs.requests[0].cancelled
 
 
+def test_total_bounds_each_request_of_a_kept_open_connection(fs):
+    fs.set_script({"r1": [ok()], "r2": [hang()], "r3": [hang()]})
+
+    async def main():
+        limits = Timeouts(total=LIMIT)
+        async with backend() as found:
+            to = endpoint(fs.url)
+            await asyncio.gather(*(found.send(to, [request("r1")], limits) for _ in range(2)))
+            first = asyncio.create_task(found.send(to, [request("r2")], limits))
+            await asyncio.sleep(LIMIT / 2)
+            return [await found.send(to, [request("r3")], limits), await first]
+
+    for exchange in asyncio.run(main()):
+        late(exchange, "no whole answer from here within 0.3 s")
+
+
 def test_total_bounds_a_body_that_trickles():
     async def trickle(reader, writer):
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")

@@ -161,3 +161,41 @@ def test_patience_ends_with_its_own_words():
     for lifted in (False, True):
         with pytest.raises(StreamStalled, match=r"sent nothing more for 0\.02 s"):
             asyncio.run(main(lifted))
+
+
+def test_patience_looks_again_where_pieces_came_since_its_timer_was_set():
+    async def main():
+        async with Patience(0.05, 0.05) as patience:
+            for _ in range(4):
+                await asyncio.sleep(0.02)
+                patience.went_on()
+            patience.ends_soon(0.01)  # earlier than the timer: it is set anew
+            await asyncio.sleep(60)
+
+    with pytest.raises(StreamStalled, match=r"sent nothing more for 0\.05 s"):
+        asyncio.run(main())
+
+
+def test_patience_that_is_over_ends_nothing_later():
+    async def main():
+        async with Patience(0.01, 0.01) as patience:
+            patience.went_on()
+        await asyncio.sleep(0.03)
+        return "on"
+
+    assert asyncio.run(main()) == "on"
+
+
+def test_a_cancellation_of_somebody_else_is_no_lack_of_patience():
+    async def wait():
+        async with Patience(5.0, 5.0):
+            await asyncio.sleep(60)
+
+    async def main():
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert asyncio.run(main())
