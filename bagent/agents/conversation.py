@@ -21,7 +21,7 @@ from bagent.answers.sanitize import clean_text
 from bagent.backends.request import Request, encode_payload
 from bagent.fleet.call import Call, Delivery
 from bagent.job.template import TemplateFailure
-from bagent.types import Failure, Message, Outcome, Reply, Row, Usage
+from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
 
 _Number = TypeVar("_Number", int, float)
 
@@ -116,10 +116,8 @@ class Conversation:
     def _own_body(self) -> Request | None:
         data = self.row.data
         body, url = data.get("body"), str(data.get("url") or "/v1/chat/completions")
-        if not isinstance(body, dict) or not url.endswith(("/chat/completions", "/completions")):
-            words = (
-                f"a batch line for {url} can not be sent" if isinstance(body, dict) else "no body"
-            )
+        words = _not_to_be_sent(body, url)
+        if words is not None:
             self._end("bad_input", Failure("bad_input", words))
             return None
         path = "/chat/completions" if url.endswith("/chat/completions") else "/completions"
@@ -161,7 +159,7 @@ class Conversation:
 
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
         """Judge a reply: end the row, ask again, or have the fleet send it again."""
-        verdict = judge(reply, self.plan.schema)
+        verdict = judge(reply, self.plan.schema, tools=self.plan.offers_tools)
         self._last, self._verdict = reply, verdict
         self._note(delivery)
         self._add_usage(reply.usage, text_bytes(call.request.payload))
@@ -344,6 +342,17 @@ class Conversation:
             outcome.error = verdict.error
         if verdict.text is not None:
             outcome.output_sha256 = hashlib.sha256(verdict.text.encode()).hexdigest()
+
+
+def _not_to_be_sent(body: Json, url: str) -> str | None:
+    """Why a line of a batch file is no request that can be sent, None where it is one."""
+    if not isinstance(body, dict):
+        return "no body"
+    if not url.endswith(("/chat/completions", "/completions")):
+        return f"a batch line for {url} can not be sent"
+    if body.get("n") not in (None, 1):
+        return "n in its body: a line has one answer (write the line once for each of them)"
+    return None
 
 
 _IMAGE = re.compile(rb'"data:image/[^"]*"')

@@ -73,6 +73,11 @@ class StagePlan(msgspec.Struct, eq=False):
         self._count += 1
         return self._count % STREAM_EVERY == 1
 
+    @property
+    def offers_tools(self) -> bool:
+        """Whether requests name tools that nobody here runs, so that calls of them are answers."""
+        return self.own_bodies or "tools" in self.settings.extra
+
     def request_hash(self, payload: bytes, max_tokens: int | None, seed: int | None) -> int:
         """64 bits that name the exact request: settings, prompt, limit and seed."""
         if not self._settings_hash:

@@ -51,9 +51,10 @@ class Verdict(msgspec.Struct, frozen=True):
     ``status`` is ``ok``, ``invalid``, ``truncated``, ``refused`` or ``failed``; ``error_kind``,
     ``error`` (one line) and ``passing`` (the same request may do better) are set where it is not
     ``ok``. ``output`` is the validated value as compact JSON and ``value`` the same decoded: set
-    only for ``ok`` with a schema. ``text`` is the answer's text without leading thinking, valid
-    UTF-8, None where there was none; ``reasoning`` is the thinking. ``how`` says how the value
-    stood in the text. ``violations`` are the validator's words, for a re-ask.
+    only for ``ok`` with a schema, or with calls of tools that the request itself offered, as
+    ``{"tool_calls": [...]}`` in OpenAI's form. ``text`` is the answer's text without leading
+    thinking, valid UTF-8, None where there was none; ``reasoning`` is the thinking. ``how`` says
+    how the value stood in the text. ``violations`` are the validator's words, for a re-ask.
     """
 
     status: Status
@@ -68,12 +69,14 @@ class Verdict(msgspec.Struct, frozen=True):
     violations: tuple[str, ...] = ()
 
 
-def judge(reply: Reply, schema: OutputSchema | None) -> Verdict:
+def judge(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) -> Verdict:
     """Return what ``reply`` is worth, with ``schema`` or, where that is None, as text.
 
-    A reply with tool calls and no text is ``ok`` without output where no schema is asked for:
-    whoever offers tools looks at ``reply.tool_calls`` first. Without a schema ``output`` is None
-    and ``text`` holds the answer.
+    Args:
+        reply: what the endpoint said.
+        schema: what the answer must fit.
+        tools: whether the request offers tools of its own, whose calls are an answer. Who runs
+            tools looks at ``reply.tool_calls`` first; nobody else asked for calls.
     """
     reason = (reply.finish_reason or "").lower()
     if reason in CUT_ENDS or (reply.refusal or "").strip() or reason not in GOOD_ENDS:
@@ -90,8 +93,10 @@ def judge(reply: Reply, schema: OutputSchema | None) -> Verdict:
             )
     parted = _parted(reply)
     if not parted.text:
-        return _without_text(reply, schema, parted)
+        return _without_text(reply, schema, parted, tools)
     if schema is None:
+        if tools and reply.tool_calls:
+            return _calls(reply, parted)
         return Verdict("ok", text=parted.text, reasoning=parted.reasoning)
     return _with_schema(clean_text(text or ""), schema, parted)
 
@@ -131,10 +136,34 @@ def _invalid(error: str, violations: list[str], parted: Split) -> Verdict:
     )
 
 
-def _without_text(reply: Reply, schema: OutputSchema | None, parted: Split) -> Verdict:
+def _calls(reply: Reply, parted: Split) -> Verdict:
+    """Calls of tools as the answer, in the form in which OpenAI's API has them in a message."""
+    value = {
+        "tool_calls": [
+            {
+                "id": clean_text(call.id),
+                "type": "function",
+                "function": {
+                    "name": clean_text(call.name),
+                    "arguments": clean_text(call.arguments),
+                },
+            }
+            for call in reply.tool_calls
+        ]
+    }
+    output = msgspec.Raw(msgspec.json.encode(value))
+    text = parted.text or None
+    return Verdict("ok", output=output, value=value, text=text, reasoning=parted.reasoning)
+
+
+def _without_text(reply: Reply, schema: OutputSchema | None, parted: Split, tools: bool) -> Verdict:
     """A good end without an answer."""
     if reply.tool_calls and schema is None:
-        return Verdict("ok", reasoning=parted.reasoning)
+        if tools:
+            return _calls(reply, parted)
+        names = ", ".join(dict.fromkeys(call.name for call in reply.tool_calls))
+        words = f"a call of a tool that was not offered ({shorten(clean_text(names), 60)})"
+        return _failure("failed", "bad_response", words, parted, passing=True)
     if reply.tool_calls:
         words = "a tool call in place of the JSON answer"
         return _invalid(words, [words], parted)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.types import Outcome
+from bagent.types import Json, Outcome
 
 _STATUS = re.compile(r"HTTP (\d{3})")
 _LINE_ID = "batch_req_"
@@ -27,7 +27,7 @@ def batch_line(outcome: Outcome) -> bytes:
         "error": None,
     }
     code = _STATUS.search(outcome.error or "")
-    if outcome.finish_reason is not None and outcome.text is not None:
+    if outcome.finish_reason is not None and (outcome.text is not None or _calls(outcome)):
         line["response"] = _response(200, outcome, _completion(outcome))
     elif code is not None:
         error = {"message": outcome.error, "type": outcome.error_kind, "code": outcome.error_kind}
@@ -41,8 +41,20 @@ def _response(status: int, outcome: Outcome, body: dict[str, Any]) -> dict[str, 
     return {"status_code": status, "request_id": outcome.group or outcome.key, "body": body}
 
 
+def _calls(outcome: Outcome) -> list[Json]:
+    """The calls of tools that are a row's answer, empty for any other answer."""
+    if outcome.output is None or b'"tool_calls"' not in bytes(outcome.output):
+        return []
+    value = msgspec.json.decode(outcome.output)
+    calls = value.get("tool_calls") if isinstance(value, dict) and len(value) == 1 else None
+    return calls if isinstance(calls, list) else []
+
+
 def _completion(outcome: Outcome) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": outcome.text}
+    calls = _calls(outcome)
+    if calls:
+        message["tool_calls"] = calls
     if outcome.reasoning is not None:
         message["reasoning"] = outcome.reasoning
     if outcome.status == "refused":
@@ -57,6 +69,8 @@ def _completion(outcome: Outcome) -> dict[str, Any]:
             "total_tokens": (prompt or 0) + (completion or 0) if known else None,
         }
     choice = {"index": 0, "message": message, "finish_reason": outcome.finish_reason}
+    if outcome.logprobs is not None:
+        choice["logprobs"] = outcome.logprobs
     return {
         "id": f"chatcmpl-{outcome.key}",
         "object": "chat.completion",

@@ -285,9 +285,29 @@ def test_deep_answer_is_invalid_not_a_crash():
     assert verdict.status == "invalid" and "200 levels" in verdict.error
 
 
-def test_tool_calls_without_text():
-    assert judge(Reply(None, "tool_calls", tool_calls=TOOL), None) == Verdict("ok")
-    assert judge(Reply("", "stop", tool_calls=TOOL), None).status == "ok"
+def test_tool_calls_are_an_answer_where_the_request_offers_tools():
+    for text, kept in ((None, None), ("", None), ("Let me see.", "Let me see.")):
+        verdict = judge(Reply(text, "tool_calls", tool_calls=TOOL), None, tools=True)
+        assert (verdict.status, verdict.text) == ("ok", kept)
+        assert verdict.value == msgspec.json.decode(verdict.output)
+        (call,) = verdict.value["tool_calls"]
+        assert call["function"] == {"name": TOOL[0].name, "arguments": TOOL[0].arguments}
+
+
+def test_tool_calls_that_nobody_asked_for_are_no_answer():
+    for text in (None, "", " "):
+        verdict = judge(Reply(text, "tool_calls", tool_calls=TOOL), None)
+        assert (verdict.status, verdict.error_kind, verdict.passing) == (
+            "failed",
+            "bad_response",
+            True,
+        )
+        assert f"a tool that was not offered ({TOOL[0].name})" in verdict.error
+    beside = judge(Reply("It is 5.", "stop", tool_calls=TOOL), None)
+    assert (beside.status, beside.text, beside.output) == ("ok", "It is 5.", None)
+
+
+def test_tool_calls_do_not_fit_a_schema_and_do_not_mend_a_cut():
     asked = judge(Reply(None, "tool_calls", tool_calls=TOOL), ANYTHING)
     assert (asked.status, asked.error_kind) == ("invalid", "schema")
     assert "tool call" in asked.error

@@ -18,9 +18,10 @@ from bagent.runs.prepare import prepare
 from bagent.store.owner import Owner, Renewer, owner_path, read_owner
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, write_job
-from support.replies import echo, error_body, gated, ok, status
+from support.replies import echo, error_body, gated, ok, ok_tools, status, tool_call
 
 RUN = ["run", "job.yaml", "--progress", "plain"]
+BATCH_RESULTS = ["results", "--format", "openai-batch"]
 NO_TABLES = {"duckdb": False, "parquet": False}
 
 
@@ -61,19 +62,51 @@ def test_failures_of_an_ended_run_are_taken_up_also_after_a_start_that_stopped(f
     assert results_by_id(job_dir)["r2"]["text"] == "now"
 
 
-def test_a_batch_line_keeps_the_model_that_it_names(fs, job_dir, bagent):
-    def line(name: str, body: dict) -> bytes:
-        body = {**body, "messages": [{"role": "user", "content": f"id={name} hello"}]}
-        entry = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
-        return msgspec.json.encode(entry)
+def batch_entry(name: str, body: dict) -> bytes:
+    body = {**body, "messages": [{"role": "user", "content": f"id={name} hello"}]}
+    entry = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+    return msgspec.json.encode(entry)
 
+
+def test_a_batch_line_keeps_the_model_that_it_names(fs, job_dir, bagent):
     fs.set_script({"*": [echo()]})
-    lines = [line("r1", {"model": "fine-tuned-7"}), line("r2", {})]
+    lines = [batch_entry("r1", {"model": "fine-tuned-7"}), batch_entry("r2", {})]
     (job_dir / "batch.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     done = bagent(["run", "batch.jsonl", "--backend", fs.url, "--progress", "plain"])
     assert done.code == 0, done.err
     assert fs.of("r1")[0].body["model"] == "fine-tuned-7"
     assert fs.of("r2")[0].body["model"] == "fake-model"
+
+
+def test_a_batch_line_may_offer_tools_and_gets_their_calls(fs, job_dir, bagent):
+    call = tool_call("weigh", '{"kg": 3}')
+    fs.set_script({"r1": [ok_tools(call)], "*": [ok_tools(call, text="Both.")]})
+    body = {"tools": [{"type": "function", "function": {"name": "weigh"}}]}
+    lines = [batch_entry("r1", body), batch_entry("r2", body), batch_entry("r3", {"n": 2})]
+    (job_dir / "batch.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    done = bagent(["run", "batch.jsonl", "--backend", fs.url, "--progress", "plain"])
+    assert done.code == 1, done.err
+    found = {line["custom_id"]: line for line in bagent(BATCH_RESULTS).lines()}
+    for name, text in (("r1", None), ("r2", "Both.")):
+        (choice,) = found[name]["response"]["body"]["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"] == {"role": "assistant", "content": text, "tool_calls": [call]}
+    assert "one answer" in found["r3"]["error"]["message"]
+    assert fs.count("r3") == 0
+
+
+def test_a_job_may_pass_tools_on_and_else_wants_an_answer(fs, job_dir, bagent):
+    call = tool_call("weigh", '{"kg": 3}')
+    fs.set_script({"r1": [ok_tools(call), ok("3 kg")], "r2": [ok("2 kg")]})
+    write_job(job_dir, fs.url, 2, results=NO_TABLES)
+    assert bagent(RUN).code == 0
+    assert results_by_id(job_dir)["r1"]["text"] == "3 kg"
+    fs.set_script({"*": [ok_tools(call)]})
+    tools = {"tools": [{"type": "function", "function": {"name": "weigh"}}]}
+    write_job(job_dir, fs.url, 1, results=NO_TABLES, sampling={"extra": tools})
+    assert bagent([*RUN, "--fresh"]).code == 0
+    row = results_by_id(job_dir)["r1"]
+    assert (row["status"], row["output"]) == ("ok", {"tool_calls": [call]})
 
 
 def test_a_hostfile_address_that_is_none_is_refused_with_its_line(job_dir, bagent):
