@@ -1,12 +1,15 @@
 """One process in front of thousands of SIMULATED endpoints: loop lag, memory, rows a second, CPU.
 
-    python benchmarks/many_endpoints.py [--endpoints 4000] [--arms single,lists] [--out FILE]
+    python benchmarks/many_endpoints.py [--endpoints 4000] [--arms single,lists] [--workers N]
+        [--out FILE]
 
 The endpoints are those of ``bagent sim``, some thousand ports in each of a few processes. Arms:
 ``single``, 3 calls for each endpoint, and ``lists``, 64 rows for each in lists of 64, both by
 ``bagent run`` with everything on but tables. Lag is how late a timer of 10 ms fires on the run's
 own event loop; ``own`` is the CPU time that the loop's thread used since the timer before, less
 what fits into 10 ms: it leaves out what other work on the machine took.
+With ``--workers`` the rows are shared out among so many processes: CPU is then that of all, memory
+that of the largest, and lag is not looked at.
 """
 
 from __future__ import annotations
@@ -102,10 +105,35 @@ def client(job: str, out: str) -> None:
     print(json.dumps(found))
 
 
-def measure(arm: str, folder: Path, hosts: list[str]) -> dict:
+def several(job: str, out: str, workers: int) -> dict:
+    """The run in processes of its own: what all of them took."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    command = [*BAGENT, "run", job, "-o", out, "--progress", "none", "--workers", str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return {
+        "workers": workers,
+        "wall_s": round(time.perf_counter() - began, 1),
+        "cpu_s": round(used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime, 2),
+        "largest_rss_mb": round(used.ru_maxrss / 1024),
+    }
+
+
+def alone(job: str, out: str) -> dict:
+    """The run in one process, watched."""
+    command = [sys.executable, __file__, "--client", job, out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout:
+        raise SystemExit(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(arm: str, folder: Path, hosts: list[str], workers: int) -> dict:
     each, batching = ARMS[arm]
     count = each * len(hosts)
-    rows, out = folder / f"{arm}.jsonl", folder / f"run-{arm}"
+    rows, out = folder / f"{arm}.jsonl", folder / f"run-{arm}-{workers}"
     with rows.open("w") as file:
         for number in range(count):
             file.write(f'{{"id":{number},"text":"Tell of number {number}."}}\n')
@@ -123,12 +151,9 @@ def measure(arm: str, folder: Path, hosts: list[str]) -> dict:
     }
     path = folder / f"{arm}.yaml"
     path.write_text(json.dumps(job))
-    command = [sys.executable, __file__, "--client", str(path), str(out)]
     load = os.getloadavg()[0]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not done.stdout:
-        raise SystemExit(done.stderr[-3000:])
-    found = json.loads(done.stdout.splitlines()[-1])
+    asked = str(path), str(out)
+    found = several(*asked, workers) if workers > 1 else alone(*asked)
     per_endpoint: dict[str, int] = {}
     ok, starts, ends = 0, [], []
     for file in (out / "journal").glob("rows-*.jsonl"):
@@ -158,6 +183,7 @@ def main_all() -> None:
     parser.add_argument("--endpoints", type=int, default=4000)
     parser.add_argument("--arms", default="single,lists")
     parser.add_argument("--port", type=int, default=21000)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--client", nargs=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -170,7 +196,7 @@ def main_all() -> None:
         processes, hosts = start(folder, options.endpoints, options.port)
         try:
             for arm in options.arms.split(","):
-                runs.append(measure(arm, folder, hosts))
+                runs.append(measure(arm, folder, hosts, options.workers))
                 print(json.dumps(runs[-1]), flush=True)
         finally:
             for process in processes:

@@ -27,8 +27,8 @@ from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 __all__ = ["Fleet", "FleetConfig"]
 
 
-STARTED_AT_ONCE = 128
-"""Requests that start in one turn of the event loop, so that answers do not wait for thousands."""
+STARTED_AT_ONCE, ROWS_LIKE_ONE = 128, 8
+"""Requests that start in one turn of the event loop, and rows that count as one more of them."""
 
 PASSED_AT_ONCE = 32
 """So many endpoints are asked in vain before what is in flight is waited for: of thousands, most
@@ -290,7 +290,7 @@ class Fleet:
                 call.waited_ms += (now - call.ready_at) * 1000
         if not self._started:
             core.loop.call_soon(self._next_turn)
-        self._started += 1
+        self._started += 1 + size // ROWS_LIKE_ONE
         state.cold = False
         state.in_flight += size
         state.turns += size / state.weight

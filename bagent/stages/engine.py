@@ -20,6 +20,9 @@ from bagent.types import PASSING_KINDS, Outcome, Row
 MOST_FOLLOWERS = 10_000
 """Rows that may wait for equal requests in flight: it bounds memory."""
 
+BEGUN_AT_ONCE = 32
+"""Rows begun in one turn of the event loop, so that answers do not wait for a whole batch."""
+
 OPEN_PER_SLOT = 8
 """Agents that may be open for each row that the fleet may have in flight: those that wait for a
 tool hold no slot, and this bounds what they take of memory."""
@@ -80,7 +83,8 @@ class Engine:
                 await self._gate()
             for row, answers in batch:
                 for answer in answers:
-                    await self._fleet.room()
+                    if not self._fleet.roomy:
+                        await self._fleet.room()
                     while self._sharing.waiting > MOST_FOLLOWERS:
                         self._no_followers.clear()
                         await self._no_followers.wait()
@@ -89,6 +93,8 @@ class Engine:
                         await self._one_over.wait()
                     self._begun += 1
                     self._begin(row, answer)
+                    if self._begun % BEGUN_AT_ONCE == 0:
+                        await asyncio.sleep(0)
         if self._alone:
             self._fleet.expect(False)
             await self._fleet.idle()
