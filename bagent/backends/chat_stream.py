@@ -23,6 +23,9 @@ from bagent.backends.json_text import decode_json, encode_json
 from bagent.backends.usual import UsualPiece, usual_piece
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
+_LASTING_ENDS = ("length", "content_filter")
+"""Ends that a later "stop" does not mend: some servers close every stream with one."""
+
 STRAY_LIMIT = 1 << 20
 """Bytes kept of a body that turns out to be no event stream."""
 
@@ -225,7 +228,8 @@ class StreamReader:
             self._ends(choice["finish_reason"])
 
     def _ends(self, reason: Json) -> None:
-        self._finish = finish_word(reason)
+        if self._finish not in _LASTING_ENDS:
+            self._finish = finish_word(reason)
         if self._finish in ("tool_calls", "stop"):
             self._calls.tell_rest()
 

@@ -6,7 +6,6 @@ llama.cpp's server add to it or leave out of it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -316,8 +315,12 @@ def read_usage(value: Json) -> Usage:
     )
 
 
+LARGEST_COUNT = 1 << 53
+"""Above it a count of tokens is a fault of the server, and no column can hold it."""
+
+
 def _count(value: Json, name: str) -> int | None:
     number = value.get(name) if isinstance(value, dict) else None
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
-    return int(number) if number >= 0 and math.isfinite(number) else None
+    return int(number) if 0 <= number <= LARGEST_COUNT else None

@@ -23,7 +23,9 @@ TEXT_LIMIT = 500
 _OVERFLOW = re.compile(
     r"maximum context length|context[ _]length|context window|exceeds? the (available )?context"
     r"|prompt is too long|input is too long|too many (input )?tokens|max_model_len"
-    r"|longer than the model|exceed_context",
+    r"|longer than the model|exceed_context|context_?window_?exceeded"
+    r"|(input|prompt)( tokens?)? (count|length)\b.{0,60}\bexceed|maximum (input|prompt) length"
+    r"|`?max_new_tokens`? must be <=|reduce the length of the (messages|prompt|input)",
     re.IGNORECASE,
 )
 _FILTERED = re.compile(r"content[ _](filter|policy|management)|safety (system|filter)", re.I)

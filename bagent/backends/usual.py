@@ -13,7 +13,7 @@ import msgspec
 
 from bagent.types import Json, Usage
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _NoText = Annotated[str, msgspec.Meta(max_length=0)]
 _NoItems = Annotated[list[Json], msgspec.Meta(max_length=0)]
 

@@ -294,6 +294,16 @@ def test_finish_reasons_take_openais_words_and_unknown_ones_stay():
         assert isinstance(read(delta("a"), delta(finish=sent)), Failure)
 
 
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "content_filter"])
+def test_a_stop_that_follows_does_not_mend_a_cut(reason):
+    lasting = read(delta("a", finish=reason)).finish_reason
+    for later in ("stop", "abort", None):
+        assert (
+            read(delta("a"), delta(finish=reason), delta("", finish=later)).finish_reason == lasting
+        )
+    assert read(delta("a", finish="stop"), delta(finish=reason)).finish_reason == lasting
+
+
 def test_other_choices_are_not_mixed_in():
     stream = [
         delta("b", index=1),

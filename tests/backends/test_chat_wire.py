@@ -66,6 +66,7 @@ def test_a_text_completion_is_read_too():
         ({"prompt_tokens": True, "completion_tokens": "3"}, Usage()),
         ({"prompt_tokens": float("nan"), "completion_tokens": float("inf")}, Usage()),
         ({"prompt_tokens": -1, "completion_tokens": 0}, Usage(completion=0)),
+        ({"prompt_tokens": 10**30, "completion_tokens": 1e300}, Usage()),
         ({"prompt_tokens_details": None, "completion_tokens_details": None}, Usage()),
         ({"prompt_tokens_details": {"cached_tokens": None}}, Usage()),
         ({"prompt_tokens_details": {"cached_tokens": 0}}, Usage(cached=0)),
@@ -85,6 +86,8 @@ def test_counts_out_of_range_do_no_harm():
     raw = b'{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}],"usage":'
     reply = read(raw + b'{"prompt_tokens":1e999,"completion_tokens":NaN}}')
     assert (reply.text, reply.usage) == ("a", Usage())
+    reply = read(raw + b'{"prompt_tokens":18446744073709551615,"completion_tokens":1}}')
+    assert (reply.text, reply.usage) == ("a", Usage(completion=1))
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,30 @@ def test_each_servers_errors_are_classified(code, body, kind, passing):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048575).",
+        "Prompt length (9000) exceeds maximum input length (8192)",
+        "This model's maximum prompt length is 131072 but the request contains 140000 tokens.",
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
+        "litellm.ContextWindowExceededError: BadRequestError",
+        "the input length exceeds the context length",
+        "Please reduce the length of the messages or completion.",
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_in_many_words(words):
+    assert status(400, openai(words)).kind == "context_overflow"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["max_new_tokens must be a number", "the length of stop exceeds 4", "input is required"],
+)
+def test_other_words_about_lengths_are_a_plain_refusal(words):
+    assert status(400, openai(words)).kind == "rejected"
+
+
+@pytest.mark.parametrize(
     ("code", "body", "headers", "busy"),
     [
         (429, "", {}, True),
