@@ -24,6 +24,7 @@ from bagent.job.template import TemplateFailure
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
 
 _Number = TypeVar("_Number", int, float)
+_NO_USAGE = Usage()
 
 
 class Conversation:
@@ -74,7 +75,7 @@ class Conversation:
         self._grown = False
         self._shrunk = False
         self._first_valid: bool | None = None
-        self._usage = Usage()
+        self._usage = _NO_USAGE
         self._started: float | None = None
         self._queue_ms = 0.0
         self._delivery: Delivery | None = None
@@ -241,6 +242,9 @@ class Conversation:
         if usage.prompt is not None:
             self.plan.budget.learn(size, usage.prompt)
         old = self._usage
+        if old is _NO_USAGE:
+            self._usage = usage
+            return
         self._usage = Usage(
             prompt=_sum(old.prompt, usage.prompt),
             cached=_sum(old.cached, usage.cached),
@@ -287,6 +291,8 @@ class Conversation:
     # --- the end ------------------------------------------------------------------------------
 
     def _end(self, status: str, failure: Failure | None) -> None:
+        # The call knows its conversation: all of the row would wait for the garbage collector.
+        self._asked = None
         row, delivery, reply, verdict = self.row, self._delivery, self._last, self._verdict
         outcome = Outcome(
             key=self.key,

@@ -210,6 +210,8 @@ def _parted(reply: Reply) -> Split:
     text = clean_text(reply.text or "")
     reasoning = _clean(reply.reasoning)
     parted = split_thinking(text) if reasoning is None else Split(reasoning, text)
+    if parted.reasoning is None and parted.text.strip():
+        return parted
     return parted._replace(
         text=parted.text if parted.text.strip() else "", reasoning=parted.reasoning or None
     )

@@ -44,6 +44,8 @@ class Fleet:
         on_sample: gets the state of an endpoint whenever it changes.
         notice: gets lines for people.
         random: spreads retries.
+
+    ``roomy`` says whether another row may be submitted now.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Fleet:
         self._timer_due = 0.0
         self._parked_wait: float | None = None
         self._room = asyncio.Event()
+        self.roomy = False
         self._idle = asyncio.Event()
         self._note_state()
 
@@ -101,8 +104,8 @@ class Fleet:
         self._waiting.add(call, urgent=urgent)
         if call.give_up_at is not None:
             self._overdue.watch()
-        if self._full:
-            self._note_state()  # the end of a request will pump
+        if self._full or (self._picker.wanted and not urgent and self._picker.waits_on(call)):
+            self._note_state()  # the end of a request will pump, or the timer
         else:
             self._pump(None if call.only is None else self._endpoints.named(call.only))
 
@@ -247,7 +250,7 @@ class Fleet:
         core, waiting = self._core, self._waiting
         now = core.clock()
         waiting.wake(now)
-        self._picker.linger_due = None
+        self._picker.begin()
         self._parked_wait = self._endpoints.unpark(now) if self._endpoints.parked else None
         while first is not None and waiting.is_pinned(first.name) and not self._full:
             group = self._picker.next(first, now)[1] if first.room > 0 else []
@@ -351,20 +354,17 @@ class Fleet:
     def _note_state(self) -> None:
         """Tell whoever waits whether there is room for rows, and whether nothing is left."""
         ready, asleep, in_flight = self._waiting.ready, self._waiting.asleep, self._core.in_flight
-        room = self._room
-        if ready >= self._config.lookahead:
-            room.clear()
-        else:
-            limit, rows = self.limit, in_flight + ready + asleep
-            if ready < max(1, limit) and rows < limit + self._config.lookahead:
-                if not room.is_set():
-                    room.set()
-            else:
-                room.clear()
-        if ready or asleep or in_flight:
-            self._idle.clear()
-        else:
-            self._idle.set()
+        ahead = self._config.lookahead
+        roomy = ready < ahead
+        if roomy:
+            limit = self.limit
+            roomy = (ready < limit or not ready) and in_flight + ready + asleep < limit + ahead
+        if roomy != self.roomy:
+            self.roomy = roomy
+            (self._room.set if roomy else self._room.clear)()
+        idle = not (ready or asleep or in_flight)
+        if idle != self._idle.is_set():
+            (self._idle.set if idle else self._idle.clear)()
 
     # --- one request ------------------------------------------------------------------------
 

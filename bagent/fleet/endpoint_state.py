@@ -56,6 +56,7 @@ class EndpointState:
         weight: float = 1.0,
     ) -> None:
         self.endpoint = endpoint
+        self.name = endpoint.name
         self.limit = limit
         self.account = account or Account(None, None, ALL_TOLD)
         self.weight = weight
@@ -81,11 +82,6 @@ class EndpointState:
         self.signal: LoadSignal | None = None
         self._cool_down = COOL_DOWN
         self._rest = FIRST_REST
-
-    @property
-    def name(self) -> str:
-        """What people see."""
-        return self.endpoint.name
 
     @property
     def usable(self) -> bool:

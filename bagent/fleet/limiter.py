@@ -66,6 +66,7 @@ class InFlightLimit:
         changes: called with the new value and the reason at each change of the value.
 
     Attributes:
+        value: the limit now, in rows; read it only.
         reason: why the limit last changed.
         held: why it may not grow now, None if it may.
     """
@@ -79,6 +80,7 @@ class InFlightLimit:
         changes: Callable[[int, str], None] | None = None,
     ) -> None:
         self._limit = float(max(1, min(start, ceiling)))
+        self.value = int(self._limit)
         self._ceiling = max(1, ceiling if growing else start)
         self._growing = growing
         self._changes = changes
@@ -95,17 +97,12 @@ class InFlightLimit:
         self.reason = "start"
         self.held: str | None = None
 
-    @property
-    def value(self) -> int:
-        """The limit now, in rows."""
-        return int(self._limit)
-
     def succeeded(self, rows: int, in_flight: int) -> None:
         """``rows`` came back well while ``in_flight`` rows (they included) were out."""
         self._lately.append(True)
         self._peak = max(self._peak, in_flight)
         self._round += rows
-        if self._round < int(self._limit):
+        if self._round < self.value:
             return
         self._clean = True
         used = self._peak >= USED_SHARE * self.value
@@ -132,6 +129,7 @@ class InFlightLimit:
     def _set(self, limit: float, reason: str) -> None:
         before = self.value
         self._limit = limit
+        self.value = int(limit)
         self._still = 0
         self.reason = reason
         if self._changes is not None and self.value != before:

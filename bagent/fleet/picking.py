@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from bagent.fleet.call import Call
 from bagent.fleet.core import Core
@@ -27,8 +27,10 @@ SAMPLES = 8
 class Picker:
     """Forms groups.
 
-    ``linger_due`` is when a group that waits for company should go without. ``crowded`` says that
-    the endpoint looked at last should finish more before it takes another group.
+    ``linger_due`` is when a group that waits for company should go without; it goes at once when
+    ``wanted`` rows are ready, where that is known (else 0), and rows of its ``kind`` can join it.
+    ``crowded`` says that the endpoint looked at last should finish more before it takes another
+    group.
     """
 
     def __init__(self, core: Core) -> None:
@@ -38,6 +40,21 @@ class Picker:
         self._home: EndpointState | None = None
         self.crowded = False
         self.linger_due: float | None = None
+        self.wanted = 0
+        self.kind: Hashable = None
+
+    def begin(self) -> None:
+        """Endpoints are about to be looked at: nothing is known to wait."""
+        self.linger_due = None
+        self.wanted = 0
+
+    def waits_on(self, call: Call) -> bool:
+        """Whether a group waits for company, and would go on doing so if ``call`` joined it."""
+        return (
+            self.wanted > self._core.waiting.ready
+            and call.group_key == self.kind
+            and call.only is None
+        )
 
     def next(self, state: EndpointState, now: float) -> tuple[EndpointState, list[Call]]:
         """The calls that ``state`` should carry next, or else another that they are left to; no
@@ -144,6 +161,7 @@ class Picker:
             full = min(most, free, rule.size or by_load(state.limit.value))
             if not call.tries and waits_for_more(rule, supply, full, now - call.ready_at):
                 self.linger_due = call.ready_at + linger(rule)
+                self.wanted, self.kind = full, call.group_key
                 return 0
             return group_size(rule, most, state.limit.value, free, supply, core.expected)
 

@@ -83,7 +83,8 @@ class Engine:
                 await self._gate()
             for row, answers in batch:
                 for answer in answers:
-                    await self._fleet.room()
+                    if not self._fleet.roomy:
+                        await self._fleet.room()
                     while self._sharing.waiting > MOST_FOLLOWERS:
                         self._no_followers.clear()
                         await self._no_followers.wait()
