@@ -18,6 +18,7 @@ import msgspec
 from bagent.answers.bundle import Bundler
 from bagent.answers.columns import columns_of
 from bagent.answers.dialects import DEFAULT, DIALECTS, Dialect, dialect_of, walk
+from bagent.answers.keywords import no_schema, unknown_keywords
 from bagent.answers.sanitize import MAX_DEPTH, clean_json, nested_deeper
 from bagent.answers.sources import SchemaFiles
 from bagent.answers.strict import keeps_strict_rules
@@ -86,6 +87,10 @@ class OutputSchema:
             if isinstance(value, dict) and _dialect(value, place, dialect) != dialect:
                 files.warnings.append(f"{place}: read as {dialect.uri}, the draft of the schema")
 
+        hint = no_schema(root)
+        if hint is not None:
+            words = "not a JSON Schema: no word in it asks for anything"
+            raise SchemaError(words, hint=hint, at=at)
         check(root, at)
         if isinstance(root, bool):
             root = {} if root else {"not": {}}
@@ -96,7 +101,7 @@ class OutputSchema:
             document,
             text=msgspec.json.encode(document),
             pretty=json.dumps(document, indent=2, ensure_ascii=False),
-            warnings=(*files.warnings, *_unknown_formats(document)),
+            warnings=(*files.warnings, *_unknown_formats(document), *unknown_keywords(document)),
             strict=keeps_strict_rules(document),
             columns=[*found.columns],
             column_properties=found.properties,

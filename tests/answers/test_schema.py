@@ -31,6 +31,46 @@ def failing(spec, base=HERE):
     return message
 
 
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ({"name": "x", "strict": True, "schema": {"type": "object"}}, 'under "schema"'),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, "under its schema"),
+        ({"json_schema": {"schema": {}}}, "under its schema"),
+        ({"name": "string", "age": "integer"}, '"properties": {"NAME"'),
+        ({"title": "T", "propertys": {"a": {}}}, '"properties": {"NAME"'),
+    ],
+)
+def test_what_would_accept_every_answer_by_mistake_is_no_schema(spec, hint):
+    message = failing(spec)
+    assert message.startswith("not a JSON Schema: no word in it asks for anything")
+    assert hint in message
+
+
+def test_a_file_that_only_holds_parts_may_be_referred_to(tmp_path):
+    (tmp_path / "parts.json").write_text('{"name": {"type": "string"}}')
+    schema = load({"$ref": "parts.json#/name"}, tmp_path)
+    assert schema.accepts("x") and not schema.accepts(5)
+
+
+@pytest.mark.parametrize("spec", [{}, True, {"title": "T"}, {"$defs": {"a": {"x-y": 1}}}])
+def test_a_schema_may_accept_every_answer_on_purpose(spec):
+    assert load(spec).warnings == ()
+
+
+def test_words_that_ask_for_nothing_are_told_once_with_the_keyword_that_is_meant():
+    part = {"type": "string", "maxlength": 5, "nullable": True, "x-note": 1, "example": "e"}
+    spec = {"type": "object", "properties": {"a": part, "b": part}, "requierd": ["a"]}
+    told = "is no keyword of JSON Schema and asks for nothing"
+    assert load(spec).warnings == (
+        f'"requierd" {told} (#): did you mean required?',
+        f'"maxlength" {told} (#/properties/a): did you mean maxLength?',
+        f'"nullable" {told} (#/properties/a): write "type": ["string", "null"]',
+    )
+    data = {"properties": {"requierd": {"const": {"maxlength": 1}}}, "enum": [{"maxlength": 1}]}
+    assert load(data).warnings == ()
+
+
 def test_file_and_inline_give_the_same_schema(tmp_path):
     spec = {"type": "object", "properties": {"é": {"type": "string"}}}
     (tmp_path / "s.json").write_text(json.dumps(spec), encoding="utf-8")
