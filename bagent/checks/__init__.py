@@ -9,6 +9,7 @@
     tokens     how many tokens their prompts have, by the server's tokenizer or by characters
     estimate   from the sample to all rows: tokens, cost, rows that do not fit
     sharing    what a prefix cache can reuse
+    warming    whether one request should go ahead where a cache is cold
     pieces     a template cut into what is fixed and what differs by row
     reorder    the template with the fixed text first
     report     the result as plain records

@@ -32,6 +32,7 @@ from bagent.checks.sharing import BLOCK, PACKED, shares
 from bagent.checks.staged import as_asked, first_view
 from bagent.checks.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_some
 from bagent.checks.volume import Volume, measure
+from bagent.checks.warming import warming
 from bagent.job.prompt import Prompt
 from bagent.money.prices import Price
 from bagent.rows import RowSource
@@ -238,6 +239,8 @@ class _Look:
         found = shares(prompts, ratio)
         if found is None:
             return None
+        job = self._prepared.job
+        calls = self._volume.rows * job.answers
         caches = [one.kv_tokens for one in probed if one.kv_tokens]
         cache = min(caches, default=None)
         longest = max((one.max_tokens or 0 for one in sample), default=0)
@@ -254,6 +257,7 @@ class _Look:
             by_none=round(found.by_none, 1),
             kv_tokens=cache,
             kv_rows=None if fits is None else max(0, fits),
+            warming=warming(job, self._target.servers, found.by_all, calls),
         )
 
     def _reorder(

@@ -102,6 +102,21 @@ class CostReport(msgspec.Struct, frozen=True):
     modes: tuple[ModeCost, ...] = ()
 
 
+class WarmReport(msgspec.Struct, frozen=True):
+    """One request ahead of the others at each cold endpoint, or not.
+
+    ``tokens`` begin all prompts, ``rows`` start together at one endpoint, ``saves`` is how many
+    prompt tokens all but the first need not compute there if they wait for it. ``warms`` is what a
+    run does, ``why`` says it in words.
+    """
+
+    tokens: int
+    rows: int
+    saves: int
+    warms: bool
+    why: str
+
+
 class ShareReport(msgspec.Struct, frozen=True):
     """Tokens of a mean prompt by how many rows share them, counted in whole blocks.
 
@@ -120,6 +135,7 @@ class ShareReport(msgspec.Struct, frozen=True):
     by_none: float
     kv_tokens: int | None
     kv_rows: int | None
+    warming: WarmReport
 
 
 class ReorderReport(msgspec.Struct, frozen=True):

@@ -305,6 +305,7 @@ def _sharing(found: ShareReport, report: CheckReport) -> Iterator[tuple[str, str
         yield "", f"an endpoint's KV cache holds {found.kv_tokens:,} tokens{fits}"
     if report.endpoints and not report.planned and "openai.com" in report.endpoints[0].name:
         yield "", "OpenAI reuses prompt beginnings from 1,024 tokens on"
+    yield "warming", found.warming.why
 
 
 def _reorder(report: CheckReport) -> str:

@@ -59,7 +59,11 @@ class PrefixRule(msgspec.Struct, frozen=True):
     mode: Literal["auto", "always", "never"] = "auto"
 
     def warms(self, *, own: bool) -> bool:
-        """Whether an endpoint that is cold may be warmed; ``own`` engines share at once."""
+        """Whether an endpoint that is cold may be warmed.
+
+        ``own`` engines share at once: on a real vLLM it saved nothing
+        (:mod:`bagent.fleet.warming` has the numbers).
+        """
         return self.mode == "always" or (self.mode == "auto" and not own)
 
 

@@ -1,9 +1,12 @@
 """One request first at an endpoint whose cache is cold, where many are about to begin alike.
 
-A prefix that is being computed is no help yet to those that come beside it, in hosted caches and in
-some engines. So one of them goes ahead alone, and the others wait for its first token. vLLM and
-SGLang share a prefix from the moment at which its first request is taken up: there it is not done
-unless asked for.
+A prefix that is being computed is no help yet to those that come beside it in hosted caches. So one
+of them goes ahead alone, and the others wait for its first token. vLLM shares a prefix from the
+moment at which its first request is taken up, so for engines of one's own it is not done unless
+asked for. Measured on a real vLLM 0.32 (CPU), 64 rows with a new text of some 3,000 tokens in
+common, five times each: with and without one request ahead 94 to 95 % of the prompt tokens were
+known, some 10,500 of 202,000 were computed, and all took 2.3 s (single calls). SGLang and others
+were not measured.
 """
 
 from __future__ import annotations

@@ -17,12 +17,15 @@ from bagent.checks.report import (
     SchemaReport,
     ShareReport,
     TokenReport,
+    WarmReport,
 )
 from bagent.checks.text import LONGEST_SHOWN, report_text
 
 TOKENS = TokenReport(
     "tokenize", "/tokenize of h:1", 200, 64, 5, 10, 900, 12.5, 12_512_345, 64, 0, 0
 )
+
+WARM = WarmReport(96, 16, 1440, False, "no: " + "all of it is said in these words, " * 4)
 
 
 def report(**changes: Any) -> CheckReport:
@@ -92,7 +95,7 @@ def test_no_line_of_its_own_is_wider_than_80_columns() -> None:
     shown = lines(
         failing=(long,),
         failing_count=1,
-        sharing=ShareReport(16, 64, True, 120.0, 96.0, 0.0, 8.0, 16.0, 432_000, 901),
+        sharing=ShareReport(16, 64, True, 120.0, 96.0, 0.0, 8.0, 16.0, 432_000, 901, WARM),
         reorder=ReorderReport(64, 64_000_000, "above", "prompt:\n  user: x\n"),
         max_tokens=MaxTokens(16, 4096, True),
     )

@@ -1,0 +1,90 @@
+"""Whether one request goes ahead where a cache is cold, told before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bagent.backends.endpoint import Endpoint
+from bagent.checks.report import WarmReport
+from bagent.checks.warming import warming
+from bagent.job.load import JobRequest, load_job
+from bagent.runs.endpoints import Servers
+
+HOSTED = {"backend": "openai", "model": "gpt-5-nano"}
+OWN = {"backend": "vllm://h:1"}
+
+
+def advice(
+    folder: Path, keys: Mapping[str, Any], shared: float, rows: int, endpoints: int = 1
+) -> WarmReport:
+    text = yaml.safe_dump({"input": "rows.jsonl", "prompt": "{{ x }}", **keys})
+    job = load_job(JobRequest(path=folder / "job.yaml", text=text, cwd=folder, env={}))
+    own = keys["backend"] != "openai"
+    found = [Endpoint(f"h:{n}", f"http://h:{n}/v1", own=own) for n in range(endpoints)]
+    servers = Servers(found, "vllm" if own else "openai")
+    return warming(job, servers, shared, rows)
+
+
+def test_it_pays_where_many_start_with_a_long_text_at_a_hosted_cache(tmp_path: Path) -> None:
+    found = advice(tmp_path, HOSTED, 2000.0, 500)
+
+    assert (found.warms, found.tokens, found.rows, found.saves) == (True, 2000, 16, 30_000)
+    assert found.why == (
+        "one request goes ahead at each endpoint: it saves 2,000 tokens for 15 others that would"
+        " start with it at once, 30,000 in all"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "shared", "rows", "why"),
+    [
+        (HOSTED, 1000.0, 500, "no: all prompts begin with 1,000 equal tokens, it takes 1,024"),
+        (
+            HOSTED,
+            2000.0,
+            3,
+            "no: one request ahead saves 2,000 tokens for 2 others that would start with it at"
+            " once, 4,000 in all; it takes 8,192",
+        ),
+        (
+            HOSTED | {"limits": {"concurrency": 4}},
+            2000.0,
+            500,
+            "no: one request ahead saves 2,000 tokens for 3 others that would start with it at"
+            " once, 6,000 in all; it takes 8,192",
+        ),
+        (HOSTED | {"batching": {"prefix": "never"}}, 2000.0, 500, "no: batching.prefix is never"),
+        (
+            OWN,
+            2000.0,
+            500,
+            "no: an engine of your own computes a beginning once, also for rows that start"
+            " together (batching: {prefix: always} sends one ahead all the same)",
+        ),
+    ],
+    ids=["short", "few rows", "few at once", "never", "own engine"],
+)
+def test_where_it_does_not_the_sum_or_the_reason_is_said(
+    tmp_path: Path, keys: Mapping[str, Any], shared: float, rows: int, why: str
+) -> None:
+    found = advice(tmp_path, keys, shared, rows)
+
+    assert (found.warms, found.why) == (False, why)
+
+
+def test_an_own_engine_is_warmed_where_the_job_says_always(tmp_path: Path) -> None:
+    found = advice(tmp_path, OWN | {"batching": {"prefix": "always"}}, 2000.0, 500)
+
+    assert (found.warms, found.rows) == (True, 64)
+
+
+def test_rows_are_shared_out_among_the_endpoints_first(tmp_path: Path) -> None:
+    keys = OWN | {"batching": {"prefix": "always"}}
+
+    assert advice(tmp_path, keys, 2000.0, 100, endpoints=20).rows == 5
+    assert advice(tmp_path, keys | {"limits": {"per_endpoint": 8}}, 2000.0, 100).rows == 8
