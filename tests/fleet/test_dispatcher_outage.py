@@ -37,6 +37,38 @@ def test_a_dead_endpoint_costs_its_rows_no_try_and_the_others_take_them():
     assert s.fleet.stats().endpoints_up == 1
 
 
+def test_four_endpoints_that_each_die_and_come_back_in_turn_cost_no_row_and_no_try():
+    deaths = {name: 1003 + 10 * place for place, name in enumerate("abcd")}  # it begins at 1000
+    cut = Failure("connect", "the connection was closed", passing=True)
+
+    def is_down(name, later=0):
+        return 0 <= asyncio.get_running_loop().time() + later - deaths[name] < 6
+
+    def script(name):
+        def answer(row, number):
+            if is_down(name):
+                return Answer(REFUSED, 0.01)
+            return Answer(cut if is_down(name, later=1) else GOOD)
+
+        return answer
+
+    def probe(name):
+        return lambda number: REFUSED if is_down(name) else Capabilities()
+
+    async def main():
+        probes = {name: probe(name) for name in deaths}
+        s = setup({name: script(name) for name in deaths}, retry=NO_RETRIES, probes=probes)
+        await s.run(1500)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 1500
+    for name, death in deaths.items():
+        assert any(at > death + 6 for at, to, _ in s.backend.sent if to == name), name
+    assert sum("does not answer" in one for one in s.notices) == 4
+    assert sum("answers again" in one for one in s.notices) == 4
+
+
 def test_an_endpoint_that_answers_a_probe_costs_tries():
     async def main():
         s = setup({"a": always(REFUSED, 0.01)}, retry=RetryPolicy(retries=2))
