@@ -9,7 +9,7 @@ from bagent.checks.report import WarmReport
 from bagent.fleet.prefixes import WARM_SAVES, WARM_TOKENS, PrefixRule
 from bagent.job.spec import Job
 from bagent.observe.words import counted
-from bagent.runs.endpoints import Servers
+from bagent.runs.endpoints import OWN_KINDS, Servers
 from bagent.runs.fleets import auto_limits, group_rule
 
 
@@ -24,7 +24,8 @@ def warming(job: Job, servers: Servers, shared: float, rows: int) -> WarmReport:
     saves = tokens * max(0, burst - 1)
     rule = PrefixRule(job.batching.prefix)
     pays = tokens >= WARM_TOKENS and saves >= WARM_SAVES
-    own = bool(servers.endpoints) and servers.endpoints[0].own
+    endpoints = servers.endpoints  # none yet where a run starts the engines itself
+    own = endpoints[0].own if endpoints else servers.kind in OWN_KINDS
     warms = pays and rule.warms(own=own)
     others = max(0, burst - 1)
     sum_ = f"{tokens:,} tokens for {counted(others, 'other')} that would start with it at once"

@@ -17,6 +17,7 @@ from bagent.runs.endpoints import Servers
 
 HOSTED = {"backend": "openai", "model": "gpt-5-nano"}
 OWN = {"backend": "vllm://h:1"}
+NOT_STARTED = {"backend": "sim"}
 
 
 def advice(
@@ -26,6 +27,8 @@ def advice(
     job = load_job(JobRequest(path=folder / "job.yaml", text=text, cwd=folder, env={}))
     own = keys["backend"] != "openai"
     found = [Endpoint(f"h:{n}", f"http://h:{n}/v1", own=own) for n in range(endpoints)]
+    if keys["backend"] == "sim":
+        return warming(job, Servers([], "sim"), shared, rows)
     servers = Servers(found, "vllm" if own else "openai")
     return warming(job, servers, shared, rows)
 
@@ -38,6 +41,12 @@ def test_it_pays_where_many_start_with_a_long_text_at_a_hosted_cache(tmp_path: P
         "one request goes ahead at each endpoint: it saves 2,000 tokens for 15 others that would"
         " start with it at once, 30,000 in all"
     )
+
+
+OWN_WHY = (
+    "no: an engine of your own computes a beginning once, also for rows that start"
+    " together (batching: {prefix: always} sends one ahead all the same)"
+)
 
 
 @pytest.mark.parametrize(
@@ -59,15 +68,10 @@ def test_it_pays_where_many_start_with_a_long_text_at_a_hosted_cache(tmp_path: P
             " once, 6,000 in all; it takes 8,192",
         ),
         (HOSTED | {"batching": {"prefix": "never"}}, 2000.0, 500, "no: batching.prefix is never"),
-        (
-            OWN,
-            2000.0,
-            500,
-            "no: an engine of your own computes a beginning once, also for rows that start"
-            " together (batching: {prefix: always} sends one ahead all the same)",
-        ),
+        (OWN, 2000.0, 500, OWN_WHY),
+        (NOT_STARTED, 2000.0, 500, OWN_WHY),
     ],
-    ids=["short", "few rows", "few at once", "never", "own engine"],
+    ids=["short", "few rows", "few at once", "never", "own engine", "not started yet"],
 )
 def test_where_it_does_not_the_sum_or_the_reason_is_said(
     tmp_path: Path, keys: Mapping[str, Any], shared: float, rows: int, why: str
