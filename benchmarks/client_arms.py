@@ -17,6 +17,7 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 SYSTEM = "You review code. Answer with a JSON object: verdict and findings."
 
@@ -143,6 +144,39 @@ async def sdk(url: str, rows: list[dict], schema: dict, concurrency: int, stream
     return done
 
 
+class TimedDisplay:
+    """A display of a run that counts the CPU seconds spent in it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.cpu_s = 0.0
+        self.updates = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def update(self, snapshot: Any) -> None:
+        """Draw, and count."""
+        began = time.thread_time()
+        self.inner.update(snapshot)
+        self.cpu_s += time.thread_time() - began
+        self.updates += 1
+
+
+def timed_display() -> list[TimedDisplay]:
+    """Has the run that follows count what its display costs; the display will be in the list."""
+    from bagent.runs import start
+
+    found, make = [], start.display
+
+    def display(options: Any) -> Any:
+        found.append(TimedDisplay(make(options)))
+        return found[-1]
+
+    start.display = display
+    return found
+
+
 def bagent_run(url: str, path: Path, schema: dict, options: argparse.Namespace) -> int:
     """``bagent run`` in this process, as its console script does it."""
     from bagent.cli.main import main
@@ -170,7 +204,7 @@ def bagent_run(url: str, path: Path, schema: dict, options: argparse.Namespace) 
         }
     (folder / "job.yaml").write_text(json.dumps(job))
     out = folder / f"run-{os.getpid()}"
-    code = main(["run", str(folder / "job.yaml"), "-o", str(out), "--progress", "plain"])
+    code = main(["run", str(folder / "job.yaml"), "-o", str(out), "--progress", options.progress])
     if code:
         raise SystemExit(code)
     return sum(1 for p in out.glob("journal/rows-*.jsonl") for _ in p.open())
@@ -184,6 +218,8 @@ def main_arm() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--lists", action="store_true")
+    parser.add_argument("--progress", default="plain")
+    parser.add_argument("--time-display", action="store_true")
     parser.add_argument("--cpu", type=int)
     options = parser.parse_args()
     if options.cpu is not None:
@@ -191,6 +227,7 @@ def main_arm() -> None:
     from canned_server import SCHEMA
 
     started = time.perf_counter()
+    displays = timed_display() if options.time_display else []
     args = (SCHEMA, options.concurrency, options.stream)
     if options.arm == "bagent":
         done = bagent_run(options.url, options.rows, SCHEMA, options)
@@ -213,6 +250,7 @@ def main_arm() -> None:
                 "wall_s": time.perf_counter() - started,
                 "rss_mb": used.ru_maxrss / 1024,
             }
+            | ({"display_s": displays[0].cpu_s, "updates": displays[0].updates} if displays else {})
         )
     )
 

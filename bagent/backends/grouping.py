@@ -178,7 +178,8 @@ class Groups:
         if self.mode == "single" or request.stream or request.body is not None:
             return 1
         if not endpoint.own:
-            self._unproven(f"{endpoint.name} is no engine of your own")
+            if self.mode == "completions":
+                self._unproven(f"{endpoint.name} is no engine of your own")
             return 1
         known = self.known(endpoint)
         if known.engine is None:

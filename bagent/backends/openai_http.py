@@ -89,6 +89,8 @@ class OpenAIBackend:
         found: list[Reply | Failure] | Reply | Failure
         if len(group) > 1:
             found = await self._send_group(endpoint, group, form, timeouts, exchange)
+        elif not (request.returning or request.settings.apart):
+            found = await self._send_one(endpoint, request, form, timeouts, exchange)
         else:
             found = await self._send_able(endpoint, request, form, timeouts, exchange)
         exchange.done = self._clock()
