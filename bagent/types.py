@@ -201,7 +201,7 @@ class Attempt(msgspec.Struct, omit_defaults=True):
 
     ``try_`` counts the tries of one turn from 1. Times are Unix seconds; ``first_byte`` and
     ``first_token`` are None where nothing streamed. ``group_size`` is how many rows the request
-    carried.
+    carried. ``id`` is that of the stage's row: stages may make several rows of one input row.
     """
 
     key: str
@@ -224,6 +224,7 @@ class Attempt(msgspec.Struct, omit_defaults=True):
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     request_id: str | None = None
+    id: Json = None
 
 
 class Turn(msgspec.Struct, omit_defaults=True):
@@ -265,7 +266,7 @@ class EndpointSample(msgspec.Struct, omit_defaults=True):
 
 
 class ToolRecord(msgspec.Struct, omit_defaults=True):
-    """One tool call of one row: a row of the ``tool_calls`` table."""
+    """One tool call of one row: a row of the ``tool_calls`` table; ``id`` as in Attempt."""
 
     key: str
     row: int
@@ -279,6 +280,7 @@ class ToolRecord(msgspec.Struct, omit_defaults=True):
     cached: bool = False
     latency_ms: float | None = None
     error: str | None = None
+    id: Json = None
 
 
 class FleetStats(msgspec.Struct, frozen=True):

@@ -69,9 +69,9 @@ class AgentConversation(Conversation):
         call = super().open()
         if call is None or self.request_hash is None or call.request.messages is None:
             return call
-        unit = Unit(
-            self.key, self.row.index, self.plan.name, self.answer, f"{self.request_hash:016x}"
-        )
+        request_hash = f"{self.request_hash:016x}"
+        row = self.row
+        unit = Unit(self.key, row.index, self.plan.name, self.answer, request_hash, row.id)
         self._desk = Desk(self._agent, unit, self._agent_host.spawn, lambda: self.give_up_at)
         self._start = len(call.request.messages)
         if not self._agent.shares:
@@ -225,6 +225,7 @@ class AgentConversation(Conversation):
 
     def _turn_request(self, messages: list[Message], added: list[Message] | None) -> Request:
         """The request for ``messages``: only what was added to the last one is encoded."""
+        call.id = self.row.id
         asked = self._asked.request if self._asked is not None else None
         if added and asked is not None and asked.messages is self._messages:
             payload = asked.payload[:-1] + b"," + encode_payload(added)[1:]

@@ -155,6 +155,7 @@ class Conversation:
         call.give_up_at = self.give_up_at
         self._asked = call
         return call
+        call.id = self.row.id
 
     # --- what came of it ----------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import msgspec
 from bagent.agents.agent_plan import AgentPlan
 from bagent.agents.history import MOST_CALLS, answer_message, begun_message, call_key
 from bagent.tools import CallContext, ToolResult
-from bagent.types import Message, ToolCall, ToolRecord, Turn
+from bagent.types import Json, Message, ToolCall, ToolRecord, Turn
 
 MAY_HAVE_RUN = (
     "error: this call was started before the run was interrupted. It may have run, wholly or in"
@@ -33,6 +33,7 @@ class Unit(msgspec.Struct, frozen=True):
     stage: str
     answer: int
     request_hash: str
+    id: Json = None
 
 
 class Started(msgspec.Struct, eq=False):
@@ -261,6 +262,7 @@ class Desk:
                 cached=result.cached,
                 latency_ms=round(result.latency_ms, 2),
                 error=error or result.error,
+                id=unit.id,
             )
         )
 

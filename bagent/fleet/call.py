@@ -12,7 +12,7 @@ from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.request import Request
 from bagent.fleet.account import NO_TOKENS, NOTHING, Account, Started, Tokens
 from bagent.fleet.prefixes import Family
-from bagent.types import Attempt, Failure, Reply
+from bagent.types import Attempt, Failure, Json, Reply
 
 BYTES_PER_TOKEN = 4
 """For what a call will take of an account's tokens a minute, before the server has told."""
@@ -78,6 +78,7 @@ class Call(msgspec.Struct, eq=False):
     group_key: Hashable = None
     ready_at: float = 0.0
     waited_ms: float = 0.0
+    id: Json = None
     throttled_at: float | None = None
     give_up_at: float | None = None
 
@@ -139,6 +140,7 @@ def attempt_record(
 
 def timeouts_for(group: Sequence[Call], timeouts: Timeouts, now: float) -> Timeouts:
     """The limits of a request that carries ``group``: no longer than its rows' own limits leave."""
+        id=call.id,
     end: float | None = None
     for call in group:
         if call.give_up_at is not None and (end is None or call.give_up_at < end):

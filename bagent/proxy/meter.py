@@ -113,6 +113,7 @@ class Meter:
                 done=time.time(),
                 status_code=status,
                 error=failed,
+                id=record.name,
             )
         )
 

@@ -142,6 +142,7 @@ class EmbedStage(RowStage):
         first = batch[0].row
         handler = _Batch(batch, self._done)
         call = Call(handler, request, f"{first.key:016x}", first.index, self.name, 0)
+        call.id = first.id
         self._fleet.submit(call, urgent=urgent)
 
     def _done(

@@ -70,6 +70,7 @@ ATTEMPTS: dict[str, str] = {
     "group": "VARCHAR",
     "group_size": "BIGINT",
     "request_id": "VARCHAR",
+    "id": "VARCHAR",
 }
 """``attempts``: one row per row and HTTP request; ``group`` is called ``group_id`` there."""
 
@@ -85,6 +86,7 @@ TOOL_CALLS: dict[str, str] = {
     "started": "DOUBLE",
     "latency_ms": "DOUBLE",
     "error": "VARCHAR",
+    "id": "VARCHAR",
 }
 """``tool_calls``: one row per tool call of a row."""
 

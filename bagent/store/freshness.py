@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from bagent.store.columns import TABLES
+from bagent.store.columns import COLUMNS, TABLES
 from bagent.store.rundir import RunInfo
 from bagent.store.segments import Stream, list_segments
 
@@ -43,7 +43,7 @@ def read_freshness(directory: Path) -> Freshness:
 
 
 def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:
-    """For each table what it would be made of now: files with their sizes, and settings."""
+    """For each table what it would be made of now: files with their sizes, settings, columns."""
     settings = (info.rows, info.keep_input, info.answer_columns)
     found = {}
     for table in TABLES:
@@ -51,7 +51,7 @@ def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:
             (segment.path.name, segment.path.stat().st_size)
             for segment in list_segments(run_dir / "journal", _STREAMS[table])
         ]
-        used = settings if _STREAMS[table] == "rows" else ()
+        used = settings if _STREAMS[table] == "rows" else tuple(COLUMNS[table])
         content = msgspec.json.encode((_FORMAT, files, used))
         found[table] = blake2b(content, digest_size=8).hexdigest()
     return found

@@ -10,6 +10,7 @@ _PLACE: dict[str, str] = {
     "stage": "name of the stage; `main` where the job has one",
     "answer": "number of the answer to the row, from 0",
 }
+_ID = "id of the stage's row, as in results; null in runs begun before it was kept"
 _TOKENS: dict[str, str] = {
     "prompt_tokens": "tokens of the prompt, cached ones too",
     "cached_tokens": "those that the server's prefix cache knew",
@@ -78,6 +79,7 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "group_id": "the HTTP request that carried it",
         "group_size": "rows in that request",
         "request_id": "the server's own name of the request",
+        "id": _ID,
     },
     "tool_calls": {
         **_PLACE,
@@ -89,6 +91,7 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "started": "when it began",
         "latency_ms": "how long it took",
         "error": "why it failed; null: it did not",
+        "id": _ID,
     },
     "endpoints": {
         "endpoint": "the endpoint",
@@ -112,6 +115,7 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "first_id": "id of the first",
         "pattern": "what their errors have in common: less numbers and quoted values",
         "example": "the error of the first",
+        "stage": _PLACE["stage"],
     },
     "latency": {
         "stage": _PLACE["stage"],
@@ -138,13 +142,14 @@ GLOSSARY: dict[str, dict[str, str]] = {
         **_PLACE,
         "turn": "number of the turn, from 1",
         "tries": "how often it was sent",
-        "endpoint": "where",
+        "endpoint": "where the last time",
         "error_kind": "why a try failed",
         "prompt_tokens": _TOKENS["prompt_tokens"],
         "completion_tokens": _TOKENS["completion_tokens"],
         "ms": "from the first sending to the last answer",
         "tool_calls": "tools that it called",
         "tools": "their names, in order",
+        "id": _ID,
     },
 }
 """For each table and view its columns in order; ``answers`` has one more for each property."""

@@ -20,6 +20,20 @@ hexadecimal ones, quoted words, and the value that a validator begins with (``"h
 ...``), but never the name of what is missing."""
 
 
+_PLACE = "(row, coalesce(id, ''), answer)"
+"""SQL: the order of a stage's rows; several of them may come of one input row."""
+
+_UNIT = ("row", "stage", "id", "answer")
+
+
+def same_unit(one: str, other: str) -> str:
+    """SQL: lines of two tables are of the same answer to the same row of the same stage.
+
+    Stages may make several rows of one input row, so its number alone does not tell.
+    """
+    return " AND ".join(f"{one}.{name} IS NOT DISTINCT FROM {other}.{name}" for name in _UNIT)
+
+
 def _spread(column: str, prefix: str) -> str:
     """Median, 90th, 99th percentile and maximum of a column in milliseconds."""
     quantiles = ", ".join(
@@ -33,10 +47,11 @@ VIEWS: dict[str, str] = {
     "errors": f"""
         SELECT error_kind, status, count(*) AS "rows",
                round(100.0 * count(*) / (SELECT count(*) FROM results), 2) AS percent,
-               count(DISTINCT endpoint) AS endpoints, min_by(id, row) AS first_id,
-               {ALIKE} AS pattern, left(min_by(error, row), 300) AS example
+               count(DISTINCT endpoint) AS endpoints, min_by(id, {_PLACE}) AS first_id,
+               {ALIKE} AS pattern, left(min_by(error, {_PLACE}), 300) AS example, stage
         FROM results WHERE status <> 'ok'
-        GROUP BY error_kind, status, pattern ORDER BY "rows" DESC, error_kind, pattern""",
+        GROUP BY stage, error_kind, status, pattern
+        ORDER BY "rows" DESC, stage, error_kind, pattern""",
     "latency": f"""
         SELECT stage, count(latency_ms) AS answers, {_spread("latency_ms", "latency")},
                {_spread("ttft_ms", "ttft")}, {_spread("queue_ms", "queue")}
@@ -54,20 +69,21 @@ VIEWS: dict[str, str] = {
                round(sum(completion_tokens) / nullif(max(done) - min(sent), 0), 1)
                    AS completion_tokens_per_s
         FROM attempts GROUP BY endpoint ORDER BY endpoint""",
-    "turns": """
+    "turns": f"""
         WITH asked AS (
-            SELECT row, stage, answer, turn, count(*) AS tries, max(endpoint) AS endpoint,
+            SELECT row, stage, id, answer, turn, count(*) AS tries,
+                   arg_max(endpoint, sent) AS endpoint,
                    max(error_kind) AS error_kind, sum(prompt_tokens)::BIGINT AS prompt_tokens,
                    sum(completion_tokens)::BIGINT AS completion_tokens,
                    round((max(done) - min(sent)) * 1000, 1) AS ms
-            FROM attempts GROUP BY row, stage, answer, turn),
+            FROM attempts GROUP BY row, stage, id, answer, turn),
         called AS (
-            SELECT row, stage, answer, turn, count(*) AS tool_calls,
+            SELECT row, stage, id, answer, turn, count(*) AS tool_calls,
                    string_agg(name, ', ' ORDER BY started) AS tools
-            FROM tool_calls GROUP BY row, stage, answer, turn)
-        SELECT asked.*, coalesce(tool_calls, 0) AS tool_calls, tools
-        FROM asked LEFT JOIN called USING (row, stage, answer, turn)
-        ORDER BY stage, row, answer, turn""",
+            FROM tool_calls GROUP BY row, stage, id, answer, turn)
+        SELECT a.* EXCLUDE (id), coalesce(tool_calls, 0) AS tool_calls, tools, a.id
+        FROM asked AS a LEFT JOIN called AS c ON {same_unit("a", "c")} AND a.turn = c.turn
+        ORDER BY a.stage, a.row, a.id, a.answer, a.turn""",
 }
 """Name and SQL of each view: errors alike but for numbers, percentiles of the times in
 milliseconds by stage, what each endpoint did, and the turns of each conversation."""

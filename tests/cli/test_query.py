@@ -3,15 +3,17 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pytest
 
 from bagent.store.journal import Journal
 from bagent.store.tables import Options, make_tables
-from bagent.types import Attempt
+from bagent.types import Attempt, ToolRecord
 from support.stored import make_run, stored
 
 
@@ -174,3 +176,40 @@ def test_the_views_answer_common_questions(bagent, job_dir):
     assert second["ms_p50"] == 1000.0
     turns = view("turns")
     assert [(t["row"], t["tries"], t["tool_calls"]) for t in turns] == [(0, 2, 0), (1, 1, 0)]
+
+
+def test_rows_that_a_stage_made_of_one_input_row_have_turns_of_their_own(bagent, job_dir):
+    ids = ["r0/0", "r0/1"]
+    outcomes = [stored(0, id=one, key=f"{n:016x}", stage="part") for n, one in enumerate(ids)]
+    directory = make_run(job_dir / "runs" / "v", outcomes)
+    journal = Journal.open(directory.path, "all", clock=time.monotonic, report=print)
+    for number, (one, tries) in enumerate(zip(ids, (1, 2), strict=True)):
+        unit: dict[str, Any] = {"key": f"{number:016x}", "row": 0, "stage": "part", "answer": 0}
+        for try_ in range(1, tries + 1):
+            more: dict[str, Any] = {"group": f"g{try_}", "group_size": 1, "sent": 1.0, "id": one}
+            journal.write_attempt(Attempt(**unit, **more, turn=1, try_=try_, endpoint="e"))
+        tool = {"turn": 1, "name": f"tool{number}", "arguments": "{}", "started": 2.0, "id": one}
+        journal.write_tool(ToolRecord(**unit, **tool))
+    journal.close()
+    found = bagent(["query", "v", "from turns", "--format", "jsonl"]).lines()
+    assert [(t["id"], t["tries"], t["tools"]) for t in found] == [
+        ("r0/0", 1, "tool0"),
+        ("r0/1", 2, "tool1"),
+    ]
+
+
+def test_tables_that_lack_a_column_of_this_version_are_made_anew(bagent, run):
+    assert bagent(["query", "review", "from turns"]).code == 0
+    made = json.loads((run / "tables.json").read_bytes())
+    # As a version before left them: without the column, of the same files by their sizes.
+    attempts = run / "attempts.parquet"
+    with duckdb.connect() as connection:
+        rows = f"select * exclude (id) from read_parquet('{attempts}')"
+        connection.execute(f"copy ({rows}) to '{attempts}' (format parquet)")
+    sizes = [(file.name, file.stat().st_size) for file in (run / "journal").glob("attempts-*")]
+    before = blake2b(msgspec.json.encode((1, sizes, ())), digest_size=8).hexdigest()
+    made["tables"]["attempts"] = before
+    (run / "tables.json").write_text(json.dumps(made))
+    done = bagent(["query", "review", "select count(id) as n from attempts", "--format", "jsonl"])
+    assert done.code == 0, done.err
+    assert done.lines() == [{"n": 0}]

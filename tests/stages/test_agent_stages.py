@@ -15,6 +15,7 @@ from bagent.runs.stagejobs import prepare_stages
 from stages.support_stages import RUN, run_stages, texts, write_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
+from support.jobs import journal_lines
 from support.replies import echo, ok, ok_tools, tool_call
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
@@ -38,6 +39,8 @@ def test_a_stage_has_tools_of_its_own(tmp_path):
     assert second["tools"][0]["function"]["name"] == "say"
     assert third["messages"][-1]["role"] == "tool"
     assert texts(tmp_path, "second") == {"r1": "said"}
+    [called] = [line for line in journal_lines(tmp_path / "runs" / "job") if "arguments" in line]
+    assert (called["name"], called["id"], called["stage"]) == ("say", "r1", "second")
 
 
 def test_rows_of_all_stages_go_to_stdout_and_in_order_where_asked(tmp_path):

@@ -6,6 +6,7 @@ import json
 
 from stages.support_stages import outcomes, run_stages, texts
 from support.fake_server import FakeServer
+from support.jobs import journal_lines
 from support.replies import echo, ok_json
 
 PLAN_SCHEMA = {"type": "object", "properties": {"parts": {"type": "array"}}, "required": ["parts"]}
@@ -33,6 +34,8 @@ def test_the_items_of_an_answer_become_rows(tmp_path):
         {"title": "B"},
     ]
     assert outcomes(tmp_path, "work")[0]["parents"][0].startswith("part:r1/")
+    tries = [line for line in journal_lines(tmp_path / "runs" / "job") if "group_size" in line]
+    assert sorted(line["id"] for line in tries) == ["r1", "r1/0", "r1/1"]
 
 
 def test_an_answer_without_a_list_is_a_failed_row_with_words(tmp_path):

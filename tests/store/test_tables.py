@@ -165,10 +165,12 @@ def test_attempts_tool_calls_and_endpoints(store, outcome):
     journal.write_attempt(
         Attempt(
             key="00", row=0, stage="main", answer=0, turn=1, try_=2, endpoint="e", group="g7",
-            group_size=4, sent=1.5, status_code=503,
+            group_size=4, sent=1.5, status_code=503, id=7,
         )
     )  # fmt: skip
-    journal.write_tool(ToolRecord("00", 0, "main", 0, 1, "add", '{"a":1}', 2.0, shared=True))
+    journal.write_tool(
+        ToolRecord("00", 0, "main", 0, 1, "add", '{"a":1}', 2.0, shared=True, id="a")
+    )
     journal.write_sample(EndpointSample("e", 3.0, False, 1, 8, reason="slow"))
     journal.close()
     with store.segment(stream="attempts").open("ab") as file:
@@ -176,9 +178,9 @@ def test_attempts_tool_calls_and_endpoints(store, outcome):
     build(store)
     (attempt,) = table(store, "attempts")
     shown = (attempt["try"], attempt["group_id"], attempt["group_size"], attempt["status_code"])
-    assert shown == (2, "g7", 4, 503)
+    assert (*shown, attempt["id"]) == (2, "g7", 4, 503, "7")
     (tool,) = table(store, "tool_calls")
-    assert (tool["name"], tool["shared"], tool["cached"]) == ("add", True, False)
+    assert (tool["name"], tool["shared"], tool["cached"], tool["id"]) == ("add", True, False, "a")
     (sample,) = table(store, "endpoints")
     assert (sample["healthy"], sample["limit"], sample["reason"]) == (False, 8, "slow")
 

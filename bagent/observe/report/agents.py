@@ -6,11 +6,16 @@ from typing import Any
 
 from bagent.observe.report.ask import Ask
 from bagent.observe.report.html import Html, heading, note, section, table
+from bagent.store.views import same_unit
 
 MOST = 12
 FEWEST = 3
 OFTEN = 0.1
 """Failed calls of a tool, and their share, from which on they are worth a word."""
+
+_OF = """t.row = m.row and t.stage = m.stage and t.answer = m.answer
+    and coalesce(t.id = m.id, true)"""
+"""SQL: a try or call of a row ``m``; runs of earlier versions have no ids there."""
 
 
 def findings(calls: list[dict[str, Any]]) -> list[str]:
@@ -52,7 +57,7 @@ def agents(ask: Ask, calls: list[dict[str, Any]]) -> Html:
 def tool_rows(ask: Ask) -> list[dict[str, Any]]:
     """Every tool with its calls, the commonest first."""
     return ask.rows(
-        """select name, count(*) as calls, count(distinct (row, stage, answer)) as "rows",
+        """select name, count(*) as calls, count(distinct (row, stage, id, answer)) as "rows",
                   count(*) filter (shared) as shared, count(*) filter (cached) as cached,
                   count(error) as failed, quantile_cont(latency_ms, 0.5) as p50_ms,
                   quantile_cont(latency_ms, 0.99) as p99_ms,
@@ -68,19 +73,17 @@ def _longest(ask: Ask) -> Html:
                 select id, row, stage, answer, status, error_kind, turns, latency_ms from results
                 where turns > 1 order by turns desc, latency_ms desc, row limit {MOST}),
             called as (
-                select row, stage, answer, sum(latency_ms) as tools_ms,
+                select m.row, m.stage, m.id, m.answer, sum(t.latency_ms) as tools_ms,
                        left(string_agg(name, ', ' order by started), 160) as tools
-                from tool_calls semi join most using (row, stage, answer)
-                group by row, stage, answer),
+                from most as m join tool_calls as t on {_OF} group by all),
             asked as (
-                select row, stage, answer, sum(done - sent) * 1000 as model_ms
-                from attempts semi join most using (row, stage, answer)
-                group by row, stage, answer)
-            select coalesce(id, 'row ' || row) as id, stage, status, error_kind, turns, tools,
-                   latency_ms as whole_ms, model_ms, tools_ms
-            from most left join called using (row, stage, answer)
-                 left join asked using (row, stage, answer)
-            order by turns desc, latency_ms desc, row"""
+                select m.row, m.stage, m.id, m.answer, sum(t.done - t.sent) * 1000 as model_ms
+                from most as m join attempts as t on {_OF} group by all)
+            select coalesce(most.id, 'row ' || most.row) as id, most.stage, status, error_kind,
+                   turns, tools, latency_ms as whole_ms, model_ms, tools_ms
+            from most left join called on {same_unit("called", "most")}
+                 left join asked on {same_unit("asked", "most")}
+            order by turns desc, latency_ms desc, most.row"""
     )
     if not rows:
         return Html("")

@@ -8,6 +8,7 @@ from typing import Any
 from bagent.observe.report.ask import Ask
 from bagent.observe.report.html import Html, block, heading, note, section, table, text
 from bagent.store.columns import literal
+from bagent.store.views import same_unit
 
 MOST = 12
 SAMPLE = 300
@@ -52,10 +53,12 @@ def extremes(ask: Ask, stages: int) -> Html:
 
 def sample(ask: Ask) -> Html:
     """Rows with input and answer, to be searched; one third of them not ok where there are some."""
-    ask.run("create or replace temp table picked (stage varchar, row bigint, answer bigint)")
+    ask.run(
+        "create or replace temp table picked (stage varchar, row bigint, id varchar, answer bigint)"
+    )
     for wanted, count in _shares(ask):
         ask.run(
-            "insert into picked select stage, row, answer from (select stage, row, answer"
+            "insert into picked select stage, row, id, answer from (select stage, row, id, answer"
             f" from results where {wanted}) using sample reservoir({count} rows)"
             f" repeatable ({SEED})"
         )
@@ -64,8 +67,8 @@ def sample(ask: Ask) -> Html:
                    completion_tokens, left(input::varchar, {INPUT_CHARACTERS + 1}) as input,
                    left(coalesce(text, output::varchar), {ANSWER_CHARACTERS + 1}) as shown,
                    left(error, {ANSWER_CHARACTERS + 1}) as error
-            from results semi join picked using (stage, row, answer)
-            order by row, stage, answer limit {SAMPLE}"""
+            from results semi join picked on {same_unit("results", "picked")}
+            order by row, stage, id, answer limit {SAMPLE}"""
     )
     if not found:
         return Html("")
