@@ -98,6 +98,8 @@ OVERFLOW = (
         (499, "", "timeout", True),
         (407, "", "auth", False),
         (413, "", "rejected", False),
+        (400, {"error": {"message": "unknown parameter: timeout", "type": "BadRequestError",
+               "code": 400}}, "rejected", False),
         (418, "short and stout", "rejected", False),
     ],
 )  # fmt: skip
