@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -146,12 +147,22 @@ def _invoke(args: list[str]) -> int:
     except OSError as error:
         if "--debug" in args:
             raise
+        if isinstance(error, FileNotFoundError) and not _has_folder():
+            return _complain("the current folder is gone (cd to one that is there)", EXIT_USAGE)
         place = f"{error.filename}: " if error.filename else ""
         full = error.errno in (28, 122)  # ENOSPC, EDQUOT
         return _complain(
             f"{place}{error.strerror or error}", EXIT_CANNOT_WRITE if full else EXIT_USAGE
         )
     return result if isinstance(result, int) else 0
+
+
+def _has_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _closed_pipe() -> int:
@@ -191,7 +202,10 @@ def run_and_exit() -> None:
     if "--debug" not in sys.argv:
         sys.excepthook = _one_line
     if sys.argv[1:2] == ["run"]:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             signal.signal(number, _stop_before_the_start)
     sys.exit(main())
 
@@ -226,6 +240,8 @@ def _open_standard_files() -> None:
 
 def _one_line(kind: type[BaseException], error: BaseException, _: Any) -> None:
     words = f"a fault in bagent: {kind.__name__}: {error} (--debug shows where)"
+    if kind is MemoryError:
+        words = "memory is used up (allow more, or lower limits.concurrency)"
     # The interpreter's own exit code would be 1, which says that only rows failed.
     code = _complain(words, EXIT_NEEDS_PERSON)
     sys.stderr.flush()

@@ -16,11 +16,11 @@ class StdoutWriter:
     """Writes lines to a file descriptor from a thread of its own.
 
     A slow reader then never stalls the requests in flight; :meth:`room` is its backpressure.
-    When the reader has gone, ``on_closed`` is called once, on the event loop, and lines are
-    dropped: they are in the journal.
+    When the reader has gone, or there is no room behind stdout, ``on_closed`` is called once, on
+    the event loop, and lines are dropped: they are in the journal.
     """
 
-    def __init__(self, descriptor: int, on_closed: Callable[[], None]) -> None:
+    def __init__(self, descriptor: int, on_closed: Callable[[OSError], None]) -> None:
         self._descriptor = descriptor
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -85,10 +85,10 @@ class StdoutWriter:
         while view and not self.closed:
             try:
                 view = view[os.write(self._descriptor, view) :]
-            except OSError:
+            except OSError as error:
                 self.closed = True
-                self._loop.call_soon_threadsafe(self._reader_gone)
+                self._loop.call_soon_threadsafe(self._reader_gone, error)
 
-    def _reader_gone(self) -> None:
+    def _reader_gone(self, error: OSError) -> None:
         self._room.set()
-        self._on_closed()
+        self._on_closed(error)

@@ -27,7 +27,7 @@ from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.sites import Finder, Fleets
 from bagent.runs.staged import staged_drive
-from bagent.runs.stop import Stop, StopSwitch, stop_for
+from bagent.runs.stop import Stop, StopSwitch, stdout_gone, stop_for
 from bagent.runs.watching import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
 from bagent.stages.feeder import Feeder
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
@@ -320,8 +320,8 @@ class Session:
             for line in self._lines.add(outcome, location, row):
                 self._stdout.put(line)
 
-    def _stdout_closed(self) -> None:
-        self._switch.ask(Stop(EXIT_STOPPED, "stdout was closed"))
+    def _stdout_closed(self, error: OSError) -> None:
+        self._switch.ask(stdout_gone(error))
 
     def _snapshot(self) -> Snapshot:
         fleet = self._fleet.stats() if self._fleet else NO_FLEET

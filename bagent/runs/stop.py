@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import signal
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bagent.errors import (
+    EXIT_CANNOT_WRITE,
     EXIT_INTERRUPTED,
     EXIT_NEEDS_PERSON,
     EXIT_STOPPED,
@@ -21,7 +23,11 @@ from bagent.errors import (
 )
 from bagent.fleet.deadline import Deadline
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+HANG_UP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+"""The signal of a terminal that went away, unless whoever began this process (``nohup``) had it
+ignored."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, *HANG_UP)
 
 GRACE_SECONDS = 5.0
 """How long requests in flight may take to end after a signal: PBS kills 10 s after it."""
@@ -95,6 +101,14 @@ class StopSwitch:
         self.hurried.set()
         if number == signal.SIGINT:
             self.code = EXIT_INTERRUPTED
+
+
+def stdout_gone(error: OSError) -> Stop:
+    """Why to stop once stdout takes no more rows; all of them are in the journal."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return Stop(EXIT_STOPPED, "stdout was closed")
+    words = f"cannot write to stdout: {error.strerror}"
+    return Stop(EXIT_CANNOT_WRITE, words, "make room where stdout goes to")
 
 
 @contextmanager

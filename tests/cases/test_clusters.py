@@ -52,6 +52,27 @@ def test_a_second_signal_means_now(fs, job_dir):
     assert results_by_id(job_dir) == {}
 
 
+def test_a_terminal_that_goes_away_ends_a_run_in_good_order(fs, job_dir):
+    fs.set_script({"*": [slow(0.2, echo())]})
+    write_job(job_dir, fs.url, 40, limits={"concurrency": 4}, results=NO_TABLES)
+    with Running(RUN, job_dir) as running:
+        fs.wait_for(6)
+        running.send(signal.SIGHUP)
+        done = running.finish()
+    assert done.code == 75, done.err
+    assert "SIGHUP" in done.err
+    assert len(results_by_id(job_dir)) == len(fs.requests)
+
+
+def test_a_run_under_nohup_goes_on(fs, job_dir):
+    fs.set_script({"*": [slow(0.2, echo())]})
+    write_job(job_dir, fs.url, 8, limits={"concurrency": 4}, results=NO_TABLES)
+    line = f"trap '' HUP; {BAGENT} & sleep 1; kill -HUP $!; sleep 0.1; kill -HUP $!; wait $!"
+    done = shell(line, job_dir)
+    assert done.returncode == 0, done.stderr
+    assert len(results_by_id(job_dir)) == 8
+
+
 def test_a_signal_before_the_first_request_ends_at_once(job_dir):
     write_job(job_dir, "http://127.0.0.1:9/v1", 4, results=NO_TABLES)
     with Running([*RUN, "--wait-hosts", "60s"], job_dir) as running:

@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -334,6 +335,20 @@ def test_a_run_whose_stdout_is_closed_from_the_start_saves_what_it_sent(fs, job_
     assert "Traceback" not in done.stderr
     assert done.returncode == 75
     assert len(results_by_id(job_dir)) == len(fs.requests)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_no_room_behind_stdout_is_told_and_costs_no_row(fs, job_dir):
+    fs.set_script(ECHO)
+    write_job(job_dir, fs.url, 3, results=NO_TABLES)
+    line = f"{sys.executable} -m bagent {' '.join(RUN)} -o - > /dev/full"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=job_dir, env=clean_env(job_dir), capture_output=True, text=True
+    )
+    assert done.returncode == 74, done.stderr
+    assert "cannot write to stdout: No space left on device" in done.stderr
+    assert "first       make room where stdout goes to" in done.stderr
+    assert len(results_by_id(job_dir)) == len(fs.requests) == 3
 
 
 def test_every_row_of_a_csv_piped_by_a_query_is_there(fs, job_dir):

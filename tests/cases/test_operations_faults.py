@@ -110,3 +110,11 @@ def test_the_cause_is_kept_when_a_row_gives_up_after_other_causes(fs, job_dir):
     query = 'select status_code from attempts where "row" = 0 order by "try"'
     asked = run_bagent(["query", "--format", "csv", query], job_dir)
     assert asked.out.split()[1:] == ["503", "500", "400"], asked.err
+
+
+def test_a_current_folder_that_is_gone_is_one_clear_line(tmp_path):
+    write_job(tmp_path, "sim", 1)
+    gone = "mkdir gone; cd gone; rmdir ../gone; "
+    done = shell(f"{gone}{sys.executable} -m bagent run ../job.yaml", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == ("bagent: error: the current folder is gone (cd to one that is there)\n")

@@ -181,7 +181,7 @@ def _until(true) -> None:
 def test_a_slow_reader_of_stdout_gets_every_line_in_order():
     async def main() -> bytes:
         reader, writer = os.pipe()
-        lines = StdoutWriter(writer, lambda: None)
+        lines = StdoutWriter(writer, lambda _: None)
 
         def read() -> bytes:
             pieces = []
