@@ -55,6 +55,7 @@ def report(
 
 
 def _about(run: RunDir) -> About:
+    from bagent.cli.report_job import prompts_of, settings_of
     from bagent.cli.status import describe
     from bagent.observe.report import About
 
@@ -77,6 +78,8 @@ def _about(run: RunDir) -> About:
         stages,
         names_in_prompts(info.job) if info else None,
         info.prices if info else (),
+        tuple(prompts_of(info.job)) if info else (),
+        settings_of(info.job) if info else "",
     )
 
 

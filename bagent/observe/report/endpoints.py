@@ -6,7 +6,7 @@ from typing import Any
 
 from bagent.observe.report.ask import BUCKETS, Ask, median
 from bagent.observe.report.charts import meter, sparkline
-from bagent.observe.report.html import Html, note, number, section, table
+from bagent.observe.report.html import FEW, WEAK, Html, note, number, section, table
 from bagent.observe.words import milliseconds
 
 MOST = 60
@@ -62,7 +62,7 @@ def _slower(ask: Ask) -> dict[str, float]:
 def findings(rows: list[dict[str, Any]]) -> list[str]:
     """Endpoints that stand out, in words."""
     words = [
-        f"{row['endpoint']} is slow: half of its tries take longer than"
+        f"{_weak(row)}{row['endpoint']} is slow: half of its tries take longer than"
         f" {milliseconds(row['p50_ms'])}, {row['slower']:.1f} times the median of the others"
         + (f" ({_tokens(row, rows)})" if _tokens(row, rows) else "")
         for row in rows
@@ -76,7 +76,7 @@ def findings(rows: list[dict[str, Any]]) -> list[str]:
         others = (failed - row["failed"]) / max(1, tries - row["tries"])
         if row["failed"] >= FEWEST and share > 2 * others + 0.01:
             words.append(
-                f"{row['endpoint']} fails {100 * share:.3g} % of its tries"
+                f"{_weak(row)}{row['endpoint']} fails {100 * share:.3g} % of its tries"
                 f" (mostly {row['most_error']}), the others {100 * others:.3g} %"
             )
         slow_tail = _has_slow_tail(row, [tail for tail in tails if tail != row["p99_ms"]])
@@ -86,6 +86,11 @@ def findings(rows: list[dict[str, Any]]) -> list[str]:
                 f" {milliseconds(row['p99_ms'])}, {slow_tail:.1f} times as long as at the others"
             )
     return words[:6]
+
+
+def _weak(row: dict[str, Any]) -> str:
+    """What a finding from few tries begins with."""
+    return WEAK if row["tries"] < FEW else ""
 
 
 def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import msgspec
 
-from bagent.observe.report.html import Html, heading, note, number, section, table
+from bagent.observe.report.html import FEW, WEAK, Html, heading, note, number, section, table
 from bagent.observe.report.traits import Line, Traits
 
 SURE = 4.0
@@ -21,6 +21,11 @@ LONGER = 1.4
 
 MOST = 12
 CORRELATED = 0.4
+CLEAR = 0.6
+"""A correlation below this is a weak one."""
+
+ALMOST = 0.8
+"""What rows share is weak where fewer of them have it, or more than the rest of the others."""
 STRONG = 0.7
 """A field whose effect is less than this part of the strongest one's has no finding."""
 
@@ -60,6 +65,9 @@ def _told(line: Line, traits: Traits) -> str:
     if not is_long and not is_cut:
         return ""
     where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
+    grows = traits.grows.get((line.stage, line.field), 0.0)
+    if line.these.rows < FEW or (line.sized and not is_cut and grows < CLEAR):
+        where = WEAK + where
     parts = []
     if is_long:
         parts.append(
@@ -69,7 +77,6 @@ def _told(line: Line, traits: Traits) -> str:
     if is_cut:
         whose = "their answers" if is_long else f"the answers of rows with {line.phrase}"
         parts.append(f"{cut:.3g} % of {whose} are cut off at the limit, {others:.3g} % else")
-    grows = traits.grows.get((line.stage, line.field), 0.0)
     if line.sized and grows > CORRELATED:
         parts.append(f"the larger {line.field}, the longer the answer (correlation {grows:.2f})")
     return where + "; ".join(parts)
@@ -89,6 +96,7 @@ def failing(traits: Traits, told: Container[tuple[str, str]] = ()) -> list[str]:
             continue
         if share > 2 * others + 1 and line.surplus("bad") > SURE:
             where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
+            where = WEAK * (line.these.rows < FEW) + where
             words[key] = (
                 f"{where}of the rows with {line.phrase} {share:.3g} % are not ok,"
                 f" of the others {others:.3g} %"
@@ -112,7 +120,8 @@ def shared(traits: Traits, fault: int) -> Shared:
     of_input = [one for one in found if one[0][0].of_input]
     found = (of_input or found)[:2]
     words = [
-        f"{_together(lines)} ({100 * mine:.3g} % of them, {100 * others:.2g} % of the other rows)"
+        f"{_together(lines)} ({100 * mine:.3g} % of them, {100 * others:.2g} % of the other rows"
+        f"{', which is weak' * (mine < ALMOST or others > 1 - ALMOST)})"
         for lines, mine, others in found
     ]
     return Shared("; ".join(words), tuple((one[0][0].stage, one[0][0].field) for one in found))
@@ -144,21 +153,45 @@ def _rest(line: Line, name: str) -> float:
 def fields(traits: Traits) -> Html:
     """The part of the page."""
     lines = [line for line in traits.lines if line.of_input]
-    longest = sorted((o for o in lines if o.longer > LISTED), key=lambda o: -o.longer)[:MOST]
-    worst = [o for o in lines if o.surplus("bad") > LISTED]
-    worst.sort(key=lambda o: -o.surplus("bad"))
     many = len(traits.stages) > 1
     parts = []
-    for title, chosen in (
-        ("rows with longer answers than others", longest),
-        ("rows that are not ok more often than others", worst[:MOST]),
+    for title, strength in (
+        ("rows with longer answers than others", _longer),
+        ("rows that are not ok more often than others", _worse),
     ):
+        chosen = _in_order(lines, strength)
         if chosen:
-            parts += [heading(title), table([_row(line, many) for line in chosen], HEADS)]
+            shown = [_row(line, many, strength(line)) for line in chosen]
+            parts += [heading(title), table(shown, HEADS)]
     if not parts:
         return Html("")
-    words = f"From {traits.rows:,} rows, drawn at random where there are more."
+    words = (
+        f"From {traits.rows:,} rows, drawn at random where there are more. Weak: fewer than {FEW}"
+        f" rows, or less than {SURE:.0f} standard errors from the others, which may be chance."
+    )
     return section("Input fields and answers", note(words), *parts, name="fields")
+
+
+def _longer(line: Line) -> float:
+    return line.longer
+
+
+def _worse(line: Line) -> float:
+    return line.surplus("bad")
+
+
+def _in_order(lines: Iterable[Line], strength: Callable[[Line], float]) -> list[Line]:
+    """The strongest lines: the field with the strongest first, the sizes of each rising."""
+    found = sorted((one for one in lines if strength(one) > LISTED), key=lambda o: -strength(o))
+    found = found[:MOST]
+    first: dict[tuple[str, str], int] = {}
+    for place, line in enumerate(found):
+        first.setdefault((line.stage, line.field), place)
+    lowest = float("-inf")
+    return sorted(
+        found,
+        key=lambda o: (first[o.stage, o.field], lowest if o.low is None else o.low),
+    )
 
 
 HEADS = {
@@ -172,10 +205,11 @@ HEADS = {
     "bad_percent": "not ok",
     "others_percent": "of others",
     "in_prompt": "in a prompt",
+    "weak": "",
 }
 
 
-def _row(line: Line, many: bool) -> dict[str, Any]:
+def _row(line: Line, many: bool, strength: float) -> dict[str, Any]:
     return {
         "stage": line.stage if many else None,
         "field": line.field,
@@ -187,4 +221,5 @@ def _row(line: Line, many: bool) -> dict[str, Any]:
         "bad_percent": _share(line, "bad"),
         "others_percent": _rest(line, "bad"),
         "in_prompt": line.in_prompt,
+        "weak": "weak" if strength < SURE or line.these.rows < FEW else None,
     }

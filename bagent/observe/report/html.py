@@ -12,6 +12,11 @@ from bagent.observe.words import milliseconds, money, visible
 CELL = 300
 """Characters of a cell that are shown."""
 
+WEAK = "weak: "
+"""What a finding begins with that may be chance, or explains only a part."""
+
+FEW = 20
+"""What fewer rows than these show is weak."""
 
 WORDS = 40
 """Longer texts get a wide column."""

@@ -21,7 +21,7 @@ from bagent.observe.report import (
     stages,
 )
 from bagent.observe.report.ask import Ask
-from bagent.observe.report.html import Html, heading, join, note, section, text
+from bagent.observe.report.html import WEAK, Html, block, heading, join, note, section, text
 from bagent.observe.report.traits import Traits
 from bagent.types import Json
 
@@ -34,12 +34,18 @@ ALIKE = 1.05
 """Endpoints whose times differ by less take about the same time."""
 
 
+PROMPTS = 40
+CHARACTERS = 20_000
+"""So many texts of the job are shown, and so many characters of each."""
+
+
 class About(msgspec.Struct, frozen=True):
     """What the tables do not say of a run.
 
     ``facts`` are (what, value) for its head, ``stages`` the names of its stages in order,
     ``in_prompt`` the names that its prompts use; None: not known, or the row as a whole.
-    ``prices`` are those of each stage, as run.json holds them.
+    ``prices`` are those of each stage, as run.json holds them. ``prompts`` are (whose, text), and
+    ``settings`` the job beside them; both without secrets.
     """
 
     name: str
@@ -47,6 +53,8 @@ class About(msgspec.Struct, frozen=True):
     stages: Sequence[str] = ()
     in_prompt: frozenset[str] | None = None
     prices: Sequence[Json] = ()
+    prompts: Sequence[tuple[str, str]] = ()
+    settings: str = ""
 
 
 def make_page(connection: DuckDBPyConnection, about: About) -> str:
@@ -95,11 +103,21 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
         modes.modes(ask, about.prices),
         rows.extremes(ask, sums["stages"]),
         rows.sample(ask),
+        _job(about),
     ]
     facts = list(about.facts)
     if sums["began"] is not None:
         facts.append(("rows from", f"{_when(sums['began'])} to {_when(sums['ended'])}"))
     return _page(About(about.name, facts), parts)
+
+
+def _job(about: About) -> Html:
+    """What was asked: the prompts before rows are put in, and the settings."""
+    texts = [(f"prompt: {whose}", text) for whose, text in about.prompts[:PROMPTS]]
+    if about.settings:
+        texts.append(("settings that differ from the defaults", about.settings))
+    parts = [Html(heading(title) + block(text, CHARACTERS)) for title, text in texts]
+    return section("The job", *parts, name="job")
 
 
 def _no_slow_one(served: Sequence[dict[str, Any]]) -> list[str]:
@@ -117,9 +135,16 @@ def _findings(found: Mapping[str, Sequence[str]]) -> Html:
     parts = []
     for title, words in found.items():
         if words:
-            items = "".join(f"<li>{_lines(one)}</li>" for one in dict.fromkeys(words))
+            items = "".join(_item(one) for one in dict.fromkeys(words))
             parts.append(Html(f'{heading(title)}<ul class="findings">{items}</ul>'))
+    if any("weak" in one for words in found.values() for one in words):
+        parts.append(note("Weak: shown by few rows only, or by what many other rows have too."))
     return section("What stands out", *(parts or [note("Nothing.")]))
+
+
+def _item(words: str) -> str:
+    weak = " class=weak" * words.startswith(WEAK)
+    return f"<li{weak}>{_lines(words)}</li>"
 
 
 def _lines(words: str) -> str:

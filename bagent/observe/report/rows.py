@@ -21,7 +21,7 @@ PAGE_CHARACTERS = 900_000
 """Characters of all rows of the sample together: the page stays under 2 MB, escapes included."""
 
 _SHOWN = """coalesce(id, 'row ' || row) as id, stage, status, endpoint,
-    attempts, queue_ms, ttft_ms, latency_ms, prompt_tokens,
+    attempts as tries, queue_ms, ttft_ms, latency_ms, prompt_tokens,
     completion_tokens, left(coalesce(text, error), 160) as answer"""
 
 

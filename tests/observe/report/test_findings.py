@@ -135,6 +135,25 @@ def test_the_size_of_the_field_that_makes_answers_long_is_told(run):
     assert "title" not in words
 
 
+def test_the_sizes_of_a_field_stand_in_their_order_and_what_may_be_chance_is_marked(run):
+    for row in range(400):
+        tokens = 20 + row // 4 + 60 * (row % 25 == 0)
+        run.result(row, input={"text": "x" * row, "n": row % 25}, completion_tokens=tokens)
+    shown = run.page().sections["fields"].split("\n")
+    lows = [int(cell.split(" ")[0]) for cell in shown if cell.endswith(" characters")]
+    assert len(lows) > 1
+    assert lows == sorted(lows)
+    assert "Weak: fewer than 20 rows" in run.page().sections["fields"]
+
+
+def test_a_slow_endpoint_of_few_tries_is_called_weak(run):
+    for row in range(60):
+        run.result(row)
+        run.attempt(row, "rare" if row % 10 == 0 else "usual", 3.0 if row % 10 == 0 else 1.0)
+    words = stands_out(run)
+    assert "weak: rare is slow" in words
+
+
 def test_a_field_that_is_mostly_absent_is_told_by_its_presence(run):
     for row in range(300):
         data = {"id": f"r{row}"} | ({"style": "at length"} if row % 10 == 0 else {})

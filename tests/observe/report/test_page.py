@@ -128,6 +128,23 @@ def test_tools_and_cost_have_a_part_where_there_are_some(run):
     without.connection.close()
 
 
+def test_the_prompts_and_the_settings_of_the_job_are_shown_as_text(run):
+    run.result(0)
+    page = run.page(About("run", prompts=[("map user", "Say <b>{{ text }}</b>")], settings="a: 1"))
+    shown = page.sections["job"]
+    assert "prompt: map user" in shown
+    assert "Say <b>{{ text }}</b>" in shown
+    assert "a: 1" in shown
+
+
+def test_a_try_has_one_name_on_the_whole_page(run):
+    run.result(0)
+    run.attempt(0, "node", 1.0)
+    page = run.page()
+    assert "tries" in page.sections["slowest"]
+    assert not any("attempts" in words for words in page.sections.values())
+
+
 def test_long_texts_do_not_make_a_long_page(run):
     for row in range(400):
         run.result(row, text="<" * 50_000, input={"a": "&" * 50_000})
