@@ -114,6 +114,22 @@ class Namer:
         self._index += piece.rows
         return True
 
+    def picked(self, chunk: Chunk, places: Sequence[int], keys: Sequence[int]) -> list[Row] | None:
+        """Some rows of the piece that comes next, which :meth:`pass_over` is yet to number.
+
+        Args:
+            chunk: the rows.
+            places: of each, how many rows of the piece stand before it.
+            keys: of each, the key that is noted; None is returned where one is not the row's.
+        """
+        if not chunk.items:
+            return []
+        ids, bodies = self._bodies.of(chunk)
+        packed = digests(bodies)
+        if unpack(f">{len(packed)}Q", b"".join(packed)) != tuple(keys) or None in ids:
+            return None
+        return _made(chunk, [self._index + place for place in places], list(keys), ids)
+
     def _read_again(self, again: Callable[[], Iterator[Chunk]], start: int) -> Held:
         for chunk in again():
             if chunk.items:
@@ -218,7 +234,7 @@ def _notes(packed: list[bytes], start: int, lines: Sequence[int]) -> list[bytes]
     ]
 
 
-def _made(chunk: Chunk, numbers: range, keys: list[int], ids: list[Json]) -> list[Row]:
+def _made(chunk: Chunk, numbers: Sequence[int], keys: list[int], ids: list[Json]) -> list[Row]:
     source, lines, items = chunk.source, chunk.lines, chunk.items
     if set(map(type, items)) == {dict}:
         return list(map(Row, numbers, keys, ids, items, repeat(source), lines))

@@ -6,6 +6,9 @@ same and all its rows are finished, it passes over them without decoding one. Pi
 from the start of the input on and only while ids ascend, so that no row in them repeats another;
 from the first difference on the notes are cut off and made anew.
 
+Processes that share the rows of one input follow the notes of another that reads all of it: they
+decode no rows but their own, as far as that one has come.
+
 The file is a magic line, 32 bytes that say how keys are made, then one record a piece: length and
 CRC-32 of 4 bytes each, and a MessagePack object. It is a cache: what is torn or missing is read
 again.
@@ -97,6 +100,8 @@ class Memory:
         self._finished: Finished | None = None
         self._next: Piece | None = None
         self._place = self._after = 0
+        self._follows = False
+        self._sources: set[str] = set()  # that were asked for, where it follows
         self.noting = True
         """Whether pieces are still noted; once it is False it stays so."""
 
@@ -129,8 +134,33 @@ class Memory:
         for piece in held:
             self.note(piece)
 
+    def follow(self, path: Path, identity: bytes, finished: Finished | None) -> None:
+        """Use the notes that another process makes meanwhile, and make none; without one if they
+        are not there or of other keys.
+
+        Args:
+            path: the file.
+            identity: as for :meth:`attach`.
+            finished: likewise.
+        """
+        start = MAGIC + identity
+        self._held.clear()
+        self._follows = True
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            found = os.pread(self._file, len(start), 0)
+        except OSError:
+            found = b""
+        if found != start:
+            self.stop()
+            return
+        self._place = len(start)
+        self._finished = finished
+
     def at(self, source: str, offset: int) -> Piece | None:
         """What the notes say about the piece at this place, if they go on with it."""
+        if self._follows:
+            self._catch_up(source, offset)
         known = self._next
         if known is None or known.source != source or known.offset != offset:
             return None
@@ -142,7 +172,7 @@ class Memory:
 
     def note(self, piece: Piece) -> None:
         """The next piece of the input; where the notes say something else, they end before it."""
-        if not self.noting:
+        if not self.noting or self._follows:
             return
         if self._file is None:
             self._held.append(piece)
@@ -159,6 +189,19 @@ class Memory:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def _catch_up(self, source: str, offset: int) -> None:
+        """Pass over what is noted of earlier places; what comes after the last may be new."""
+        self._sources.add(source)
+        while self._file is not None:
+            if self._next is None:
+                self._load()
+            known = self._next
+            if known is None or known.source not in self._sources:
+                return
+            if known.source == source and known.offset >= offset:
+                return
+            self._place, self._next = self._after, None
 
     def _advance(self) -> None:
         self._place = self._after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from struct import pack
 
@@ -65,10 +65,13 @@ def limited(batches: Iterator[list[Row]], limit: int) -> Iterator[list[Row]]:
         yield rows
 
 
-def in_shard_keys(keys: Iterable[int], shard: tuple[int, int]) -> list[int]:
-    """As :func:`in_shard`, for row keys."""
+def places_in_shard(keys: Sequence[int], shard: tuple[int, int] | None) -> Sequence[int]:
+    """Where among rows of these keys those of :func:`in_shard` stand; None: all rows do."""
+    if shard is None:
+        return range(len(keys))
     part, parts = shard
-    return [key for key in keys if key % parts == part - 1]
+    wanted = part - 1
+    return [at for at, key in enumerate(keys) if key % parts == wanted]
 
 
 def in_shard(rows: list[Row], shard: tuple[int, int]) -> list[Row]:

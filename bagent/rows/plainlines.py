@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import pack
 from typing import BinaryIO
 
@@ -11,10 +11,10 @@ from bagent.rows.identity import Namer
 from bagent.rows.inputs import FileSource, Source
 from bagent.rows.lines import LONGEST, ROWS, chunk_of, too_long
 from bagent.rows.memory import Memory, Piece, digest_of
-from bagent.rows.pick import in_shard_keys
+from bagent.rows.pick import places_in_shard
 from bagent.rows.readers import Halt, Meter
 from bagent.rows.streams import BLOCK, unreadable, without_mark
-from bagent.rows.values import Chunk
+from bagent.rows.values import Chunk, Item, decode_lines
 from bagent.types import Row
 
 
@@ -59,10 +59,13 @@ class PlainLines:
                     if not data:
                         break
                     meter.at(self._offset + len(data))
-                    if known is not None and self._pass(data, known):
-                        yield []
-                    else:
+                    own = None if known is None else self._pass(data, known)
+                    if own is None:
                         yield from self._read(data, halt)
+                    else:
+                        yield own[:ROWS]
+                        for start in range(ROWS, len(own), ROWS):
+                            yield own[start : start + ROWS]
         except OSError as error:
             raise unreadable(self._source.path, error) from error
         meter.finish(self._source.size)
@@ -89,18 +92,38 @@ class PlainLines:
                 raise too_long(self._source.path, self._line)
         return b"".join(parts), None
 
-    def _pass(self, data: bytes, known: Piece) -> bool:
-        """Pass over a piece of which every row is finished, if no id in it came before."""
+    def _pass(self, data: bytes, known: Piece) -> list[Row] | None:
+        """The rows of the shard in a known piece, none where all are finished; the others are
+        passed over. None: the piece has to be read, also since an id in it may have come before."""
         keys = known.key_list()
-        wanted = keys if self._shard is None else in_shard_keys(keys, self._shard)
-        if not self._memory.is_finished(wanted) or not self._namer.pass_over(
-            known, _Again(self._source, known, self._line)
-        ):
-            return False
+        places = places_in_shard(keys, self._shard)
+        wanted = keys if self._shard is None else [keys[at] for at in places]
+        finished = self._memory.is_finished(wanted)
+        own = [] if finished else self._own(data, len(keys), places, wanted)
+        if own is None or not self._namer.pass_over(known, _Again(self._source, known, self._line)):
+            return None
         self._memory.note(known)
-        self.passed += len(wanted)
+        if finished:
+            self.passed += len(wanted)
         self._move(len(data), known.lines)
-        return True
+        return own
+
+    def _own(
+        self, data: bytes, rows: int, places: Sequence[int], keys: Sequence[int]
+    ) -> list[Row] | None:
+        """The rows at some places among all ``rows`` of a piece; no others are decoded."""
+        raws = _split(self._source, data, self._offset)
+        lines: Sequence[int] = range(len(raws))
+        if len(raws) != rows:
+            lines = [at for at, raw in enumerate(raws) if raw and not raw.isspace()]
+            if len(lines) != rows:
+                return None
+        own = [raws[lines[at]] for at in places]
+        items: list[Item] = [item for item in decode_lines(own) if item is not None]
+        if len(items) != len(own):
+            return None
+        numbers = [self._line + lines[at] for at in places]
+        return self._namer.picked(Chunk(self._source.name, numbers, items, own), places, keys)
 
     def _read(self, data: bytes, halt: Halt) -> Iterator[list[Row]]:
         line, offset, held = self._line, self._offset, self._namer.held
@@ -169,9 +192,14 @@ class _Again:
 
 
 def _chunks(source: FileSource, data: bytes, line: int, offset: int) -> Iterator[Chunk]:
-    text = data if offset else without_mark(data, source.path)
-    raws = text.split(b"\n")
-    if not raws[-1]:
-        raws.pop()
+    raws = _split(source, data, offset)
     for start in range(0, len(raws), ROWS):
         yield chunk_of(source.name, raws[start : start + ROWS], line + start)
+
+
+def _split(source: FileSource, data: bytes, offset: int) -> list[bytes]:
+    """The lines of a piece."""
+    raws = (data if offset else without_mark(data, source.path)).split(b"\n")
+    if not raws[-1]:
+        raws.pop()
+    return raws

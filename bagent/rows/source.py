@@ -87,6 +87,7 @@ class RowSource:
         self._ahead: list[list[Row]] = []
         self._waits = False  # whether the next batch may be long in coming, as far as peek got
         self._memory: Memory | None = None
+        self._shared: Path | None = None
         self._plain: list[PlainLines] = []
         self._stream = self._picked()
 
@@ -118,8 +119,37 @@ class RowSource:
             finished: whether all rows of these keys are finished, called by who reads; None:
                 leave out none.
         """
-        if self._memory is not None and self._memory.noting:
-            self._memory.attach(path, identity_of(self._config), finished)
+        if self._memory is None or not self._memory.noting:
+            return
+        identity = identity_of(self._config)
+        if self._shared is not None:
+            self._memory.follow(self._shared, identity, finished)
+        else:
+            self._memory.attach(path, identity, finished)
+
+    def share(self, notes: Path) -> None:
+        """Let :meth:`remember` use a file that :meth:`note_all` makes in another process.
+
+        Rows of other shards are not decoded then, as far as that process has come; nothing else
+        changes.
+        """
+        self._shared = notes
+
+    @property
+    def notable(self) -> bool:
+        """Whether anything can still be noted of this input, as :meth:`remember` says."""
+        memory = self._memory
+        return memory is not None and memory.noting and any(map(is_plain, self._sources[:1]))
+
+    def note_all(self) -> None:
+        """Read for the notes of :meth:`remember` alone, as far as they go.
+
+        Raises:
+            InputError: the input cannot be read to its end.
+        """
+        for _ in self.batches():
+            if not self.notable:
+                return
 
     def batches(self) -> Iterator[list[Row]]:
         """The rows, up to 512 at once; from a pipe, those that are there.

@@ -42,6 +42,7 @@ from bagent.runs.executor_task import (
     signals_path,
     state_path,
 )
+from bagent.runs.noting import noting
 from bagent.runs.openrun import take_directory
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import SAMPLE_ROWS, Prepared, open_input, prepare
@@ -61,8 +62,8 @@ PER_SLOT = 4
 """Chunks for each worker, where there are rows enough."""
 
 FEW_CHUNKS = 64
-"""More than this only to have one for each worker: every chunk reads the whole input for its part,
-some 6 microseconds a row."""
+"""More than this only to have one for each worker: every chunk goes through the whole input for its
+part, some 6 microseconds a row where the input cannot be noted (:mod:`bagent.runs.noting`)."""
 
 CHUNK_ROWS = 1000
 """Rows of a chunk at least, as far as it can be told: starting one takes about a second."""
@@ -98,7 +99,7 @@ def run_parsl(options: RunOptions, workers: int) -> int:
         notes: list[str] = []
         take_directory(prepared, prepared.job.fingerprint_parts(), notes)
         at_once = most_at_once(prepared.job.limits, min(plan.slots, count))
-        chunks = [Worker(_timed(own, deadline)) for own in part_options(prepared, count, at_once)]
+        parts = [_timed(own, deadline) for own in part_options(prepared, count, at_once)]
         progress = display(options)
         for text in (*prepared.warnings, *notes):
             progress.note(text)
@@ -108,7 +109,12 @@ def run_parsl(options: RunOptions, workers: int) -> int:
         folder = prepared.run_dir.with_name(f"{prepared.run_dir.name}.batch") / "parsl"
         limits = Limits(at_once, plan, deadline)
         try:
-            with _signals() as signals, open_pool(plan, run_chunk, folder) as pool:
+            with (
+                _signals() as signals,
+                noting(prepared, count) as notes_path,
+                open_pool(plan, run_chunk, folder) as pool,
+            ):
+                chunks = [Worker(replace(own, notes=notes_path)) for own in parts]
                 Head(prepared, chunks, pool, progress, limits).run(signals)
         finally:
             progress.stop()

@@ -30,6 +30,7 @@ from bagent.store.index import Policy
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
+    from bagent.types import Row
 
 SAMPLE_ROWS = 100
 STAGE = "main"
@@ -134,6 +135,8 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
             error.at = prepared.job.source.position((key,))
         raise
     prepared.rows = rows
+    if prepared.options.notes is not None:
+        rows.share(Path(prepared.options.notes))
     first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
     good = [row for row in first if row.error is None]
     sample = [row.data for row in good]
@@ -147,9 +150,19 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
         found = first[0]
         prepared.warnings.append(
             f"none of the first {len(first)} rows can be read: {found.source}:{found.line}:"
-            f" {found.error}"
+            f" {found.error}{_other_form(found)}"
         )
     return rows
+
+
+def _other_form(row: Row) -> str:
+    """What the first line looks like, where it is no line of JSON objects."""
+    text = (row.raw or b"").strip()
+    if text[:1] == b"[" or text == b"{":
+        return " (is it one JSON document over several lines? its name ends in .json then)"
+    if text[:1] not in (b"{", b'"') and (b"," in text or b"\t" in text or b";" in text):
+        return " (is it a table? its name ends in .csv or .tsv then)"
+    return ""
 
 
 def _check_id(job: Job, sample: list[dict[str, Any]]) -> None:
@@ -215,6 +228,8 @@ def load_schema(job: Job) -> OutputSchema | None:
 
 def run_directory(job: Job, options: RunOptions) -> Path:
     """Where the run lives: ``-o DIR`` itself, else the name under the results folder."""
+    if options.output == "":
+        raise UsageError("--output: the name is empty", hint="name the folder of the run")
     if options.output not in (None, "-"):
         path = options.cwd / str(options.output)
         if path.exists() and not path.is_dir():

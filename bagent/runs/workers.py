@@ -33,6 +33,7 @@ from bagent.errors import (
 from bagent.job.spec_limits import LimitsSpec
 from bagent.observe import EndInfo, Progress, Snapshot, summary_lines
 from bagent.runs.merging import merged
+from bagent.runs.noting import noting
 from bagent.runs.openrun import take_directory
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import Prepared, open_input, prepare, read_shard
@@ -81,14 +82,16 @@ def run_workers(options: RunOptions, count: int) -> int:
         open_input(prepared).close()
         notes: list[str] = []
         take_directory(prepared, prepared.job.fingerprint_parts(), notes)
-        workers = [Worker(own) for own in part_options(prepared, count)]
+        parts = part_options(prepared, count)
         progress = display(options)
         for text in (*prepared.warnings, *notes):
             progress.note(text)
         run = shown(prepared.run_dir, options.cwd)
-        progress.start(f"{prepared.job.name}: {len(workers)} processes, results in {run}")
+        progress.start(f"{prepared.job.name}: {len(parts)} processes, results in {run}")
         try:
-            asyncio.run(Crew(workers, progress).run())
+            with noting(prepared, len(parts)) as notes_path:
+                workers = [Worker(replace(own, notes=notes_path)) for own in parts]
+                asyncio.run(Crew(workers, progress).run())
         finally:
             progress.stop()
         return finish(prepared, workers, progress)
