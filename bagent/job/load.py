@@ -115,6 +115,9 @@ def _text(request: JobRequest) -> str:
 def _cannot_read(path: Path, error: OSError) -> JobError:
     at = Position(path)
     if error.errno == errno.ENOENT:
+        if str(path) == "-":
+            hint = "rows are piped in with -i -; the job is a file"
+            return JobError("a job cannot be piped in", hint=hint)
         return JobError("no such job file", hint="bagent init writes a starter job", at=at)
     if error.errno == errno.EISDIR:
         return JobError("this is a folder", hint="name the job file in it", at=at)
@@ -192,7 +195,8 @@ def _name(data: YamlMap, request: JobRequest) -> None:
 def _stem(path: Path) -> str:
     name = path.name
     for suffix in (".gz", ".zst", ".yaml", ".yml", ".jsonl", ".json"):
-        name = name.removesuffix(suffix)
+        if name.lower().endswith(suffix):
+            name = name[: -len(suffix)]
     return name
 
 

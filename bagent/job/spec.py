@@ -110,6 +110,15 @@ class Job(Section):
         "user": "it belongs to prompt: {user: ...}",
         "messages": "it belongs to prompt: {messages: [...]}",
         "n": "did you mean answers?",
+        "base_url": "it belongs to backend: {url: ...}",
+        "url": "it belongs to backend: {url: ...}",
+        "api_key": "it belongs to backend: {url: ..., api_key_env: NAME_OF_THE_VARIABLE}",
+        "api_key_env": "it belongs to backend: {url: ..., api_key_env: ...}",
+        "headers": "it belongs to backend: {url: ..., headers: {...}}",
+        "top_p": "it belongs to sampling: {top_p: ...}",
+        "stop": "it belongs to sampling: {stop: ...}",
+        "extra": "it belongs to sampling: {extra: {...}}",
+        "max_turns": "it belongs to agent: {max_turns: ...}",
     }
 
     name: Annotated[str, NameIn()] = Field(

@@ -22,6 +22,7 @@ def request_error(request):
     [
         ("job.yaml", "job"),
         ("my job.yml", "my job"),
+        ("JOB.YAML", "JOB"),
         ("a.b.yaml", "a.b"),
         ("-x.yaml", "x"),
         (".hidden.yaml", "hidden"),
@@ -41,6 +42,11 @@ def test_a_written_name_comes_before_the_file_name(load, minimal):
 def test_a_text_without_a_file_is_a_job_in_the_current_folder(tmp_path, minimal):
     job = load_job(JobRequest(text=minimal, cwd=tmp_path))
     assert (job.name, job.input.path[0].path) == ("job", str(tmp_path / "rows.jsonl"))
+
+
+def test_a_job_is_a_file_and_no_pipe(tmp_path):
+    words = "a job cannot be piped in (rows are piped in with -i -; the job is a file)"
+    assert request_error(JobRequest(path=Path("-"), cwd=tmp_path)) == words
 
 
 def test_options_alone_can_make_a_job(tmp_path):

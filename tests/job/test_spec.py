@@ -135,6 +135,11 @@ UNKNOWN = [
         "concurrency: 5\n",
         "job.yaml:3:1: unknown key concurrency (it belongs to limits: {concurrency: ...})",
     ),
+    (
+        "api_key: x\n",
+        "job.yaml:3:1: unknown key api_key (it belongs to backend: {url: ..., api_key_env:"
+        " NAME_OF_THE_VARIABLE})",
+    ),
     ("sampling: {n: 4}\n", "job.yaml:3:12: unknown key n (write answers: N at the top of the job)"),
     (
         "sampling: {logit_bias: {}}\n",
