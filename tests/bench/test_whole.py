@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from bagent.bench.plan import Slo
 from bench.support_bench import DEAD, Measure, addresses, simulated
 from support.fake_server import FakeServer
 from support.replies import ABSENT, ok, slow, status
@@ -66,7 +67,18 @@ def test_no_metric_is_below_what_an_engine_of_known_speed_takes(measure: Measure
 def test_every_metric_is_within_a_twentieth_on_a_machine_that_is_not_held_up(
     measure: Measure,
 ) -> None:
-    expected = {**KNOWN, "output_tok_s": 11 / 1.5, "in_flight_mean": 1.0}
+    expected = {
+        **KNOWN,
+        "rps": 1 / 1.5,  # one after the other
+        "calls_s": 1 / 1.5,
+        "goodput_rps": 1 / 1.5,
+        "output_tok_s": 11 / 1.5,
+        "goodput_tok_s": 11 / 1.5,
+        "input_tok_s": 100 / 1.5,
+        "total_tok_s": 111 / 1.5,
+        "good_share": 1.0,
+        "in_flight_mean": 1.0,
+    }
     for _ in range(5):  # a machine that is held up is late by chance, a wrong metric always
         load = of_known_speed(measure, 4)
         wrong = {
@@ -76,6 +88,32 @@ def test_every_metric_is_within_a_twentieth_on_a_machine_that_is_not_held_up(
         }
         if not wrong:
             break
+    assert not wrong
+
+
+@pytest.mark.slow
+def test_an_open_loop_of_known_rate_has_it_in_every_number(measure: Measure) -> None:
+    # A request of 1.5 s whenever the one before is over, its first token too late for the SLO.
+    expected = {"rps": 0.6, "output_tok_s": 6.6, "e2e_p50_ms": 1500, "in_flight_mean": 0.9}
+    with simulated("prefill=100&decode=20&prefix_cache=false") as sim:
+        for _ in range(5):  # as above
+            summary = measure(
+                addresses(sim),
+                rates=[0.6],
+                arrival="constant",
+                requests=6,
+                seconds=None,
+                input_tokens=100,
+                output_tokens=11,
+                slo=Slo(ttft=900),
+            )
+            (load,) = summary["loads"]
+            assert load["goodput_rps"] == load["good_share"] == 0
+            assert load["lag_p50_ms"] >= 0 and load["e2e_p50_ms"] >= load["e2e_sent_p50_ms"]
+            right = {name: pytest.approx(value, rel=0.05) for name, value in expected.items()}
+            wrong = {name: load[name] for name, value in right.items() if load[name] != value}
+            if not wrong:
+                break
     assert not wrong
 
 
