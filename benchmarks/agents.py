@@ -12,6 +12,7 @@ Arms, in an order that turns round:
 ``holding``  a loop that keeps its slot while the tool runs
 ``freeing``  a good loop: a slot for each model call, equal tool calls share one run (a dictionary)
 ``bagent``   ``bagent run`` with all it does: journal, validation, tables of calls
+``stream``   the same with ``stream: true``; only with ``--stream``
 
 Without a server it is ``bagent sim``: simulated engine, simulated text. Times are from the first
 request sent to the last answer; bagent's start-up stands apart. No repeat is begun that would end
@@ -35,10 +36,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from statistics import median_low
+from statistics import median, median_low
 from typing import Any
 
 AGENTS = 100
@@ -128,6 +130,7 @@ class Loop:
         self.first = 0.0
         self.runs = self.without = 0
         self.prompt_tokens = 0
+        self.took: dict[str, list[float]] = {"required": [], "auto": []}
 
     async def look(self, topic: str) -> str:
         self.runs += 1
@@ -143,10 +146,12 @@ class Loop:
         self.first = self.first or time.monotonic()
         body = {"model": self.args.model, "temperature": 1, "max_tokens": 64, "messages": messages}
         body |= {"tools": [TOOL], "tool_choice": choice, **ONE_CALL}
+        began = time.monotonic()
         async with self.session.post(f"{self.url}/chat/completions", json=body) as response:
             if response.status != 200:
                 raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
             answer = await response.json()
+        self.took[choice].append(time.monotonic() - began)
         self.prompt_tokens = self.prompt_tokens or answer["usage"]["prompt_tokens"]
         return answer["choices"][0]["message"]
 
@@ -184,11 +189,12 @@ async def loop_arm(args: argparse.Namespace, url: str, *, holding: bool) -> dict
         "seconds": time.monotonic() - loop.first,
         "tool_runs": loop.runs,
         "without_call": loop.without,
+        "turn_seconds": [round(median(each), 2) for each in loop.took.values()],
         "prompt_tokens": loop.prompt_tokens,
     }
 
 
-def write_job(folder: Path, args: argparse.Namespace, url: str) -> None:
+def write_job(folder: Path, args: argparse.Namespace, url: str, *, stream: bool) -> None:
     """The same agents as a job of bagent."""
     (folder / "tools.py").write_text(TOOL_FILE)
     (folder / "runs.txt").touch()
@@ -204,6 +210,7 @@ def write_job(folder: Path, args: argparse.Namespace, url: str) -> None:
         "prompt": {"system": {"file": "shared.md"}, "user": "{{ question }}"},
         "agent": {"tool_choice": "required", "tools": [tool]},
         "sampling": {"temperature": 1, "max_tokens": 64, "extra": ONE_CALL},
+        "stream": True if stream else "auto",
         "dedupe": False,
         "limits": {"concurrency": IN_FLIGHT},
         "results": {"allow_failures": args.agents, "parquet": False, "duckdb": False},
@@ -217,11 +224,11 @@ def lines_of(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def bagent_arm(args: argparse.Namespace, url: str) -> dict[str, Any]:
+def bagent_arm(args: argparse.Namespace, url: str, *, stream: bool) -> dict[str, Any]:
     """``bagent run`` on the same agents."""
     with tempfile.TemporaryDirectory(prefix="bagent-agents-") as name:
         folder = Path(name)
-        write_job(folder, args, url)
+        write_job(folder, args, url, stream=stream)
         began = time.monotonic()
         done = subprocess.run(
             [
@@ -253,6 +260,11 @@ def bagent_arm(args: argparse.Namespace, url: str) -> dict[str, Any]:
             "tool_runs": len((folder / "runs.txt").read_text().splitlines()),
             "whole_command": whole,
             "requests": len(sent),
+            "streamed": sum(one.get("first_token") is not None for one in sent),
+            "turn_seconds": [
+                round(median(one["done"] - one["sent"] for one in sent if one["turn"] == turn), 2)
+                for turn in (1, 2)
+            ],
             "statuses": kinds,
             "cached_tokens_turn_2": median_low(line.get("cached_tokens") or 0 for line in second)
             if second
@@ -260,9 +272,24 @@ def bagent_arm(args: argparse.Namespace, url: str) -> dict[str, Any]:
         }
 
 
+def engine(url: str) -> dict[str, float]:
+    """What the engine has counted so far: the tokens that it made and found in its cache."""
+    names = {
+        "vllm:generation_tokens_total": "generated_tokens",
+        "vllm:prefix_cache_hits_total": "cached_tokens",
+    }
+    found = dict.fromkeys(names.values(), 0.0)
+    with urllib.request.urlopen(f"{url.removesuffix('/v1')}/metrics", timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            name = line.partition("{")[0].partition(" ")[0]
+            if name in names:
+                found[names[name]] += float(line.rpartition(" ")[2])
+    return found
+
+
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """All arms, their order turned round each time."""
-    arms = ["holding", "freeing", "bagent"]
+    arms = ["holding", "freeing", "bagent", *["stream"] * args.stream]
     found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     result = {"simulated": not args.server, "agents": args.agents, "model": args.model}
     result |= {"rules": args.rules, "arms": found}
@@ -273,17 +300,20 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     if args.server:
         opened = contextlib.nullcontext(f"http://{args.server}/v1")
     with opened as url:
-        asyncio.run(loop_arm(args, url, holding=False))  # warms the prefix, counts nothing
+        asyncio.run(loop_arm(args, url, holding=False))  # warms the prefixes, counts nothing
+        bagent_arm(args, url, stream=False)
         for repeat in range(args.repeats):
             at = time.monotonic()
             if repeat and at + longest > begun + args.seconds:
                 break
-            turned = arms[repeat % 3 :] + arms[: repeat % 3]
+            turned = arms[repeat % len(arms) :] + arms[: repeat % len(arms)]
             for arm in turned if repeat % 2 == 0 else turned[::-1]:
-                if arm == "bagent":
-                    one = bagent_arm(args, url)
+                before = engine(url)
+                if arm in ("bagent", "stream"):
+                    one = bagent_arm(args, url, stream=arm == "stream")
                 else:
                     one = asyncio.run(loop_arm(args, url, holding=arm == "holding"))
+                one |= {name: round(value - before[name]) for name, value in engine(url).items()}
                 found[arm].append(one | {"repeat": repeat, "load": os.getloadavg()[0]})
                 print(repeat, arm, json.dumps(found[arm][-1]), flush=True)
             if args.out:  # what was measured is kept, whatever comes next
@@ -329,6 +359,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=AGENTS)
     parser.add_argument("--rules", type=int, default=RULES, help="length of the shared prompt")
     parser.add_argument("--seconds", type=float, default=150, help="of all repeats together")
+    parser.add_argument("--stream", action="store_true", help="compare: bagent streamed as well")
     parser.add_argument("--decode", type=float, default=60, help="simulated tokens a second")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", default="1000,4000,16000")

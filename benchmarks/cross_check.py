@@ -2,19 +2,26 @@
 
     python benchmarks/cross_check.py OUT.json [--repeats 3] [--guidellm VENV/bin/guidellm]
 
-It starts a vLLM on this machine's CPU with SmolLM2-135M (``tests/real/install_vllm.sh``), warms it
-up, and sends prompts of 128 tokens for answers of 32, as raw texts, to ``/v1/completions``: one
-after the other (``c=1``), and evenly at a rate of about a third of what the server can do. The
-order of the tools is turned round with each repeat. Kept are all numbers of all repeats; compared
-are the medians of each tool's medians (throughput: its mean).
+It starts a vLLM on this machine's CPU with SmolLM2-135M (``tests/real/install_vllm.sh``), in 32
+bits (a CPU without bfloat16 takes five times as long with it), and sends prompts of 128 tokens for
+answers of 16, as raw texts, to ``/v1/completions``: one after the other (``c=1``), and evenly at a
+low rate. The order of the tools is turned round with each repeat; where OUT.json is there already
+its runs are kept and new repeats are added. Kept are all numbers of all repeats; compared are the
+medians of each tool's medians (throughput: its mean).
 
-Exit code 1 where a number that should be the same differs by more than ``--band`` (10 %). What is
-defined otherwise is brought to the same definition first (see :data:`DEFINITIONS`).
+A machine that does other work makes one tool's minute slower than the next one's. So each run also
+has ``engine_tpot_ms``, the mean gap between two tokens by vLLM's own histogram over the very same
+requests: what a tool says beyond that is the tool's doing, the rest the machine's. The numbers
+``..._by_engine`` are times in such gaps (TPOT by its mean), and tokens in each of them.
+
+Exit code 1 where such a number differs by more than ``--band`` (10 %). What is defined otherwise is
+brought to the same definition first (see :data:`DEFINITIONS`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -23,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,8 +39,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 from real.parts import model_folder, venv  # noqa: E402
 from real.serve_vllm import VllmServer, environment  # noqa: E402
 
-INPUT, OUTPUT = 128, 32
+INPUT, OUTPUT = 128, 16
 NUMBERS = ("ttft_ms", "tpot_ms", "e2e_ms", "output_tok_s")
+BASE = "bagent"
+GAPS = "vllm:inter_token_latency_seconds"
 DEFINITIONS = {
     "ttft_ms": "all: first piece of the answer minus sent. bagent passes over pieces without text,"
     " which vLLM's tool takes as a first token",
@@ -65,6 +75,7 @@ def bagent(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     return {
         "ttft_ms": one["ttft_p50_ms"],
         "tpot_ms": one["tpot_p50_ms"],
+        "tpot_mean_ms": one["tpot_mean_ms"],
         "e2e_ms": one["e2e_sent_p50_ms"],
         "output_tok_s": one["output_tok_s"],
         "requests": one["requests"],
@@ -95,6 +106,7 @@ def vllm(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     return {
         "ttft_ms": found["median_ttft_ms"],
         "tpot_ms": found["median_tpot_ms"],
+        "tpot_mean_ms": found["mean_tpot_ms"],
         "e2e_ms": found["median_e2el_ms"],
         "output_tok_s": found["output_throughput"],
         "requests": found["completed"],
@@ -129,6 +141,7 @@ def guidellm(program: str, server: VllmServer, load: dict, folder: Path, seed: i
     return {
         "ttft_ms": of("time_to_first_token_ms"),
         "tpot_ms": of("inter_token_latency_ms"),
+        "tpot_mean_ms": of("inter_token_latency_ms", "mean"),
         "own_tpot_ms": of("time_per_output_token_ms"),
         "e2e_ms": 1000 * of("request_latency"),
         "output_tok_s": of("output_tokens_per_second", "mean"),
@@ -138,74 +151,78 @@ def guidellm(program: str, server: VllmServer, load: dict, folder: Path, seed: i
     }
 
 
-def measure(options: argparse.Namespace, server: VllmServer) -> list[dict]:
-    """All runs, in the order in which they were made."""
+def gaps(server: VllmServer) -> tuple[float, float]:
+    """Seconds between tokens that the engine has counted so far, and how many such gaps."""
+    return server.metric(f"{GAPS}_sum"), server.metric(f"{GAPS}_count")
+
+
+def measure(
+    options: argparse.Namespace, server: VllmServer, runs: list[dict]
+) -> Iterator[list[dict]]:
+    """All runs, those of before first, in the order in which they were made; after each repeat."""
     loads = {
         "c=1": {"requests": options.requests},
         f"rate={options.rate:g}": {"requests": options.requests, "rate": options.rate},
     }
-    arms = {"bagent": bagent, "vllm bench serve": vllm}
+    loads = {name: load for name, load in loads.items() if name.startswith(options.load)}
+    arms = {BASE: bagent, "vllm bench serve": vllm}
     if options.guidellm:
         arms["guidellm"] = lambda *given: guidellm(options.guidellm, *given)
-    runs = []
-    for repeat in range(options.repeats):
+    first = max((run["repeat"] + 1 for run in runs if run["load"] in loads), default=0)
+    for repeat in range(first, first + options.repeats):
         order = list(arms) if repeat % 2 == 0 else list(reversed(arms))
         for name, load in loads.items():
             for tool in order:
                 with tempfile.TemporaryDirectory() as folder:
-                    before = os.getloadavg()[0]
+                    load_average, before = os.getloadavg()[0], gaps(server)
                     # Other seeds each time: else the second one meets prompts that are cached.
                     seed = 1 + len(runs)
                     found = arms[tool](server, load, Path(folder), seed)
+                    seconds, count = (b - a for a, b in zip(before, gaps(server), strict=True))
                 runs.append({"load": name, "tool": tool, "repeat": repeat, **found})
-                runs[-1]["load_average_before"] = round(before, 2)
+                runs[-1]["engine_tpot_ms"] = 1000 * seconds / count
+                runs[-1] |= by_engine(runs[-1])
+                runs[-1]["load_average_before"] = round(load_average, 2)
                 print(json.dumps(runs[-1]), file=sys.stderr)
-    return runs
+        yield runs
+
+
+def by_engine(run: dict) -> dict:
+    """The numbers of a run by the engine's own speed in that minute."""
+    gap = run["engine_tpot_ms"]
+    found = {f"{name}_by_engine": run[name] / gap for name in NUMBERS[:3]}
+    found["tpot_ms_by_engine"] = run["tpot_mean_ms"] / gap
+    return {**found, "output_tok_s_by_engine": run["output_tok_s"] * gap / 1000}
 
 
 def compare(runs: list[dict]) -> list[dict]:
-    """Each tool's median over the repeats, as a share of bagent's."""
+    """Each tool's medians over the repeats, also by the engine's speed and by bagent's."""
     rows = []
     for load in dict.fromkeys(run["load"] for run in runs):
         for tool in dict.fromkeys(run["tool"] for run in runs):
             row: dict = {"load": load, "tool": tool}
             for name in NUMBERS:
-                own = [run[name] for run in runs if (run["load"], run["tool"]) == (load, tool)]
-                base = [run[name] for run in runs if (run["load"], run["tool"]) == (load, "bagent")]
-                row[name] = round(statistics.median(own), 3)
-                row[f"{name}_by_bagent"] = round(
-                    statistics.median(own) / statistics.median(base), 4
-                )
+                for key in (name, f"{name}_by_engine"):
+                    own = [run[key] for run in runs if (run["load"], run["tool"]) == (load, tool)]
+                    base = [run[key] for run in runs if (run["load"], run["tool"]) == (load, BASE)]
+                    if own and base:
+                        row[key] = round(statistics.median(own), 3)
+                        ratio = statistics.median(own) / statistics.median(base)
+                        row[f"{key}_by_bagent"] = round(ratio, 4)
             rows.append(row)
     return rows
 
 
-def main() -> int:
-    """Measure, write, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--requests", type=int, default=25)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=1.0, help="requests a second, evenly")
-    parser.add_argument("--model", default="smollm2", choices=["smollm2", "tiny"])
-    parser.add_argument("--port", type=int, help="of a server of this model that runs already")
-    parser.add_argument("--guidellm", metavar="PROGRAM", help="the program, in its own environment")
-    parser.add_argument("--band", type=float, default=0.10)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        server = VllmServer(options.model, log=Path(folder) / "vllm.log", port=options.port or 0)
-        if not options.port:
-            with server:
-                runs = measure(options, server)
-        else:
-            runs = measure(options, server)
-            server.version = json.loads(server.get("/version") or "{}").get("version", "?")
+def write(
+    options: argparse.Namespace, server: VllmServer, runs: list[dict]
+) -> tuple[list[dict], list[str]]:
+    """Write all runs to the file; returns the medians and what is too far apart."""
     rows = compare(runs)
     apart = [
-        f"{row['load']}: {name} of {row['tool']} is {row[f'{name}_by_bagent']:.3f} of bagent's"
+        f"{row['load']}: {name} of {row['tool']} by the engine's speed is {share:.3f} of bagent's"
         for row in rows
         for name in NUMBERS
-        if abs(row[f"{name}_by_bagent"] - 1) > options.band
+        if abs((share := row.get(f"{name}_by_engine_by_bagent", 1)) - 1) > options.band
     ]
     found = {
         "command": " ".join(["python", *sys.argv]),
@@ -218,6 +235,31 @@ def main() -> int:
         "runs": runs,
     }
     options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return rows, apart
+
+
+def main() -> int:
+    """Measure, write, compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--requests", type=int, default=25)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=1.0, help="requests a second, evenly")
+    parser.add_argument("--load", default="", choices=["c=1", "rate"], help="only this one")
+    parser.add_argument("--model", default="smollm2", choices=["smollm2", "tiny"])
+    parser.add_argument("--port", type=int, help="of a server of this model that runs already")
+    parser.add_argument("--guidellm", metavar="PROGRAM", help="the program, in its own environment")
+    parser.add_argument("--band", type=float, default=0.10)
+    options = parser.parse_args()
+    runs: list[dict] = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
+    with tempfile.TemporaryDirectory() as folder:
+        log, own = Path(folder) / "vllm.log", ["--dtype=float32"]
+        server = VllmServer(options.model, own, log=log, port=options.port or 0)
+        if options.port:
+            server.version = json.loads(server.get("/version") or "{}").get("version", "?")
+        with contextlib.nullcontext() if options.port else server:
+            for done in measure(options, server, runs):  # a repeat is kept, whatever comes next
+                rows, apart = write(options, server, done)
     for row in rows:
         print(json.dumps(row))
     print("\n".join(apart) or f"all within {options.band:.0%}", file=sys.stderr)
