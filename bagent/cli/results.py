@@ -74,6 +74,7 @@ def results(
         redact=tuple(redact or ()),
         output=output,
     )
+    _check_stages(asked)
     if form == "jsonl":
         _check_names(asked)
     _write_to(_lines(asked), output if form in ("jsonl", "openai-batch") else None)
@@ -91,6 +92,15 @@ def _check_options(
     if form == "openai-batch" and (where or redact):
         word = "--where" if where else "--redact"
         raise UsageError(f"{word} does not go with openai-batch", hint="--status does")
+
+
+def _check_stages(asked: Asked) -> None:
+    """Refuse a stage that none of the runs has; parts of a stage are named ``STAGE.PART``."""
+    infos = [run.look(lambda _: None) for run in asked.runs] if asked.stages else []
+    known = {name for info in infos if info is not None for name in info.stages}
+    for stage in sorted(asked.stages):
+        if known and stage not in known and stage.partition(".")[0] not in known:
+            raise UsageError(f"--stage {stage}: no such stage", hint=", ".join(sorted(known)))
 
 
 def _lines(asked: Asked) -> Iterator[bytes]:

@@ -277,6 +277,15 @@ def test_only_the_wanted_stage_comes(bagent, job_dir):
     assert csv_out.out.split() == ["row", "0"]
 
 
+def test_a_stage_that_no_run_has_is_2_and_names_those_that_there_are(bagent, job_dir):
+    outcomes = [stored(0, stage="draft"), stored(0, stage="final")]
+    make_run(job_dir / "runs" / "two", outcomes, stages=["draft", "final"])
+    done = bagent(["results", "two", "--stage", "finale"])
+    assert done.code == 2
+    assert done.err == "bagent: error: --stage finale: no such stage (draft, final)\n"
+    assert bagent(["results", "two", "--stage", "draft.critic"]).code == 0
+
+
 @pytest.mark.parametrize("field", ["name", "output.name", "output.name.first"])
 def test_a_hidden_property_is_in_no_column_that_could_repeat_it(bagent, job_dir, field):
     secret = {"name": {"first": "Ada"}, "age": 36}
