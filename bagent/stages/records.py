@@ -98,13 +98,18 @@ class Records:
         void: Any = VOID
         self.journal.write(Outcome(f"{key:016x}", 0, None, "", 0, stage, void, answer))
 
+    @property
+    def takes_back(self) -> bool:
+        """Whether :meth:`keep_only` has anything to do: only then need keys be remembered."""
+        return self._earlier is not None and self._whole
+
     def keep_only(self, stage: str, keys: Set[int]) -> None:
         """Take back what earlier starts made of rows that are put together otherwise now.
 
         Args:
             keys: the rows that the stage has now.
         """
-        if self._earlier is None or not self._whole:
+        if self._earlier is None or not self.takes_back:
             return
         for key in self._earlier.keys_of(stage):
             if key not in keys:

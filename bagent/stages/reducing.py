@@ -52,8 +52,9 @@ class Reducer:
         self.world.records.keep_only(self.name, self._keys)
 
     def seen(self, row: Row) -> Row:
-        """Note that ``row`` is one of this start's."""
-        self._keys.add(row.key)
+        """Note that ``row`` is one of this start's, where earlier starts have left some."""
+        if self.world.records.takes_back:
+            self._keys.add(row.key)
         return row
 
     def response(self, item: Item, longest: int | None) -> Response:
