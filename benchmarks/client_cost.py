@@ -1,11 +1,15 @@
 """CPU time a row on the client's side: bagent beside what a user would write instead.
 
     python benchmarks/client_cost.py [--rows 20000] [--repeats 3] [--out benchmarks/results/FILE]
+        [--stream | --lists] [--arms bare,bagent,sdk] [--before FOLDER]
 
 Client and canned server have a core each. Every arm runs in a process of its own; the order is
 turned round with every repeat. Reported per row: CPU of the whole process, imports included, and
 ``marginal``, the slope between a tenth of the rows and all of them, which leaves start-up out.
-Raw numbers of every run are kept in the result file.
+Other work on the machine, and the machine's own host, only ever add to it: the least of several
+repeats is the nearest to what it costs. With ``--before`` the arm ``before`` runs bagent as it
+stands in that folder (``git archive COMMIT bagent | tar -x -C FOLDER``). Raw numbers of every run
+are kept in the result file.
 """
 
 from __future__ import annotations
@@ -42,15 +46,16 @@ def start_server(folder: Path, chunks: int, cpu: int) -> tuple[subprocess.Popen,
     return server, f"http://127.0.0.1:{port_file.read_text()}/v1"
 
 
-def run_arm(arm: str, url: str, rows: Path, more: list[str], cpu: int) -> dict:
-    command = [sys.executable, str(HERE / "client_arms.py"), arm, url, str(rows), "--cpu", str(cpu)]
-    command += more
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run_arm(arm: str, url: str, rows: Path, more: list[str], before: Path | None) -> dict:
+    script = str(HERE / "client_arms.py")
+    command = [sys.executable, script, arm.replace("before", "bagent"), url, str(rows), *more]
+    env = {**os.environ, "PYTHONPATH": str(before.resolve())} if arm == "before" else None
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         raise SystemExit(f"{arm} failed: {done.stderr[-2000:]}")
     for old in rows.parent.glob("run-*"):
         shutil.rmtree(old)
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1]) | {"arm": arm}
 
 
 def main() -> None:
@@ -61,11 +66,12 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--lists", action="store_true")
     parser.add_argument("--arms", default="bare,bagent,sdk")
+    parser.add_argument("--before", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    client_cpu, server_cpu = cores[0], cores[-1]
-    more = ["--stream"] if options.stream else []
+    server_cpu = cores[-1]
+    more = ["--cpu", str(cores[0]), *(["--stream"] if options.stream else [])]
     if options.lists:
         more += ["--lists", "--concurrency", "512"]
     load, runs = os.getloadavg()[0], []
@@ -79,7 +85,7 @@ def main() -> None:
                 arms = options.arms.split(",")
                 for arm in arms if repeat % 2 == 0 else reversed(arms):
                     for path in (few, many):
-                        found = run_arm(arm, url, path, more, client_cpu)
+                        found = run_arm(arm, url, path, more, options.before)
                         runs.append(found | {"repeat": repeat})
                         print(json.dumps(runs[-1]), file=sys.stderr)
         finally:
@@ -99,6 +105,7 @@ def main() -> None:
         summary[arm] = {
             "cpu_us_per_row": round(statistics.median(whole), 1),
             "marginal_us_per_row": round(statistics.median(marginal), 1),
+            "least_marginal": round(min(marginal), 1),
             "rss_mb": round(max(r["rss_mb"] for r in mine), 1),
         }
     report = {

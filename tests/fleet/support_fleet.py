@@ -75,6 +75,7 @@ class ScriptedBackend:
     forgotten: list[str] = field(default_factory=list)
     groups: list[tuple[str, list[int]]] = field(default_factory=list)
     begins_after: float | None = None
+    asked_for_groups: int = 0
 
     @property
     def shares(self) -> Counter[str]:
@@ -91,6 +92,7 @@ class ScriptedBackend:
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
         """As ``limits`` says; by default one call a request."""
+        self.asked_for_groups += 1
         return self.limits.get(endpoint.name, 1)
 
     async def learn(

@@ -39,6 +39,21 @@ def test_ten_thousand_rows_on_a_hundred_endpoints_are_a_hundred_requests():
     assert {attempt.group_size for attempt in s.attempts} == {100}
 
 
+def test_rows_that_join_a_group_that_waits_make_nobody_look_for_an_endpoint():
+    async def main():
+        s = setup({"a": always()}, limit=200, group=HUNDREDS, concurrency=500, lookahead=1000)
+        s.backend.limits = {"a": 1024}
+        s.fleet.expect(True)
+        await s.feed(1000)
+        s.fleet.expect(False)
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert [len(rows) for _, rows in s.backend.groups] == [100] * 10
+    assert s.backend.asked_for_groups < 60
+
+
 def refuse_row(bad, status=400):
     """Groups with the bad row in them are refused as a whole."""
 
