@@ -53,7 +53,9 @@ class Call(msgspec.Struct, eq=False):
     endpoint that failed it last, ``only`` the one that may have it (None: any), ``prefer`` the one
     whose cache holds what comes before it, ``family`` those that begin as it does. Calls of one
     ``group_key`` may share a request; None goes alone. ``ready_at``, ``throttled_at`` and
-    ``give_up_at`` are on the fleet's monotonic clock.
+    ``give_up_at`` are on the fleet's monotonic clock. ``failed_at`` is when it failed last without
+    being told when to come back (Unix seconds), ``pause`` the seconds that then passed until it
+    was sent. ``whole`` says that it is no longer streamed, False that the server refused that.
     """
 
     handler: CallHandler
@@ -76,11 +78,14 @@ class Call(msgspec.Struct, eq=False):
     prefer: str | None = None
     family: Family | None = None
     group_key: Hashable = None
+    id: Json = None
     ready_at: float = 0.0
     waited_ms: float = 0.0
-    id: Json = None
     throttled_at: float | None = None
     give_up_at: float | None = None
+    failed_at: float | None = None
+    pause: float = 0.0
+    whole: bool | None = None
 
 
 class Carrier(msgspec.Struct, eq=False):
@@ -135,12 +140,12 @@ def attempt_record(
         cached_tokens=usage.cached if usage else None,
         completion_tokens=usage.completion if usage else None,
         request_id=exchange.request_id,
+        id=call.id,
     )
 
 
 def timeouts_for(group: Sequence[Call], timeouts: Timeouts, now: float) -> Timeouts:
     """The limits of a request that carries ``group``: no longer than its rows' own limits leave."""
-        id=call.id,
     end: float | None = None
     for call in group:
         if call.give_up_at is not None and (end is None or call.give_up_at < end):

@@ -13,6 +13,12 @@ FREE_TRIES = 1
 """How often a call is sent again without cost since its kept-open connection was closed."""
 
 
+TROUBLED_TRIES = 4
+"""After so many failed tries a call that a full server refuses is no longer asked for a stream."""
+
+LONGER = 1.2
+"""A wait is so many times the pause that there was before, whatever that was made of."""
+
 LEAST_QUIET = 15.0
 """Seconds for which a full server is waited for, however few tries are wanted."""
 
@@ -89,9 +95,34 @@ def decide(
         delay = told + random.uniform(0.0, max(0.2, 0.1 * told))
     else:
         delay = min(policy.longest, policy.base * 2**exponent) * random.uniform(1.0, 1.5)
+        delay = max(delay, min(2 * policy.longest, LONGER * call.pause))
     if call.give_up_at is not None and now + delay >= call.give_up_at:
         return Decision(None, "the row's time limit comes before the next try")
     return Decision(delay)
+
+
+def note_pause(call: Call, failure: Failure, sent: float, done: float) -> None:
+    """Note how long ``call``, sent and failed at these Unix seconds, had paused after its failure
+    before; a pause that a server asked for says nothing of the next."""
+    if call.failed_at is not None:
+        call.pause = max(0.0, sent - call.failed_at)
+    call.failed_at = done if failure.retry_after is None else None
+
+
+def ask_whole(call: Call, failure: Failure) -> bool:
+    """Ask for no stream any more where streaming has become a trouble; True where the request has
+    to be sent again since the server will not have it so.
+
+    A whole answer can not break off half way, to be paid for twice, and costs a full server less.
+    A request that was accepted and then broke off is repeated as it was, so that a provider
+    can know it again; one that was refused was never begun, and may be put differently.
+    """
+    if call.whole is None and failure.busy and call.tries >= TROUBLED_TRIES and call.request.stream:
+        call.whole, call.request.stream = True, False
+    elif call.whole and failure.kind == "rejected":
+        call.whole, call.request.stream = False, True
+        return True
+    return False
 
 
 def _full_too_long(

@@ -11,7 +11,7 @@ from bagent.backends.rate_headers import RateLimits
 from bagent.fleet.call import Call, Carrier, Delivery, attempt_record
 from bagent.fleet.core import Core
 from bagent.fleet.health import Health
-from bagent.fleet.retry import FREE_TRIES, decide
+from bagent.fleet.retry import FREE_TRIES, ask_whole, decide, note_pause
 from bagent.types import Failure, Reply
 
 ROW_STATUS = frozenset({400, 413, 422})
@@ -206,6 +206,11 @@ class Settler:
         """Send a call again as the policy allows, else end it."""
         core = self._core
         now = core.clock()
+        if delivery is not None:
+            note_pause(call, failure, delivery.sent, delivery.done)
+        if ask_whole(call, failure):
+            core.sleep(call, now)
+            return
         served = now if core.in_flight else core.last_served
         policy = self._served if now - core.last_served < LATELY_SERVED else core.config.retry
         decision = decide(policy, call, failure, now, core.random, served)
