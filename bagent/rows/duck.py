@@ -181,8 +181,14 @@ class Table:
         except duckdb.Error as error:
             source = self._source
             at = Position(source.path) if isinstance(source, FileSource) else None
-            where = "" if at else "the sql of the input: "
-            raise InputError(f"{where}{error}", at=at) from error
+            if at is None:
+                raise InputError(f"the sql of the input: {error}") from error
+            # DuckDB's words name the file and the kind of its own error, which says no more.
+            words = str(error).replace(f" '{at.file}'", "").removeprefix("Invalid Input Error: ")
+            hint = "is it Parquet, and whole? copy or make it again"
+            raise InputError(
+                f"the Parquet file cannot be read: {words}", hint=hint, at=at
+            ) from error
 
 
 def plain(value: Any) -> Json:

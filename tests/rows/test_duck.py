@@ -123,6 +123,9 @@ def test_what_is_no_parquet_is_refused(tmp_path):
         with pytest.raises(InputError, match=r"in\.parquet") as caught:
             rows_at(tmp_path, str(path))
         assert caught.value.exit_code == 2
+        assert str(caught.value).startswith(f"{path}: the Parquet file cannot be read: ")
+        assert str(caught.value).count(str(path)) == 1
+        assert "is it Parquet, and whole?" in str(caught.value)
 
 
 def test_sql_finds_files_from_the_base_folder(tmp_path):
