@@ -46,12 +46,13 @@ class Place(NamedTuple):
 class Block(NamedTuple):
     """Some lines in order: their rows, their codes, and their bytes with newline.
 
-    The bytes of a line that cannot be read are empty or cut off.
+    The bytes of a line that cannot be read are empty or cut off. Views are of a part of what was
+    read at once: to copy each line costs as much as reading it.
     """
 
     rows: list[int]
     codes: bytes
-    texts: list[bytes]
+    texts: list[bytes | memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,9 @@ class CurrentLines:
             codes = bytes([place.code for place in some])
             yield Block([p.row for p in some], codes, [text for _, text in self.texts(some)])
 
-    def _texts_of(self, segment: int, offsets: list[int], lengths: list[int]) -> list[bytes]:
+    def _texts_of(
+        self, segment: int, offsets: list[int], lengths: list[int]
+    ) -> list[bytes | memoryview]:
         """Lines of one segment, each with its newline."""
         low = min(offsets)
         size = max(map(add, offsets, lengths)) - low
@@ -236,7 +239,8 @@ class CurrentLines:
         if size <= max(2 * sum(lengths), _NEAR_BYTES):
             data = os.pread(descriptor, size, low)
             if len(data) == size:
-                return [data[o - low : o - low + n] for o, n in zip(offsets, lengths, strict=True)]
+                view = memoryview(data)
+                return [view[o - low : o - low + n] for o, n in zip(offsets, lengths, strict=True)]
         return [os.pread(descriptor, n, o) for o, n in zip(offsets, lengths, strict=True)]
 
     def read(self, place: Place) -> bytes:

@@ -7,7 +7,7 @@ the input was reordered since, rows are found by key in a copy on the disk.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -153,8 +153,10 @@ class Feed:
         self._mended = mended(lines) if self._several and rows is not None else frozenset()
         self._last_written: int | None = None
 
-    def pieces(self, failed: BinaryIO, bad_lines: BinaryIO) -> Iterator[bytes]:
-        """The lines in order of stage, row and answer, each with its newline, many at a time.
+    def pieces(
+        self, failed: BinaryIO, bad_lines: BinaryIO
+    ) -> Iterator[Sequence[bytes | memoryview]]:
+        """The lines in order of stage, row and answer, each with its newline, some at a time.
 
         Only a line that gets its input is parsed here: DuckDB finds what else is broken.
 
@@ -170,12 +172,12 @@ class Feed:
                 for n in wanted:
                     texts[n] = self._with_input(self._rows, block, n, (failed, bad_lines))
             self.given += len(texts)
-            yield b"".join(texts)
+            yield texts
 
     def _with_input(
         self, rows: InputRows, block: Block, number: int, files: tuple[BinaryIO, BinaryIO]
     ) -> bytes:
-        line, row = block.texts[number], block.rows[number]
+        line, row = bytes(block.texts[number]), block.rows[number]
         try:
             brief = decode_brief(line)
         except msgspec.DecodeError:

@@ -10,7 +10,7 @@ import os
 import queue
 import shutil
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,8 +114,8 @@ class PartMaker:
         finally:
             self._idle.put(con)
 
-    def chunks(self, pieces: Iterable[bytes]) -> Iterator[Path]:
-        """Files of some 64 MB with these bytes, which are whole lines; at least one.
+    def chunks(self, pieces: Iterable[Sequence[bytes | memoryview]]) -> Iterator[Path]:
+        """Files of some 64 MB with these lines, some hundred at a time; at least one.
 
         The pages of a file that was used are used again: new ones cost as much as parsing what
         they hold. Each has a new name: what a reader may have kept of an old one under the same
@@ -133,8 +133,7 @@ class PartMaker:
             size, more = 0, False
             with path.open(mode, buffering=0) as handle:
                 for piece in left:
-                    handle.write(piece)
-                    size += len(piece)
+                    size += _write_all(handle.fileno(), piece)
                     if size >= CHUNK_BYTES:
                         more = True
                         break
@@ -146,6 +145,17 @@ class PartMaker:
         self._pool.shutdown(cancel_futures=True)
         while not self._idle.empty():
             self._idle.get().close()
+
+
+def _write_all(descriptor: int, lines: Sequence[bytes | memoryview]) -> int:
+    """Write some hundred lines where the file stands, without putting them together first."""
+    size = sum(map(len, lines))
+    written = os.writev(descriptor, lines)
+    if written < size:
+        rest = b"".join(lines)
+        while written < size:
+            written += os.write(descriptor, rest[written:])
+    return size
 
 
 def write_parquet(con: duckdb.DuckDBPyConnection, select: str, path: Path) -> None:
