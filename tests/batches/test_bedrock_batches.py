@@ -78,6 +78,8 @@ def test_rows_go_through_s3_and_come_back(tmp_path: Path, monkeypatch: pytest.Mo
     assert job["outputDataConfig"]["s3OutputDataConfig"]["s3Uri"].endswith("/b0-all-1/")
     assert job["lines"][0]["modelInput"]["inferenceConfig"] == {"maxTokens": 64, "temperature": 0}
     assert "secret" not in json.dumps(run.notices)
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"wJalrXUtnFEMI" not in path.read_bytes()
 
 
 def test_few_rows_that_a_job_left_out_are_asked_singly(

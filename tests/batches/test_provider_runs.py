@@ -84,6 +84,9 @@ def test_a_signal_ends_with_75_and_leaves_the_batch_there(job_dir: Path, bagent:
     assert server.tries == 1
     assert left_there(run_dir(job_dir)) == ""
     assert [row["status"] for row in finished(job_dir)] == ["ok"] * 3
+    for path in job_dir.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes()
+    assert SECRET not in ended.err + ended.out + done.err + done.out
 
 
 @pytest.mark.parametrize(

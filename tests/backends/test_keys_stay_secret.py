@@ -1,0 +1,43 @@
+"""The key of a run stands in nothing that the run writes or says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backends.support_providers import ENGINES, PROVIDERS, SECRET, Provider
+from support.cli import Completed
+from support.jobs import write_job
+from support.provider_server import Fault, in_thread
+from support.provider_wire import Say
+
+Bagent = Callable[..., Completed]
+EACH = [
+    pytest.param(one, marks=() if one.kind == "bedrock" else pytest.mark.slow, id=one.kind)
+    for one in (*PROVIDERS, *ENGINES)
+]
+
+
+def address(kind: str, url: str) -> str:
+    if kind == "bedrock":
+        return f"bedrock://us-east-1?endpoint={url}"
+    return f"{kind}+{url}/v1" if kind in ("openai", "anthropic") else f"{kind}{url[4:]}/v1"
+
+
+@pytest.mark.parametrize("provider", EACH)
+def test_a_key_that_the_server_repeats_stands_in_no_file_and_no_word(
+    provider: Provider, job_dir: Path, bagent: Bagent
+) -> None:
+    with in_thread(provider.wire(), Say(text="fine"), Fault("bad_key"), Say(text="fine")) as server:
+        backend = {"url": address(provider.kind, server.url), "api_key_env": "MY_KEY"}
+        write_job(job_dir, "x", 3, backend=backend, model="m-1", limits={"concurrency": 1})
+        done = bagent(["run", "job.yaml", "--progress", "plain"], env={"MY_KEY": SECRET})
+    told = [done, bagent(["results", "job"]), bagent(["report", "job"]), bagent(["status", "job"])]
+    assert "***" in told[1].out  # the refusal with the key in it was kept, masked
+    assert all(SECRET not in one.out + one.err for one in told)
+    files = [file for file in job_dir.rglob("*") if file.is_file()]
+    assert any(file.suffix == ".html" for file in files)
+    for file in files:
+        assert SECRET.encode() not in file.read_bytes(), file
