@@ -5,7 +5,6 @@ from __future__ import annotations
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -33,10 +32,20 @@ RUN = ["run", "job.yaml", "--progress", "plain"]
 def test_every_row_is_whole_whatever_breaks_on_the_way(
     kind: str, rows: int, job_dir: Path, logs: Path, bagent: Bagent
 ) -> None:
+    """The judge holds nothing against the client, and every row is ok.
+
+    51 % of streamed tries fail, each by a draw of its own: 30 % are refused, 21 % break. Asked for
+    streams alone, 2,000 * 0.51 ** 10 = 2.4 rows would need an eleventh try, which the judge calls
+    a storm. A row that failed four times is asked whole once it is refused: then 0.0054 rows do.
+    """
     with Llmock(FAULTS, log=logs / f"llmock-{kind}.log") as server:
         url = f"{kind}+http://{server.address}/{PATH[kind]}"
         limits = {"concurrency": 64, "retries": 40}
-        write_job(job_dir, url, rows, model=MODEL[kind], stream=True, limits=limits)
+        # Long enough that no stream of OpenAI's is cut between its finish reason and its counts,
+        # where the answer is whole, and taken.
+        prompt = {"user": "what is echoed has seven words at least: id={{ id }} {{ text }}"}
+        keys = {"model": MODEL[kind], "stream": True, "limits": limits, "prompt": prompt}
+        write_job(job_dir, url, rows, **keys)
         done = bagent(RUN, env=ENV, timeout=550)
         verdict = server.verdict
     assert done.code == 0, done.err
@@ -46,25 +55,13 @@ def test_every_row_is_whole_whatever_breaks_on_the_way(
         assert row["status"] == "ok"
         assert row["text"].endswith(f"id={row['id']} text number {row['id'][1:]}")
     assert verdict["faults_injected"] > 0.8 * rows
-    assert complaints(verdict, kind) == [], verdict
+    # What it only warns of is chance: pauses of a call that happened to be alike, and a refusal of
+    # the list of models, which is asked for once to see who is there.
+    assert [one for one in verdict["findings"] if one["severity"] == "error"] == []
+    assert verdict["passed"] is True
     for file in job_dir.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes()
-
-
-def complaints(verdict: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """What the judge holds against the client, less what no client can do better.
-
-    Of the tries 51 % fail at random, so of 2,000 rows two or three fail ten times in a row
-    (0.51 ** 10 of them); that each is asked an eleventh time is why all rows are ok. A stream of
-    OpenAI's that is cut between its finish reason and the counts is whole, and taken; Anthropic
-    tells both in one event. What it only warns of are intervals that happened to be alike.
-    """
-    errors = [one for one in verdict["findings"] if one["severity"] == "error"]
-    unlucky = [one for one in errors if one["code"] == "retry_storm"]
-    assert len(unlucky) <= 10, "a chance of one in ten thousand"
-    assert all(len(one["requests"]) < 25 for one in unlucky)
-    taken = {"retry_storm"} | ({"truncated_stream_accepted"} if kind == "openai" else set())
-    return [one for one in errors if one["code"] not in taken]
+    assert KEY not in done.out + done.err
 
 
 @pytest.mark.parametrize("kind", ["anthropic", "openai"])
