@@ -99,13 +99,16 @@ def state_line(state: dict[str, Any]) -> str:
     parts = [f"{state['ok']:,} ok"]
     if state["not_ok"]:
         parts.append(f"{state['not_ok']:,} not ok ({kinds(state['by_kind'], 3)})")
+    stages = []
     for stage, count in list(state["by_stage"].items())[:STAGES]:
         bad = f" and {count['not_ok']:,} not" if count["not_ok"] else ""
-        parts.append(f"{visible(stage, 30)} {count['ok']:,} ok{bad}")
+        stages.append(f"{visible(stage, 30)} {count['ok']:,}{bad}")
+    if stages:
+        parts[-1] += f" [{', '.join(stages)}]"
     if state["rows_per_s"] is not None:
         parts.append(f"{rate(state['rows_per_s'])} rows/s")
     if state["completion_tokens"] is not None:
-        parts.append(f"{state['completion_tokens']:,} answer tokens")
+        parts.append(f"{state['completion_tokens']:,} tokens")
     if state["cost_usd"] is not None:
         parts.append(f"${state['cost_usd']:,.4g}")
     if state["batches"]:

@@ -40,7 +40,7 @@ def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_on
     assert shown["by_stage"] == {"vote": {"ok": 1, "not_ok": 0}, "work": {"ok": 1, "not_ok": 1}}
     assert described(bagent, "single")["by_stage"] == {}
     line = bagent(["status", "staged", "--follow"]).out
-    assert "2 ok, 1 not ok (timeout 1), vote 1 ok, work 1 ok and 1 not" in line
+    assert "2 ok, 1 not ok (timeout 1) [vote 1, work 1 and 1 not]" in line
     table = bagent(["status", "staged"]).out
     assert 'stage work         {"ok":1,"not_ok":1}' in table
 
