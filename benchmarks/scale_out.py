@@ -2,9 +2,12 @@
 
     python benchmarks/scale_out.py workers [--rows 50000]     one process, then --workers 2
     python benchmarks/scale_out.py parsl [--rows 200000]      --workers 2, then by Parsl
+    python benchmarks/scale_out.py read [--rows 200000]       what a chunk spends on reading, of 16
     python benchmarks/scale_out.py merge [--rows 1000000] [--parts 64]
 
-``workers`` and ``parsl`` send every row to the canned server. ``merge`` writes the journals of all
+``workers`` and ``parsl`` send every row to the canned server. ``read`` reads the rows of some of 16
+chunks, in turn without and with the notes that the first process makes for all, and sends nothing.
+``merge`` writes the journals of all
 parts with the code that a run uses, and measures what then reads them: tables, ``results``,
 ``status``, and one part that goes on. CPU seconds are those of all processes, also of those that
 Parsl starts. ``--out FILE`` keeps the numbers as JSON, with the load of the machine.
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from canned_server import CONTENT
@@ -176,7 +180,41 @@ def write_parts(folder: Path, url: str, count: int, parts: int) -> tuple[Path, P
     return out, job, sum(path.stat().st_size for path in (out / "journal").glob("rows-*.jsonl"))
 
 
-PARTS = {"workers": workers, "parsl": parsl, "merge": merge}
+def read(folder: Path, options: argparse.Namespace) -> list[dict]:
+    from bagent.rows import RowsConfig, open_rows
+
+    rows, chunks = options.rows or 200_000, 16
+    path = write_rows(folder / "rows.jsonl", rows)
+    config = RowsConfig(inputs=(str(path),), base=folder, fields=("code", "id"))
+    found = []
+
+    def note(what: str, chunk: int | None, began: float) -> None:
+        cpu = time.process_time() - began
+        numbers = {"cpu_s": round(cpu, 2), "us_a_row_of_all": round(cpu / rows * 1e6, 2)}
+        found.append({"what": what, "chunk": chunk, "rows": rows} | numbers)
+        found[-1]["load"] = round(os.getloadavg()[0], 1)
+        print(found[-1], flush=True)
+
+    began = time.process_time()
+    source = open_rows(config)
+    source.remember(folder / "notes", lambda _: True)
+    source.note_all()
+    note("noting, once", None, began)
+    for chunk in (1, 6, 11, 16):
+        seen = []
+        for what in ("alone", "with notes"):
+            began = time.process_time()
+            source = open_rows(replace(config, shard=(chunk, chunks)))
+            if what == "with notes":
+                source.share(folder / "notes")
+            source.remember(folder / f"own-{chunk}", None)
+            seen.append([(r.index, r.key, r.id, r.line) for b in source.batches() for r in b])
+            note(what, chunk, began)
+        assert seen[0] == seen[1]
+    return found
+
+
+PARTS = {"workers": workers, "parsl": parsl, "read": read, "merge": merge}
 
 
 def main() -> None:
