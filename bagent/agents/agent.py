@@ -18,8 +18,9 @@ from bagent.agents.desk import INTERRUPTED, MAY_HAVE_RUN, Desk, TurnWork, Unit
 from bagent.agents.history import answer_message, begun_message, calls_of, own_calls, turn_message
 from bagent.agents.host import AgentHost
 from bagent.agents.plan import StagePlan
+from bagent.agents.streaming import FirstCall
 from bagent.answers.judge import GOOD_ENDS, Verdict
-from bagent.backends.request import Request, encode_payload
+from bagent.backends.request import Request, Watch, encode_payload
 from bagent.fleet.call import Call, Delivery
 from bagent.store.codec import unit_of
 from bagent.tools import ToolResult
@@ -39,6 +40,7 @@ class AgentConversation(Conversation):
         "_desk",
         "_endpoint",
         "_faulty",
+        "_first_call",
         "_known",
         "_noted",
         "_rounds",
@@ -55,6 +57,7 @@ class AgentConversation(Conversation):
         self._desk: Desk | None = None
         self._endpoint: str | None = None
         self._faulty = 0
+        self._first_call = FirstCall()
         self._known: tuple[int, int] | None = None
         self._noted = False
         self._rounds = 0
@@ -79,7 +82,7 @@ class AgentConversation(Conversation):
         turns = self._agent.earlier(unit_of(self.row.key, self.plan.name, self.answer))
         if turns and all(turn.request_hash == unit.request_hash for turn in turns):
             return self._resume(turns, call.request)
-        call.request.watch = partial(self._desk.watch, 1) if self._may_call() else None
+        call.request.watch = self._watch(1) if self._may_call() else None
         call.request.tool_choice = self._agent.first_choice if self._may_call() else None
         return call
 
@@ -122,6 +125,7 @@ class AgentConversation(Conversation):
 
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
         """Run the tools that a reply asks for; any other reply is the row's answer."""
+        self._note_stream(call, delivery)
         if self._desk is None or not _asks_for_tools(reply):
             return super().replied(call, reply, delivery)
         self._last, self._verdict = reply, None
@@ -149,6 +153,14 @@ class AgentConversation(Conversation):
         else:
             self._agent_host.spawn(self._do(work))
         return None
+
+    def _note_stream(self, call: Call, delivery: Delivery) -> None:
+        """Note what a streamed turn saved."""
+        choice, at = self._agent.streaming, self._first_call.at
+        if choice is not None and call.request.stream and call.request.watch is not None:
+            took = delivery.done - delivery.sent
+            saved = delivery.done - at if at is not None else 0.0
+            choice.note(call.turn, took, saved if 0 < saved <= took else 0.0)
 
     def failed(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
         """End the row, unless a shorter conversation may fit."""
@@ -233,14 +245,21 @@ class AgentConversation(Conversation):
             payload = encode_payload(messages)
         return self._request(payload, messages=messages)
 
+    def _watch(self, turn: int) -> Watch:
+        return partial(self._first_call.watched, partial(self._desk_now().watch, turn))
+
     def _call(self, request: Request) -> Call:
         if self._desk is not None:
             may_call = self._may_call() and request.tool_choice != "none"
-            request.watch = partial(self._desk.watch, self._turns + 1) if may_call else None
+            request.watch = self._watch(self._turns + 1) if may_call else None
         request.returning = self._rounds
         call = super()._call(request)
         call.prefer = self._endpoint
         return call
+
+    def _streamed(self) -> bool:
+        choice = self._agent.streaming
+        return choice.next(self._turns + 1) if choice is not None else super()._streamed()
 
     def _asking_again(self, request: Request, messages: list[Message]) -> Request:
         """Ask for the answer alone where the schema may be enforced only without tools."""

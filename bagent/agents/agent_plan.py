@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from bagent.agents.streaming import StreamChoice
 from bagent.backends.request import CallSettings
 from bagent.types import Json, ToolCall, ToolRecord, Turn
 
@@ -52,7 +53,8 @@ class AgentPlan(msgspec.Struct, eq=False):
     ``first_choice`` is the ``tool_choice`` of the first turn. ``compact_at`` is the share of the
     context at which a conversation is made shorter, ``summary_settings`` are those of the model
     that sums up (None: old answers of tools are cut). ``shares``: equal rows may share an answer,
-    since no tool has side effects.
+    since no tool has side effects. ``streaming`` says which turns are streamed; None: all or none,
+    as the stage's plan says.
     """
 
     tools: Tools
@@ -63,3 +65,4 @@ class AgentPlan(msgspec.Struct, eq=False):
     compact_at: float = 0.85
     summary_settings: CallSettings | None = None
     shares: bool = False
+    streaming: StreamChoice | None = None

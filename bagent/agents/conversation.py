@@ -143,8 +143,12 @@ class Conversation:
             path=path,
             max_tokens=limit if limit is not None else plan.budget.for_payload(text_bytes(payload)),
             seed=seed + self.answer if self.answer and isinstance(seed, int) else None,
-            stream=plan.streamed(),
+            stream=self._streamed(),
         )
+
+    def _streamed(self) -> bool:
+        """Whether the next call is streamed."""
+        return self.plan.streamed()
 
     def _call(self, request: Request) -> Call:
         self._turns += 1

@@ -109,6 +109,8 @@ def stream_words(plan: StagePlan) -> str:
         return "never"
     if plan.stream:
         return "always"
+    if plan.settings.tools:
+        return "as long as tools can start before a turn ends, else a sample"
     return f"every {STREAM_EVERY}th request, for its first-token time"
 
 

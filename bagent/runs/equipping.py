@@ -10,6 +10,7 @@ import msgspec
 
 from bagent.agents.agent_plan import AgentPlan
 from bagent.agents.plan import StagePlan
+from bagent.agents.streaming import StreamChoice
 from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError
 from bagent.runs.endpoints import Servers
@@ -88,6 +89,7 @@ class Equipment:
             if spec.compact.model
             else None,
             shares=not any(pool.has_side_effects(name) for name in pool.names),
+            streaming=StreamChoice() if job.stream == "auto" else None,
         )
 
     def _earlier(self) -> TurnIndex:
@@ -153,7 +155,7 @@ def with_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> C
     plan.budget.fixed = len(encode_payload(plan.settings.tools))
     plan.describe |= apart and job.output.describe != "never"
     if job.stream == "auto":
-        plan.stream = True
+        plan.stream = None
     return plan.settings
 
 
