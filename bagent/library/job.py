@@ -20,6 +20,10 @@ class LoadedJob:
     sets: tuple[str, ...]
     spec: Job
 
+    def __repr__(self) -> str:
+        # All settings would fill a notebook's screen, and keys may be among them.
+        return f"<job {self.spec.name} of {self.path}>"
+
 
 def load_job(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> LoadedJob:
     """Read and check a job file, as ``bagent run`` does before it sends anything.

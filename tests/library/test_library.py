@@ -58,6 +58,7 @@ def test_a_job_is_checked_when_it_is_loaded(job_dir: Path) -> None:
     path = write_job(job_dir, "http://127.0.0.1:9")
     job = bagent.load_job(path, ["limits.retries=1"])
     assert (job.spec.name, job.spec.limits.retries) == ("job", 1)
+    assert repr(job) == f"<job job of {path}>"
     path.write_text("modle: x\n")
     with pytest.raises(JobError, match="did you mean model"):
         bagent.load_job(path)
