@@ -1,0 +1,191 @@
+"""Two real vLLM and a real Dynamo frontend, which can do different things, as one fleet."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from real.parts import LlmServer
+from real.serve_dynamo import DynamoMocker
+from real.serve_vllm import VllmServer
+from support.cli import Completed, Running, run_bagent
+from support.jobs import journal_lines, results_by_id, write_job
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+Json = Any
+NO_TABLES = {"duckdb": False, "parquet": False}
+NARROW = ["--max-num-seqs=8", "--max-num-queued-reqs=40", "--max-model-len=3072"]
+"""Of the second vLLM: what is more than this many is refused with 503."""
+BUSY = ["--load-aware", "--active-decode-blocks-threshold", "0.01"]
+BUSY += ["--active-prefill-tokens-threshold", "100"]
+"""Of a Dynamo frontend that refuses with 529 what its workers have no room for."""
+
+SLOW = ["--speedup-ratio", "1", "--max-num-seqs", "8"]
+"""Of mocked engines: as fast as real ones; of an option given twice the last counts."""
+
+
+@pytest.fixture(scope="module")
+def narrow(logs: Path, request: pytest.FixtureRequest) -> Iterator[VllmServer]:
+    """A vLLM of this file's own: it is killed, and it has little room."""
+    server = VllmServer("tiny", NARROW, log=logs / "vllm-narrow.log")
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(server.start)
+        try:
+            request.getfixturevalue("vllm_tiny")  # beside it: each start takes half a minute
+            yield starting.result()
+        finally:
+            starting.result().stop()
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    vllm_tiny: VllmServer, narrow: VllmServer, dynamo_tiny: DynamoMocker
+) -> tuple[VllmServer, VllmServer, DynamoMocker]:
+    """All three, up."""
+    return vllm_tiny, narrow, dynamo_tiny
+
+
+def write_fleet(folder: Path, count: int, *servers: LlmServer | str, **keys: Json) -> Path:
+    """A job of ``count`` rows over ``servers``; text stands for an address with tags."""
+    lines = [one if isinstance(one, str) else one.address for one in servers]
+    (folder / "hosts.txt").write_text("".join(f"{line}\n" for line in lines))
+    usual: dict[str, Json] = {
+        "backend": "vllm",
+        "hostfile": "hosts.txt",
+        "model": "tiny",
+        "sampling": {"temperature": 0, "max_tokens": 8},
+        "results": NO_TABLES,
+    }
+    return write_job(folder, "vllm://", count, **usual | keys)
+
+
+def run(folder: Path, job: Path, *options: str) -> Completed:
+    """Run to the end; answers of the models here end by their limit alone."""
+    return run_bagent(["run", job, "--no-canary", *options], folder, timeout=300)
+
+
+def lines_of(folder: Path, kind: str, name: str = "job") -> list[dict[str, Json]]:
+    """The journal of one kind, in its order."""
+    files = sorted((folder / "runs" / name / "journal").glob(f"{kind}-*.jsonl"))
+    return [msgspec.json.decode(line) for file in files for line in file.read_bytes().splitlines()]
+
+
+def attempts(folder: Path, name: str = "job") -> list[dict[str, Json]]:
+    """Every row's part in every request."""
+    return lines_of(folder, "attempts", name)
+
+
+def good(folder: Path, name: str = "job") -> list[dict[str, Json]]:
+    """The attempts that brought an answer."""
+    return [one for one in attempts(folder, name) if "error_kind" not in one]
+
+
+def served(folder: Path, name: str = "job") -> dict[str, set[int]]:
+    """The sizes of the groups that each endpoint answered well."""
+    sizes: dict[str, set[int]] = {}
+    for one in good(folder, name):
+        sizes.setdefault(one["endpoint"], set()).add(one["group_size"])
+    return sizes
+
+
+def all_answered(folder: Path, count: int, done: Completed, name: str = "job") -> None:
+    """Every row has an answer, cut off at its limit as such models do, or whole."""
+    rows = results_by_id(folder, f"runs/{name}")
+    assert len(rows) == count, done.err
+    assert {row["status"] for row in rows.values()} <= {"ok", "truncated"}, done.err
+
+
+def until(done: Callable[[], bool], words: str, seconds: float = 120.0) -> None:
+    """Wait for other processes to get somewhere."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, words
+        time.sleep(0.1)
+
+
+def test_texts_travel_in_lists_and_each_endpoint_takes_its_share(
+    fleet: tuple[VllmServer, VllmServer, DynamoMocker], job_dir: Path
+) -> None:
+    lists = {"mode": "completions", "size": 16}
+    raw = {"raw": "id={{ id }} {{ text }}"}
+    job = write_fleet(job_dir, 600, *fleet, prompt=raw, batching=lists)
+    done = run(job_dir, job)
+    all_answered(job_dir, 600, done)
+    sizes = served(job_dir)
+    assert set(sizes) == {server.address for server in fleet}
+    assert all(max(found) == 16 for found in sizes.values()), sizes
+
+
+def test_chats_travel_as_each_endpoint_can_carry_them(
+    fleet: tuple[VllmServer, VllmServer, DynamoMocker], job_dir: Path
+) -> None:
+    *engines, router = fleet
+    job = write_fleet(job_dir, 400, *fleet, batching={"mode": "chat", "size": 16})
+    all_answered(job_dir, 400, run(job_dir, job))
+    sizes = served(job_dir)
+    # the batch route of chats is vLLM's: Dynamo has none, and gets one call after another
+    assert sizes[router.address] == {1}
+    assert [max(sizes[engine.address]) for engine in engines] == [16, 16], sizes
+
+
+def test_an_endpoint_killed_in_the_middle_and_started_again_costs_no_row(
+    narrow: VllmServer, logs: Path, job_dir: Path
+) -> None:
+    folder = job_dir / "runs" / "job"
+
+    def rows_of(server: LlmServer) -> int:
+        lines = journal_lines(folder) if folder.exists() else []
+        return sum(line.get("endpoint") == server.address and "status" in line for line in lines)
+
+    with DynamoMocker([], SLOW, log=logs / "dynamo-slow.log") as slow:
+        # It goes on one row after another, so that much is left once the killed one is back.
+        job = write_fleet(
+            job_dir,
+            800,
+            narrow,
+            f"{slow.address} max_concurrency=1",
+            batching={"mode": "single"},
+            sampling={"temperature": 0, "max_tokens": 40},
+            limits={"per_endpoint": 16},
+        )
+        with Running(["run", job, "--no-canary"], job_dir) as running:
+            until(lambda: rows_of(narrow) > 60, "the endpoint never answered")
+            narrow.kill()
+            running.wait_for_err("does not answer", timeout=60.0)
+            before, beside = rows_of(narrow), rows_of(slow)
+            narrow.start()
+            until(lambda: rows_of(narrow) > before + 60, "nothing was sent to it once it was back")
+            assert rows_of(slow) > beside
+            done = running.finish(timeout=240)
+    all_answered(job_dir, 800, done)
+    assert f"{narrow.address} answers again" in done.err
+
+
+def test_refusals_with_503_and_529_cost_time_and_no_row(
+    narrow: VllmServer, logs: Path, job_dir: Path
+) -> None:
+    with DynamoMocker(BUSY, SLOW, log=logs / "dynamo-busy.log") as busy:
+        job = write_fleet(
+            job_dir,
+            600,
+            narrow,
+            busy,
+            prompt={"user": "id={{ id }} " + "and so on " * 20},
+            batching={"mode": "single"},
+            limits={"per_endpoint": 160},
+            sampling={"temperature": 0, "max_tokens": 30},
+        )
+        done = run(job_dir, job)
+    all_answered(job_dir, 600, done)
+    codes = Counter((one["endpoint"], one.get("status_code")) for one in attempts(job_dir))
+    assert codes[narrow.address, 503], codes
+    assert codes[busy.address, 529], codes
+    assert len(good(job_dir)) == 600
