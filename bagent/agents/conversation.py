@@ -155,11 +155,11 @@ class Conversation:
         call = Call(
             self, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
         )
+        call.id = self.row.id
         call.only = self.row.endpoint
         call.give_up_at = self.give_up_at
         self._asked = call
         return call
-        call.id = self.row.id
 
     # --- what came of it ----------------------------------------------------------------------
 
