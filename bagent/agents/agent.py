@@ -226,6 +226,7 @@ class AgentConversation(Conversation):
         call = Call(
             handler, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
         )
+        call.id = self.row.id
         call.give_up_at = self.give_up_at
         self._agent_host.ask(self, call)
 
@@ -237,7 +238,6 @@ class AgentConversation(Conversation):
 
     def _turn_request(self, messages: list[Message], added: list[Message] | None) -> Request:
         """The request for ``messages``: only what was added to the last one is encoded."""
-        call.id = self.row.id
         asked = self._asked.request if self._asked is not None else None
         if added and asked is not None and asked.messages is self._messages:
             payload = asked.payload[:-1] + b"," + encode_payload(added)[1:]
