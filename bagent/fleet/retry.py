@@ -16,9 +16,6 @@ FREE_TRIES = 1
 TROUBLED_TRIES = 4
 """After so many failed tries a call that a full server refuses is no longer asked for a stream."""
 
-LONGER = 1.2
-"""A wait is so many times the pause that there was before, whatever that was made of."""
-
 LEAST_QUIET = 15.0
 """Seconds for which a full server is waited for, however few tries are wanted."""
 
@@ -95,18 +92,9 @@ def decide(
         delay = told + random.uniform(0.0, max(0.2, 0.1 * told))
     else:
         delay = min(policy.longest, policy.base * 2**exponent) * random.uniform(1.0, 1.5)
-        delay = max(delay, min(2 * policy.longest, LONGER * call.pause))
     if call.give_up_at is not None and now + delay >= call.give_up_at:
         return Decision(None, "the row's time limit comes before the next try")
     return Decision(delay)
-
-
-def note_pause(call: Call, failure: Failure, sent: float, done: float) -> None:
-    """Note how long ``call``, sent and failed at these Unix seconds, had paused after its failure
-    before; a pause that a server asked for says nothing of the next."""
-    if call.failed_at is not None:
-        call.pause = max(0.0, sent - call.failed_at)
-    call.failed_at = done if failure.retry_after is None else None
 
 
 def ask_whole(call: Call, failure: Failure) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
-from bagent.fleet.retry import RetryPolicy, ask_whole, decide, note_pause
+from bagent.fleet.retry import RetryPolicy, ask_whole, decide
 from bagent.types import Failure
 
 POLICY = RetryPolicy()
@@ -178,22 +178,6 @@ def test_a_server_that_serves_nobody_is_waited_on_for_four_of_its_own_waits():
 def streamed_call(**fields):
     request = Request(CallSettings("m", {}, {}), b"[]", stream=True)
     return Call(None, request, "key", 0, "map", 0, **fields)
-
-
-def test_a_wait_is_longer_than_the_pause_before_whatever_that_was_made_of():
-    call = a_call()
-    note_pause(call, PASSING, sent=10.0, done=11.0)
-    note_pause(call, PASSING, sent=14.0, done=15.0)  # it waited 3 s, most of them for a slot
-    for seed in range(20):
-        assert decide(POLICY, call, PASSING, 0.0, Random(seed)).delay >= 1.2 * 3.0
-        call.counted = 0
-
-
-def test_a_pause_that_a_server_asked_for_says_nothing_of_the_next_wait():
-    call = a_call()
-    note_pause(call, told(20.0), sent=10.0, done=11.0)
-    note_pause(call, PASSING, sent=31.0, done=32.0)
-    assert decide(POLICY, call, PASSING, 0.0, Random(1)).delay <= 0.75
 
 
 def test_a_row_in_trouble_is_asked_whole_once_it_is_refused_for_load():
