@@ -114,7 +114,8 @@ def test_it_obeys_a_schema(served: Served) -> None:
 
 
 def test_it_streams_with_usage_and_an_end_mark(served: Served) -> None:
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "stream": True}
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 4, "stream": True}
     body["stream_options"] = {"include_usage": True}
     status, text = served.post("/v1/chat/completions", body)
     assert status == 200
