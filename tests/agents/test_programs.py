@@ -14,6 +14,8 @@ from support.fake_server import FakeServer
 from support.jobs import results_by_id, write_job
 from support.replies import ok
 
+pytestmark = pytest.mark.slow  # programs take their real time
+
 AGENT = """
 import json, os, pathlib, sys, time, urllib.request
 

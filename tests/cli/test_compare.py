@@ -43,6 +43,7 @@ def test_runs_of_one_seed_are_the_same_output_and_those_of_another_are_not(bagen
     assert bagent(["compare", "one", "two", "--fail-if", "same_text < joined"]).code == 0
 
 
+@pytest.mark.slow
 def test_several_answers_and_stages_are_compared_each_with_its_own(bagent, job_dir):
     """Five rows with three answers each and a vote; the vote has no prompt."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -237,6 +237,7 @@ def test_a_large_silent_fleet_ends_at_the_limit_and_hides_nobody(
     assert done.seconds < 20
 
 
+@pytest.mark.slow
 def test_names_that_nobody_resolves_hold_neither_the_others_nor_the_end(
     bagent: Bagent, job_dir: Path, tmp_path: Path
 ) -> None:

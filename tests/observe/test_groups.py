@@ -156,6 +156,7 @@ def letters(number: int) -> str:
     return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_with_100_000_distinct_errors(make: Any) -> None:
     groups = ErrorGroups()
     for row in range(100_000):

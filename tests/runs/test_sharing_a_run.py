@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from bagent.runs.emit import StdoutWriter
 from bagent.runs.options import RunOptions
@@ -19,6 +20,8 @@ from bagent.store.owner import Owner, Renewer, owner_path, read_owner
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, write_job
 from support.replies import echo, error_body, gated, ok, ok_tools, status, tool_call
+
+pytestmark = pytest.mark.slow  # each test runs the command several times
 
 RUN = ["run", "job.yaml", "--progress", "plain"]
 BATCH_RESULTS = ["results", "--format", "openai-batch"]
