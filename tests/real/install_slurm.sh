@@ -7,7 +7,7 @@
 # in /etc is used or changed. About ten seconds; a second call returns at once.
 set -euo pipefail
 
-wanted=(slurmctld slurmd srun sbatch munged ip)
+wanted=(slurmctld slurmd srun sbatch munged ip qsub sshd ssh)
 missing=()
 for program in "${wanted[@]}"; do
     command -v "$program" >/dev/null || missing+=("$program")
@@ -30,5 +30,6 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends \
-    slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge iproute2 >/dev/null
+    slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurm-wlm-torque munge iproute2 \
+    openssh-server openssh-client >/dev/null
 slurmd -V

@@ -5,6 +5,10 @@ folder. A node is a daemon that sees another host name, another /etc/hosts and a
 own (its UTS, mount and network namespaces), behind a bridge on this machine. It can be crashed and
 cut off.
 
+Jobs of the partition "pbs" see what a job of OpenPBS sees: PBS_JOBID and PBS_NODEFILE, and none of
+SLURM's variables. SLURM's own qsub submits them; nodes are reached by ssh (``ssh_folder`` first on
+PATH), as srun is not there.
+
 By hand: ``python tests/real/serve_slurm.py 3`` runs until Ctrl-C and prints what to export.
 """
 
@@ -24,6 +28,8 @@ from types import TracebackType
 from typing import Self
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "unshare", "ip")
+SSHD = "/usr/sbin/sshd"
+_SINFO = ("sinfo", "--noheader", "--Node", "--partition=all", "--format=%t")
 BRIDGE = "bagentslurm"
 NETWORK = "10.87.21"  # this machine is .1 in it, node n1 .11
 
@@ -56,6 +62,36 @@ SchedulerParameters=bf_interval=1,sched_interval=2
 ReturnToService=2
 SlurmdTimeout=15
 KillWait=5
+TaskProlog={folder}/prolog
+"""
+
+# What is printed as "export NAME=VALUE" or "unset NAME" is done in the job's environment.
+_PROLOG = """\
+#!/bin/bash
+export SLURM_CONF={folder}/slurm.conf
+[ "$SLURM_JOB_PARTITION" = pbs ] || exit 0
+file={folder}/nodefile.$SLURM_JOB_ID
+scontrol show hostnames "$SLURM_JOB_NODELIST" >"$file"
+echo "export SLURM_CONF=$SLURM_CONF"
+echo "export PBS_NODEFILE=$file"
+echo "export PBS_JOBID=$SLURM_JOB_ID"
+echo "export PBS_ENVIRONMENT=PBS_BATCH"
+env | sed -n 's/^\\(SLURM_[A-Z_0-9]*\\)=.*/\\1/p' | grep -v '^SLURM_CONF$' | sed 's/^/unset /'
+"""
+
+_SSHD = """\
+HostKey {folder}/ssh.key
+AuthorizedKeysFile {folder}/ssh.key.pub
+PasswordAuthentication no
+PermitRootLogin prohibit-password
+StrictModes no
+PidFile none
+"""
+
+_SSH = """\
+#!/bin/sh
+exec /usr/bin/ssh -i {folder}/ssh.key -o UserKnownHostsFile=/dev/null \\
+    -o StrictHostKeyChecking=no -o LogLevel=ERROR "$@"
 """
 
 
@@ -83,6 +119,11 @@ class SlurmCluster:
     def env(self) -> dict[str, str]:
         """What programs of SLURM must find in their environment."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    @property
+    def ssh_folder(self) -> str:
+        """A folder with an ``ssh`` that the nodes let in."""
+        return str(self.folder / "bin")
 
     def run(self, *words: str, timeout: float = 60.0) -> str:
         """The stdout of a program of SLURM.
@@ -180,7 +221,8 @@ class SlurmCluster:
 
     def _start_node(self, name: str) -> None:
         inside = f"read -r; mount --bind {self.folder}/hosts /etc/hosts; hostname {name}"
-        command = f"{inside}; exec slurmd -D -N {name} -f {self.env['SLURM_CONF']}"
+        sshd = f"{{ test ! -x {SSHD} || {SSHD} -D -f {self.folder}/sshd_config & }}"
+        command = f"{inside}; {sshd}; exec slurmd -D -N {name} -f {self.env['SLURM_CONF']}"
         words = ("unshare", "--uts", "--mount", "--net", "bash", "-c", command)
         daemon = self._daemon(*words, stdin=subprocess.PIPE)
         self._node_daemons[name] = daemon
@@ -217,10 +259,21 @@ class SlurmCluster:
                 f"NodeName={name} NodeHostname={name} NodeAddr={_address(name)} Port=17001"
                 " CPUs=2 RealMemory=1000 State=UNKNOWN"
             )
-        lines.append(f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES MaxTime=60")
+        names = ",".join(self.nodes)
+        lines.append(f"PartitionName=all Nodes={names} Default=YES MaxTime=60")
+        lines.append(f"PartitionName=pbs Nodes={names} MaxTime=60")
         config = _CONFIG.format(here=here, folder=folder, control_port=port, network=NETWORK)
         (folder / "slurm.conf").write_text(config + "\n".join(lines) + "\n")
         (folder / "hosts").write_text("\n".join(hosts) + "\n")
+        (folder / "sshd_config").write_text(_SSHD.format(folder=folder))
+        (folder / "bin").mkdir()
+        for path, text in ((folder / "prolog", _PROLOG), (folder / "bin/ssh", _SSH)):
+            path.write_text(text.format(folder=folder))
+            path.chmod(0o755)
+        if Path(SSHD).exists():
+            Path("/run/sshd").mkdir(exist_ok=True)
+            words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "ssh.key"))
+            subprocess.run(words, check=True)
 
     def _daemon(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         with (self.folder / "daemons.log").open("ab") as log:
@@ -235,7 +288,7 @@ class SlurmCluster:
 
     def _all_idle(self) -> bool:
         with suppress(subprocess.SubprocessError):
-            states = self.run("sinfo", "--noheader", "--Node", "--format=%t", timeout=10).split()
+            states = self.run(*_SINFO, timeout=10).split()
             return states == ["idle"] * len(self.nodes)
         return False
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 import yaml
@@ -62,8 +63,8 @@ def write(folder, count, limits=None, **cluster):
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
 
 
-def submit(folder, env):
-    done = run_bagent(["submit", "job.yaml", "--go"], folder, env=env)
+def submit(folder, env, *more):
+    done = run_bagent(["submit", "job.yaml", "--go", *more], folder, env=env)
     assert done.code == 0, done.err
     return re.search(r"submitted job (\d+)", done.err)[1]
 
@@ -123,6 +124,62 @@ def test_a_job_that_is_warned_of_its_end_is_requeued_and_every_row_is_answered_o
     assert "requeued, for the 1. time of at most 5" in text
     assert text.count("3 of 3 engines started") == 2
     assert text.count("stopped") >= 6
+
+
+# Slower than a minute of walltime: about four rows a second.
+SLOW = {"concurrency": 2}
+NO_DEADLINE = {"BAGENT_DEADLINE": "@9999999999"}
+
+
+def test_a_job_that_slurm_warns_before_its_walltime_goes_on_until_all_is_done(slurm, job_dir, env):
+    write(job_dir, 150, SLOW, walltime="1m")
+    number = submit(job_dir, env | NO_DEADLINE)
+    assert wait_for(slurm, number, lambda: state(slurm, number), 280) == "COMPLETED"
+    text = output(job_dir, number)
+    assert slurm.job(number)["ExitCode"] == "0:0", text
+    assert int(slurm.job(number)["Restarts"]) >= 1
+    assert "got USR1" in text
+    assert_every_row_once(job_dir, 150)
+    assert max(Counter(line["id"] for line in done_rows(job_dir)).values()) == 1
+
+
+def test_a_job_that_is_killed_at_its_walltime_goes_on_when_it_is_submitted_again(
+    slurm, job_dir, env
+):
+    # No deadline and no warning: the first that is heard of the end is the end itself.
+    write(job_dir, 600, SLOW, walltime="1m", directives=["--signal=B:CONT@1"])
+    number = submit(job_dir, env | NO_DEADLINE)
+    assert wait_for(slurm, number, lambda: state(slurm, number)) == "TIMEOUT"
+    kept = len(done_rows(job_dir))
+    assert 0 < kept < 600
+    write(job_dir, 600, {"concurrency": 60}, walltime="10m")
+    number = submit(job_dir, env)
+    assert wait_for(slurm, number, lambda: state(slurm, number)) == "COMPLETED"
+    assert_every_row_once(job_dir, 600)
+    assert max(Counter(line["id"] for line in done_rows(job_dir)).values()) == 1
+
+
+@pytest.mark.skipif(shutil.which("qsub") is None, reason="tests/real/install_slurm.sh")
+def test_a_script_of_pbs_is_followed_by_a_successor_and_every_row_is_answered_once(
+    slurm, job_dir, env
+):
+    programs = f"{slurm.ssh_folder}:{Path(sys.executable).parent}"
+    setup = [f"export PATH={programs}:$PATH"]
+    write(job_dir, 120, nodes=2, scheduler="pbs", launcher="ssh", queue="pbs", setup=setup)
+    first = submit(job_dir, env, "--scheduler", "pbs")
+    wait_for(slurm, first, lambda: len(done_rows(job_dir)) >= 12)
+    slurm.run("scancel", "--signal=USR1", "--batch", first)
+    assert wait_for(slurm, first, lambda: state(slurm, first)) == "FAILED"
+    assert slurm.job(first)["ExitCode"] == "75:0"
+    kept = len(done_rows(job_dir))
+    assert 12 <= kept < 120
+    second = str(int(first) + 1)
+    assert slurm.job(second)["Partition"] == "pbs"
+    assert wait_for(slurm, second, lambda: state(slurm, second)) == "COMPLETED"
+    found = assert_every_row_once(job_dir, 120)
+    assert max(Counter(line["id"] for line in done_rows(job_dir)).values()) == 1
+    assert len({row["endpoint"] for row in found.values()}) == 2
+    assert (job_dir / "runs" / "job.batch" / f"{second}.1").is_dir()
 
 
 def test_an_engine_that_dies_is_started_again_and_the_deadline_is_the_end_that_slurm_knows(
