@@ -161,7 +161,7 @@ def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
         words = money(s.cost_usd)
         if s.cost_unknown:
             words += f", and {counted(s.cost_unknown, 'answer')} of unknown cost"
-        yield "cost", f"{words}; by mode (cached, batch, own fleet): bagent report"
+        yield "cost", f"{words}; by mode: bagent report"
 
 
 def _tokens(s: Snapshot) -> str:

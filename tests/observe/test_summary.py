@@ -43,7 +43,7 @@ def test_a_whole_run_is_summed_up(tally: Tally, make: Any, clock: Any) -> None:
         "tokens      2,000 prompt (1,200 cached, 1 unknown), 400 completion, "
         "50.0 completion tokens/s",
         "cache       at least 60 % of the prompt tokens were known",
-        "cost        $0.004000; by mode (cached, batch, own fleet): bagent report",
+        "cost        $0.004000; by mode: bagent report",
         "schema      4 of 4 first answers valid (100 %)",
         "requests    4 sent, 0 retries",
         "results     runs/genes",
