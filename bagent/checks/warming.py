@@ -21,13 +21,13 @@ def warming(job: Job, servers: Servers, shared: float, rows: int) -> WarmReport:
     """
     burst = first_burst(job, servers, rows)
     tokens = int(shared)
-    saves = tokens * max(0, burst - 1)
+    others = burst - 1
+    saves = tokens * others
     rule = PrefixRule(job.batching.prefix)
     pays = tokens >= WARM_TOKENS and saves >= WARM_SAVES
     endpoints = servers.endpoints  # none yet where a run starts the engines itself
     own = endpoints[0].own if endpoints else servers.kind in OWN_KINDS
     warms = pays and rule.warms(own=own)
-    others = max(0, burst - 1)
     sum_ = f"{tokens:,} tokens for {counted(others, 'other')} that would start with it at once"
     if rule.mode == "never":
         why = "no: batching.prefix is never"
