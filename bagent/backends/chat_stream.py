@@ -18,6 +18,7 @@ from bagent.backends.chat_wire import (
     reasoning_text,
     server_ttft,
 )
+from bagent.backends.event_lines import ended_by_newlines
 from bagent.backends.failures import from_body_error, shorten
 from bagent.backends.json_text import decode_json, encode_json
 from bagent.backends.usual import UsualPiece, usual_piece
@@ -81,13 +82,14 @@ class StreamReader:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
-        if b"\n" not in data:
+        if b"\n" not in data and b"\r" not in data:
             self._parts.append(data)
             return
         if self._parts:
             self._parts.append(data)
             data = b"".join(self._parts)
             self._parts.clear()
+        data = ended_by_newlines(data)
         lines = data.split(b"\n")
         rest = lines.pop()
         if rest:

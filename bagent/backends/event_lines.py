@@ -14,6 +14,17 @@ class NoEvent(ValueError):
     """The data of an event is not JSON; the text is its beginning."""
 
 
+def ended_by_newlines(data: bytes) -> bytes:
+    """The bytes of a stream whose lines end in lone carriage returns, with newlines instead.
+
+    JSON text holds neither, so where there is no newline each carriage return ends a line. The
+    last byte is left: a newline may be about to follow it.
+    """
+    if b"\n" in data or b"\r" not in data:
+        return data
+    return data[:-1].replace(b"\r", b"\n") + data[-1:]
+
+
 class EventLines:
     """Feed it bytes as they come: it gives back the objects that became whole.
 
@@ -37,7 +48,7 @@ class EventLines:
         Raises:
             NoEvent: an event's data is not JSON.
         """
-        lines = (self._rest + data).split(b"\n")
+        lines = ended_by_newlines(self._rest + data).split(b"\n")
         self._rest = lines.pop()
         found = []
         for line in lines:

@@ -21,9 +21,10 @@ def reader(events: Sequence[bytes]) -> AnthropicStream:
     return found
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("size", [1, 2, 7, 4096])
-def test_bytes_may_be_cut_anywhere(size: int) -> None:
-    raw = b"".join(AnthropicWire().events(SAY))
+def test_bytes_may_be_cut_anywhere_and_lines_end_in_every_way(size: int, end: bytes) -> None:
+    raw = b"".join(AnthropicWire().events(SAY)).replace(b"\n", end)
     found = reader([raw[at : at + size] for at in range(0, len(raw), size)]).result()
     assert isinstance(found, Reply)
     assert (found.text, found.reasoning) == ("hällo", "hm")

@@ -105,11 +105,12 @@ def test_a_stream_that_stops_anywhere_after_its_finish_reason_is_an_answer():
         assert (reply.text, reply.finish_reason) == (WHOLE.text, "stop")
 
 
-@pytest.mark.parametrize("end", ["\r\n", "\n"])
-def test_lines_may_end_as_on_windows(end):
+@pytest.mark.parametrize("end", ["\r\n", "\n", "\r"])
+def test_lines_may_end_in_every_way_that_the_standard_has(end):
     stream = RECORDED.replace(b"\n", end.encode())
     assert read(stream) == WHOLE
-    assert read(*(stream[i : i + 1] for i in range(len(stream)))) == WHOLE
+    for size in (1, 7, 64):
+        assert read(*(stream[i : i + size] for i in range(0, len(stream), size))) == WHOLE
 
 
 def test_the_blank_after_data_may_be_missing_or_more():

@@ -137,7 +137,7 @@ def _findings(found: Mapping[str, Sequence[str]]) -> Html:
         if words:
             items = "".join(_item(one) for one in dict.fromkeys(words))
             parts.append(Html(f'{heading(title)}<ul class="findings">{items}</ul>'))
-    if any("weak" in one for words in found.values() for one in words):
+    if any(one.startswith(WEAK) for words in found.values() for one in words):
         parts.append(note("Weak: shown by few rows only, or by what many other rows have too."))
     return section("What stands out", *(parts or [note("Nothing.")]))
 
