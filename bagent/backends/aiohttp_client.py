@@ -7,8 +7,10 @@ a run in silence), and drops idle connections before servers do: vLLM closes the
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import ssl
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -18,23 +20,36 @@ import aiohttp
 from bagent.backends import http_errors as errors
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.plain_http import OPENED
+from bagent.backends.plain_http import IDLE
 
 READ_BUFFER = 1 << 20
+_LOOKED_AT = 8
+"""Idle connections of which it is known since when."""
+
 LARGE_BODY = 1 << 20
 """Bytes from which aiohttp wants a file instead of a bytes object."""
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Notes in the task that asks for a connection whether one had to be opened.
+    """Notes in the task that asks for a connection whether one had to be opened, and else for how
+    long it had been idle.
 
     A request that failed on a kept-open connection may be sent again without cost; aiohttp tells
     which kind it was only to trace hooks, and those cost a tenth of a request.
     """
 
     async def _create_connection(self, req: Any, traces: Any, limits: aiohttp.ClientTimeout) -> Any:
-        OPENED.set(True)
+        IDLE.set(None)
         return await super()._create_connection(req, traces, limits)
+
+    async def _get(self, key: Any, traces: Any) -> Any:
+        waiting = self._conns.get(key, ())
+        before, first = len(waiting), list(itertools.islice(waiting, _LOOKED_AT))
+        found = await super()._get(key, traces)
+        passed = before - len(self._conns.get(key, ()))  # the last of them was good
+        if found is not None and 0 < passed <= len(first):
+            IDLE.set(time.monotonic() - first[passed - 1][1])
+        return found
 
 
 class AiohttpClient:

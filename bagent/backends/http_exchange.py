@@ -22,6 +22,7 @@ from bagent.backends.transport import (
     network_failure,
     reused,
     through,
+    was_idle,
 )
 from bagent.types import Failure, Reply
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 STALE_SECONDS = 1.0
 """A kept-open connection that closes within this time was closed before the request came."""
+
+LONG_IDLE = 1.0
+"""One that had been idle for so long may have been closed before the request came, however late
+that shows: a server that is busy gets to its own time limits, and to the request, long after."""
 
 AFTER_FINISH = 5.0
 """Seconds for which the token counts are waited for once a streamed answer is whole."""
@@ -187,7 +192,7 @@ class HttpExchange:
     def _broken(self, error: BaseException, post: Posted, exchange: Exchange) -> Failure:
         """The failure of a request that the network ended, and whether to send it again free."""
         quick = self._clock() - exchange.sent < STALE_SECONDS
-        exchange.again = reused() and quick and is_stale(error)
+        exchange.again = reused() and (quick or was_idle() >= LONG_IDLE) and is_stale(error)
         exchange.connected = not isinstance(error, NOT_CONNECTED)
         return network_failure(error, post.endpoint, post.timeouts)
 

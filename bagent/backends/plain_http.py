@@ -35,8 +35,9 @@ _MOST_LIMITS = 64
 
 _BAD_IN_HEAD = ("\r", "\n", "\0")
 
-OPENED: ContextVar[bool] = ContextVar("bagent_opened", default=False)
-"""Whether the last request of this task had to open a connection."""
+IDLE: ContextVar[float | None] = ContextVar("bagent_idle", default=0.0)
+"""For how many seconds the connection of this task's last request had been idle when it was taken;
+None where it had to be opened."""
 
 
 class _Target:
@@ -301,11 +302,12 @@ class Posting:
         total = self._timeouts.total
         connection = self._pool.take(self._target, began)
         if connection is not None:
+            IDLE.set(began - connection.idle_since)
             if total is not None:
                 self._limit = self._pool.limit(total)
                 self._limit.begin(connection, began)
         else:
-            OPENED.set(True)
+            IDLE.set(None)
             connection = await self._connected()
             if total is not None:  # it began some time ago: not the last of those with its limit
                 self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())

@@ -25,7 +25,7 @@ from bagent.backends.http_errors import (
     ProxyRefused,
     ServerClosed,
 )
-from bagent.backends.plain_http import OPENED, PlainPool
+from bagent.backends.plain_http import IDLE, PlainPool
 from bagent.backends.proxy import without_userinfo
 from bagent.types import Failure
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bagent.backends.aiohttp_client import AiohttpClient
 
 IDLE_SECONDS = 4.0
-"""vLLM closes idle connections after 5.0 s."""
+"""Connections idle for so long are not used: uvicorn, and so vLLM, closes them after 5.0 s."""
 
 _FULL = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 _CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
@@ -43,7 +43,13 @@ _CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
 
 def reused() -> bool:
     """Whether the last request of this task went over a kept-open connection."""
-    return not OPENED.get()
+    return IDLE.get() is not None
+
+
+def was_idle() -> float:
+    """For how many seconds the connection of this task's last request had been idle when it was
+    taken; 0 for a new one, and where that is not known."""
+    return IDLE.get() or 0.0
 
 
 class Transport:
@@ -83,10 +89,10 @@ class Transport:
 
         To be entered with ``async with``: then it is sent, and its connection is given back.
         """
-        OPENED.set(False)
         if PlainPool.serves(endpoint, endpoint.url):
             return self._plain.post(endpoint, path, body, timeouts)
         trusted = self._trusted(endpoint.ca_file)
+        IDLE.set(0.0)
         return self._open().post(endpoint, path, body, timeouts, trusted=trusted)
 
     async def get(
@@ -96,10 +102,10 @@ class Transport:
 
         ``seconds`` bounds the whole request, ``connect`` the way to a connection.
         """
-        OPENED.set(False)
         timeouts = Timeouts(connect=connect, total=seconds)
         if not PlainPool.serves(endpoint, url):
             trusted = self._trusted(endpoint.ca_file)
+            IDLE.set(0.0)
             return await self._open().get(endpoint, url, timeouts, trusted=trusted)
         try:
             return await self._plain_get(endpoint, url, timeouts)

@@ -9,6 +9,7 @@ import pytest
 
 from backends.support_backend import (
     QUICK,
+    SkippingLoop,
     ask,
     backend,
     endpoint,
@@ -17,11 +18,14 @@ from backends.support_backend import (
     reply,
     request,
     send,
+    skip,
 )
 from bagent.backends.base import Timeouts
 from bagent.types import Failure
 from support.fake_server import FakeServer
 from support.replies import close, ok, status
+
+NO_LIMITS = Timeouts(connect=None, first_token=None, idle=None, total=None)
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -69,6 +73,75 @@ def test_a_server_that_dies_while_it_works_on_a_call_is_not_a_closed_connection(
 
     _, exchange = asyncio.run(main())
     assert failure(exchange).kind == "connect"
+    assert not exchange.again
+
+
+@pytest.mark.parametrize(("idle", "again"), [(0.5, False), (1.1, True), (3.8, True)])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_connection_that_was_idle_long_may_have_been_closed_however_late_it_shows(
+    idle, again, streamed
+):
+    """uvicorn's limit for idle connections falls due while its loop is busy: it closes them, and
+    with them the request, once it gets to it."""
+    came, closed = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"id=r1")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await reader.readuntil(b"id=r2")
+        came.set()
+        await closed.wait()
+
+    async def main():
+        now = [1000.0]
+        async with raw_server(serve) as port, backend(clock=lambda: now[0]) as found:
+            to = endpoint(f"http://127.0.0.1:{port}")
+            await found.send(to, [request("r1")], NO_LIMITS)
+            skip(idle)
+            call = request("r2", stream=streamed)
+            sending = asyncio.ensure_future(found.send(to, [call], NO_LIMITS))
+            await came.wait()
+            now[0] += 30.0
+            closed.set()
+            return await sending
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        exchange = runner.run(main())
+    assert failure(exchange).kind == "connect"
+    assert exchange.again is again
+
+
+def test_a_connection_is_never_used_once_it_was_idle_for_as_long_as_servers_keep_one(fs):
+    async def main():
+        async with backend() as found:
+            to = endpoint(fs.url)
+            for seconds in (3.9, 4.1, 0.0):
+                reply(await found.send(to, [request()], NO_LIMITS))
+                skip(seconds)
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(main())
+    assert fs.connections == 2
+
+
+def test_an_answer_that_broke_off_is_never_taken_for_a_closed_connection():
+    async def serve(reader, writer):
+        await reader.readuntil(b"id=r1")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await reader.readuntil(b"id=r2")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{")
+        await writer.drain()
+
+    async def main():
+        async with raw_server(serve) as port, backend() as found:
+            to = endpoint(f"http://127.0.0.1:{port}")
+            await found.send(to, [request("r1")], NO_LIMITS)
+            skip(3.0)
+            return await found.send(to, [request("r2")], NO_LIMITS)
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        exchange = runner.run(main())
+    assert failure(exchange).kind == "bad_response"
     assert not exchange.again
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import ssl
@@ -10,10 +11,13 @@ import sys
 
 import pytest
 
-from backends.support_backend import ask, endpoint, failure, raw_server, reply, send
+from backends.support_backend import QUICK, ask, endpoint, failure, raw_server, reply, send
+from bagent.backends.transport import Transport, reused, was_idle
 from support.fake_server import FakeServer
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "id=r1"}], "max_tokens": 8}'
 
 ASK = """
 import sys
@@ -54,6 +58,26 @@ def secure(certificates):
 def test_a_ca_file_of_the_endpoint_is_trusted(secure, certificates):
     to = endpoint(secure.url, ca_file=str(certificates / "ca.pem"))
     assert reply(ask(to)).text
+
+
+def test_a_kept_connection_with_tls_tells_how_long_it_was_idle(secure, certificates):
+    to = endpoint(secure.url, ca_file=str(certificates / "ca.pem"))
+
+    async def main():
+        transport = Transport()
+        seen = []
+        for _ in range(3):
+            async with transport.post(to, "/chat/completions", BODY, QUICK) as answer:
+                await answer.read()
+            seen.append((reused(), was_idle()))
+        await transport.close()
+        return seen
+
+    first, second, third = asyncio.run(main())
+    assert first == (False, 0.0)
+    assert second[0]
+    assert 0 < second[1] < 60
+    assert 0 < third[1] < 60
 
 
 def test_a_ca_file_of_the_environment_is_trusted(secure, certificates):
