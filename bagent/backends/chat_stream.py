@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from bagent.backends.call_joiner import ToolCallJoiner
 from bagent.backends.chat_wire import (
     REASONING_KEYS,
+    calls_in,
     choice_error,
     content_text,
     finish_word,
@@ -20,7 +22,7 @@ from bagent.backends.chat_wire import (
 )
 from bagent.backends.event_lines import ended_by_newlines
 from bagent.backends.failures import from_body_error, shorten
-from bagent.backends.json_text import decode_json, encode_json
+from bagent.backends.json_text import decode_json
 from bagent.backends.usual import UsualPiece, usual_piece
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
@@ -204,7 +206,7 @@ class StreamReader:
         content = content_text(delta.get("content"))
         reasoning = reasoning_text(delta)
         refusal = delta.get("refusal")
-        calls = delta.get("tool_calls")
+        calls = calls_in(delta)
         if content or reasoning or refusal or calls:
             self.deltas += 1
             if self.first_token is None:
@@ -294,95 +296,3 @@ class StreamReader:
             status=200,
             text=self.text or None,
         )
-
-
-class ToolCallJoiner:
-    """Joins streamed tool calls: by index, but a new non-empty id starts a new call.
-
-    Servers without useful indexes or ids start a new call with a name once the call before has
-    its arguments. Empty names and ids never overwrite what came before (some servers repeat them
-    empty in the last chunk), and several entries in one chunk are taken in order.
-
-    Args:
-        on_call: gets each call once, as soon as its arguments are a whole JSON object: nothing
-            that follows could change it.
-    """
-
-    def __init__(self, on_call: Callable[[ToolCall], None] | None = None) -> None:
-        self._calls: list[dict[str, str]] = []
-        self._by_index: dict[int, int] = {}
-        self._on_call = on_call
-        self._told: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    def add(self, entries: Json) -> None:
-        """Take the ``tool_calls`` of one delta."""
-        if isinstance(entries, dict):
-            entries = [entries]
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, dict):
-                function = entry.get("function")
-                self._add(entry, function if isinstance(function, dict) else entry)
-
-    def _add(self, entry: dict[str, Any], function: dict[str, Any]) -> None:
-        index = entry.get("index")
-        if not isinstance(index, int):
-            index = 0
-        call_id, name = str(entry.get("id") or ""), str(function.get("name") or "")
-        arguments = function.get("arguments")
-        if not (call_id or name or arguments):
-            return
-        place = self._by_index.get(index)
-        if place is None or self._is_new(self._calls[place], call_id, name, bool(arguments)):
-            place = self._by_index[index] = len(self._calls)
-            self._calls.append({"id": "", "name": "", "arguments": ""})
-        call = self._calls[place]
-        call["id"] = call_id or call["id"]
-        call["name"] = name or call["name"]
-        if isinstance(arguments, str):
-            call["arguments"] += arguments
-        elif arguments:
-            call["arguments"] = encode_json(arguments)
-        if self._on_call is not None and arguments and call["arguments"].rstrip().endswith("}"):
-            self._look(place)
-
-    def _look(self, place: int) -> None:
-        """Tell of a call whose arguments are whole."""
-        try:
-            whole = isinstance(decode_json(self._calls[place]["arguments"]), dict)
-        except ValueError:
-            return
-        if whole:
-            self._tell(place)
-
-    def _tell(self, place: int) -> None:
-        if self._on_call is not None and place not in self._told and self._calls[place]["name"]:
-            self._told.add(place)
-            self._on_call(self._call(place))
-
-    def tell_rest(self) -> None:
-        """Tell of the calls that were not told yet: the answer has ended well."""
-        for place in range(len(self._calls)):
-            self._tell(place)
-
-    @staticmethod
-    def _is_new(call: dict[str, str], call_id: str, name: str, more: bool) -> bool:
-        if call_id:
-            return call["id"] not in ("", call_id)
-        if not name or not call["name"] or not (more or name != call["name"]):
-            return False
-        try:
-            decode_json(call["arguments"])
-        except ValueError:
-            return False
-        return True
-
-    def result(self) -> tuple[ToolCall, ...]:
-        """The calls, in the order in which they began."""
-        return tuple(self._call(place) for place in range(len(self._calls)))
-
-    def _call(self, place: int) -> ToolCall:
-        call = self._calls[place]
-        return ToolCall(call["id"] or f"call_{place}", call["name"], call["arguments"] or "{}")

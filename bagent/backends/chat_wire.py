@@ -209,9 +209,7 @@ def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
     message = choice.get("message")
     if not isinstance(message, dict):
         message = {"content": choice.get("text")}
-    calls = message.get("tool_calls")
-    if not calls and isinstance(message.get("function_call"), dict):
-        calls = [{"function": message["function_call"]}]
+    calls = calls_in(message)
     return Reply(
         text=content_text(message.get("content")),
         finish_reason=finish_word(choice.get("finish_reason")),
@@ -225,6 +223,12 @@ def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
         logprobs=choice.get("logprobs"),
         request_id=optional_text(body.get("id")),
     )
+
+
+def calls_in(message: Mapping[str, Json]) -> Json:
+    """What a message or delta holds of tool calls; the older form with one call counts too."""
+    calls, older = message.get("tool_calls"), message.get("function_call")
+    return [{"function": older}] if not calls and isinstance(older, dict) else calls
 
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.backends.chat_stream import ToolCallJoiner
+from bagent.backends.call_joiner import ToolCallJoiner
 
 
 def entry(index=0, call_id=None, name=None, arguments=None):
@@ -88,3 +88,26 @@ def test_an_entry_without_function_is_read_flat():
 
 def test_broken_arguments_are_kept_as_they_came():
     assert joined([entry(0, "a", "f", '{"x":')]) == [("a", "f", '{"x":')]
+
+
+@pytest.mark.parametrize(
+    ("names", "joined_name"),
+    [
+        (("look", "_up"), "look_up"),
+        (("look", "look_up"), "look_up"),
+        (("look_up", "", None, "look_up"), "look_up"),
+    ],
+    ids=["in pieces", "growing", "repeated"],
+)
+def test_a_name_may_come_in_pieces_or_again(names, joined_name):
+    chunks = [[entry(0, "a" if not n else None, name)] for n, name in enumerate(names)]
+    assert joined(*chunks, [entry(0, None, None, "{}")]) == [("a", joined_name, "{}")]
+
+
+def test_arguments_that_come_once_more_as_a_whole_are_those_there_are():
+    assert joined(
+        [entry(0, "a", "f", '{"x"')], [entry(0, None, None, ":1}")], [entry(0, "a", "f", '{"x":1}')]
+    ) == [("a", "f", '{"x":1}')]
+    assert joined(
+        [entry(0, "a", "f", '{"x":')], [entry(0, None, None, '{"x":')], [entry(arguments="1}}")]
+    ) == [("a", "f", '{"x":{"x":1}}')]

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from backends.support_providers import PROVIDERS, WEATHER, ask, call
-from bagent.backends.chat_stream import StreamReader, ToolCallJoiner
+from bagent.backends.call_joiner import ToolCallJoiner
+from bagent.backends.chat_stream import StreamReader
 from bagent.types import Reply
 from support.provider_wire import Say
 
@@ -73,3 +74,16 @@ def test_a_call_without_arguments_is_told_where_the_answer_ends_well(word, count
     assert len(told) == count
     reply = reader.result()
     assert isinstance(reply, Reply) and reply.tool_calls[0].arguments == "{}"
+
+
+def test_a_call_in_the_older_form_is_told_and_joined_too():
+    told = []
+    reader = StreamReader(0.0, lambda: 1.0, told.append)
+    reader.feed(chunk({"role": "assistant", "content": None, "function_call": {"name": "look"}}))
+    reader.feed(chunk({"function_call": {"arguments": '{"q":'}}))
+    reader.feed(chunk({"function_call": {"arguments": '"a"}'}, "tool_calls": None}))
+    assert [(one.name, one.arguments) for one in told] == [("look", '{"q":"a"}')]
+    reader.feed(chunk({"function_call": None}, "function_call"))
+    reply = reader.result()
+    assert isinstance(reply, Reply) and reply.finish_reason == "tool_calls"
+    assert reply.tool_calls == tuple(told)
