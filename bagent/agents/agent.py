@@ -19,6 +19,7 @@ from bagent.agents.history import answer_message, begun_message, calls_of, own_c
 from bagent.agents.host import AgentHost
 from bagent.agents.plan import StagePlan
 from bagent.agents.streaming import FirstCall
+from bagent.agents.text_calls import with_calls_of_text
 from bagent.answers.judge import GOOD_ENDS, Verdict
 from bagent.backends.request import Request, Watch, encode_payload
 from bagent.fleet.call import Call, Delivery
@@ -57,7 +58,7 @@ class AgentConversation(Conversation):
         self._desk: Desk | None = None
         self._endpoint: str | None = None
         self._faulty = 0
-        self._first_call = FirstCall()
+        self._first_call = FirstCall(host.now)
         self._known: tuple[int, int] | None = None
         self._noted = False
         self._rounds = 0
@@ -126,6 +127,8 @@ class AgentConversation(Conversation):
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
         """Run the tools that a reply asks for; any other reply is the row's answer."""
         self._note_stream(call, delivery)
+        if self._desk is not None and call.request.tool_choice != "none":
+            reply = with_calls_of_text(reply)
         if self._desk is None or not _asks_for_tools(reply):
             return super().replied(call, reply, delivery)
         self._last, self._verdict = reply, None

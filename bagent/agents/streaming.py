@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -60,9 +59,14 @@ class StreamChoice:
 
 
 class FirstCall:
-    """Notes when the first call of a streamed answer was whole, and passes each on."""
+    """Notes when the first call of a streamed answer was whole, and passes each on.
 
-    def __init__(self) -> None:
+    Args:
+        clock: gives what ``at`` is noted in.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.at: float | None = None
 
     def watched(self, watch: Watch) -> Callable[[ToolCall], None]:
@@ -72,7 +76,7 @@ class FirstCall:
 
         def on_call(call: ToolCall) -> None:
             if self.at is None:
-                self.at = time.time()
+                self.at = self._clock()
             take(call)
 
         return on_call

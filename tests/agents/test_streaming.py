@@ -42,13 +42,15 @@ def test_turns_that_are_answers_are_not_streamed_for_the_calls_of_earlier_ones()
 
 def test_the_first_whole_call_of_the_last_stream_is_the_one_that_counts() -> None:
     taken: list[ToolCall] = []
-    first = FirstCall()
+    times = iter([7.0, 9.0])
+    first = FirstCall(lambda: next(times))
     call = ToolCall("c", "look", "{}")
     on_call = first.watched(lambda: taken.append)
     assert first.at is None
     on_call(call)
-    at = first.at
     on_call(call)
-    assert first.at == at is not None and taken == [call, call]
-    first.watched(lambda: taken.append)  # streamed again: what came before is no call of it
+    assert first.at == 7.0 and taken == [call, call]
+    on_call = first.watched(lambda: taken.append)  # streamed again: no call of it came yet
     assert first.at is None
+    on_call(call)
+    assert first.at == 9.0
