@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import math
 
 import msgspec
@@ -16,11 +18,40 @@ from bagent.types import Failure, Json
 CONNECT_SECONDS = 10.0
 """A machine that is there accepts a connection within this time."""
 
+FIRST_PAUSE = 0.5
+"""Seconds until a busy provider that named no time is asked for its list again; then twice that."""
+
+ROUNDING = 0.02
+"""Seconds that are added to a time that was named: its clock may be read in another place."""
+
+LEAST_SECONDS = 0.5
+"""With less time than this left a list is not asked for again."""
+
 
 async def learn_models(
     transport: Transport, endpoint: Endpoint, seconds: float
 ) -> Capabilities | Failure:
-    """What ``/models`` tells; a missing route is no failure."""
+    """What ``/models`` tells; a missing route is no failure.
+
+    A provider that is busy is asked again as often as ``seconds`` allow, never earlier than told:
+    its list is asked for in vain by all who share its account, and a run needs it once.
+    """
+    pauses = (FIRST_PAUSE * 2**n for n in itertools.count())
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        found = await _ask(transport, endpoint, end - loop.time())
+        if endpoint.own or not (isinstance(found, Failure) and found.busy):
+            return found
+        pause = found.retry_after
+        pause = next(pauses) if pause is None else pause + ROUNDING
+        if loop.time() + pause + LEAST_SECONDS > end:
+            return found
+        await asyncio.sleep(pause)
+
+
+async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
+    """What one request for the list comes to."""
     limits = limits_within(seconds)
     try:
         status, raw, headers = await transport.get(

@@ -53,8 +53,9 @@ class Call(msgspec.Struct, eq=False):
     endpoint that failed it last, ``only`` the one that may have it (None: any), ``prefer`` the one
     whose cache holds what comes before it, ``family`` those that begin as it does. Calls of one
     ``group_key`` may share a request; None goes alone. ``ready_at``, ``throttled_at`` and
-    ``give_up_at`` are on the fleet's monotonic clock. ``whole`` says that it is no longer streamed,
-    False that the server refused that.
+    ``give_up_at`` are on the fleet's monotonic clock. ``failed_at`` is when it failed last without
+    being told when to come back (Unix seconds), ``pause`` the seconds that then passed until it
+    was sent. ``whole`` says that it is no longer streamed, False that the server refused that.
     """
 
     handler: CallHandler
@@ -82,6 +83,8 @@ class Call(msgspec.Struct, eq=False):
     waited_ms: float = 0.0
     throttled_at: float | None = None
     give_up_at: float | None = None
+    failed_at: float | None = None
+    pause: float = 0.0
     whole: bool | None = None
 
 

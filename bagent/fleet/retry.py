@@ -16,6 +16,11 @@ FREE_TRIES = 1
 TROUBLED_TRIES = 4
 """After so many failed tries a call that a full server refuses is no longer asked for a stream."""
 
+LONGER = 1.5
+"""A wait is so many times the pause that the failure before it was followed by, whatever that was
+made of, up to the longest wait that there is. Double waits with their spread grow by 1.33 or more;
+this holds where a limit of the account, or a slot, was waited for besides."""
+
 LEAST_QUIET = 15.0
 """Seconds for which a full server is waited for, however few tries are wanted."""
 
@@ -92,9 +97,18 @@ def decide(
         delay = told + random.uniform(0.0, max(0.2, 0.1 * told))
     else:
         delay = min(policy.longest, policy.base * 2**exponent) * random.uniform(1.0, 1.5)
+        delay = max(delay, min(policy.longest, LONGER * call.pause))
     if call.give_up_at is not None and now + delay >= call.give_up_at:
         return Decision(None, "the row's time limit comes before the next try")
     return Decision(delay)
+
+
+def note_pause(call: Call, failure: Failure, sent: float, done: float) -> None:
+    """Note how long ``call``, sent and failed at these Unix seconds, had paused after its failure
+    before; a pause that a server asked for says nothing of the next."""
+    if call.failed_at is not None:
+        call.pause = max(0.0, sent - call.failed_at)
+    call.failed_at = done if failure.retry_after is None else None
 
 
 def ask_whole(call: Call, failure: Failure) -> bool:
@@ -106,9 +120,9 @@ def ask_whole(call: Call, failure: Failure) -> bool:
     can know it again; one that was refused was never begun, and may be put differently.
     """
     if call.whole is None and failure.busy and call.tries >= TROUBLED_TRIES and call.request.stream:
-        call.whole, call.request.stream = True, False
+        call.whole, call.request = True, msgspec.structs.replace(call.request, stream=False)
     elif call.whole and failure.kind == "rejected":
-        call.whole, call.request.stream = False, True
+        call.whole, call.request = False, msgspec.structs.replace(call.request, stream=True)
         return True
     return False
 

@@ -11,7 +11,7 @@ from bagent.backends.rate_headers import RateLimits
 from bagent.fleet.call import Call, Carrier, Delivery, attempt_record
 from bagent.fleet.core import Core
 from bagent.fleet.health import Health
-from bagent.fleet.retry import FREE_TRIES, ask_whole, decide
+from bagent.fleet.retry import FREE_TRIES, ask_whole, decide, note_pause
 from bagent.types import Failure, Reply
 
 ROW_STATUS = frozenset({400, 413, 422})
@@ -206,6 +206,8 @@ class Settler:
         """Send a call again as the policy allows, else end it."""
         core = self._core
         now = core.clock()
+        if delivery is not None:
+            note_pause(call, failure, delivery.sent, delivery.done)
         if ask_whole(call, failure):
             core.sleep(call, now)
             return

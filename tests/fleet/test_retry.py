@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from random import Random
 
 import pytest
 
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
-from bagent.fleet.retry import RetryPolicy, ask_whole, decide
+from bagent.fleet.retry import RetryPolicy, ask_whole, decide, note_pause
 from bagent.types import Failure
 
 POLICY = RetryPolicy()
@@ -54,6 +55,33 @@ def test_waits_double_up_to_the_longest_with_a_spread_that_only_adds():
         call, random = a_call(), Random(seed)
         delays = [decide(policy, call, PASSING, 0.0, random).delay for _ in least]
         assert all(low <= delay <= 1.5 * low for low, delay in zip(least, delays, strict=True))
+
+
+def test_a_wait_is_longer_than_the_pause_before_even_if_a_slot_was_waited_for_besides():
+    policy = RetryPolicy(retries=100)
+    for seed in range(50):
+        random, call, now, pauses = Random(seed), a_call(), 0.0, []
+        for _ in range(4):
+            note_pause(call, PASSING, now, now + 1.0)
+            now += 1.0
+            delay = decide(policy, call, PASSING, now, random).delay
+            pauses.append(delay + random.uniform(0.0, 2.0))
+            now += pauses[-1]
+        assert all(b > 1.1 * a for a, b in itertools.pairwise(pauses)), pauses
+
+
+def test_a_pause_that_a_server_asked_for_lengthens_no_later_wait():
+    call = a_call()
+    note_pause(call, told(60.0), 0.0, 1.0)
+    note_pause(call, PASSING, 61.0, 62.0)
+    assert decide_once(PASSING, call=call).delay <= 0.75
+
+
+def test_a_long_wait_for_a_slot_lengthens_the_next_wait_no_further_than_waits_grow():
+    call = a_call()
+    note_pause(call, PASSING, 0.0, 1.0)
+    note_pause(call, PASSING, 1000.0, 1001.0)
+    assert decide_once(PASSING, POLICY.while_served(), call=call).delay == 5.0
 
 
 def test_thousands_of_tries_do_not_overflow():
@@ -184,11 +212,13 @@ def test_a_row_in_trouble_is_asked_whole_once_it_is_refused_for_load():
     cut = Failure("bad_response", "the stream broke off", True, 200)
     streams = []
     call = streamed_call()
+    first = call.request
     for tries, failure in enumerate((cut, BUSY, cut, cut, BUSY, BUSY), start=1):
         call.tries = tries
         assert not ask_whole(call, failure)
         streams.append(call.request.stream)
     assert streams == [True, True, True, True, False, False]
+    assert first.stream  # who made the request has it unchanged
 
 
 def test_a_row_whose_server_only_streams_goes_back_to_streams_for_good():

@@ -55,9 +55,7 @@ def test_every_row_is_whole_whatever_breaks_on_the_way(
         assert row["status"] == "ok"
         assert row["text"].endswith(f"id={row['id']} text number {row['id'][1:]}")
     assert verdict["faults_injected"] > 0.8 * rows
-    # What it only warns of is chance: pauses of a call that happened to be alike, and a refusal of
-    # the list of models, which is asked for once to see who is there.
-    assert [one for one in verdict["findings"] if one["severity"] == "error"] == []
+    assert verdict["findings"] == []  # not even a warning: a list of models refused, pauses alike
     assert verdict["passed"] is True
     for file in job_dir.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes()
