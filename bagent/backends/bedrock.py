@@ -97,7 +97,9 @@ class BedrockBackend(AloneBackend):
         reader = None
         call: Callable[[], Reply | Failure]
         if request.stream and form.stream:
-            reader = BedrockStream(exchange.sent, self._clock, model, _on_loop(request))
+            reader = BedrockStream(
+                exchange.sent, self._clock, model, _on_loop(request), _pieces_on_loop(request)
+            )
             call = partial(self._stream, client, arguments, reader, exchange)
         else:
             call = partial(self._whole, client, arguments, model, exchange)
@@ -305,6 +307,23 @@ def _on_loop(request: Request) -> Callable[[ToolCall], None] | None:
 
     def tell(call: ToolCall) -> None:
         loop.call_soon_threadsafe(on_call, call)
+
+    return tell
+
+
+def _pieces_on_loop(request: Request) -> Callable[[str, str], None] | None:
+    """Who hears that the answer begins, and its pieces, told from the thread that reads it."""
+    heard, began = request.heard, request.began
+    if heard is None and began is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def tell(kind: str, text: str) -> None:
+        if kind != "first":
+            if heard is not None:
+                loop.call_soon_threadsafe(heard, kind, text)
+        elif began is not None:
+            loop.call_soon_threadsafe(began)
 
     return tell
 

@@ -19,6 +19,8 @@ class BedrockStream:
         started: when the request was sent.
         model: named in the reply, since events name none.
         on_call: gets every tool call once its arguments are whole, in the thread that reads.
+        on_piece: gets every piece of text and reasoning there, after the word for which it is;
+            and ``first`` with no text when an answer begins.
     """
 
     def __init__(
@@ -27,8 +29,10 @@ class BedrockStream:
         clock: Callable[[], float],
         model: str,
         on_call: Callable[[ToolCall], None] | None = None,
+        on_piece: Callable[[str, str], None] | None = None,
     ) -> None:
         self._on_call = on_call
+        self._on_piece = on_piece
         self._clock = clock
         self._started = started
         self._model = model
@@ -64,12 +68,15 @@ class BedrockStream:
     def _seen(self) -> None:
         if self.first_token is None:
             self.first_token = self._clock()
+            if self._on_piece is not None:
+                self._on_piece("first", "")
 
     def _delta(self, index: int, delta: dict[str, Any]) -> None:
         if "text" in delta:
             self._seen()
             block = self._blocks.setdefault(index, {"text": ""})
             block["text"] = block.get("text", "") + delta["text"]
+            self._tell("text", delta["text"])
         elif "toolUse" in delta:
             self._seen()
             self._inputs.setdefault(index, []).append(delta["toolUse"].get("input") or "")
@@ -86,6 +93,11 @@ class BedrockStream:
         for name in ("text", "signature"):
             if name in delta:
                 told[name] = told.get(name, "") + delta[name]
+        self._tell("reasoning", delta.get("text") or "")
+
+    def _tell(self, kind: str, text: str) -> None:
+        if text and self._on_piece is not None:
+            self._on_piece(kind, text)
 
     def _block_ends(self, index: int) -> None:
         used = self._blocks.get(index, {}).get("toolUse")

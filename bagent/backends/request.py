@@ -77,6 +77,8 @@ class Request(msgspec.Struct):
     ``watch`` is called once for each time that the call is streamed; what it gives back gets every
     tool call as soon as its arguments are whole, on the event loop.
     ``began`` is called at the first token of a streamed answer.
+    ``heard`` gets each piece of a streamed answer on the event loop, ``text`` or ``reasoning`` and
+    its words; Bedrock's backend alone tells them, to clients of another protocol.
     ``returning`` is how many turns with tools the conversation has behind it: an engine that can
     serves it the earlier, while its cache holds what came before.
     """
@@ -93,6 +95,7 @@ class Request(msgspec.Struct):
     tool_choice: Json = None
     watch: Watch | None = None
     began: Callable[[], None] | None = None
+    heard: Callable[[str, str], None] | None = None
     returning: int = 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -9,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from bagent.cli import bench_options as bench_opt
 from bagent.cli import options as opt
@@ -77,15 +80,17 @@ def bench(
 
 
 def _bench(given: dict[str, Any]) -> int:
-    from bagent.bench.gate import read_rule, read_summary
+    from bagent.bench.gate import check_rules, read_rule, read_summary
+    from bagent.bench.plan import load_names
     from bagent.bench.whole import Wanted, make_folder, send_all, write_results
-    from bagent.cli.bench_backend import named_backend
+    from bagent.cli.bench_backend import named_backend, reachable
     from bagent.cli.bench_view import tell_end
     from bagent.cli.hosts import read_fleet
 
     trace, plan = _trace_and_plan(given)
     rules = [read_rule(text) for text in given["fail_if"] or ()]
     old = read_summary(given["compare"]) if given["compare"] else None
+    check_rules(rules, load_names(plan), compared=old is not None)
     job, hostfile = _job(given)
     servers = named_backend(given) if given["backend"] else None
     fleet = None if servers else read_fleet(hostfile, "give --hostfile FILE, or --backend NAME")
@@ -108,13 +113,19 @@ def _bench(given: dict[str, Any]) -> int:
         sys.stderr.write(f"[{duration(time.monotonic() - began)}] {visible(words)}\n")
         sys.stderr.flush()
 
-    called, course = send_all(wanted, job, tell)
+    with contextlib.ExitStack() as stack:
+        if servers is not None:
+            reached = stack.enter_context(reachable(servers, plan, tell))
+            wanted = msgspec.structs.replace(wanted, servers=reached, endpoints=reached.endpoints)
+        called, course = send_all(wanted, job, tell)
     summary = write_results(wanted, called, course, old)
     good = {one["url"] for one in summary["endpoints"] if one["verdict"] == "ok"}
     if given["write_hostfile"] is not None and good and fleet is not None:
         from bagent.fleet.host_lines import hostfile_text, write_hostfile
 
         write_hostfile(given["write_hostfile"], hostfile_text(fleet.hosts, good, fleet.text))
+    elif given["write_hostfile"] is not None:
+        tell(f"no endpoint is ok: {given['write_hostfile']} is not written")
     broken = tell_end(summary, folder, rules, old, given["write_hostfile"] if good else None)
     return _exit_code(summary, broken)
 
@@ -182,6 +193,7 @@ def _plan(given: dict[str, Any], more: dict[str, Any]) -> BenchPlan:
     """
     from bagent.backends.base import Timeouts
     from bagent.bench.plan import make_plan
+    from bagent.cli.bench_checks import check_options
 
     values = {name: given[name] for name in _PLAIN if given[name] not in (None, False)} | more
     if given["concurrency"]:
@@ -210,28 +222,8 @@ def _plan(given: dict[str, Any], more: dict[str, Any]) -> BenchPlan:
             connect=min(5.0, total), first_token=total, idle=total, total=total
         )
     plan = make_plan(given["preset"], values)
-    _check(plan)
+    check_options(given, plan)
     return plan
-
-
-def _check(plan: BenchPlan) -> None:
-    """Refuse settings that contradict each other."""
-    if plan.prefix_tokens >= plan.input_tokens:
-        raise UsageError(
-            f"--prefix-tokens {plan.prefix_tokens}: not below the {plan.input_tokens} input tokens",
-            hint="--input-tokens counts the prefix too",
-        )
-    if plan.ramps and plan.seconds is None:
-        raise UsageError("--rate with a ramp needs a time", hint="give --duration T")
-    if plan.burstiness <= 0:
-        raise UsageError(f"--burstiness {plan.burstiness:g}: not above 0", hint="1 is Poisson")
-    if "affinity" in plan.routings and not plan.prefix_tokens and plan.turns == 1:
-        raise UsageError("--routing affinity needs groups", hint="give --prefix-tokens N")
-    if plan.turns > 1 and (plan.speeds or set(plan.ways) - {"chat", "completions"}):
-        raise UsageError(
-            "--turns: what is recorded, rows of a job, lists and batches have no turns",
-            hint="--as chat or completions",
-        )
 
 
 def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from bagent.cli import options as opt
@@ -17,6 +19,7 @@ from bagent.errors import UsageError
 
 if TYPE_CHECKING:
     from bagent.backends.endpoint import Endpoint
+    from bagent.runs.endpoints import Servers
 
 
 def proxy(
@@ -46,7 +49,7 @@ def proxy(
     """One OpenAI-compatible local address in front of a fleet, balanced and metered.
 
     With --backend NAME it is in front of that one server, also a hosted one, whose key clients
-    need not know; requests keep the form that the server takes.
+    need not know; requests keep the form that the server takes. Bedrock takes chats in OpenAI's.
 
     Example: bagent proxy --hostfile hosts.txt --port 8080
 
@@ -59,10 +62,21 @@ def proxy(
         token = os.environ.get(token_env) or None
         if token is None:
             raise UsageError(f"the environment variable {token_env} is not set")
-    endpoints = _named(backend, hostfile) if backend is not None else _fleet(hostfile)
+    servers = _named(backend, hostfile, per_endpoint) if backend is not None else None
+    endpoints = servers.endpoints if servers is not None else _fleet(hostfile)
     config = ProxyConfig(host, port, token, strip_preamble=strip_preamble)
     run = output or Path("runs") / time.strftime("proxy-%Y%m%d-%H%M%S")
-    asyncio.run(_serve(plain_states(endpoints, per_endpoint), config, run))
+
+    async def serve() -> None:
+        async with AsyncExitStack() as stack:
+            reached = endpoints
+            if servers is not None and servers.bedrock is not None:
+                from bagent.proxy.bridge import bridged
+
+                reached = [await stack.enter_async_context(bridged(servers, _notice))]
+            await _serve(plain_states(reached, per_endpoint), config, run)
+
+    asyncio.run(serve())
     return 0
 
 
@@ -80,18 +94,19 @@ def _fleet(hostfile: Path | None) -> list[Endpoint]:
     return host_endpoints(read_hostfile(given), given, None, os.environ)
 
 
-def _named(backend: str, hostfile: Path | None) -> list[Endpoint]:
+def _named(backend: str, hostfile: Path | None, per_endpoint: int) -> Servers:
+    from bagent.runs.hosted import MOST_THREADS
     from bagent.runs.named import named_servers
 
     if hostfile is not None:
         raise UsageError("--backend and --hostfile exclude each other", hint="leave one out")
-    servers = named_servers(backend, "as asked", os.environ)
-    if servers.bedrock is not None:
-        raise UsageError(
-            "a proxy passes HTTP requests on, and Bedrock's have to be signed one by one",
-            hint="give the agents AWS credentials of their own",
-        )
-    return servers.endpoints
+    found = named_servers(backend, "as asked", os.environ)
+    if found.bedrock is None:
+        return found
+    threads = min(per_endpoint, MOST_THREADS)
+    return msgspec.structs.replace(
+        found, bedrock=msgspec.structs.replace(found.bedrock, threads=threads)
+    )
 
 
 async def _serve(states: list, config: object, run: Path) -> None:  # type: ignore[type-arg]
@@ -103,13 +118,14 @@ async def _serve(states: list, config: object, run: Path) -> None:  # type: igno
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
 
-    def notice(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-
-    async with start_proxy(states, config, run, notice) as found:
+    async with start_proxy(states, config, run, _notice) as found:
         sys.stdout.write(f"{found.url}\n")
         sys.stdout.flush()
-        notice(f"a proxy in front of {len(states)} endpoints; Ctrl-C ends")
-        notice(f"next: export OPENAI_BASE_URL={found.url}")
+        _notice(f"a proxy in front of {len(states)} endpoints; Ctrl-C ends")
+        _notice(f"next: export OPENAI_BASE_URL={found.url}")
         await stopped.wait()
-    notice(f'next: bagent query {run} "select endpoint, count(*) from results group by 1"')
+    _notice(f'next: bagent query {run} "select endpoint, count(*) from results group by 1"')
+
+
+def _notice(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

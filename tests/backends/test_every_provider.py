@@ -63,6 +63,15 @@ def test_an_answer_has_its_text_its_end_and_its_tokens(provider: Provider, strea
     assert (found.ttft_ms is not None) == stream
 
 
+def test_the_beginning_of_a_streamed_answer_is_told_once(provider: Provider) -> None:
+    begun: list[str] = []
+    text, tools = call(stream=True), call(stream=True, tools=(WEATHER,))
+    text.began, tools.began = lambda: begun.append("text"), lambda: begun.append("tools")
+    says = Say(), Say(text=None, calls=CALLS, stop="tool_calls")
+    assert ask(provider, *says, calls=[text, tools]).reply.tool_calls
+    assert begun == ["text", "tools"]
+
+
 @both_ways
 def test_tool_calls_come_with_whole_arguments(provider: Provider, stream: bool) -> None:
     say = Say(text=None, calls=CALLS, stop="tool_calls")

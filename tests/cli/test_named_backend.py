@@ -13,12 +13,14 @@ import pytest
 
 from support.cli import Completed, Running
 from support.jobs import results
-from support.provider_server import in_thread
+from support.provider_bedrock import BedrockWire
+from support.provider_server import Fault, in_thread
 from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
 
 Bagent = Callable[..., Completed]
 SECRET = "key-5up3rs3cret"
 KEYS = {"OPENAI_API_KEY": SECRET, "ANTHROPIC_API_KEY": SECRET}
+AWS = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET}
 WIRES: dict[str, Callable[[], Wire]] = {"openai": OpenAIWire, "anthropic": AnthropicWire}
 PATHS = {"openai": "/chat/completions", "anthropic": "/messages"}
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
@@ -61,10 +63,42 @@ def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
         assert not file.is_file() or SECRET.encode() not in file.read_bytes()
 
 
-def test_bedrock_cannot_be_passed_through(job_dir: Path, bagent: Bagent) -> None:
-    done = bagent(["proxy", "--backend", "bedrock://us-east-1", "--port", "0"])
-    assert done.code == 2
-    assert "signed" in done.err
+def test_bedrock_is_proxied_as_a_server_of_openais_protocol(job_dir: Path) -> None:
+    with in_thread(BedrockWire(), Fault("throttled"), Say(text="fine")) as server:
+        url = f"bedrock://us-east-1?endpoint={server.url}"
+        command = ["proxy", "--backend", url, "--port", "0", "-o", "run"]
+        with Running(command, job_dir, AWS) as proxy:
+            proxy.wait_for_out("/v1", 60)
+            answer = asked(proxy.out.split()[0] + "/chat/completions")
+            proxy.send(signal.SIGTERM)
+            done = proxy.finish()
+    assert answer["choices"][0]["message"]["content"] == "fine"
+    assert server.paths == ["/model/m-1/converse"] * 2
+    assert "Signature=" in server.headers[1]["authorization"]
+    (row,) = results(job_dir, "run")
+    assert (row["status"], row["attempts"]) == ("ok", 2)
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (30, 7)
+    assert SECRET not in done.out + done.err
+    for file in (job_dir / "run").rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+
+
+@pytest.mark.slow  # boto3 and a whole load test take seconds
+def test_bedrock_is_load_tested_with_its_own_streams(job_dir: Path, bagent: Bagent) -> None:
+    with in_thread(BedrockWire(), Say(text="hello to all of you", completion=5)) as server:
+        url = f"bedrock://us-east-1?endpoint={server.url}"
+        command = ["bench", "--backend", url, "--model", "m-1", "-o", "out"]
+        options = ["--concurrency", "2", "--requests", "6", "--warmup", "0", "--repeats", "1"]
+        done = bagent([*command, *options], env=AWS)
+    assert done.code in (0, 3), done.err  # 3: this machine was the limit
+    summary = json.loads((job_dir / "out" / "summary.json").read_text())
+    (one,) = summary["endpoints"]
+    assert one["ok"] == 6
+    assert one["url"]
+    assert server.paths.count("/model/m-1/converse-stream") >= 6
+    assert "boto3" in done.err
+    for file in (job_dir / "out").rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
 
 
 @pytest.mark.parametrize("kind", sorted(WIRES))
