@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agents.support_agents import agent_job, answers_in, check_pairs, ran
 from bagent.agents.text_calls import with_calls_of_text
 from bagent.types import Reply, ToolCall
-from support.fake_server import FakeServer
-from support.jobs import results_by_id
-from support.replies import ok
 
 ADD = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 HERMES = f"<tool_call>\n{ADD}\n</tool_call>"
@@ -95,16 +91,3 @@ def test_any_other_text_is_an_answer(text: str) -> None:
 def test_calls_that_the_server_told_go_before_those_in_the_text() -> None:
     reply = Reply(HERMES, "tool_calls", tool_calls=(ToolCall("c", "now", "{}"),))
     assert with_calls_of_text(reply) is reply
-
-
-@pytest.mark.slow  # runs the command, and a tool in a process of its own
-def test_a_row_whose_server_has_no_tool_parser_calls_its_tools(job_dir, bagent):
-    with FakeServer({"*": [ok(HERMES), ok("three")]}) as fs:
-        agent_job(job_dir, fs.url, tools=("add",))
-        done = bagent(["run", "job.yaml"])
-        assert done.code == 0, done.err
-        body = fs.requests[-1].body
-    check_pairs(body)
-    assert answers_in(body) == ["3"] and ran(job_dir) == ["1+2"]
-    assert body["messages"][-2]["content"] == ""
-    assert results_by_id(job_dir)["r1"]["text"] == "three"

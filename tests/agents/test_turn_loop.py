@@ -9,7 +9,7 @@ import pytest
 from agents.support_agents import agent_job, answers_in, calls, check_pairs, ran
 from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id
-from support.replies import ok, ok_tools, tool_call
+from support.replies import delta, ok, ok_tools, stream, tool_call
 
 pytestmark = pytest.mark.slow  # each test runs the command, and tools in processes of their own
 
@@ -245,3 +245,33 @@ def test_check_opens_the_tools_and_shows_what_the_model_is_told_of_them(job_dir,
         assert fs.requests == []
     assert good.code == 0 and '"name":"add"' in good.out.replace(" ", ""), good.err
     assert bad.code == 2 and "nowhere" in bad.err
+
+
+def test_a_row_whose_server_has_no_tool_parser_calls_its_tools(job_dir, bagent):
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    with FakeServer({"*": [ok(text), ok("three")]}) as fs:
+        agent_job(job_dir, fs.url, tools=("add",))
+        assert finished(bagent, job_dir)["r1"]["text"] == "three"
+        body = fs.requests[-1].body
+    check_pairs(body)
+    assert answers_in(body) == ["3"] and ran(job_dir) == ["1+2"]
+    assert body["messages"][1]["content"] == ""
+
+
+def test_calls_in_the_older_form_are_run_whole_or_streamed(job_dir, bagent):
+    one, two = '{"a":1,"b":2}', '{"a":3,"b":4}'
+    whole = {"function_call": {"name": "add", "arguments": one}}
+    pieces = [
+        delta(function_call={"name": "add", "arguments": ""}),
+        *(delta(function_call={"arguments": piece}) for piece in two),
+        delta(finish_reason="function_call"),
+    ]
+    script = [ok(None, finish_reason="function_call", message=whole), ok("3")]
+    with FakeServer({"*": script}) as fs:
+        for streamed in (False, True):
+            agent_job(job_dir, fs.url, tools=("add",), name=f"streamed-{streamed}", stream=streamed)
+            done = bagent(["run", "job.yaml"])
+            assert done.code == 0, done.err
+            fs.set_script({"*": [stream(pieces), ok("7")]})
+        texts = [answers_in(fs.requests[n].body) for n in (1, 3)]
+    assert texts == [["3"], ["7"]] and ran(job_dir) == ["1+2", "3+4"]
