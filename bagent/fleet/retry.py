@@ -16,10 +16,10 @@ FREE_TRIES = 1
 TROUBLED_TRIES = 4
 """After so many failed tries a call that a full server refuses is no longer asked for a stream."""
 
-LONGER = 1.5
+LONGER = 2.0
 """A wait is so many times the pause that the failure before it was followed by, whatever that was
-made of, up to the longest wait that there is. Double waits with their spread grow by 1.33 or more;
-this holds where a limit of the account, or a slot, was waited for besides."""
+made of, up to the longest wait that there is: a limit of the account, or a slot, may have been
+waited for besides, and a busy server counts a pause until it gets to the request."""
 
 LEAST_QUIET = 15.0
 """Seconds for which a full server is waited for, however few tries are wanted."""
