@@ -54,6 +54,12 @@ class Instant:
     def group_limit(self, endpoint: Endpoint, request: Request) -> int:
         return 1
 
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """Not told."""
+        return None
+
     async def learn(self, endpoint: Endpoint, samples: Any, timeouts: Timeouts) -> None:
         pass
 

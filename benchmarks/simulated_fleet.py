@@ -130,6 +130,12 @@ class NodesBackend:
     def group_limit(self, endpoint: Endpoint, request: Request) -> int:
         return self._most
 
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """Not told."""
+        return None
+
     async def learn(self, endpoint, samples, timeouts) -> None:
         """Nothing to learn."""
 

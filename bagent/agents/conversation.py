@@ -232,10 +232,14 @@ class Conversation:
         asked = call.request.max_tokens
         if asked is None or self.plan.grow <= 1 or self._grown:
             return None
+        most = int(asked * self.plan.grow)
+        context, prompt = self.plan.budget.context, self._last.usage.prompt if self._last else None
+        if context is not None and prompt is not None and prompt + asked <= context:
+            most = min(most, context - prompt)
+        if most <= asked:
+            return None
         self._grown = True
-        return self._call(
-            msgspec.structs.replace(call.request, max_tokens=int(asked * self.plan.grow))
-        )
+        return self._call(msgspec.structs.replace(call.request, max_tokens=most))
 
     def _note(self, delivery: Delivery) -> None:
         self._delivery = delivery

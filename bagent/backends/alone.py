@@ -42,6 +42,12 @@ class AloneBackend(ABC):
         """Ask the endpoint in the usual form again."""
         self._forms.forget(endpoint)
 
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """Not told without a generation."""
+        return None
+
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:

@@ -44,6 +44,12 @@ class AroundBackend:
         """As the inner backend does: nothing is generated, so it costs nothing."""
         return await self._inner.probe(endpoint, seconds)
 
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """As the inner backend does: nothing is generated."""
+        return await self._inner.count_tokens(endpoint, request, seconds)
+
     async def close(self) -> None:
         """Close all connections."""
         await self._inner.close()

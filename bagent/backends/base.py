@@ -88,6 +88,15 @@ class Backend(Protocol):
         """Ask the endpoint, without a generation, what it serves; within ``seconds``."""
         ...
 
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """The tokens of the request's prompt as the endpoint counts them; None: it does not tell.
+
+        Nothing is generated for it, and it is over after ``seconds``.
+        """
+        ...
+
     async def close(self) -> None:
         """Close all connections."""
         ...

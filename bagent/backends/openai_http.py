@@ -9,6 +9,7 @@ from bagent.backends.abilities import Abilities
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.chat_stream import StreamReader
 from bagent.backends.chat_wire import BodyWriter, read_reply
+from bagent.backends.counting import PromptCounter
 from bagent.backends.embeddings import PATH as EMBEDDINGS
 from bagent.backends.embeddings import read_vectors
 from bagent.backends.endpoint import Capabilities, Endpoint
@@ -58,6 +59,7 @@ class OpenAIBackend:
         self._served: dict[str, str] = {}
         self._groups = Groups(batching, clock, notice)
         self._learner = Learner(self._groups, self._ask, self.probe, self._model)
+        self._counter = PromptCounter(self._ask, self._model)
 
     def group_key(self, request: Request) -> Hashable | None:
         """Settings, limits and shape of the call; see :class:`bagent.backends.base.Backend`."""
@@ -78,6 +80,13 @@ class OpenAIBackend:
         self._groups.forget(endpoint)
         self._forms.forget(endpoint)
         self._abilities.forget(endpoint)
+        self._counter.forget(endpoint)
+
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """By ``/tokenize``; see :class:`bagent.backends.base.Backend`."""
+        return await self._counter.count(endpoint, request, seconds)
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts

@@ -54,6 +54,12 @@ class RekeyedBackend:
             return await self._inner.send(self._with_key(endpoint), group, timeouts)
         return exchange
 
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """As the inner backend does, with the key of now."""
+        return await self._inner.count_tokens(self._with_key(endpoint), request, seconds)
+
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """Probe, and once more with a new key where the old one was refused."""
         used = self._keys.key

@@ -20,7 +20,7 @@ from bagent.fleet.grouping import GroupRule
 from bagent.fleet.prefixes import PrefixRule
 from bagent.fleet.retry import RetryPolicy
 from bagent.fleet.waiting import Waiting
-from bagent.types import Attempt, EndpointSample, Failure
+from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 
 RECENT = 256
 
@@ -54,8 +54,9 @@ class Core:
     """The shared state of a fleet; make it inside the event loop.
 
     ``expecting`` says that more rows come, ``left`` how many are still to end, None where that is
-    not known. ``last_served`` is when any endpoint last answered well, ``latencies`` the seconds
-    that recent answers took.
+    not known. ``lengths`` are the contexts that calls need and not all endpoints have.
+    ``last_served`` is when any endpoint last answered well, ``latencies`` the seconds that recent
+    answers took.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Core:
         self.latencies: deque[float] = deque(maxlen=RECENT)
         self.ending = Ending()
         self.left: int | None = None
+        self.lengths: set[int] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.probes: set[asyncio.Task[None]] = set()
         self.stopped: asyncio.Future[BaseException] = self.loop.create_future()
@@ -127,6 +129,22 @@ class Core:
         """End ``call`` with a failure."""
         call.ended = True
         call.handler.failed(call, failure, delivery)
+
+    def stats(self, limit: int) -> FleetStats:
+        """The fleet now, for displays; ``limit`` is how many rows it may have in flight."""
+        now = self.clock()
+        accounts = {state.account for state in self.endpoints.states}
+        return FleetStats(
+            in_flight=self.in_flight,
+            limit=limit,
+            ready=self.waiting.ready,
+            retrying=self.waiting.asleep,
+            throttled_s=min((account.paused(now) for account in accounts), default=0.0),
+            endpoints_up=self.endpoints.up,
+            endpoints=len(self.endpoints.states),
+            throttle_answers=self.throttle_answers,
+            requests=self.requests,
+        )
 
     def sample(
         self, state: EndpointState, reason: str | None = None, load: EngineLoad | None = None

@@ -8,14 +8,16 @@ slot. Everything happens on one event loop; nothing polls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from random import Random
 
 from bagent.backends.base import Backend, Exchange
+from bagent.backends.endpoint import Capabilities
 from bagent.backends.engine_metrics import EngineLoad
 from bagent.fleet.call import Call, Carrier, timeouts_for
 from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.fitting import Fitter, fits
 from bagent.fleet.health import Health
 from bagent.fleet.hedge import Hedger
 from bagent.fleet.overdue import Overdue
@@ -25,7 +27,6 @@ from bagent.fleet.settle import Settler
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 
 __all__ = ["Fleet", "FleetConfig"]
-
 
 STARTED_AT_ONCE, ROWS_LIKE_ONE = 128, 8
 """Requests that start in one turn of the event loop, and rows that count as one more of them."""
@@ -73,11 +74,12 @@ class Fleet:
         self._waiting = core.waiting
         self._endpoints = core.endpoints
         self._health = Health(core)
-        self._settler = Settler(core, self._health)
-        self._health.retry = self._settler.retry
+        self._fitter = Fitter(core, self._line_up)
+        self._settler = Settler(core, self._health, self._fitter)
+        self._health.retry, self._health.told = self._settler.retry, self._fitter.told
         self._hedger = Hedger(core)
         self._picker = Picker(core)
-        self._overdue = Overdue(core, self._settler)
+        self._overdue = Overdue(core, self._settler, self._fitter)
         self._kinship = Kinship(config.prefix)
         self._connections = config.connections or config.concurrency
         self._started = 0
@@ -101,6 +103,13 @@ class Fleet:
             call.group_key = core.backend.group_key(call.request)
         if call.turn == 1 and not urgent and len(self._endpoints.states) > 1:
             call.family = self._kinship.family_of(call.request)
+        if self._fitter.may_be_too_long(call):
+            self._fitter.count(call, urgent=urgent)
+            self._note_state()
+        else:
+            self._line_up(call, urgent)
+
+    def _line_up(self, call: Call, urgent: bool) -> None:
         self._waiting.add(call, urgent=urgent)
         if call.give_up_at is not None:
             self._overdue.watch()
@@ -148,11 +157,18 @@ class Fleet:
             if state.name in names:
                 self._health.doubt(state)
 
+    def know(self, known: Mapping[str, Capabilities]) -> None:
+        """Take what endpoints told of themselves, by name."""
+        for state in self._endpoints.states:
+            if state.name in known:
+                self._fitter.told(state, known[state.name])
+
     def join(self, states: Sequence[EndpointState]) -> None:
         """Take in endpoints that joined."""
         self._endpoints.add(*states)
         for state in states:
             self._core.sample(state, "joined")
+            self._health.doubt(state, stop=False)  # what it is like is found out beside
         self._pump()
 
     def leave(self, names: Sequence[str]) -> None:
@@ -168,6 +184,7 @@ class Fleet:
     def _forget_if_left(self, state: EndpointState) -> None:
         if state.leaving and not state.carriers and state in self._endpoints.states:
             self._endpoints.remove(state)
+            self._fitter.left(state)
             for call, _, _, _ in self._waiting.release(state.name):
                 self._core.sleep(call, self._core.clock())
 
@@ -188,9 +205,8 @@ class Fleet:
 
     def abandon_waiting(self) -> int:
         """Forget all calls that are not in flight; returns how many: they stay unfinished."""
-        core = self._core
-        core.closed = True
-        for probe in core.probes:
+        self._core.closed = True
+        for probe in self._core.probes:
             probe.cancel()
         count = self._waiting.clear()
         self._note_state()
@@ -217,31 +233,15 @@ class Fleet:
         self._core.left = left
         self._health.tick()
         self._overdue.retry_pinned()
-        if self._core.config.hedge is None or self._core.closed:
-            return
         for late in self._hedger.late():
             now = self._core.clock()
             state = self._endpoints.next(now)
-            if state is None or state is late.state:
-                continue
-            self._start(state, list(late.group), now)
+            if state and state is not late.state and fits(state, late.group[0].least):
+                self._start(state, list(late.group), now)
 
     def stats(self) -> FleetStats:
         """The fleet now, for displays."""
-        core = self._core
-        now = core.clock()
-        accounts = {state.account for state in self._endpoints.states}
-        return FleetStats(
-            in_flight=core.in_flight,
-            limit=self.limit,
-            ready=self._waiting.ready,
-            retrying=self._waiting.asleep,
-            throttled_s=min((account.paused(now) for account in accounts), default=0.0),
-            endpoints_up=self._endpoints.up,
-            endpoints=len(self._endpoints.states),
-            throttle_answers=core.throttle_answers,
-            requests=core.requests,
-        )
+        return self._core.stats(self.limit)
 
     # --- the pump ---------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ class EndpointState:
     being asked how it wants groups; ``exclusive`` one on which a row runs that others died with.
     ``cold`` is one whose cache knows nothing of the run yet, ``warming`` the call that went ahead
     to it while others wait.
+    ``context`` is its context length in tokens, None where it is not known; one that is ``strict``
+    refuses what would be longer with all of ``max_tokens``.
     ``signal`` judges an engine whose limit finds its own height, else it is None.
 
     Args:
@@ -72,6 +74,8 @@ class EndpointState:
         self.learning = False
         self.exclusive = False
         self.cold = True
+        self.context: int | None = None
+        self.strict = False
         self.warming: Call | None = None
         self.down_since: float | None = None
         self.last_good = float("-inf")

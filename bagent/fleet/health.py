@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from bagent.backends.endpoint import Capabilities
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
@@ -30,7 +31,8 @@ Retry = Callable[[Call, Failure, Delivery | None], None]
 
 
 class Health:
-    """Probes, rests and outages; ``retry`` decides on calls that cost a try after all."""
+    """Probes, rests and outages; ``retry`` decides on calls that cost a try after all, ``told``
+    takes what a probed endpoint tells of itself."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -41,6 +43,7 @@ class Health:
         self._watched_at = core.clock()
         self._gate = asyncio.Semaphore(PROBES_AT_ONCE)
         self.retry: Retry = lambda call, failure, delivery: None
+        self.told: Callable[[EndpointState, Capabilities], None] = lambda state, found: None
 
     # --- endpoints that do not answer ---------------------------------------------------------
 
@@ -82,6 +85,8 @@ class Health:
                 self.tell(f"{state.name} answers again")
                 core.backend.forget(state.endpoint)
             state.answered(now)
+            if isinstance(found, Capabilities):
+                self.told(state, found)
             core.sample(state)
             self._outage.over()
             for call, failure, delivery, _ in held:

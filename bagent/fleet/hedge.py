@@ -26,7 +26,13 @@ class Hedger:
         core = self._core
         after = core.config.hedge
         now = core.clock()
-        if after is None or core.waiting.ready or core.expecting or not core.in_flight:
+        if (
+            after is None
+            or core.closed
+            or core.waiting.ready
+            or core.expecting
+            or not core.in_flight
+        ):
             return []
         if now - self._looked_at < LOOK_SECONDS:
             return []

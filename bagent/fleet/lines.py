@@ -20,6 +20,9 @@ Leave = Callable[[Iterable[str], float], bool]
 """Whether what one of these endpoints holds the beginning of should be left to it, if the share of
 its limit that is in use is higher there by no more than the number."""
 
+Place = tuple[int, Hashable, int]
+"""The queue of a call: by its turn, by what may share a request, by the context that it needs."""
+
 MUCH_BUSIER = 0.5
 """That number for a conversation that goes on."""
 
@@ -163,13 +166,13 @@ class Line:
 
     def __init__(self) -> None:
         self.count = 0
-        self._queues: dict[tuple[int, Hashable], _Queue] = {}
-        self._order: list[tuple[int, Hashable]] = []
+        self._queues: dict[Place, _Queue] = {}
+        self._order: list[Place] = []
 
     def add(self, call: Call) -> None:
         """Take a call behind the others of its kind."""
         self.count += 1
-        place = (-call.turn, call.group_key)
+        place = (-call.turn, call.group_key, call.least)
         queue = self._queues.get(place)
         if queue is None:
             queue = self._queues[place] = _Queue()
@@ -217,7 +220,7 @@ class Line:
         return itertools.chain.from_iterable(self._queues.values())
 
 
-def _turn(place: tuple[int, Hashable]) -> int:
+def _turn(place: Place) -> int:
     return place[0]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bagent.fleet.call import Call
 from bagent.fleet.core import Core
+from bagent.fleet.fitting import Fitter
 from bagent.fleet.settle import Settler
 from bagent.types import Failure
 
@@ -16,8 +17,9 @@ LOOK_SECONDS = 0.25
 class Overdue:
     """Ends the waiting calls whose row's time limit is over, and those that nobody can take."""
 
-    def __init__(self, core: Core, settler: Settler) -> None:
+    def __init__(self, core: Core, settler: Settler, fitter: Fitter) -> None:
         self._core = core
+        self._fitter = fitter
         self._settler = settler
         self._timer: asyncio.TimerHandle | None = None
 
@@ -42,7 +44,8 @@ class Overdue:
             self._core.fail(call, Failure("timeout", words, passing=True), None)
 
     def retry_pinned(self) -> None:
-        """A call that only one endpoint may have costs a try for each look that finds it down."""
+        """A call that only one endpoint may have, or only long ones, costs a try for each look that
+        finds none of them up."""
         core = self._core
 
         def is_down(name: str) -> bool:
@@ -51,4 +54,7 @@ class Overdue:
 
         for call in core.waiting.pinned_where(is_down):
             words = f"{call.only} does not answer, and no other endpoint may have this row"
+            self._settler.retry(call, Failure("connect", words, passing=True), None)
+        for call in self._fitter.lost():
+            words = f"no endpoint answers whose context of {call.least} tokens this row needs"
             self._settler.retry(call, Failure("connect", words, passing=True), None)

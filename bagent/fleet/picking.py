@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable
 from bagent.fleet.call import Call
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.fitting import fits
 from bagent.fleet.grouping import (
     Supply,
     by_load,
@@ -76,6 +77,8 @@ class Picker:
         if self._is_too_late(state, now):
             return []
         size = _one if core.config.group.single else self._sizes(state, now)
+        if core.lengths:
+            size = _of_fitting(size, state)
         ahead: list[Call] = []
         if state.cold and core.config.prefix.warms(own=state.endpoint.own):
             size = self._first(state, size, now, ahead)
@@ -184,6 +187,11 @@ class Picker:
             core.pump()
 
         core.spawn(learn(), core.probes)
+
+
+def _of_fitting(size: Size, state: EndpointState) -> Size:
+    """``size``, and 0 for calls that are too long for the endpoint."""
+    return lambda call: size(call) if not call.least or fits(state, call.least) else 0
 
 
 def _one(call: Call) -> int:

@@ -10,6 +10,7 @@ from bagent.backends.base import Exchange
 from bagent.backends.rate_headers import RateLimits
 from bagent.fleet.call import Call, Carrier, Delivery, attempt_record
 from bagent.fleet.core import Core
+from bagent.fleet.fitting import Fitter
 from bagent.fleet.health import Health
 from bagent.fleet.retry import FREE_TRIES, ask_whole, decide, note_pause
 from bagent.types import Failure, Reply
@@ -32,9 +33,10 @@ LEARNING_RATE = 0.05
 class Settler:
     """Takes what requests came to: ends calls, sends them again, tells limits and health."""
 
-    def __init__(self, core: Core, health: Health) -> None:
+    def __init__(self, core: Core, health: Health, fitter: Fitter) -> None:
         self._core = core
         self._health = health
+        self._fitter = fitter
         self._serial = itertools.count(1)
         self._served = core.config.retry.while_served()
 
@@ -155,6 +157,8 @@ class Settler:
             return
         if exchange.learned or (exchange.again and call.free < FREE_TRIES):
             call.free += exchange.again
+            core.sleep(call, now)
+        elif failure.kind == "context_overflow" and self._fitter.elsewhere(call, state):
             core.sleep(call, now)
         elif carrier.given_up:  # the endpoint is known to be dead
             self._health.died_with(call, now)

@@ -17,7 +17,10 @@ it is known once a probe is back."""
 
 
 class Waiting:
-    """The fleet's waiting rooms. Times are on the fleet's monotonic clock."""
+    """The fleet's waiting rooms. Times are on the fleet's monotonic clock.
+
+    ``counted`` are calls of which the tokens are being counted.
+    """
 
     def __init__(self) -> None:
         self._serial = itertools.count()
@@ -34,6 +37,7 @@ class Waiting:
         self._sleeping: list[tuple[float, int, Call]] = []
         self._limbo: dict[str, list[Held]] = {}
         self._in_limbo = 0
+        self.counted: set[Call] = set()
 
     @property
     def ready(self) -> int:
@@ -42,8 +46,9 @@ class Waiting:
 
     @property
     def asleep(self) -> int:
-        """Calls that wait for their next try, for a probe, or for the end of all others."""
-        return len(self._sleeping) + self._in_limbo + len(self._last)
+        """Calls that wait for their next try, for a probe, for the count of their tokens, or for
+        the end of all others."""
+        return len(self._sleeping) + self._in_limbo + len(self._last) + len(self.counted)
 
     @property
     def hurried(self) -> bool:
@@ -142,6 +147,10 @@ class Waiting:
             found += self._pinned.pop(endpoint)
         self._pins -= len(found)
         return found
+
+    def remove(self, gone: Callable[[Call], bool]) -> list[Call]:
+        """Hand out the ready calls, but for pinned ones, of which ``gone`` is true."""
+        return self._urgent.remove(gone) + self._line.remove(gone)
 
     @property
     def next_due(self) -> float | None:

@@ -67,6 +67,7 @@ class Hooks:
             notice=self.notice,
             accounts=self.accounts,
         )
+        fleet.know(found.known)
         fleet.doubt({one.name for one in found.servers.endpoints if one.name not in found.known})
         return Site(found, fleet, recruiter)
 

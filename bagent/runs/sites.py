@@ -15,6 +15,7 @@ from bagent.backends.base import Backend
 from bagent.backends.choose import BackendConfig, check_asked, make_backend
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.transport import Transport
+from bagent.errors import UsageError
 from bagent.fleet.dispatcher import Fleet
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.host_select import select_hosts
@@ -67,6 +68,7 @@ class Finder:
             chosen = {h.name for h in select_hosts(read_hostfile(job.hostfile.path), select)}
             kept = [one for one in servers.endpoints if one.name in chosen]
             servers = msgspec.structs.replace(servers, endpoints=kept)
+        _check_enough(self.options.min_hosts, job, len(servers.endpoints))
         backend = self._backend(job, servers, raw)
         self.stack.push_async_callback(backend.close)
         known = await find_servers(
@@ -90,6 +92,20 @@ class Finder:
         )
         found = make_backend(servers.kind, self.transport, config, self.notice)
         return self.purse.within(found, job, servers.kind)
+
+
+def _check_enough(wanted: int, job: Job, count: int) -> None:
+    """Refuse a ``--min-hosts`` that a hostfile of ``count`` endpoints can never reach.
+
+    Raises:
+        UsageError: it asks for more.
+    """
+    if job.hostfile is not None and wanted > count:
+        there = "1 endpoint is" if count == 1 else f"{count} endpoints are"
+        raise UsageError(
+            f"--min-hosts {wanted}: {there} in {job.hostfile.path.name}",
+            hint=f"--min-hosts {count} waits for all",
+        )
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,11 @@ class StopSwitch:
         """Stop feeding in time for ``deadline``, with what is left of its margin to drain."""
         wait = deadline.stop_feeding_at - time.time()
         grace = max(1.0, deadline.margin - FLUSH_SECONDS)
-        left = max(0.0, deadline.at - time.time())
+        left = deadline.at - time.time()
         words = f"the deadline is {min(left, deadline.margin):.0f} s away"
-        if left < deadline.margin:
+        if left <= 0:
+            words = f"the deadline has passed, {-left:.0f} s ago"
+        elif left < deadline.margin:
             words += f", less than the margin of {deadline.margin:g} s (--deadline-margin)"
         stop = Stop(EXIT_STOPPED, words, grace=grace)
         if wait <= 0:

@@ -54,6 +54,12 @@ class EngineBackend:
         """Lists of up to 64."""
         return 64
 
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """Not told."""
+        return None
+
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
     ) -> None:

@@ -76,6 +76,9 @@ class ScriptedBackend:
     groups: list[tuple[str, list[int]]] = field(default_factory=list)
     begins_after: float | None = None
     asked_for_groups: int = 0
+    counts: dict[str, Callable[[int], int | None]] = field(default_factory=dict)
+    counted: list[tuple[str, int]] = field(default_factory=list)
+    count_seconds: float = 0.5
 
     @property
     def shares(self) -> Counter[str]:
@@ -106,6 +109,14 @@ class ScriptedBackend:
     def forget(self, endpoint: Endpoint) -> None:
         """Note it."""
         self.forgotten.append(endpoint.name)
+
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """As ``counts`` says, half a second later; no endpoint tells without an entry."""
+        self.counted.append((endpoint.name, int(request.payload)))
+        await asyncio.sleep(self.count_seconds)
+        return self.counts.get(endpoint.name, lambda row: None)(int(request.payload))
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts

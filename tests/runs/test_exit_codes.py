@@ -118,6 +118,24 @@ def test_no_endpoint_at_all_is_75(job_dir, bagent, free_port):
     assert "cannot connect" in done.err
 
 
+def test_a_deadline_that_has_passed_is_75_says_so_and_sends_nothing(fs, job_dir, bagent):
+    write_job(job_dir, fs.url, 3)
+    done = bagent([*RUN, "--deadline", "2020-01-01T00:00:00Z"])
+    assert done.code == 75, done.err
+    assert "the deadline has passed, " in done.err
+    assert " s away" not in done.err
+    assert fs.requests == []
+
+
+def test_more_hosts_than_the_hostfile_has_is_2_and_says_so(fs, job_dir, bagent):
+    (job_dir / "hosts.txt").write_text(f"{fs.address}\n")
+    write_job(job_dir, "", 3, backend="vllm", hostfile="hosts.txt")
+    done = bagent([*RUN, "--min-hosts", "2"])
+    assert done.code == 2, done.err
+    assert "--min-hosts 2: 1 endpoint is in hosts.txt (--min-hosts 1 waits for all)" in done.err
+    assert fs.requests == []
+
+
 def test_a_deadline_is_75_and_a_later_run_goes_on(fs, job_dir, bagent):
     fs.set_script({"r1": [echo()], "*": [gated(echo())]})
     write_job(job_dir, fs.url, 3, limits={"concurrency": 1})

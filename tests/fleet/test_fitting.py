@@ -1,0 +1,277 @@
+"""Rows that are long for a context: counted, sent where they fit, or never sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.request import CallSettings, Request
+from bagent.fleet.call import Call
+from bagent.fleet.retry import RetryPolicy
+from bagent.types import Failure
+from fleet.support_fleet import GOOD, REFUSED, Answer, Setup, always, setup
+from fleet.support_time import run_jumping
+
+TOO_LONG = Failure("context_overflow", "HTTP 400: too long", status=400)
+"""The server's own word."""
+
+
+def fleet_of(contexts: dict[str, int | None], *, engine: str = "vllm", **config: Any) -> Setup:
+    """A fleet of engines with these contexts; a row's number is the tokens that it has."""
+    made = setup({name: always() for name in contexts}, **config)
+    for state in made.states:
+        state.endpoint = Endpoint(state.name, state.endpoint.url, own=True)
+    made.fleet.know(
+        {name: Capabilities(context=known, engine=engine) for name, known in contexts.items()}
+    )
+    made.backend.counts = {name: lambda row: row for name in contexts}
+    return made
+
+
+def call_of(s: Setup, tokens: int, *, asked: int | None = 100, **fields: Any) -> Call:
+    """A call whose prompt has so many tokens, at four bytes each."""
+    settings = CallSettings(model="m", sampling={}, extra={}, max_tokens=asked)
+    payload = (b"%d" % tokens).ljust(4 * tokens)
+    request = Request(settings, payload, prompt="", max_tokens=asked or 16)
+    return Call(s.recorder, request, f"k{tokens}", tokens, "map", 0, **fields)
+
+
+async def finish(s: Setup, rows: Sequence[int], **fields: Any) -> Setup:
+    """Send rows of so many tokens to their ends, ticking as a session does."""
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(0.25)
+            s.fleet.tick()
+
+    ticker = asyncio.ensure_future(tick())
+    for tokens in rows:
+        s.fleet.submit(call_of(s, tokens, **fields))
+    await s.fleet.idle()
+    ticker.cancel()
+    return s
+
+
+def test_rows_that_are_short_for_the_context_are_never_counted():
+    async def main() -> Setup:
+        return await finish(fleet_of({"a": 4096}), [10, 500, 2000])
+
+    s = run_jumping(main())
+    assert s.backend.counted == []
+    assert len(s.recorder.replies) == 3
+
+
+def test_a_row_that_cannot_fit_ends_as_context_overflow_and_is_never_sent():
+    async def main() -> Setup:
+        return await finish(fleet_of({"a": 4096}), [3990, 3996, 3997, 5000])
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == [3990, 3996]
+    assert {row for _, _, row in s.backend.sent} == {3990, 3996}
+    failure, delivery = s.recorder.failures[3997]
+    assert (failure.kind, failure.passing, delivery) == ("context_overflow", False, None)
+    assert failure.message == (
+        "the prompt contains 3997 tokens; with max_tokens: 100 that is more than the context"
+        " length of 4096"
+    )
+    assert s.recorder.failures[5000][0].message == (
+        "the prompt contains 5000 tokens that is more than the context length of 4096"
+    )
+    assert {one.row for one in s.attempts} == {3990, 3996}
+
+
+def test_a_chat_that_is_over_by_less_than_engines_differ_is_left_to_the_server():
+    async def main() -> Setup:
+        s = fleet_of({"a": 4096})
+        for tokens in (4000, 4100):
+            call = call_of(s, tokens)
+            call.request = msgspec.structs.replace(call.request, prompt=None, messages=[])
+            s.fleet.submit(call)
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == [4000]
+    assert sorted(s.recorder.failures) == [4100]
+
+
+def test_where_nobody_counts_a_row_is_sent_and_the_server_decides():
+    async def main() -> Setup:
+        s = fleet_of({"a": 4096, "b": 4096})
+        s.backend.counts, s.backend.count_seconds = {}, 0.1
+        s.backend.scripts = {name: lambda row, number: Answer(TOO_LONG) for name in "ab"}
+        return await finish(s, [4090, 4100, 9000, 9001])
+
+    s = run_jumping(main())
+    assert len(s.backend.sent) == 4
+    assert {failure for failure, _ in s.recorder.failures.values()} == {TOO_LONG}
+    assert sorted(s.recorder.failures) == [4090, 4100, 9000, 9001]
+
+
+def test_an_endpoint_that_counts_too_slowly_is_left_alone_for_a_while():
+    async def main() -> Setup:
+        s = fleet_of({"a": 4096})
+        s.backend.counts, s.backend.count_seconds = {}, 3.0
+        await finish(s, [4000])
+        await finish(s, range(4001, 4010))
+        return s
+
+    s = run_jumping(main())
+    assert s.backend.counted == [("a", 4000)]
+    assert len(s.recorder.replies) == 10
+
+
+def test_other_engines_than_vllm_may_take_a_prompt_that_leaves_less_than_max_tokens():
+    async def main() -> Setup:
+        return await finish(fleet_of({"a": 4096}, engine="sglang"), [4050, 4095, 4096])
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == [4050, 4095]
+    assert sorted(s.recorder.failures) == [4096]
+
+
+def test_rows_go_to_the_endpoints_whose_context_holds_them():
+    async def main() -> Setup:
+        s = fleet_of({"short": 2048, "middle": 4096, "long": 8192}, limit=2)
+        return await finish(s, [100, 200, 1500, 1990, 3000, 3900, 4050, 7000, 8000, 9000])
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.failures) == [9000]
+    where = {row: name for _, name, row in s.backend.sent}
+    assert {where[row] for row in (1990, 3000, 3900)} <= {"middle", "long"}
+    assert {where[row] for row in (4050, 7000, 8000)} == {"long"}
+    assert all(len(s.backend.times(row)) == 1 for row in where), "sent where it does not fit"
+
+
+def test_rows_that_do_not_fit_leave_room_for_those_behind_them():
+    async def main() -> Setup:
+        s = fleet_of({"short": 2048, "long": 8192}, limit=1)
+        return await finish(s, [*range(3000, 3010), *range(50)])
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 60
+    assert s.backend.shares["short"] > 25
+
+
+def test_a_row_that_one_endpoint_refuses_as_too_long_goes_to_a_longer_context():
+    async def main() -> Setup:
+        s = fleet_of({"short": 2048, "long": 8192}, limit=4)
+        s.backend.counts = {}
+        s.backend.scripts["short"] = lambda row, number: Answer(GOOD if row < 1950 else TOO_LONG)
+        return await finish(s, [*range(10, 20), *range(2000, 2010)])
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == [*range(10, 20), *range(2000, 2010)]
+    tries = {row: [name for _, name, sent in s.backend.sent if sent == row] for row in (2000, 2009)}
+    assert all(names[-1] == "long" and len(names) <= 2 for names in tries.values())
+
+
+def test_a_row_without_max_tokens_gets_what_the_context_leaves_where_it_goes():
+    async def main() -> tuple[Setup, dict[int, int | None]]:
+        s = fleet_of({"short": 2048, "long": 8192}, limit=4)
+        calls = {tokens: call_of(s, tokens, asked=None) for tokens in (1500, 2000, 7900, 8190)}
+        for call in calls.values():
+            s.fleet.submit(call)
+        await s.fleet.idle()
+        return s, {tokens: call.request.max_tokens for tokens, call in calls.items()}
+
+    s, asked = run_jumping(main())
+    assert asked == {1500: 512, 2000: 4096, 7900: 256, 8190: 2}
+    assert {name for _, name, row in s.backend.sent if row >= 2000} == {"long"}
+
+
+def test_an_endpoint_that_tells_no_context_may_have_what_no_other_can_hold():
+    async def main() -> Setup:
+        return await finish(fleet_of({"short": 2048, "untold": None}), [1000, 5000])
+
+    s = run_jumping(main())
+    assert {row: name for _, name, row in s.backend.sent}[5000] == "untold"
+
+
+def test_a_row_of_one_endpoint_is_held_against_that_ones_context():
+    async def main() -> Setup:
+        s = fleet_of({"short": 2048, "long": 8192})
+        s.fleet.submit(call_of(s, 3000, only="short"))
+        s.fleet.submit(call_of(s, 3001, only="long"))
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == [3001]
+    assert s.recorder.failures[3000][0].kind == "context_overflow"
+
+
+def test_while_the_only_long_endpoint_is_dead_its_rows_fail_for_a_passing_reason():
+    async def main() -> Setup:
+        s = fleet_of({"short": 2048, "long": 8192}, retry=RetryPolicy(retries=2))
+        s.backend.scripts["long"] = always(REFUSED, 0.01)
+        s.backend.probes["long"] = lambda number: REFUSED
+        return await finish(s, [100, 200, 3000, 4000])
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == [100, 200]
+    for row in (3000, 4000):
+        failure = s.recorder.failures[row][0]
+        assert (failure.kind, failure.passing) == ("connect", True)
+        assert "whose context of 8192 tokens this row needs" in failure.message
+
+
+def test_where_endpoints_have_different_models_nothing_is_counted():
+    async def main() -> Setup:
+        s = setup({"a": always(), "b": always()})
+        for state, model in zip(s.states, ("one", "two"), strict=True):
+            state.endpoint = Endpoint(state.name, "http://x/v1", own=True, tags={"model": model})
+        s.fleet.know({name: Capabilities(context=4096, engine="vllm") for name in "ab"})
+        return await finish(s, [5000])
+
+    s = run_jumping(main())
+    assert s.backend.counted == []
+    assert len(s.backend.sent) == 1
+
+
+def test_texts_that_are_denser_or_thinner_than_usual_are_learned_from_counts():
+    async def main() -> Setup:
+        s = fleet_of({"a": 4096})
+        # at first 2.5 bytes are thought to be a token: these are four, and fit well
+        await finish(s, [2600])
+        await finish(s, range(2601, 2620))
+        return s
+
+    s = run_jumping(main())
+    assert s.backend.counted == [("a", 2600)]
+
+
+def test_a_joined_endpoint_is_asked_for_its_context():
+    async def main() -> Setup:
+        s = fleet_of({"short": 2048})
+        other = fleet_of({"long": 8192}).states[0]
+        other.context = None
+        s.backend.scripts["long"] = always()
+        s.backend.counts["long"] = lambda row: row
+        s.backend.probes["long"] = lambda number: Capabilities(context=8192, engine="vllm")
+        s.fleet.join([other])
+        await asyncio.sleep(1.0)
+        return await finish(s, [3000])
+
+    s = run_jumping(main())
+    assert {row: name for _, name, row in s.backend.sent} == {3000: "long"}
+
+
+def test_what_is_being_counted_is_given_up_with_the_run():
+    async def main() -> Setup:
+        s = fleet_of({"a": 4096})
+        s.fleet.submit(call_of(s, 4000))
+        assert s.fleet.stats().retrying == 1
+        await asyncio.sleep(0.1)
+        assert s.fleet.abandon_waiting() == 1
+        await s.fleet.idle()
+        await asyncio.sleep(1.0)
+        return s
+
+    s = run_jumping(main())
+    assert s.backend.sent == []
+    assert not s.recorder.failures
