@@ -190,4 +190,4 @@ def short(value: float) -> str:
     """A number in few letters: ``0.25``, ``12``, ``3.4k``."""
     if abs(value) >= 10_000:
         return f"{value / 1000:.3g}k"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

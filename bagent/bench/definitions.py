@@ -9,7 +9,8 @@ from __future__ import annotations
 WORDS: dict[str, str] = {
     "TTFT": "first token, be it thinking, minus sent",
     "TTFOT": "first token of the answer itself, minus sent",
-    "TPOT": "(last token - first token) / (output tokens - 1); none below two tokens",
+    "TPOT": "(last token - first token) / (output tokens - 1); none below two tokens, nor where "
+    "they all came at once",
     "NTPOT": "E2E from sent / output tokens",
     "pace": "NTPOT that also counts unfinished requests, by the tokens that they had got",
     "ITL": "gaps between tokens as a reader sees them, where the server counts tokens chunk by "
@@ -137,6 +138,7 @@ select r.*, s.load, s.repeat, s.routing, s.window_from, s.window_to,
         as ttft_ms,
     case when r.status = 'ok' then 1000 * (r.first_answer - r.sent) end as ttfot_ms,
     case when r.status = 'ok' and r.completion_tokens >= 2 and r.size = 1
+            and coalesce(len(r.chunk_at), 0) <> 1
         then 1000 * (r.last_token - r.first_token) / (r.completion_tokens - 1) end as tpot_ms,
     case when r.status = 'ok' and r.completion_tokens >= 1
         then 1000 * (r.done - r.sent) / r.completion_tokens end as ntpot_ms,

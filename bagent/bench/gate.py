@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
+from bagent.bench.measure import LATENCIES, PERCENTILES
 from bagent.errors import Position, UsageError
 from bagent.job.words import did_you_mean
 
@@ -30,6 +32,23 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 FLEET = ("ok", "slow", "failing", "dead", "best_rate", "sustained_rate")
 """Names that are known for the whole fleet: counts of verdicts, and what a sweep found."""
 
+_LATENCIES = (*LATENCIES, "itl", "icl", "conversation")
+_WORDS = (*PERCENTILES, "mean", "max")
+LOAD_NUMBERS = frozenset(
+    {
+        *(f"{name}_{word}_ms" for name in _LATENCIES for word in _WORDS),
+        *("requests", "ok", "failed", "censored", "estimated", "one_piece", "opened", "good"),
+        *("requests_inside", "calls_inside", "good_inside", "tokens", "tokens_inside"),
+        *("prompt_inside", "good_tokens", "busy_seconds", "input_tokens", "output_tokens"),
+        *("cached_share", "rps", "calls_s", "output_tok_s", "input_tok_s", "total_tok_s"),
+        *("goodput_rps", "good_share", "goodput_tok_s", "ok_share", "in_flight_mean"),
+        *("peak_tok_s", "hit_rate", "conversations", "conversations_s", "seconds"),
+        *("concurrency", "rate", "endpoints", "repeats"),
+        *(f"{name}_median" for name in ("output_tok_s", "rps", "ttft_p50_ms", "e2e_p50_ms")),
+    }
+)
+"""Names that are known for each load; ``ok`` and those of :data:`FLEET` mean the whole fleet."""
+
 COMPARED = (
     "ttft_p50_ms",
     "ttft_p99_ms",
@@ -41,6 +60,13 @@ COMPARED = (
     "goodput_rps",
     "ok_share",
 )
+
+
+_SETTINGS = (
+    *("input_tokens", "output_tokens", "as_json", "prefix_tokens", "seconds", "slo"),
+    *("ways", "arrival", "turns"),
+)
+_NAMED = 8
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -59,19 +85,50 @@ def read_rule(text: str) -> Rule:
     """A rule from its text.
 
     Raises:
-        UsageError: it is no such rule.
+        UsageError: it is no such rule, or no number has its name.
     """
     found = _RULE.fullmatch(text)
     try:
-        number = float(found[4]) if found else 0.0
+        number = float(found[4]) if found else math.inf
     except ValueError:
-        found = None
-    if found is None:
+        number = math.inf
+    if found is None or not math.isfinite(number):
         raise UsageError(
             f"--fail-if {text}: not a condition",
             hint="NAME>NUMBER, NAME@LOAD<NUMBER or NAME>+10%, such as 'ttft_p99_ms>2000'",
         )
-    return Rule(text, found[1], found[3], number, found[2], bool(found[5]))
+    rule = Rule(text, found[1], found[3], number, found[2], bool(found[5]))
+    if rule.relative and found[4][0] not in "+-":
+        share = f"{number / 100:g}"
+        raise UsageError(
+            f"--fail-if {text}: of what?",
+            hint=f"a share is {share}, a change since --compare OLD +{number:g}% or -{number:g}%",
+        )
+    if rule.name not in LOAD_NUMBERS and rule.name not in FLEET:
+        names = [*sorted(LOAD_NUMBERS), *FLEET]
+        hint = did_you_mean(rule.name, names) or "see summary.json"
+        raise UsageError(f"--fail-if {text}: no number {rule.name}", hint=hint)
+    return rule
+
+
+def check_rules(rules: Sequence[Rule], loads: Sequence[str], *, compared: bool) -> None:
+    """Refuse what can never be told, before anything is sent.
+
+    Args:
+        loads: names of the loads; empty where they are not known yet, as before a sweep.
+        compared: whether an older summary is given.
+
+    Raises:
+        UsageError: a rule names a load that is not among them, or needs an older summary.
+    """
+    for rule in rules:
+        if rule.relative and not compared:
+            raise UsageError(
+                f"--fail-if {rule.text}: compared with what?", hint="give --compare OLD"
+            )
+        if rule.load is not None and loads and rule.load not in loads:
+            hint = did_you_mean(rule.load, loads) or ", ".join(loads[:_NAMED])
+            raise UsageError(f"--fail-if {rule.text}: no load {rule.load}", hint=hint)
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -86,12 +143,20 @@ def read_summary(path: Path) -> dict[str, Any]:
     except (OSError, msgspec.DecodeError) as error:
         words = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--compare: cannot be read: {words}", at=Position(file)) from None
-    if not isinstance(found, dict) or not isinstance(found.get("loads"), list):
+    if not _is_summary(found):
         raise UsageError("--compare: no summary of a load test", at=Position(file))
     if found.get("schema_version") != SCHEMA_VERSION:
         words = f"--compare: version {found.get('schema_version')}, not {SCHEMA_VERSION}"
         raise UsageError(words, hint="bench with the same bagent", at=Position(file))
     return found
+
+
+def _is_summary(found: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether it has what every version's summary has."""
+    if not isinstance(found, dict) or "schema_version" not in found:
+        return False
+    loads = found.get("loads")
+    return isinstance(loads, list) and all(isinstance(one, dict) and "load" in one for one in loads)
 
 
 def broken_rules(
@@ -102,9 +167,11 @@ def broken_rules(
     A rule holds where it does in any load. A number that is not known (a p99 of too few requests)
     fails the test too: what cannot be told must not pass.
 
+
     Raises:
-        UsageError: a rule names what no load has, or needs an older summary.
+        UsageError: see :func:`check_rules`.
     """
+    check_rules(rules, [one["load"] for one in summary["loads"]], compared=old is not None)
     found = []
     for rule in rules:
         for load, value, before in _values(rule, summary, old):
@@ -125,22 +192,13 @@ _Value = tuple[str | None, float | None, float | None]
 
 def _values(rule: Rule, summary: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[_Value]:
     """(load, number, number of before) for each place where a rule is to be looked at."""
-    if rule.relative and old is None:
-        raise UsageError(f"--fail-if {rule.text}: compared with what?", hint="give --compare OLD")
     before = old or {}
     if rule.name in FLEET:
         return [(None, summary["fleet"].get(rule.name), before.get("fleet", {}).get(rule.name))]
     loads = [one for one in summary["loads"] if rule.load in (None, one["load"])]
-    if not loads:
-        names = [one["load"] for one in summary["loads"]]
-        words = f"--fail-if {rule.text}: no load {rule.load}" if rule.load else "nothing measured"
-        raise UsageError(words, hint=did_you_mean(rule.load or "", names) or ", ".join(names))
+    if not loads:  # nothing was sent: that must not pass
+        return [(rule.load, None, None)]
     older = {one["load"]: one for one in before.get("loads", [])}
-    known = {name for one in loads for name in one}
-    if rule.name not in known:
-        numbers = sorted(k for k, v in loads[0].items() if not isinstance(v, str))
-        hint = did_you_mean(rule.name, [*numbers, *FLEET]) or "see summary.json"
-        raise UsageError(f"--fail-if {rule.text}: no number {rule.name}", hint=hint)
     return [
         (one["load"], one.get(rule.name), older.get(one["load"], {}).get(rule.name))
         for one in loads
@@ -175,10 +233,30 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 def unlike(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Why two tests can hardly be compared: settings that differ, in words."""
     found = []
-    for name in ("input_tokens", "output_tokens", "as_json", "prefix_tokens", "seconds", "slo"):
-        before, now = old.get("plan", {}).get(name), new.get("plan", {}).get(name)
-        if before != now:
-            found.append(f"{name} was {before}, is {now}")
+    for name in _SETTINGS:
+        was, now = old.get("plan", {}), new.get("plan", {}).get(name)
+        if name in was and was[name] != now:  # older versions had fewer settings
+            found.append(f"{name} was {was[name]}, is {now}")
     if old.get("models") != new.get("models"):
         found.append(f"models were {old.get('models')}, are {new.get('models')}")
+    before, count = _loaded(old), _loaded(new)
+    if before is not None and before != count:
+        found.append(f"endpoints with load were {before}, are {count}")
     return found
+
+
+def _loaded(summary: Mapping[str, Any]) -> int | None:
+    """How many endpoints got load; None where that is not told."""
+    rows = summary.get("endpoints")
+    return None if rows is None else sum(bool(one.get("requests")) for one in rows)
+
+
+def turned(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Endpoints with another verdict than before, those that are not ok now first, in words."""
+    before = {one["endpoint"]: one["verdict"] for one in old.get("endpoints", ())}
+    found = [
+        (one["verdict"] == "ok", f"{one['endpoint']} was {was}, is {one['verdict']}")
+        for one in new["endpoints"]
+        if (was := before.get(one["endpoint"])) not in (None, one["verdict"])
+    ]
+    return [words for _, words in sorted(found, key=lambda item: item[0])]

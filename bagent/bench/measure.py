@@ -52,10 +52,14 @@ _WINDOWS = {
 """The stages by what numbers are grouped by."""
 
 _COUNTS = (
-    *("requests", "ok", "failed", "censored", "estimated", "opened", "good"),
+    *("requests", "ok", "failed", "censored", "estimated", "one_piece", "opened", "good"),
     *("requests_inside", "calls_inside", "good_inside"),
 )
 """Numbers that are 0 where a load sent nothing, be it that its time was over too soon."""
+
+
+_ONE_PIECE = "status = 'ok' and len(chunk_at) = 1 and completion_tokens >= 2"
+"""A stream that came all at once: nothing can be told of the time between its tokens."""
 
 
 def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
@@ -86,6 +90,7 @@ def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
                 count(*) filter ({counted} and status = 'failed') as failed,
                 count(*) filter ({counted} and censored) as censored,
                 count(*) filter ({counted} and estimated) as estimated,
+                count(*) filter ({counted} and {_ONE_PIECE}) as one_piece,
                 count(*) filter ({counted} and opened) as opened,
                 count(*) filter ({counted} and {_good(slo)}) as good,
                 sum(size) filter (status = 'ok' and ended_inside) as calls_inside,
@@ -182,7 +187,8 @@ def failures(tables: Tables) -> list[Numbers]:
     return tables.rows(
         """
         select load, endpoint, coalesce(error_kind, 'unfinished') as kind, code, count(*) as n,
-            any_value(error) as example
+            coalesce(any_value(error) filter (status = 'failed'), any_value(error),
+                'still going on when the load ended') as example
         from timed where status <> 'ok' group by all order by n desc, load, endpoint
         """
     )

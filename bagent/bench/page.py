@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bagent.bench.charts import Axes, Cell, Series, lines, short, strip
-from bagent.bench.gate import changes, unlike
+from bagent.bench.gate import changes, turned, unlike
 from bagent.bench.measure import BINS
+from bagent.bench.shown import worst
 
 Numbers = Mapping[str, Any]
 
@@ -27,18 +28,22 @@ body { background: var(--bg); color: var(--fg); font: 15px/1.45 system-ui, sans-
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 30px 0 8px; }
 p, li, dd { color: var(--soft); } .warn { background: var(--warn); color: var(--fg);
   padding: 8px 12px; border-radius: 6px; font-weight: 600; }
-.scroll { overflow-x: auto; }
+h1, code { overflow-wrap: anywhere; } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line);
-  white-space: nowrap; } th { color: var(--soft); font-weight: 600; }
-.text { text-align: left; } .reason { white-space: normal; min-width: 220px; text-align: left; }
+th, td { padding: 4px 7px; text-align: right; border-bottom: 1px solid var(--line); }
+td { white-space: nowrap; } th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+.text { text-align: left; } td.reason { white-space: normal; overflow-wrap: anywhere; }
+.reason { min-width: 240px; text-align: left; }
 .ok { color: var(--s2); } .slow { color: var(--s1); } .failing, .dead { color: var(--bad); }
 .ok, .slow, .failing, .dead { font-weight: 600; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 20px; }
-figure { margin: 16px 0 0; } figure.wide { overflow-x: auto; } figcaption { font-weight: 600; }
-svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr));
+  gap: 20px; }
+figure { margin: 16px 0 0; overflow-x: auto; } figcaption { font-weight: 600; }
+svg { width: 100%; min-width: 400px; height: auto; }
+svg text { fill: var(--soft); font-size: 11px; }
 svg .axis { fill: var(--fg); font-size: 12px; } .grid { stroke: var(--line); }
 polyline { fill: none; stroke-width: 2; }
+polyline.s1 { stroke-dasharray: 8 5; } polyline.s2 { stroke-dasharray: 2 4; }
 polyline.s0 { stroke: var(--s0); } polyline.s1 { stroke: var(--s1); }
 polyline.s2 { stroke: var(--s2); } circle.s0 { fill: var(--s0); } circle.s1 { fill: var(--s1); }
 circle.s2 { fill: var(--s2); }
@@ -58,17 +63,17 @@ _LOADS = {
     "ok": "ok_share",
     "req/s": "rps",
     "out tok/s": "output_tok_s",
-    "peak": "peak_tok_s",
+    "peak tok/s": "peak_tok_s",
     "TTFT p50 ms": "ttft_p50_ms",
-    "p99": "ttft_p99_ms",
+    "TTFT p99 ms": "ttft_p99_ms",
     "TPOT p50 ms": "tpot_p50_ms",
-    "p99 ": "tpot_p99_ms",
+    "TPOT p99 ms": "tpot_p99_ms",
     "ITL p99 ms": "itl_p99_ms",
     "ICL p99 ms": "icl_p99_ms",
     "E2E p50 ms": "e2e_p50_ms",
-    "p99  ": "e2e_p99_ms",
+    "E2E p99 ms": "e2e_p99_ms",
     "lag p99 ms": "lag_p99_ms",
-    "goodput/s": "goodput_rps",
+    "goodput req/s": "goodput_rps",
     "in tokens": "input_tokens",
     "out tokens": "output_tokens",
     "cached": "cached_share",
@@ -82,11 +87,11 @@ _TURNS = {
     "requests": "requests",
     "ok": "ok_share",
     "TTFT p50 ms": "ttft_p50_ms",
-    "p99": "ttft_p99_ms",
+    "TTFT p99 ms": "ttft_p99_ms",
     "TPOT p50 ms": "tpot_p50_ms",
     "E2E p50 ms": "e2e_p50_ms",
-    "p99 ": "e2e_p99_ms",
-    "goodput/s": "goodput_rps",
+    "E2E p99 ms": "e2e_p99_ms",
+    "goodput req/s": "goodput_rps",
     "in tokens": "input_tokens",
     "out tokens": "output_tokens",
     "cached": "cached_share",
@@ -94,24 +99,27 @@ _TURNS = {
 _ENDPOINTS = {
     "endpoint": "endpoint",
     "verdict": "verdict",
-    "speed": "speed",
-    "reason": "reason",
+    "speed by median": "speed",
     "requests": "requests",
     "ok": "ok_share",
     "req/s": "rps",
     "out tok/s": "output_tok_s",
-    "per GPU": "tok_s_gpu",
+    "tok/s a GPU": "tok_s_gpu",
     "TTFT p50 ms": "ttft_p50_ms",
-    "p99": "ttft_p99_ms",
+    "TTFT p99 ms": "ttft_p99_ms",
     "TPOT p50 ms": "tpot_p50_ms",
     "in flight": "in_flight_mean",
-    "share": "share",
-    "waiting max": "waiting_max",
-    "KV max": "kv_max",
+    "share of fair": "share",
+    "most waiting": "waiting_max",
+    "most KV in use": "kv_max",
     "cache hits": "hit_rate",
     "preempted": "preemptions",
     "engine": "engine",
 }
+_BAD = {"endpoint": "endpoint", "verdict": "verdict", "reason": "reason"}
+MOST_ROWS = 200
+"""Endpoints, and kinds of failure, on a page: a fleet has thousands, and a browser its limits."""
+
 _PERCENT = frozenset({"ok_share", "kv_max", "hit_rate", "cached_share"})
 
 
@@ -123,6 +131,7 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
         old: an older summary to compare with.
     """
     plan, fleet = summary["plan"], summary["fleet"]
+    shown, rest = worst(summary["endpoints"], MOST_ROWS)
     counts = ", ".join(f"{fleet[w]} {w}" for w in ("ok", "slow", "failing", "dead") if fleet[w])
     models = ", ".join(summary["models"]) or "no model"
     sizes = f"{plan['input_tokens']} tokens in, {plan['output_tokens']} out"
@@ -139,13 +148,15 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
         f"seed {plan['seed']}, bagent {summary['bagent']}<br><code>"
         f"{html.escape(summary['command'])}</code></p>",
         *_warnings(summary),
-        "<h2>Endpoints</h2>",
-        _table(_ENDPOINTS, summary["endpoints"]),
-        strip("Time for an output token, by endpoint over time", *_strip(summary, heat)),
+        _bad(summary["endpoints"]),
         "<h2>Loads</h2>",
         _table(_LOADS, summary["loads"]),
         f'<div class="charts">{_charts(summary["loads"])}</div>',
         _turns(summary.get("turns")),
+        "<h2>Endpoints</h2>",
+        _table(_ENDPOINTS, shown),
+        f"<p>{html.escape(rest)}</p>" if rest else "",
+        strip("Time for an output token, by endpoint over time", *_strip(summary, shown, heat)),
         _failures(summary["failures"]),
         _compared(old, summary) if old is not None else "",
         "<h2>Definitions</h2><dl>",
@@ -170,9 +181,17 @@ def _warnings(summary: Numbers) -> list[str]:
     limited = [f"{load}: {', '.join(why)}" for load, why in summary["client_limited"].items()]
     if limited:
         found.append(f"CLIENT-LIMITED, results invalid: {'; '.join(limited)}")
+    found += summary.get("doubts", ())
     if summary["stopped"]:
         found.append("Stopped early: this is what was measured by then.")
     return [f'<p class="warn">{html.escape(words)}</p>' for words in found]
+
+
+def _bad(endpoints: Sequence[Numbers]) -> str:
+    """What is wrong, before all numbers."""
+    found = [one for one in endpoints if one["verdict"] != "ok"]
+    shown, _ = worst(found, MOST_ROWS)
+    return f"<h2>Not ok: {len(found):,}</h2>{_table(_BAD, shown)}" if found else ""
 
 
 def _slo(slo: Numbers) -> str:
@@ -186,9 +205,10 @@ def _table(columns: Mapping[str, str], rows: Sequence[Numbers]) -> str:
         for head, name in columns.items()
         if any(row.get(name) is not None for row in rows)
     }
-    texts = ("load", "endpoint", "verdict", "engine", "name")
+    texts = ("load", "endpoint", "verdict", "engine", "name", "kind")
     head = "".join(
-        f'<th class="{"text" if name in (*texts, "reason") else ""}">{html.escape(head)}</th>'
+        f'<th class="{"reason" if name == "reason" else "text" if name in texts else ""}">'
+        f"{html.escape(head)}</th>"
         for head, name in used.items()
     )
     body = []
@@ -246,8 +266,8 @@ def _charts(loads: Sequence[Numbers]) -> str:
             "Goodput against rate",
             Axes(f"requests/s {'offered' if opened else 'served'}, {kind}", "requests/s"),
             [
-                _series("kept the SLO", _offered(by_rate), "offered", "goodput_rps"),
                 _series("ended well", _offered(by_rate), "offered", "rps"),
+                _series("kept the SLO", _offered(by_rate), "offered", "goodput_rps"),
             ],
         ),
     ]
@@ -269,12 +289,14 @@ def _series(name: str, loads: Sequence[Numbers], x: str, y: str) -> Series:
     return Series(name, [(across, up) for across, up, _ in points], words)
 
 
-def _strip(summary: Numbers, heat: Sequence[Numbers]) -> tuple[list[tuple[str, list[Cell]]], float]:
+def _strip(
+    summary: Numbers, shown: Sequence[Numbers], heat: Sequence[Numbers]
+) -> tuple[list[tuple[str, list[Cell]]], float]:
     """The rows of the heat strip: each slice is held against the median endpoint in it."""
     fields = {(one["endpoint"], one["bin"]): one for one in heat}
     medians = _medians(heat)
     rows = []
-    for one in summary["endpoints"]:
+    for one in shown:
         name = one["endpoint"]
         cells = [_field(fields.get((name, place)), medians[place]) for place in range(BINS)]
         rows.append((name, cells))
@@ -297,10 +319,13 @@ def _field(found: Numbers | None, median: float | None) -> Cell:
 def _medians(heat: Sequence[Numbers]) -> list[float | None]:
     """The median pace in each slice; where one endpoint is alone, that of the slice before: it is
     not to be held against itself."""
+    paces: list[list[float]] = [[] for _ in range(BINS)]
+    for one in heat:
+        if one["pace_ms"] and one["bin"] < BINS:
+            paces[one["bin"]].append(one["pace_ms"])
     found: list[float | None] = []
     last: float | None = None
-    for place in range(BINS):
-        known = [one["pace_ms"] for one in heat if one["bin"] == place and one["pace_ms"]]
+    for known in paces:
         if len(known) > 1 or last is None:
             last = statistics.median_low(known) if known else last
         found.append(last)
@@ -322,8 +347,10 @@ def _failures(rows: Sequence[Numbers]) -> str:
         "number": "n",
         "reason": "reason",
     }
-    named = [{**one, "reason": one["example"]} for one in rows]
-    return f"<h2>Failures</h2>{_table(columns, named)}"
+    named = [{**one, "reason": one["example"]} for one in rows[:MOST_ROWS]]
+    left = len(rows) - len(named)
+    rest = f"<p>{left:,} more rows: summary.json has every one</p>" if left > 0 else ""
+    return f"<h2>Failures</h2>{_table(columns, named)}{rest}"
 
 
 def _compared(old: Numbers, summary: Numbers) -> str:
@@ -338,6 +365,8 @@ def _compared(old: Numbers, summary: Numbers) -> str:
         for one in changes(old, summary)
     ]
     words = "".join(f'<p class="warn">{html.escape(words)}</p>' for words in unlike(old, summary))
+    others = turned(old, summary)
+    words += "".join(f"<p>{html.escape(one)}</p>" for one in others[:MOST_ROWS])
     columns = {name: name for name in ("load", "name", "before", "now", "change")}
-    before = html.escape(old["started_at"][:19])
+    before = html.escape(str(old.get("started_at", "an older test"))[:19])
     return f"<h2>Compared with {before}</h2>{words}{_table(columns, rows)}"

@@ -153,6 +153,12 @@ def stages(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[StageSpec]:
             number += 1
 
 
+def load_names(plan: BenchPlan) -> list[str]:
+    """Names of the loads to come; empty before a sweep, which finds them by itself."""
+    once = () if plan.sweep else _once(plan, ("",))
+    return list(dict.fromkeys(stage.load for stage in once))
+
+
 def _once(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[StageSpec]:
     for routing in plan.routings:
         targets = endpoints if routing == "isolated" else (None,)

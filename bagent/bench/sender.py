@@ -176,7 +176,7 @@ def _note_stream(row: RequestRow, reader: StreamReader | None) -> None:
     _note_usage(row, reader.usage)
     if len(row.chunk_tokens) != len(row.chunk_at):
         row.chunk_tokens = []  # counts of the closing chunk alone say nothing of the others
-    if row.completion_tokens is None and reader.deltas:
+    if not row.completion_tokens and reader.deltas:  # some servers tell 0 of every answer
         row.completion_tokens, row.estimated = reader.deltas, True
 
 
@@ -184,7 +184,7 @@ def _note_usage(row: RequestRow, usage: Usage) -> None:
     row.prompt_tokens = usage.prompt if usage.prompt is not None else row.prompt_tokens
     row.cached_tokens = usage.cached if usage.cached is not None else row.cached_tokens
     row.reasoning_tokens = usage.reasoning if usage.reasoning is not None else row.reasoning_tokens
-    if usage.completion is not None:
+    if usage.completion or (usage.completion is not None and not row.completion_tokens):
         row.completion_tokens, row.estimated = usage.completion, False
 
 

@@ -43,10 +43,22 @@ class ServerWatch:
         self._file.flush()
 
     async def watch(self, stage: int) -> None:
-        """Read on and on until cancelled."""
-        while True:
-            await asyncio.sleep(self._interval)
-            await self.read_all(stage)
+        """Read on and on until cancelled, one endpoint after the other: all at once would hold
+        up the very requests that are timed."""
+        reads: set[asyncio.Task[None]] = set()
+        gap = self._interval / max(1, len(self._targets))
+        try:
+            while self._targets:
+                for target in self._targets:
+                    await asyncio.sleep(gap)
+                    task = asyncio.ensure_future(self._read(stage, target))
+                    reads.add(task)
+                    task.add_done_callback(reads.discard)
+                self._file.flush()
+        finally:
+            for task in list(reads):
+                task.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)
 
     async def _read(self, stage: int, target: Target) -> None:
         load = await self._reader.read(target.endpoint, _PATIENCE, target.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,9 +15,11 @@ import msgspec
 from bagent import __version__
 from bagent.bench import measure
 from bagent.bench.definitions import WORDS
+from bagent.bench.doubts import doubts
 from bagent.bench.gate import SCHEMA_VERSION
 from bagent.bench.plan import BenchPlan
 from bagent.bench.session import Course
+from bagent.bench.shown import main_kinds
 from bagent.bench.tables import Tables
 from bagent.bench.verdict import Judged, Seen, Verdict, judge
 from bagent.bench.watch import limits_met
@@ -48,9 +51,14 @@ def summarise(
     tables: Tables, plan: BenchPlan, course: Course, called: Sequence[Called], command: str
 ) -> Numbers:
     """The whole summary as JSON values; the keys of each load and endpoint are its columns."""
-    loads = _loads(tables, plan)
-    judged = _judged(tables, plan, called)
-    endpoints = _endpoints(tables, plan, called, judged)
+    servers = measure.server_numbers(tables)
+    loads = _loads(tables, plan, servers)
+    by_endpoint = [
+        row for row in measure.load_numbers(tables, plan.slo, "endpoint") if row["endpoint"]
+    ]  # "" had none with room
+    failures = measure.failures(tables)
+    judged = _judged(tables, plan, called, main_kinds(failures))
+    endpoints = _endpoints(servers, by_endpoint, called, judged)
     states = measure.client_states(tables)
     limited = {state.load: limits_met(state) for state in states if limits_met(state)}
     fleet: Numbers = dict.fromkeys(("ok", "slow", "failing", "dead"), 0)
@@ -82,13 +90,14 @@ def summarise(
         "prompts": msgspec.to_builtins(course.lengths),
         "fleet": fleet,
         "saturation": msgspec.to_builtins(found) if found else None,
+        "doubts": doubts(by_endpoint),
         "client_limited": limited,
         "client_states": msgspec.to_builtins(states),
         "loads": loads,
         "turns": measure.load_numbers(tables, plan.slo, "load, turn") if plan.turns > 1 else [],
         "endpoints": endpoints,
-        "failures": measure.failures(tables),
-        "servers": measure.server_numbers(tables),
+        "failures": failures,
+        "servers": servers,
         "definitions": WORDS,
     }
 
@@ -97,12 +106,11 @@ def _simulated(one: Called) -> bool:
     return bool(one.known and one.known.version and SIMULATED in one.known.version)
 
 
-def _loads(tables: Tables, plan: BenchPlan) -> list[Numbers]:
+def _loads(tables: Tables, plan: BenchPlan, servers: Sequence[Numbers]) -> list[Numbers]:
     """The numbers of each load, with the lowest and highest of its repeats."""
     gaps, peaks = measure.gap_numbers(tables), measure.peak_tokens(tables)
     loads = measure.load_numbers(tables, plan.slo)
     talks = measure.conversations(tables, plan.turns) if plan.turns > 1 else {}
-    servers = measure.server_numbers(tables)
     for one in loads:
         one |= gaps.get(one["load"], {}) | talks.get(one["load"], {})
         one["peak_tok_s"] = peaks.get(one["load"])
@@ -119,7 +127,9 @@ def _loads(tables: Tables, plan: BenchPlan) -> list[Numbers]:
     return loads
 
 
-def _judged(tables: Tables, plan: BenchPlan, called: Sequence[Called]) -> list[Judged]:
+def _judged(
+    tables: Tables, plan: BenchPlan, called: Sequence[Called], causes: Mapping[str, str]
+) -> list[Judged]:
     not_ready = {one.endpoint.name: _not_ready(one) for one in called if not one.ready}
     for name, words in measure.gone(tables).items():
         not_ready[name] = Judged(name, "dead", words)
@@ -140,7 +150,7 @@ def _judged(tables: Tables, plan: BenchPlan, called: Sequence[Called]) -> list[J
         )
         for one in measure.load_numbers(tables, plan.slo, "load, endpoint")
     ]
-    return judge([one.endpoint.name for one in called], not_ready, seen)
+    return judge([one.endpoint.name for one in called], not_ready, seen, causes)
 
 
 def _not_ready(one: Called) -> Judged:
@@ -161,12 +171,14 @@ def _per_gpu(value: float | None, gpus: int | None) -> float | None:
 
 
 def _endpoints(
-    tables: Tables, plan: BenchPlan, called: Sequence[Called], judged: Sequence[Judged]
+    counters: Sequence[Numbers],
+    rows: Sequence[Numbers],
+    called: Sequence[Called],
+    judged: Sequence[Judged],
 ) -> list[Numbers]:
     """A row for each endpoint of the hostfile, over all loads."""
-    rows = measure.load_numbers(tables, plan.slo, "endpoint")
-    numbers = {one["endpoint"]: one for one in rows if one["endpoint"]}  # "" had none with room
-    servers = _server_totals(measure.server_numbers(tables))
+    numbers = {one["endpoint"]: one for one in rows}
+    servers = _server_totals(counters)
     gpus = _gpus(called)
     sent = sum(one["requests"] for one in numbers.values())
     fair = sent / len(numbers) if numbers else 0
@@ -196,9 +208,11 @@ def _endpoints(
 
 def _server_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
     """What the counters told of each endpoint over all loads."""
+    by_name: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_name[row["endpoint"]].append(row)
     found: dict[str, Numbers] = {}
-    for name in dict.fromkeys(row["endpoint"] for row in rows):
-        own = [row for row in rows if row["endpoint"] == name]
+    for name, own in by_name.items():
         found[name] = {
             "kv_max": _most(own, "kv_max"),
             "waiting_max": _most(own, "waiting_max"),

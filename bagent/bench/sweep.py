@@ -114,10 +114,11 @@ async def sweep(
         send: sends a stage.
         first: number of the first stage.
     """
-    way, found, number = plan.ways[0], Saturation(), first
+    way, routing = plan.ways[0], plan.routings[0]
+    found, number = Saturation(), first
     calls, best = 1, 0.0
     while calls <= MOST_CONCURRENCY:
-        spec = stage_of(plan, f"c={calls}", way, number=number, concurrency=calls)
+        spec = stage_of(plan, f"c={calls}", way, routing, number=number, concurrency=calls)
         stage, rows = await send(spec)
         rate = served_rate(stage, rows)
         gained = rate > best * (1 + LEAST_GAIN)
@@ -133,7 +134,7 @@ async def sweep(
         rate = float(f"{found.best_rate * part:.3g}")
         if rate <= 0 or stage.cut:
             return
-        spec = stage_of(plan, f"rate={rate:g}", way, number=number, rate=rate)
+        spec = stage_of(plan, f"rate={rate:g}", way, routing, number=number, rate=rate)
         stage, rows = await send(spec)
         over = over_saturated(stage, rows)
         if over:

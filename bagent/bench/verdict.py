@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -74,64 +76,109 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(
-    endpoints: Sequence[str], not_ready: Mapping[str, Judged], seen: Iterable[Seen]
+    endpoints: Sequence[str],
+    not_ready: Mapping[str, Judged],
+    seen: Iterable[Seen],
+    causes: Mapping[str, str] | None = None,
 ) -> list[Judged]:
     """A verdict for each endpoint, in the order given.
 
     Args:
         not_ready: verdicts that are known already: of endpoints that got no load, or are gone.
         seen: what is known of the others, load by load.
+        causes: the most frequent failure of an endpoint in words.
     """
-    rows = list(seen)
+    by_name: dict[str, list[Seen]] = defaultdict(list)
+    for row in seen:
+        by_name[row.endpoint].append(row)
     found: dict[str, Judged] = {}
     for name in endpoints:
-        own = [row for row in rows if row.endpoint == name]
-        verdict = _alone(name, not_ready, own)
+        verdict = _alone(name, not_ready, by_name[name], (causes or {}).get(name))
         if verdict is not None:
             found[name] = verdict
-    healthy = [row for row in rows if row.endpoint not in found]
+    telling = {
+        name: [row for row in rows if row.telling]
+        for name, rows in by_name.items()
+        if name not in found
+    }
+    peers = {
+        key: _Peers(rows)
+        for key, rows in _grouped(row for rows in telling.values() for row in rows).items()
+    }
     for name in endpoints:
         if name not in found:
-            found[name] = _compared(name, healthy)
+            found[name] = _compared(name, telling.get(name, ()), peers)
     return [found[name] for name in endpoints]
 
 
-def _alone(name: str, not_ready: Mapping[str, Judged], own: Sequence[Seen]) -> Judged | None:
+_Key = tuple[str, str | None]
+
+
+def _key(row: Seen) -> _Key:
+    """What endpoints must share to be compared."""
+    return row.load, row.model
+
+
+def _grouped(rows: Iterable[Seen]) -> dict[_Key, list[Seen]]:
+    found: dict[_Key, list[Seen]] = defaultdict(list)
+    for row in rows:
+        found[_key(row)].append(row)
+    return found
+
+
+class _Peers:
+    """Endpoints of one model in one load, sorted once: a fleet has thousands."""
+
+    def __init__(self, rows: Sequence[Seen]) -> None:
+        self._works = sorted(row.output_tok_s for row in rows if row.output_tok_s is not None)
+        self._waits = sorted(row.pace_ms for row in rows if row.pace_ms is not None)
+
+    def work(self, own: Seen) -> float | None:
+        """Its tokens a second by the others' median; None where that cannot be told."""
+        if not own.closed or own.output_tok_s is None:
+            return None
+        # Of an even number the faster of the two in the middle.
+        middle = _without(self._works, own.output_tok_s, (len(self._works) - 1) // 2)
+        return own.output_tok_s / middle if middle else None
+
+    def wait(self, own: Seen) -> float | None:
+        """The others' median time by its own; None where that cannot be told."""
+        if not own.pace_ms:
+            return None
+        middle = _without(self._waits, own.pace_ms, (len(self._waits) - 2) // 2)
+        return None if middle is None else middle / own.pace_ms
+
+
+def _without(values: Sequence[float], own: float, place: int) -> float | None:
+    """What is at ``place`` of the sorted ``values`` less ``own``, one of them."""
+    if len(values) < 2:
+        return None
+    return values[place if place < bisect_left(values, own) else place + 1]
+
+
+def _alone(
+    name: str, not_ready: Mapping[str, Judged], own: Sequence[Seen], cause: str | None
+) -> Judged | None:
     """The verdict that needs no other endpoint, None where there is none."""
     if name in not_ready:
         return not_ready[name]
     sent, ok = sum(row.requests for row in own), sum(row.ok for row in own)
     failed = sum(row.failed for row in own)
+    why = f", mostly {cause}" if cause else ""
     if sent and not ok and not any(row.tokens for row in own):
-        words = "failed" if failed == sent else "ended well"
-        return Judged(
-            name, "dead", f"{'all' if failed == sent else 'none'} of {sent} requests {words}"
-        )
+        if failed == sent:
+            return Judged(name, "dead", f"all of {sent} requests failed{why}")
+        return Judged(name, "dead", f"none of {sent} requests ended well{why}")
     share = failed / sent if sent else 0.0
     if share > FAILING and (failed >= FEWEST_FAILURES or share >= 0.1):
-        return Judged(name, "failing", f"{failed} of {sent} requests failed")
+        return Judged(name, "failing", f"{failed} of {sent} requests failed{why}")
     return None
 
 
-def _compared(name: str, rows: Sequence[Seen]) -> Judged:
+def _compared(name: str, rows: Sequence[Seen], peers: Mapping[_Key, _Peers]) -> Judged:
     """The verdict by the other endpoints' speed; the worst of its two measures counts."""
-    works, waits = [], []
-    for own in rows:
-        if own.endpoint != name or not own.telling:
-            continue
-        others = [
-            row
-            for row in rows
-            if (row.load, row.model) == (own.load, own.model)
-            and row.endpoint != name
-            and row.telling
-        ]
-        work = _known(row.output_tok_s for row in others)
-        if own.closed and own.output_tok_s is not None and work and statistics.median_high(work):
-            works.append(own.output_tok_s / statistics.median_high(work))
-        wait = _known(row.pace_ms for row in others)
-        if own.pace_ms and wait:
-            waits.append(statistics.median_low(wait) / own.pace_ms)
+    works = [work for row in rows if (work := peers[_key(row)].work(row)) is not None]
+    waits = [wait for row in rows if (wait := peers[_key(row)].wait(row)) is not None]
     speeds = [statistics.median(shares) for shares in (works, waits) if shares]
     if not speeds:
         return Judged(name, "ok", "nothing to compare it with")
@@ -140,7 +187,3 @@ def _compared(name: str, rows: Sequence[Seen]) -> Judged:
         words = f"{speed:.2f} times as fast as the median of the others (below {SLOW:g})"
         return Judged(name, "slow", words, speed)
     return Judged(name, "ok", "", speed)
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bagent.bench.gate import Rule, broken_rules, changes, unlike
+from bagent.bench.gate import Rule, broken_rules, changes, turned, unlike
+from bagent.bench.shown import failure_words, worst
+from bagent.cli.bench_table import print_table
 from bagent.observe.words import visible
 
 Numbers = Mapping[str, Any]
@@ -20,16 +22,17 @@ LOADS = {
     "req/s": "rps",
     "out tok/s": "output_tok_s",
     "in tok/s": "input_tok_s",
-    "TTFT p50": "ttft_p50_ms",
-    "p99": "ttft_p99_ms",
-    "TPOT p50": "tpot_p50_ms",
-    "E2E p50": "e2e_p50_ms",
-    "E2E p99": "e2e_p99_ms",
-    "lag p99": "lag_p99_ms",
-    "goodput/s": "goodput_rps",
+    "TTFT p50 ms": "ttft_p50_ms",
+    "TTFT p99 ms": "ttft_p99_ms",
+    "TPOT p50 ms": "tpot_p50_ms",
+    "E2E p50 ms": "e2e_p50_ms",
+    "E2E p99 ms": "e2e_p99_ms",
+    "lag p99 ms": "lag_p99_ms",
+    "goodput req/s": "goodput_rps",
     "hit %": "hit_rate",
 }
-WHOLE = {"conversations/s": "conversations_s", "whole p50": "conversation_p50_ms"}
+LOADS_SPARE = ("hit %", "in tok/s", "lag p99 ms", "TTFT p99 ms", "goodput req/s", "E2E p50 ms")
+WHOLE = {"conversations/s": "conversations_s", "whole p50 ms": "conversation_p50_ms"}
 TURNS = {
     "load": "load",
     "turn": "turn",
@@ -37,12 +40,13 @@ TURNS = {
     "ok %": "ok_share",
     "in tokens": "input_tokens",
     "cached %": "cached_share",
-    "TTFT p50": "ttft_p50_ms",
-    "p99": "ttft_p99_ms",
-    "TPOT p50": "tpot_p50_ms",
-    "E2E p50": "e2e_p50_ms",
-    "E2E p99": "e2e_p99_ms",
+    "TTFT p50 ms": "ttft_p50_ms",
+    "TTFT p99 ms": "ttft_p99_ms",
+    "TPOT p50 ms": "tpot_p50_ms",
+    "E2E p50 ms": "e2e_p50_ms",
+    "E2E p99 ms": "e2e_p99_ms",
 }
+TURNS_SPARE = ("TTFT p99 ms", "TPOT p50 ms")
 ENDPOINTS = {
     "endpoint": "endpoint",
     "verdict": "verdict",
@@ -51,21 +55,26 @@ ENDPOINTS = {
     "ok %": "ok_share",
     "req/s": "rps",
     "out tok/s": "output_tok_s",
-    "TTFT p50": "ttft_p50_ms",
-    "p99": "ttft_p99_ms",
-    "TPOT p50": "tpot_p50_ms",
+    "TTFT p50 ms": "ttft_p50_ms",
+    "TTFT p99 ms": "ttft_p99_ms",
+    "TPOT p50 ms": "tpot_p50_ms",
     "in flight": "in_flight_mean",
     "share": "share",
     "kv % max": "kv_max",
     "hit %": "hit_rate",
     "reason": "reason",
 }
-"""Column heads and the names of their numbers in the summary; times are in milliseconds."""
+ENDPOINTS_SPARE = (
+    *("hit %", "kv % max", "share", "in flight", "TTFT p99 ms", "reason", "TPOT p50 ms"),
+    *("req/s", "ok %", "TTFT p50 ms"),
+)
+"""Column heads and the names of their numbers in the summary; a narrow screen goes without the
+spare ones, the first of them first."""
 
-_COLOURS = {"ok": "green", "slow": "yellow", "failing": "red", "dead": "red"}
-_PERCENT = frozenset({"ok_share", "kv_max", "hit_rate", "cached_share"})
-_TEXTS = frozenset({"load", "endpoint", "verdict", "reason"})
+MOST_ENDPOINTS = 50
 _MOST_FAILURES = 5
+_MOST_TURNED = 10
+_MOST_LOADS = 60
 
 
 def tell_end(
@@ -80,20 +89,20 @@ def tell_end(
     Raises:
         UsageError: a rule names what was not measured.
     """
-    _print({**LOADS, **(WHOLE if summary["turns"] else {})}, summary["loads"])
-    if summary["turns"]:
-        _print(TURNS, summary["turns"])
-    _print(ENDPOINTS, summary["endpoints"])
+    _print_loads(summary)
+    rest = _print_endpoints(summary["endpoints"])
     if old is not None:
         _print_changes(old, summary)
     sys.stdout.flush()
     _say(_fleet(summary))
-    for one in summary["failures"][:_MOST_FAILURES]:
-        code = f" (HTTP {one['code']})" if one["code"] not in (None, 200) else ""
-        example = f": {one['example']}" if one["example"] else ""
-        _say(f"  {one['n']} x {one['kind']}{code} at {one['endpoint']} in {one['load']}{example}")
+    if rest:
+        _say(f"  {rest}")
+    for words in failure_words(summary["failures"], _MOST_FAILURES):
+        _say(f"  {words}")
     if summary["simulated"]:
         _say("SIMULATED: an endpoint is simulated; its numbers say nothing of any hardware")
+    for words in summary["doubts"]:
+        _say(f"note: {words}")
     for load, reasons in summary["client_limited"].items():
         _say(f"CLIENT-LIMITED, results invalid: {load}: {', '.join(reasons)}")
     if summary["client_limited"]:
@@ -124,48 +133,36 @@ def _fleet(summary: Numbers) -> str:
     return words
 
 
-def _print(columns: Mapping[str, str], rows: Sequence[Numbers]) -> None:
-    from bagent.cli.printing import write_rows
-
-    shown = [[_cell(row, name) for name in columns.values()] for row in rows]
-    if not sys.stdout.isatty():
-        write_rows(list(columns), shown, "table")
-        sys.stdout.write("\n")
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head, name in columns.items():
-        table.add_column(head, justify="left" if name in _TEXTS else "right", overflow="fold")
-    for row in shown:
-        cells = [Text(cell) for cell in row]
-        if row[1] in _COLOURS:
-            cells[1].stylize(_COLOURS[row[1]])
-        table.add_row(*cells)
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(table)
-    console.print()
+def _print_loads(summary: Numbers) -> None:
+    shown = summary["loads"][:_MOST_LOADS]
+    print_table({**LOADS, **(WHOLE if summary["turns"] else {})}, shown, LOADS_SPARE)
+    if summary["turns"]:
+        print_table(TURNS, summary["turns"][:_MOST_LOADS], TURNS_SPARE)
+    left = len(summary["loads"]) - len(shown)
+    if left > 0:
+        sys.stdout.write(f"{left} more loads: loads.csv has every one\n\n")
 
 
-def _cell(row: Numbers, name: str) -> str:
-    value = row.get(name)
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return visible(value)
-    if name in _PERCENT:
-        return f"{100 * value:.3g}"
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def _print_endpoints(endpoints: Sequence[Numbers]) -> str:
+    """Print the endpoints, the worst of a large fleet; returns words about the rest."""
+    shown, rest = worst(endpoints, MOST_ENDPOINTS)
+    if "reason" in print_table(ENDPOINTS, shown, ENDPOINTS_SPARE):
+        reasons = [one for one in shown if one["verdict"] != "ok"]
+        for one in reasons:
+            sys.stdout.write(visible(f"{one['verdict']} {one['endpoint']}: {one['reason']}") + "\n")
+        sys.stdout.write("\n" if reasons else "")
+    return rest
 
 
 def _print_changes(old: Numbers, summary: Numbers) -> None:
     found = changes(old, summary)
     for words in unlike(old, summary):
         _say(f"the two tests differ: {words}")
+    others = turned(old, summary)
+    for words in others[:_MOST_TURNED]:
+        _say(f"changed: {words}")
+    if len(others) > _MOST_TURNED:
+        _say(f"changed: {len(others) - _MOST_TURNED:,} more endpoints: report.html has them")
     if not found:
         _say("nothing to compare: the two tests have no load in common")
         return
@@ -180,7 +177,7 @@ def _print_changes(old: Numbers, summary: Numbers) -> None:
         }
         for one in found
     ]
-    _print(columns, rows)
+    print_table(columns, rows)
 
 
 def _say(words: str) -> None:

@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.bench.gate import broken_rules, changes, read_rule, read_summary, unlike
+from bagent.bench.gate import (
+    broken_rules,
+    changes,
+    check_rules,
+    read_rule,
+    read_summary,
+    turned,
+    unlike,
+)
 from bagent.errors import UsageError
 
 
@@ -75,6 +83,66 @@ def test_unknown_names_are_told_with_what_was_meant() -> None:
         held("ok_share<-1%")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ttft_p99>1", "no number ttft_p99 .did you mean ttft_p99_ms"),
+        ("ok_share<95%", "of what. .a share is 0.95, a change since --compare OLD .95% or -95%"),
+        ("rps>1e999", "not a condition"),
+        ("rps<1..2", "not a condition"),
+        ("", "not a condition"),
+    ],
+)
+def test_what_no_load_could_ever_tell_is_said_before_anything_is_sent(
+    text: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_rule(text)
+
+
+def test_loads_that_will_not_be_are_said_before_anything_is_sent() -> None:
+    rules = [read_rule("rps@c=8<1")]
+    check_rules(rules, ["c=1", "c=8"], compared=False)
+    check_rules(rules, [], compared=False)  # a sweep finds its loads by itself
+    with pytest.raises(UsageError, match="no load c=8"):
+        check_rules(rules, ["c=1", "rate=2"], compared=False)
+    with pytest.raises(UsageError, match="give --compare OLD"):
+        check_rules([read_rule("rps<-5%")], [], compared=False)
+
+
+def test_where_nothing_was_sent_no_rule_passes() -> None:
+    nothing = {**summary(), "loads": []}
+    assert broken_rules([read_rule("ok_share<1")], nothing, None) == [
+        "ok_share<1: ok_share is not known"
+    ]
+
+
+def test_endpoints_with_another_verdict_are_named_the_bad_ones_first() -> None:
+    def fleet(**verdicts: str) -> dict[str, Any]:
+        rows = [{"endpoint": name, "verdict": word} for name, word in verdicts.items()]
+        return {**summary(), "endpoints": rows}
+
+    old = fleet(a="slow", b="ok", c="ok", gone="ok")
+    assert turned(old, fleet(a="ok", b="dead", c="ok", new="slow")) == [
+        "b was ok, is dead",
+        "a was slow, is ok",
+    ]
+    assert turned(summary(), fleet(a="slow")) == []
+
+
+def test_a_fleet_of_another_size_is_said() -> None:
+    rows = [{"endpoint": str(n), "verdict": "ok", "requests": 5} for n in range(3)]
+    now = {**summary(), "endpoints": [*rows, {"endpoint": "x", "verdict": "dead"}]}
+    assert unlike({**summary(), "endpoints": rows[:1]}, now) == [
+        "endpoints with load were 1, are 3"
+    ]
+
+
+def test_settings_that_an_older_version_did_not_have_are_no_difference() -> None:
+    now = {**summary(), "plan": {"input_tokens": 256, "turns": 2}}
+    assert unlike(summary(), now) == []
+
+
 def test_changes_are_of_the_loads_that_both_have() -> None:
     now = summary(output_tok_s=3300.0)
     now["loads"][0]["load"] = "c=2"
@@ -104,6 +172,8 @@ def test_an_older_summary_is_read_from_its_file_or_folder(tmp_path: Path) -> Non
     [
         (b"{", "cannot be read"),
         (b"[]", "no summary"),
+        (b'{"loads": []}', "no summary"),
+        (b'{"loads": [1], "schema_version": 1}', "no summary"),
         (b'{"loads": [], "schema_version": 99}', "version 99, not 1"),
     ],
 )

@@ -104,6 +104,14 @@ def test_a_closed_loop_has_no_lag(fill: Fill) -> None:
     assert one_load(fill([request()]))["lag_p50_ms"] is None
 
 
+def test_tokens_that_came_all_at_once_have_no_tpot(fill: Fill) -> None:
+    at_once = {"first_token": 1.6, "last_token": 1.6, "chunk_at": [500_000], "chunk_count": [5]}
+    stepwise = request(1, chunk_at=[200_000, 600_000], chunk_count=[1, 4])
+    load = one_load(fill([request(0, **at_once), stepwise]))
+    assert load["one_piece"] == 1 and load["ok"] == 2
+    assert load["tpot_p50_ms"] == load["tpot_max_ms"] == pytest.approx(100)
+
+
 def test_one_token_has_no_tpot_and_does_not_count_as_zero(fill: Fill) -> None:
     one = request(completion_tokens=1, last_token=1.3)
     assert one_load(fill([one]))["tpot_p50_ms"] is None
@@ -337,7 +345,7 @@ def test_failures_are_told_by_kind_and_place(fill: Fill) -> None:
         found = measure.failures(tables)
     assert {(one["kind"], one["n"], one["example"]) for one in found} == {
         ("connect", 1, "refused"),
-        ("unfinished", 1, None),
+        ("unfinished", 1, "still going on when the load ended"),
     }
 
 

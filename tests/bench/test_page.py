@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from bagent.bench.charts import Axes, Cell, Series, lines, short, strip
-from bagent.bench.page import page
+from bagent.bench.gate import LOAD_NUMBERS
+from bagent.bench.page import MOST_ROWS, page
 from bench.support_bench import DEAD, addresses, measure_in, simulated
 
 VOID = {"meta", "br"}
@@ -121,10 +122,46 @@ def test_fields_of_the_strip_show_how_slow_and_whether_it_failed() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.25, "0.25"), (12.0, "12"), (999.6, "1e+03"), (1234.5, "1234"), (34000.0, "34k")],
+    [(0.25, "0.25"), (12.0, "12"), (999.6, "1000"), (1234.5, "1234"), (34000.0, "34k")],
 )
 def test_short_numbers(value: float, text: str) -> None:
     assert short(value) == text
+
+
+def test_every_number_of_a_load_can_be_a_condition(measured: dict[str, Any]) -> None:
+    for load in measured["loads"]:
+        numbers = {name for name, value in load.items() if not isinstance(value, str | list)}
+        assert numbers - LOAD_NUMBERS == {"first_stage"}
+
+
+def test_doubts_about_the_numbers_stand_before_them(measured: dict[str, Any]) -> None:
+    measured["doubts"] = ["a <doubt>"]
+    text = page(measured, [], None)
+    assert text.index("a &lt;doubt&gt;") < text.index("<h2>Loads</h2>")
+
+
+def test_of_a_large_fleet_the_page_has_the_bad_ones_and_no_more_than_it_can_bear(
+    measured: dict[str, Any],
+) -> None:
+    good = measured["endpoints"][0]
+    measured["endpoints"] = [{**good, "endpoint": f"n{n}:1", "speed": 1.0} for n in range(4000)]
+    bad = {2: "slow", 1999: "failing", 3999: "dead"}
+    for place, verdict in bad.items():
+        measured["endpoints"][place] |= {"verdict": verdict, "reason": f"why {place}"}
+    text = page(measured, [], None)
+    assert len(text) < 2_000_000
+    assert all(f">n{place}:1</td>" in text and f">why {place}<" in text for place in bad)
+    assert text.count("<tr>") < 2 * MOST_ROWS
+    assert "3,800 more endpoints, all ok: endpoints.csv has every one" in text
+
+
+def test_what_is_wrong_stands_before_all_numbers(measured: dict[str, Any]) -> None:
+    text = page(measured, [], None)
+    assert "<h2>Not ok: 1</h2>" in text
+    assert text.index("Connection refused") < text.index("<h2>Loads</h2>")
+    for one in measured["endpoints"]:
+        one["verdict"] = "ok"
+    assert "Not ok" not in page(measured, [], None)
 
 
 def test_open_and_closed_loops_are_not_mixed_on_a_line(measured: dict[str, Any]) -> None:

@@ -93,6 +93,14 @@ def test_without_usage_pieces_are_counted_and_that_is_said() -> None:
     assert (row.completion_tokens, row.estimated) == (2, True)
 
 
+@pytest.mark.parametrize("told", [0, None])
+def test_a_server_that_tells_no_tokens_of_an_answer_is_not_believed(told: int | None) -> None:
+    chunks = [delta("a"), delta("b"), delta(finish_reason="stop"), usage_chunk(5, told)]
+    row = sent(stream(chunks))
+    assert (row.status, row.prompt_tokens) == ("ok", 5)
+    assert (row.completion_tokens, row.estimated) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("reply", "kind", "code"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from bagent.bench.verdict import Judged, Seen, judge
@@ -114,3 +116,22 @@ def test_without_token_counts_requests_are_compared() -> None:
 def test_endpoints_of_another_model_are_no_measure() -> None:
     rows = [seen("a", model="7b"), seen("b", 0.1, model="70b"), seen("c", 0.1, model="70b")]
     assert words(rows, "a", "b", "c") == ["ok", "ok", "ok"]
+
+
+def test_a_failing_endpoint_is_told_what_fails_there() -> None:
+    rows = [seen("a", failed=50, ok=50), seen("b", ok=0, failed=100, tokens=0)]
+    causes = {"a": "overloaded (HTTP 503)", "b": "connect"}
+    first, second = judge(["a", "b"], {}, rows, causes)
+    assert first.reason == "50 of 100 requests failed, mostly overloaded (HTTP 503)"
+    assert second.reason == "all of 100 requests failed, mostly connect"
+
+
+def test_each_of_a_large_fleet_is_held_against_the_median_of_the_others() -> None:
+    speeds = [1.0 + place / 1000 for place in range(400)]
+    rows = [seen(f"n{place}", speed) for place, speed in enumerate(speeds)]
+    found = judge([row.endpoint for row in rows], {}, rows)
+    for place, one in enumerate(found):
+        others = speeds[:place] + speeds[place + 1 :]
+        by_work = speeds[place] / statistics.median_high(others)
+        by_pace = statistics.median_low(10 / other for other in others) * speeds[place] / 10
+        assert one.speed == pytest.approx(min(by_work, by_pace))

@@ -115,6 +115,7 @@ def test_a_fleet_without_an_answer_is_1_and_writes_no_hostfile(
     done = bagent(["bench", "--hostfile", "h.txt", "-o", "o", "--write-hostfile", "g"])
     assert done.code == 1, done.err
     assert "0 of 1 ready" in done.err and "dead" in done.out
+    assert "no endpoint is ok: g is not written" in done.err
     assert not (job_dir / "g").exists()
     assert json.loads((job_dir / "o" / "summary.json").read_text())["loads"] == []
 
@@ -149,6 +150,17 @@ def test_an_endpoint_that_stops_answering_is_not_waited_for_for_ever(
         (["--speed", "2"], "--speed: of what? (give --replay RUN or FILE)"),
         (["--turns", "2", "--as", "list"], "--turns: what is recorded, rows of a job, lists"),
         (["--think", "long"], "--think long: not a duration"),
+        (["--fail-if", "ttft_p99>1"], "no number ttft_p99 (did you mean ttft_p99_ms?)"),
+        (["--fail-if", "rps@c=9<1"], "--fail-if rps@c=9<1: no load c=9"),
+        (["--fail-if", "rps<-5%"], "compared with what? (give --compare OLD)"),
+        (["--sweep", "--rate", "5"], "--sweep finds its loads by itself: no --rate"),
+        (["--sweep", "--as", "chat,list"], "--sweep goes one way, with one routing, once"),
+        (["--sweep", "--routing", "isolated"], "--sweep loads the whole fleet"),
+        (["--groups", "3"], "--groups does nothing without --prefix-tokens N"),
+        (["--think", "2s"], "--think does nothing without --turns N"),
+        (["--list-size", "4"], "--list-size does nothing without --as list or chat-batch"),
+        (["--burstiness", "0.5"], "--burstiness does nothing without --arrival gamma"),
+        (["--arrival", "constant"], "--arrival does nothing without --rate R or --sweep"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_anything_is_sent(

@@ -66,7 +66,7 @@ def summary() -> dict[str, Any]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
-@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (500, False)])
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (360, False)])
 def test_the_page_is_drawn_whole(tmp_path: Path, width: int, dark: bool) -> None:
     made = summary()
     heat = [
@@ -77,6 +77,6 @@ def test_the_page_is_drawn_whole(tmp_path: Path, width: int, dark: bool) -> None
     found = look(page(made, heat, None), tmp_path, width, dark=dark)
     assert found["wide"] <= 0, "the page is wider than its window"
     assert (found["charts"], found["broken"], found["outside"]) == (4, 0, [])
-    assert found["rows"] == 3 + 6
+    assert found["rows"] == 2 + 3 + 6
     assert found["loaded"] == 0, "something was loaded from elsewhere"
     assert (found["ground"] == "rgb(255, 255, 255)") == (not dark)

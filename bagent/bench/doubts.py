@@ -1,0 +1,40 @@
+"""What makes the numbers of a load test less than they seem, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Numbers = Mapping[str, Any]
+
+FEW = 0.1
+"""Answers of an endpoint that came in one piece by chance: below this share of all."""
+
+
+def doubts(endpoints: Sequence[Numbers]) -> list[str]:
+    """What is to be known of the numbers, from those of each endpoint over all loads."""
+    found = []
+    estimated = {one["endpoint"]: one["estimated"] for one in endpoints if one["estimated"]}
+    if estimated:
+        found.append(
+            f"output tokens of {_of(estimated)} are estimated by the pieces that came: "
+            "the server tells no usage"
+        )
+    whole = {
+        one["endpoint"]: one["one_piece"] for one in endpoints if one["one_piece"] > FEW * one["ok"]
+    }
+    if whole:
+        found.append(
+            f"answers to {_of(whole)} came in one piece: TTFT is the whole time there and TPOT is "
+            "not known (something on the way buffers streams, or the server sends none)"
+        )
+    return found
+
+
+def _of(counts: Mapping[str, int]) -> str:
+    """``12 requests at a:1``, ``40 requests at 3 endpoints (a:1, b:1, ...)``."""
+    names, number = list(counts), sum(counts.values())
+    where = names[0] if len(names) == 1 else f"{len(names):,} endpoints ({', '.join(names[:2])}"
+    if len(names) > 1:
+        where += ", ...)" if len(names) > 2 else ")"
+    return f"{number:,} request{'s' * (number != 1)} at {where}"
