@@ -218,7 +218,7 @@ def _hash(id_: Json) -> int:
         return hash(id_) & _MASK
     if type(id_) is int and -_SIGNED <= id_ < _SIGNED:
         mixed = (id_ * _ODD) & _MASK
-        return mixed ^ (mixed >> 32)
+        return mixed ^ (mixed >> 32) or _ODD  # 0 is the hash of an empty text
     return hash((type(id_).__name__, id_)) & _MASK
 
 

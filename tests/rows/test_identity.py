@@ -25,6 +25,13 @@ def test_one_and_text_one_are_two_ids(source_of):
     assert source.warnings == []
 
 
+def test_an_empty_id_and_zero_are_two_ids(source_of):
+    source = source_of('{"id":""}\n{"id":0}\n{"id":false}\n{"id":0.0}\n{"id":-1}', fields=())
+    rows = [row for batch in source.batches() for row in batch]
+    assert [row.id for row in rows] == ["", 0, False, 0.0, -1]
+    assert source.warnings == []
+
+
 def test_lines_that_move_keep_their_keys(rows_of):
     rows = [{"id": f"r{n % 40}", "a": n % 7, "b": n} for n in range(100)]
     rows += [{"a": n % 5, "b": n} for n in range(50)]
