@@ -184,11 +184,48 @@ async def _until_end(process: asyncio.subprocess.Process, full: asyncio.Event) -
         await asyncio.wait((ended, too_much), return_when=asyncio.FIRST_COMPLETED)
     finally:
         too_much.cancel()
+        # Once it has ended its children are no longer known by it, and what left its group did so
+        # to outlive it; where it is cut off, nobody is left to end them.
+        below = [] if ended.done() else descendants(process.pid)
         kill_group(process.pid)
-        await asyncio.wait((ended,), timeout=KILLED_SECONDS)
+        for number in below:
+            kill_group(number)  # it may have made itself the head of one
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+        await _wait_for_end(ended)
         if not ended.done():
             ended.cancel()
     return ended.result()
+
+
+async def _wait_for_end(ended: asyncio.Future[int]) -> None:
+    """Wait for a process that was killed, also where that is cancelled meanwhile.
+
+    A pool that closes cancels once more what is being stopped; nobody would take its exit code.
+    """
+    waiting = asyncio.ensure_future(asyncio.wait((ended,), timeout=KILLED_SECONDS))
+    try:
+        await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        await waiting
+        raise
+
+
+def descendants(process: int) -> list[int]:
+    """The processes below one, as Linux tells them; other systems tell none.
+
+    Source: proc(5), /proc/PID/task/TID/children.
+    """
+    found: list[int] = []
+    left = [process]
+    while left:
+        tasks = Path(f"/proc/{left.pop()}/task")
+        with suppress(OSError):  # it ended meanwhile
+            for task in tasks.iterdir():
+                below = [int(word) for word in (task / "children").read_text().split()]
+                found += below
+                left += below
+    return found
 
 
 def kill_group(leader: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import ExitStack
 from pathlib import Path
 
 from bagent.tools.threads import Threads
@@ -60,49 +59,46 @@ class ReadFile:
 
     def _read(self, arguments: Arguments) -> str:
         given: str = arguments["path"]
-        with ExitStack() as stack:
-            try:
-                number = self._open(given, stack)
-                if stat.S_ISDIR(os.fstat(number).st_mode):
-                    return _names(number)
-                return _text(number, arguments)
-            except OSError as error:
-                raise ToolFault(f"{given}: {error.strerror or error}") from None
+        held: list[int] = []
+        try:
+            number = self._open(given, held)
+            if stat.S_ISDIR(os.fstat(number).st_mode):
+                return _names(number)
+            return _text(number, arguments)
+        except OSError as error:
+            raise ToolFault(f"{given}: {error.strerror or error}") from None
+        finally:
+            _leave(held, 0)
 
-    def _open(self, given: str, stack: ExitStack) -> int:
-        """The open file (or folder); ``stack`` closes it and the folders on the way."""
+    def _open(self, given: str, held: list[int]) -> int:
+        """The open file (or folder); ``held`` gets it and the folders that lead to it, open too.
+
+        What a path turns away from is closed at once: a long one would take all the files that a
+        process may have open.
+        """
         if "\0" in given:
             raise ToolFault("a path holds no NUL character")
-        folders = [_hold(os.open(self._roots[0], _FOLDER), stack)]
+        held.append(os.open(self._roots[0], _FOLDER))
         left = self._parts(given, given)
         links = 0
         while left:
             part = left.pop()
             if part == "..":
-                folders.pop()
-                if not folders:
+                _leave(held, len(held) - 1)
+                if not held:
                     raise _outside(given)
                 continue
-            target = _link(part, folders[-1])
+            target = _link(part, held[-1])
             if target is not None:
                 links += 1
                 if links > MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 if target.startswith("/"):
-                    del folders[1:]
+                    _leave(held, 1)
                 left += self._parts(target, given)
-            elif left:
-                folders.append(_hold(os.open(part, _FOLDER, dir_fd=folders[-1]), stack))
             else:
-                return self._last(part, folders, stack)
-        return folders[-1]
-
-    def _last(self, part: str, folders: list[int], stack: ExitStack) -> int:
-        number = _hold(os.open(part, _FILE, dir_fd=folders[-1]), stack)
-        mode = os.fstat(number).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ToolFault(f"{part} is no file")
-        return number
+                held.append(_opened(part, held[-1], _FOLDER if left else _FILE))
+        return held[-1]
 
     def _parts(self, path: str, given: str) -> list[str]:
         """The parts of ``path``, the last one first; an absolute one must lie below the root."""
@@ -122,9 +118,22 @@ def _outside(given: str) -> ToolFault:
     return ToolFault(f"{given} lies outside the folder that may be read")
 
 
-def _hold(number: int, stack: ExitStack) -> int:
-    stack.callback(os.close, number)
-    return number
+def _leave(held: list[int], kept: int) -> None:
+    """Close the last ones until ``kept`` are left."""
+    while len(held) > kept:
+        os.close(held.pop())
+
+
+def _opened(part: str, folder: int, flags: int) -> int:
+    """A file or folder in ``folder``; nothing else is opened: a device may act on it."""
+    mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        number = os.open(part, flags, dir_fd=folder)
+        mode = os.fstat(number).st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            return number
+        os.close(number)  # another took its place
+    raise ToolFault(f"{part} is no file")
 
 
 def _link(part: str, folder: int) -> str | None:

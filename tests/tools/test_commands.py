@@ -113,14 +113,17 @@ def test_output_that_is_not_utf8_is_shown_as_well_as_it_can_be(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("how", ["timeout", "deadline", "cancelled"])
-def test_the_whole_process_group_is_killed(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("session", [False, True], ids=["same group", "session of its own"])
+def test_the_program_and_what_it_started_are_killed(
+    tmp_path: Path, how: str, session: bool
+) -> None:
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
     # The grandchild holds the pipe open: it is at its end only when both are dead.
     code = (
         "import subprocess, sys, time\n"
         f"out = open({str(fifo)!r}, 'w')\n"
-        "subprocess.Popen(['sleep', '1000'], stdout=out)\n"
+        f"subprocess.Popen(['sleep', '1000'], stdout=out, start_new_session={session})\n"
         "out.write('started'); out.flush()\n"
         "time.sleep(1000)"
     )
@@ -136,7 +139,7 @@ def test_the_whole_process_group_is_killed(tmp_path: Path, how: str) -> None:
                 if how == "cancelled":
                     call.cancel()
                 assert await aside(None, pipe.read) == ""
-            await asyncio.wait((call,))  # what is cancelled twice may leave its process unawaited
+            await asyncio.wait((call,))
             return None if how == "cancelled" else call.result()
 
     result = asyncio.run(main())

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
+import socket
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,8 @@ def test_an_absolute_path_below_the_root_is_read(root: Path) -> None:
         "{root}/../secret.txt",
         "{root}2/secret.txt",
         "//etc/passwd",
+        "/proc/self/root/etc/passwd",
+        "sub/../" * 600 + "../secret.txt",
     ],
 )
 def test_no_path_leads_outside(root: Path, path: str) -> None:
@@ -70,11 +76,13 @@ def test_no_path_leads_outside(root: Path, path: str) -> None:
         ("up", ".."),
         ("abs", "/"),
         ("far", "sub/../../secret.txt"),
+        ("magic", "/proc/self/root"),
+        ("cwd", "/proc/self/cwd"),
     ],
 )
 def test_no_link_leads_outside(root: Path, link: str, target: str) -> None:
     (root / link).symlink_to(target)
-    tail = {"up": "/secret.txt", "abs": "/etc/passwd"}.get(link, "")
+    tail = {"up": "/secret.txt", "abs": "/etc/passwd", "magic": "/etc/passwd"}.get(link, "")
     result = read(root, link + tail)
     assert result.error == "failed"
     assert "outside the folder" in result.text
@@ -109,10 +117,38 @@ def test_a_root_that_is_a_link_itself_may_be_read(root: Path) -> None:
     assert "outside" in read(root, "../secret.txt").text
 
 
-def test_pipes_and_devices_are_not_read_and_hold_nobody(root: Path) -> None:
+def test_pipes_and_devices_are_not_read_and_hold_nobody(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)  # a socket's path may not be long
     os.mkfifo(root / "pipe")
-    result = read(root, "pipe")
-    assert (result.error, "no file" in result.text) == ("failed", True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+    if os.geteuid() == 0:
+        with suppress(PermissionError):  # some containers make none
+            os.mknod(root / "zero", stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    for name in ("pipe", "socket", "zero"):
+        result = read(root, name)
+        assert result.error == "failed"
+        assert "no file" in result.text or (name, "No such file" in result.text) == ("zero", True)
+
+
+def files_open() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_a_path_that_goes_in_and_out_holds_few_files_open(root: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_open() + 40, limits[1]))
+    try:
+        assert read(root, "sub/deep/../../" * 1000 + "a.txt").text.startswith("one")
+        assert read(root, "sub/" * 1000 + "a.txt").error == "failed"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    before = files_open()
+    for path in ("a.txt", "sub/deep", "nope", "sub/../..", "sub/nope/.."):
+        read(root, path)
+    assert files_open() <= before
 
 
 @pytest.mark.parametrize("path", ["nope.txt", "nope/a.txt", "a.txt/b", "", "x\0y", "n" * 5000])
