@@ -234,15 +234,22 @@ def unlike(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Why two tests can hardly be compared: settings that differ, in words."""
     found = []
     for name in _SETTINGS:
-        was, now = old.get("plan", {}), new.get("plan", {}).get(name)
-        if name in was and was[name] != now:  # older versions had fewer settings
-            found.append(f"{name} was {was[name]}, is {now}")
+        if name not in old.get("plan", {}):
+            continue  # older versions had fewer settings
+        # What was read from a file has lists where one just made has tuples.
+        was, now = (_plain(one["plan"].get(name)) for one in (old, new))
+        if was != now:
+            found.append(f"{name} was {was}, is {now}")
     if old.get("models") != new.get("models"):
         found.append(f"models were {old.get('models')}, are {new.get('models')}")
     before, count = _loaded(old), _loaded(new)
     if before is not None and before != count:
         found.append(f"endpoints with load were {before}, are {count}")
     return found
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _loaded(summary: Mapping[str, Any]) -> int | None:

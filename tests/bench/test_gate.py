@@ -143,6 +143,14 @@ def test_settings_that_an_older_version_did_not_have_are_no_difference() -> None
     assert unlike(summary(), now) == []
 
 
+def test_a_summary_just_made_is_like_the_one_of_its_file() -> None:
+    now = {**summary(), "plan": {"input_tokens": 256, "ways": ("chat",)}}
+    old = msgspec.json.decode(msgspec.json.encode(now))
+    assert unlike(old, now) == []
+    now["plan"]["ways"] = ("list", "chat")
+    assert unlike(old, now) == ["ways was ['chat'], is ['list', 'chat']"]
+
+
 def test_changes_are_of_the_loads_that_both_have() -> None:
     now = summary(output_tok_s=3300.0)
     now["loads"][0]["load"] = "c=2"

@@ -134,7 +134,7 @@ def test_an_endpoint_that_stops_answering_is_not_waited_for_for_ever(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "no hostfile (give --hostfile FILE, or set BAGENT_HOSTFILE)"),
+        ([], "no hostfile (give --hostfile FILE, or --backend NAME, or set BAGENT_HOSTFILE)"),
         (["--hostfile", "none"], "none: the hostfile cannot be read"),
         (["--concurrency", "0"], "--concurrency 0: not numbers above 0"),
         (["--rate", "1,x"], "--rate 1,x: not numbers above 0"),
