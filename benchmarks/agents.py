@@ -11,14 +11,16 @@ Arms, in an order that turns round:
 
 ``holding``  a loop that keeps its slot while the tool runs
 ``freeing``  a good loop: a slot for each model call, equal tool calls share one run (a dictionary)
+``nearest``  the same, but who comes back from a tool goes before new ones; only with ``--nearest``
 ``bagent``   ``bagent run`` with all it does: journal, validation, tables of calls
 ``stream``   the same with ``stream: true``; only with ``--stream``
 
 Without a server it is ``bagent sim``: simulated engine, simulated text. Times are from the first
 request sent to the last answer; bagent's start-up stands apart. No repeat is begun that would end
 after ``--seconds``. Besides Python it needs aiohttp and bagent with the packages that it requires,
-and of those neither DuckDB nor a tokenizer. Random weights fill their 64 tokens: such rows count as
-truncated, and the run's guard against rows that all fail alike is off.
+and of those neither DuckDB nor a tokenizer. Random weights fill their tokens (64, or
+``--tokens``): such rows count as truncated, and the run's guard against rows that all fail alike is
+off.
 
 ``cost``: agents of two turns with an instant tool on a backend that answers at once, in one
 process: CPU per turn of all but HTTP.
@@ -122,8 +124,13 @@ class Loop:
     ``first`` is when the first request went out, ``without`` counts turns that called no tool.
     """
 
-    def __init__(self, session: Any, args: argparse.Namespace, url: str, *, holding: bool) -> None:
-        self.session, self.args, self.url, self.holding = session, args, url, holding
+    def __init__(self, session: Any, args: argparse.Namespace, url: str, arm: str) -> None:
+        self.session, self.args, self.url = session, args, url
+        self.holding, self.by_turn = arm == "holding", None
+        if arm == "nearest":
+            from agents_help import SlotsByTurn
+
+            self.by_turn = SlotsByTurn(IN_FLIGHT)
         self.slots = asyncio.Semaphore(IN_FLIGHT)
         self.answers: dict[str, asyncio.Future[str]] = {}
         self.system = shared(args.rules)
@@ -144,7 +151,8 @@ class Loop:
 
     async def ask(self, messages: list[dict[str, Any]], choice: str) -> dict[str, Any]:
         self.first = self.first or time.monotonic()
-        body = {"model": self.args.model, "temperature": 1, "max_tokens": 64, "messages": messages}
+        body = {"model": self.args.model, "temperature": 1, "messages": messages}
+        body["max_tokens"] = self.args.tokens
         body |= {"tools": [TOOL], "tool_choice": choice, **ONE_CALL}
         began = time.monotonic()
         async with self.session.post(f"{self.url}/chat/completions", json=body) as response:
@@ -155,15 +163,18 @@ class Loop:
         self.prompt_tokens = self.prompt_tokens or answer["usage"]["prompt_tokens"]
         return answer["choices"][0]["message"]
 
+    def slot(self, turn: int) -> Any:
+        if self.holding:
+            return contextlib.nullcontext()
+        return self.by_turn.at(turn) if self.by_turn else self.slots
+
     async def agent(self, row: int) -> None:
         messages = [
             {"role": "system", "content": self.system},
             {"role": "user", "content": user(row)},
         ]
-        outer = self.slots if self.holding else contextlib.nullcontext()
-        inner = contextlib.nullcontext() if self.holding else self.slots
-        async with outer:
-            async with inner:
+        async with self.slots if self.holding else contextlib.nullcontext():
+            async with self.slot(1):
                 turn = await self.ask(messages, "required")
             calls = turn.get("tool_calls") or []
             self.without += not calls
@@ -172,18 +183,18 @@ class Loop:
                 topic = json.loads(call["function"]["arguments"])["topic"]
                 text = await (self.look(topic) if self.holding else self.coalesced(topic))
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
-            async with inner:
+            async with self.slot(2):
                 await self.ask(messages, "auto")
 
 
-async def loop_arm(args: argparse.Namespace, url: str, *, holding: bool) -> dict[str, Any]:
-    """All agents by one of the two loops."""
+async def loop_arm(args: argparse.Namespace, url: str, arm: str) -> dict[str, Any]:
+    """All agents by one of the loops."""
     import aiohttp
 
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
     timeout = aiohttp.ClientTimeout(total=ARM_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        loop = Loop(session, args, url, holding=holding)
+        loop = Loop(session, args, url, arm)
         await asyncio.gather(*(loop.agent(row) for row in range(args.agents)))
     return {
         "seconds": time.monotonic() - loop.first,
@@ -209,7 +220,7 @@ def write_job(folder: Path, args: argparse.Namespace, url: str, *, stream: bool)
         "input": "rows.jsonl",
         "prompt": {"system": {"file": "shared.md"}, "user": "{{ question }}"},
         "agent": {"tool_choice": "required", "tools": [tool]},
-        "sampling": {"temperature": 1, "max_tokens": 64, "extra": ONE_CALL},
+        "sampling": {"temperature": 1, "max_tokens": args.tokens, "extra": ONE_CALL},
         "stream": True if stream else "auto",
         "dedupe": False,
         "limits": {"concurrency": IN_FLIGHT},
@@ -230,17 +241,9 @@ def bagent_arm(args: argparse.Namespace, url: str, *, stream: bool) -> dict[str,
         folder = Path(name)
         write_job(folder, args, url, stream=stream)
         began = time.monotonic()
+        words = "-m bagent run job.yaml --progress none --no-canary"
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "bagent",
-                "run",
-                "job.yaml",
-                "--progress",
-                "none",
-                "--no-canary",
-            ],
+            [sys.executable, *words.split()],
             cwd=folder,
             capture_output=True,
             text=True,
@@ -287,12 +290,24 @@ def engine(url: str) -> dict[str, float]:
     return found
 
 
+def cpu_so_far(pid: int | None) -> dict[str, Any]:
+    """CPU seconds: the client's (of bagent all of its process), and those of a server's parts."""
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    found = {"client_cpu_s": sum(one.ru_utime + one.ru_stime for one in own)}
+    if pid is not None:
+        from agents_help import cpu_seconds
+
+        found |= {f"cpu_s of {name}": value for name, value in cpu_seconds(pid).items()}
+    return found
+
+
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """All arms, their order turned round each time."""
-    arms = ["holding", "freeing", "bagent", *["stream"] * args.stream]
+    arms = ["holding", "freeing", *["nearest"] * args.nearest, "bagent", *["stream"] * args.stream]
     found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     result = {"simulated": not args.server, "agents": args.agents, "model": args.model}
-    result |= {"rules": args.rules, "arms": found}
+    result |= {"rules": args.rules, "tokens": args.tokens, "device": os.environ.get("DEVICE", "")}
+    result["arms"] = found
     if not args.server:
         result["decode"] = args.decode
     begun, longest = time.monotonic(), 0.0
@@ -300,7 +315,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     if args.server:
         opened = contextlib.nullcontext(f"http://{args.server}/v1")
     with opened as url:
-        asyncio.run(loop_arm(args, url, holding=False))  # warms the prefixes, counts nothing
+        asyncio.run(loop_arm(args, url, "freeing"))  # warms the prefixes, counts nothing
         bagent_arm(args, url, stream=False)
         for repeat in range(args.repeats):
             at = time.monotonic()
@@ -308,11 +323,13 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
                 break
             turned = arms[repeat % len(arms) :] + arms[: repeat % len(arms)]
             for arm in turned if repeat % 2 == 0 else turned[::-1]:
-                before = engine(url)
+                before, cpu = engine(url), cpu_so_far(args.pid)
                 if arm in ("bagent", "stream"):
                     one = bagent_arm(args, url, stream=arm == "stream")
                 else:
-                    one = asyncio.run(loop_arm(args, url, holding=arm == "holding"))
+                    one = asyncio.run(loop_arm(args, url, arm))
+                after = cpu_so_far(args.pid)
+                one |= {name: round(after[name] - cpu.get(name, 0.0), 2) for name in after}
                 one |= {name: round(value - before[name]) for name, value in engine(url).items()}
                 found[arm].append(one | {"repeat": repeat, "load": os.getloadavg()[0]})
                 print(repeat, arm, json.dumps(found[arm][-1]), flush=True)
@@ -358,8 +375,11 @@ def main() -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", default="simulated-8b")
     parser.add_argument("--agents", type=int, default=AGENTS)
     parser.add_argument("--rules", type=int, default=RULES, help="length of the shared prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="of each turn at most")
     parser.add_argument("--seconds", type=float, default=150, help="of all repeats together")
     parser.add_argument("--stream", action="store_true", help="compare: bagent streamed as well")
+    parser.add_argument("--nearest", action="store_true", help="compare: the loop in that order")
+    parser.add_argument("--pid", type=int, help="compare: process of a server on this machine")
     parser.add_argument("--decode", type=float, default=60, help="simulated tokens a second")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", default="1000,4000,16000")

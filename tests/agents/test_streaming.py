@@ -15,7 +15,7 @@ def test_the_first_turns_are_streamed_and_the_rest_where_calls_come_early() -> N
     choice = StreamChoice()
     assert all(choice.next(1) for _ in range(FIRST))
     for _ in range(8):
-        choice.note(1, 10.0, 1.0)
+        choice.note(1, 10.0, 2.0)
         choice.note(1, 10.0, 0.0)  # an answer, without a call
     assert of_later(choice) == 2 * SAMPLE_EVERY
 
@@ -24,7 +24,7 @@ def test_turns_whose_calls_come_at_their_end_are_no_longer_streamed_but_for_a_sa
     choice = StreamChoice()
     assert all(choice.next(1) for _ in range(FIRST))
     assert of_later(choice) == 2  # nothing is known yet
-    choice.note(1, 10.0, 0.1)
+    choice.note(1, 10.0, 0.5)
     assert of_later(choice) == 2
     for _ in range(64):
         choice.note(1, 10.0, 3.0)  # the model has changed its ways
