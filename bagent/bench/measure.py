@@ -138,7 +138,8 @@ def gap_numbers(tables: Tables) -> dict[str, Numbers]:
 
 
 def peak_tokens(tables: Tables) -> dict[str, float]:
-    """The best whole second of each load: output tokens that came in it, over all endpoints."""
+    """The best second of each load: output tokens that came in it, over all endpoints. A second
+    begins at any twentieth of one."""
     rows = tables.rows(
         """
         with pieces as (
@@ -146,11 +147,15 @@ def peak_tokens(tables: Tables) -> dict[str, float]:
                 completion_tokens / nullif(list_sum(chunk_count), 0) as tokens_a_piece
             from timed where status = 'ok' and chunk_at is not null
         ), bins as (
-            select load, stage, floor(sent + at_us / 1e6) as second,
+            select load, stage, floor(20 * (sent + at_us / 1e6))::bigint as bin,
                 sum(pieces * tokens_a_piece) as n
             from pieces group by all
+        ), seconds as (
+            select load, sum(n) over (
+                partition by stage order by bin range between 19 preceding and current row
+            ) as n from bins
         )
-        select load, max(n) as peak from bins group by load
+        select load, max(n) as peak from seconds group by load
         """
     )
     return {row["load"]: row["peak"] for row in rows}

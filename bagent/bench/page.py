@@ -11,7 +11,7 @@ from typing import Any
 from bagent.bench.charts import Axes, Cell, Series, lines, short, strip
 from bagent.bench.gate import changes, turned, unlike
 from bagent.bench.measure import BINS
-from bagent.bench.shown import worst
+from bagent.bench.shown import fleet_words, worst
 
 Numbers = Mapping[str, Any]
 
@@ -147,6 +147,7 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
         f"{html.escape(summary['client']['host'])}, {html.escape(sizes)}, "
         f"seed {plan['seed']}, bagent {summary['bagent']}<br><code>"
         f"{html.escape(summary['command'])}</code></p>",
+        f"<p>{html.escape(fleet_words(summary).partition('; ')[2])}</p>",  # counts are the title
         *_warnings(summary),
         _bad(summary["endpoints"]),
         "<h2>Loads</h2>",
@@ -244,17 +245,17 @@ def _charts(loads: Sequence[Numbers]) -> str:
     """
     closed = [one for one in loads if one["rate"] is None]
     opened = [one for one in loads if one["rate"] is not None]
-    by_rate = opened or closed
+    by_rate = _offered(opened or closed)
     kind = "open loops" if opened else "closed loops"
-    rate = f"requests/s that ended well, {kind}"
+    rate = f"requests/s {'offered' if opened else 'served'}, {kind}"
     found = [
         lines(
             "Latency against rate",
             Axes(rate, "ms", log=True),
             [
-                _series("E2E p50", by_rate, "rps", "e2e_p50_ms"),
-                _series("E2E p99", by_rate, "rps", "e2e_p99_ms"),
-                _series("TTFT p50", by_rate, "rps", "ttft_p50_ms"),
+                _series("E2E p50", by_rate, "offered", "e2e_p50_ms"),
+                _series("E2E p99", by_rate, "offered", "e2e_p99_ms"),
+                _series("TTFT p50", by_rate, "offered", "ttft_p50_ms"),
             ],
         ),
         lines(
@@ -264,10 +265,10 @@ def _charts(loads: Sequence[Numbers]) -> str:
         ),
         lines(
             "Goodput against rate",
-            Axes(f"requests/s {'offered' if opened else 'served'}, {kind}", "requests/s"),
+            Axes(rate, "requests/s"),
             [
-                _series("ended well", _offered(by_rate), "offered", "rps"),
-                _series("kept the SLO", _offered(by_rate), "offered", "goodput_rps"),
+                _series("ended well", by_rate, "offered", "rps"),
+                _series("kept the SLO", by_rate, "offered", "goodput_rps"),
             ],
         ),
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 Numbers = Mapping[str, Any]
 
+_VERDICTS = ("ok", "slow", "failing", "dead")
 _RANKS = {"dead": 0, "failing": 1, "slow": 2, "ok": 3}
 
 
@@ -28,6 +29,20 @@ def worst(endpoints: Sequence[Numbers], most: int) -> tuple[list[Numbers], str]:
 def _badness(one: Numbers) -> tuple[int, float]:
     speed = one.get("speed")
     return _RANKS[one["verdict"]], speed if speed is not None else 1.0
+
+
+def fleet_words(summary: Numbers) -> str:
+    """The whole fleet in a line: verdicts, how unlike endpoints are, and what a sweep found."""
+    fleet = summary["fleet"]
+    words = ", ".join(f"{fleet[word]} {word}" for word in _VERDICTS if fleet[word])
+    if fleet.get("max_by_min"):
+        words += f"; fastest / slowest {fleet['max_by_min']:.2f}, CV {fleet['cv']:.2f}"
+    found = summary.get("saturation")
+    if found:
+        words += f"; saturated at {found['best_rate']:.3g} calls/s, c={found['concurrency']}"
+        if found["sustained_rate"]:
+            words += f"; {found['sustained_rate']:.3g} requests/s sustained"
+    return words
 
 
 def main_kinds(failures: Sequence[Numbers]) -> dict[str, str]:

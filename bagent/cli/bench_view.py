@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bagent.bench.gate import Rule, broken_rules, changes, turned, unlike
-from bagent.bench.shown import failure_words, worst
+from bagent.bench.shown import failure_words, fleet_words, worst
 from bagent.cli.bench_table import print_table
 from bagent.observe.words import visible
 
@@ -94,7 +94,7 @@ def tell_end(
     if old is not None:
         _print_changes(old, summary)
     sys.stdout.flush()
-    _say(_fleet(summary))
+    _say(fleet_words(summary))
     if rest:
         _say(f"  {rest}")
     for words in failure_words(summary["failures"], _MOST_FAILURES):
@@ -116,21 +116,6 @@ def tell_end(
     use = f" --hostfile {shlex.quote(str(hostfile))}" if hostfile is not None else ""
     _say(f"next: bagent run JOB.yaml{use}" if use else f"next: open {folder}/report.html")
     return broken
-
-
-def _fleet(summary: Numbers) -> str:
-    fleet = summary["fleet"]
-    words = ", ".join(
-        f"{fleet[word]} {word}" for word in ("ok", "slow", "failing", "dead") if fleet[word]
-    )
-    if fleet["max_by_min"]:
-        words += f"; fastest / slowest {fleet['max_by_min']:.2f}, CV {fleet['cv']:.2f}"
-    found = summary["saturation"]
-    if found:
-        words += f"; saturated at {found['best_rate']:.3g} calls/s, c={found['concurrency']}"
-        if found["sustained_rate"]:
-            words += f"; {found['sustained_rate']:.3g} requests/s sustained"
-    return words
 
 
 def _print_loads(summary: Numbers) -> None:

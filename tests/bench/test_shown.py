@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bagent.bench.shown import failure_words, main_kinds, worst
+from bagent.bench.shown import failure_words, fleet_words, main_kinds, worst
 
 
 def endpoint(name: str, verdict: str = "ok", speed: float | None = 1.0) -> dict[str, Any]:
@@ -71,3 +71,11 @@ def test_an_endpoint_has_its_most_frequent_failure(code: int, words: str) -> Non
         failure("a", "unfinished", 99),
     ]
     assert main_kinds(rows) == {"a": words}
+
+
+def test_the_fleet_in_a_line() -> None:
+    fleet = {"ok": 2, "slow": 1, "failing": 0, "dead": 0, "max_by_min": 10.0, "cv": 0.5}
+    assert fleet_words({"fleet": fleet}) == "2 ok, 1 slow; fastest / slowest 10.00, CV 0.50"
+    found = {"best_rate": 119.4, "concurrency": 16, "sustained_rate": 101.0}
+    words = fleet_words({"fleet": {**fleet, "max_by_min": None}, "saturation": found})
+    assert words == "2 ok, 1 slow; saturated at 119 calls/s, c=16; 101 requests/s sustained"
