@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import results_by_id, write_job
-from support.replies import canned, error_body, ok, status
+from support.replies import canned, ok
 
 SHORT = {"id": "short", "text": "a word"}
 LONG = {"id": "long", "text": "word " * 500}
@@ -23,12 +20,9 @@ def sent(server: FakeServer) -> set[str]:
     return {row for seen in server.requests for row in seen.rows}
 
 
-@pytest.mark.parametrize("prompt", [{}, {"prompt": {"raw": "id={{ id }} {{ text }}"}}])
-def test_a_row_that_no_context_holds_is_never_sent_and_says_so(
-    job_dir: Path, prompt: dict[str, Any]
-):
+def test_a_row_that_no_context_holds_is_never_sent_and_says_so(job_dir: Path):
     with FakeServer({"*": [canned()]}, flavour="vllm", max_model_len=1000) as fs:
-        write_job(job_dir, f"vllm://{fs.address}", [SHORT, LONG], **prompt)
+        write_job(job_dir, f"vllm://{fs.address}", [SHORT, LONG])
         done = run_bagent(["run", "job.yaml"], job_dir)
         assert done.code == 1, done.err
         assert sent(fs) == {"short"}
@@ -64,28 +58,6 @@ def test_each_row_goes_to_a_server_whose_context_holds_it(job_dir: Path):
     assert set(statuses.values()) == {"ok"}
 
 
-def test_without_a_tokenizer_the_row_is_sent_and_what_one_refuses_another_may_take(job_dir: Path):
-    words = "This model's maximum context length is 1000 tokens. However, you requested 2600."
-    refusal = status(400, error_body(400, words))
-    plain: dict[str, Any] = {"flavour": "openai"}
-    with (
-        FakeServer({"long": [refusal], "*": [ok("yes")]}, **plain, models=_served(1000)) as narrow,
-        FakeServer({"*": [ok("yes")]}, **plain, models=_served(4000)) as wide,
-    ):
-        (job_dir / "hosts.txt").write_text(f"{narrow.address}\n{wide.address}\n")
-        job = write_job(
-            job_dir,
-            "",
-            [LONG, SHORT],
-            backend="vllm",
-            hostfile=str(job_dir / "hosts.txt"),
-            batching={"mode": "single"},
-        )
-        done = run_bagent(["run", job], job_dir)
-        assert done.code == 0, done.err
-        assert "long" in sent(wide)
-
-
 def test_an_answer_that_was_cut_off_asks_for_no_more_than_the_context_leaves(job_dir: Path):
     cut = ok("half", finish_reason="length", usage={"prompt_tokens": 700, "completion_tokens": 100})
     with FakeServer({"long": [cut, ok("whole")]}, flavour="vllm", max_model_len=1000) as fs:
@@ -102,7 +74,3 @@ def test_an_answer_that_was_cut_off_asks_for_no_more_than_the_context_leaves(job
         assert done.code == 0, done.err
         asked = [seen.body["max_tokens"] for seen in fs.requests if seen.rows == ("long",)]
     assert asked == [100, 300]
-
-
-def _served(context: int) -> list[dict[str, Any]]:
-    return [{"id": "fake-model", "object": "model", "owned_by": "vllm", "max_model_len": context}]

@@ -1,0 +1,163 @@
+"""One endpoint of a fleet does something odd to lists of prompts: no row gets another's answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cli import Completed, run_bagent
+from support.jobs import results, write_job
+
+Json = Any
+Spoil = Callable[[list[Json]], list[Json]]
+"""What a server makes of the choices of its answer."""
+
+MODELS = {"object": "list", "data": [{"id": "fake-model", "owned_by": "vllm"}]}
+
+
+class Engine(BaseHTTPRequestHandler):
+    """Answers each prompt with ``of`` and the prompt; ``spoil`` and ``manner`` are its oddities."""
+
+    protocol_version = "HTTP/1.1"
+    spoil: Spoil = staticmethod(list)
+    manner = ""
+    over = threading.Event()
+
+    def do_GET(self) -> None:
+        """The list of models, and nothing else."""
+        known = self.path == "/v1/models"
+        self._send(200 if known else 404, json.dumps(MODELS if known else {}).encode())
+
+    def do_POST(self) -> None:
+        """One answer for each prompt."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompts = body.get("prompt")
+        if self.path != "/v1/completions":
+            self._send(404, b"{}")
+        elif self.manner == "html":
+            self._send(200, b"<html><h1>gateway</h1></html>", "text/html")
+        elif self.manner == "other model":
+            error = {"message": "The model `fake-model` does not exist.", "type": "NotFoundError"}
+            self._send(404, json.dumps({"error": error}).encode())
+        else:
+            prompts = [prompts] if isinstance(prompts, str) else prompts
+            choices = [
+                {"index": place, "text": f"of {prompt}", "finish_reason": "stop"}
+                for place, prompt in enumerate(prompts)
+            ]
+            answer = {"object": "text_completion", "model": "m", "choices": self.spoil(choices)}
+            self._send(200, json.dumps(answer).encode())
+
+    def _send(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if status == 200 and self.command == "POST" and self.manner in ("hangs", "cut"):
+            if self.manner == "hangs":
+                self.over.wait(30)
+            body, self.close_connection = body[:40], True
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is logged."""
+
+
+@contextmanager
+def serving(*, family: int = socket.AF_INET, **ways: Any) -> Iterator[str]:
+    """An engine with these oddities; yields its address."""
+    over = threading.Event()
+    handler = type("Odd", (Engine,), ways | {"over": over})
+    host = "127.0.0.1" if family == socket.AF_INET else "::1"
+    kind = type("Server", (ThreadingHTTPServer,), {"address_family": family})
+    server = kind((host, 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield (
+            f"{host}:{server.server_port}" if ":" not in host else f"[{host}]:{server.server_port}"
+        )
+    finally:
+        over.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _twice(choices: list[Json]) -> list[Json]:
+    return [*choices[1:], choices[-1]]
+
+
+def _spoiling(*spoils: Spoil) -> list[dict[str, Any]]:
+    return [{"spoil": staticmethod(spoil)} for spoil in spoils]
+
+
+CHOICES = _spoiling(
+    lambda choices: choices[::-1],
+    lambda choices: choices[1:] or choices,
+    lambda choices: [*choices, {**choices[0], "index": 99}],
+    _twice,
+    lambda choices: [{**one, "index": 0} for one in choices],
+    lambda choices: choices[:1],
+    lambda choices: [],
+)
+"""The wrong way round, one missing, one too many, one twice, all of index 0, only one, none."""
+
+MANNERS = [{"manner": one} for one in ("html", "hangs", "cut", "other model")]
+
+
+ENDPOINTS = [
+    pytest.param(CHOICES, id="choices"),
+    pytest.param(MANNERS, id="manners", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("odd", ENDPOINTS)
+def test_no_row_fails_or_gets_anothers_answer_beside_endpoints_that_answer_lists_wrongly(
+    tmp_path: Path, odd: list[dict[str, Any]]
+):
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(serving(**ways)) for ways in (*odd, {}, {})]
+        done = run_over(tmp_path, "".join(f"{one}\n" for one in addresses))
+    assert done.code == 0, done.err
+    found = {row["id"]: row["text"] for row in results(tmp_path)}
+    assert found == {f"r{n}": f"of r{n}" for n in range(1, 97)}
+
+
+def run_over(folder: Path, hosts: str, **keys: Any) -> Completed:
+    """A run of 96 rows in lists of 8 over the endpoints of a hostfile."""
+    (folder / "hosts.txt").write_bytes(hosts.encode())
+    job = write_job(
+        folder,
+        "",
+        96,
+        backend="vllm",
+        hostfile="hosts.txt",
+        prompt={"raw": "{{ id }}"},
+        batching={"mode": "completions", "size": 8},
+        limits={"timeout": {"total": "1s"}, "retries": 20},
+        results={"duckdb": False, "parquet": False},
+    )
+    return run_bagent(["run", job], folder, **keys)
+
+
+def test_a_hostfile_of_an_editor_on_windows_a_lost_name_and_a_set_proxy_are_no_trouble(
+    tmp_path: Path,
+):
+    with serving() as near, serving(family=socket.AF_INET6) as six:
+        lines = ["\ufeff# our nodes", near, "", six, near, "no-such-host.invalid:8000 # gone"]
+        proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
+        done = run_over(tmp_path, "\r\n".join(lines), env=proxies)
+    assert done.code == 0, done.err
+    found = results(tmp_path)
+    assert len(found) == 96
+    assert {row["endpoint"] for row in found} == {near, six}
