@@ -7,6 +7,7 @@ HTTP (the streamable transport).
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -35,13 +36,17 @@ STDERR_BYTES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class McpConfig:
-    """A server: its URL and headers, or a program with its folder and whole environment."""
+    """A server: its URL and headers, or a program with its folder and whole environment.
+
+    ``start_seconds``: in which it must have started and listed its tools.
+    """
 
     url: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     command: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: Path = Path()
+    start_seconds: float = START_SECONDS
 
     @property
     def shown(self) -> str:
@@ -88,19 +93,20 @@ class McpServer:
             raise MissingPackage(
                 "mcp tools need the package mcp", hint="pip install 'bagent[mcp]'"
             ) from None
+        _keep_quiet()
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         fault = await self._start()
         if fault:
             await self.close()
             raise UsageError(f"mcp: {self.config.shown}: {fault}")
         listing = asyncio.ensure_future(self._list())
-        await asyncio.wait((listing,), timeout=START_SECONDS)
+        await asyncio.wait((listing,), timeout=self.config.start_seconds)
         error = listing.exception() if listing.done() else None
         if listing.done() and error is None:
             return listing.result()
         listing.cancel()
         await self.close()
-        why = _words(error) if error else f"no list of tools in {START_SECONDS:g} s"
+        why = _words(error) if error else f"no list of tools in {self.config.start_seconds:g} s"
         raise UsageError(f"mcp: {self.config.shown}: {why}")
 
     async def call(self, name: str, arguments: Arguments, *, again: bool) -> str:
@@ -174,7 +180,9 @@ class McpServer:
         waiting = asyncio.ensure_future(ready.wait())
         try:
             await asyncio.wait(
-                (owner, waiting), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                (owner, waiting),
+                timeout=self.config.start_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             waiting.cancel()
@@ -182,7 +190,7 @@ class McpServer:
             return ""
         if not owner.done():
             await self._end()
-            return f"no answer in {START_SECONDS:g} s{self._last_words()}"
+            return f"no answer in {self.config.start_seconds:g} s{self._last_words()}"
         error = None if owner.cancelled() else owner.exception()
         return (_words(error) if error else "it ended") + self._last_words()
 
@@ -266,6 +274,13 @@ def _client(transport: Any) -> Client:
 
     make: Callable[..., Client] = Client
     return make(transport)
+
+
+def _keep_quiet() -> None:
+    """Keep the package from showing a traceback for every odd line that a server writes."""
+    log = logging.getLogger("mcp")
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
 
 
 def _words(error: BaseException) -> str:

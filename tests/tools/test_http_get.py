@@ -166,6 +166,36 @@ FORMS = [
 ]
 
 
+ODDER = [
+    "http://0:{port}",
+    "http://0x7f.1:{port}",
+    "http://017700000001:{port}",
+    "http://[::]:{port}",
+    "http://[0:0:0:0:0:ffff:127.0.0.1]:{port}",
+    "http://127。0。0。1:{port}",
+    "http://example.org@127.0.0.1:{port}",
+    "http://127.0.0.1:{port}\\@example.org",
+    "http://127.0.0.1:{port}#@example.org/",
+    "http://%31%32%37.0.0.1:{port}",
+    "http://metadata.google.internal",
+    "http://instance-data",
+]
+
+
+@pytest.mark.parametrize("base", ODDER)
+def test_odder_forms_of_a_private_address_are_not_asked_either(base: str) -> None:
+    for hosts in (("*",), ("example.org",)):
+        result, paths = get("/plain", *hosts, base=base, timeout=20)
+        assert (result.error, paths) == ("failed", [])
+
+
+def test_a_listed_private_address_is_not_asked_at_another_port() -> None:
+    where = "http://127.0.0.1:1/x"
+    result, paths = get(f"/to?where={where}", "127.0.0.1:{port}", "*")
+    assert result.error == "failed" and "private" in result.text
+    assert len(paths) == 1
+
+
 @pytest.mark.parametrize("base", FORMS)
 @pytest.mark.parametrize("hosts", [("*",), ("example.org",), ("*", "10.0.0.0/8", "127.0.0.1:1")])
 def test_no_form_of_a_private_address_is_asked_unless_it_is_listed(

@@ -19,6 +19,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import ToolPool, ToolResult
+from bagent.tools.mcp_client import McpConfig, McpServer
 from tools.support_tools import ENV, asked, opened
 
 pytestmark = pytest.mark.slow  # each test starts a real server
@@ -209,6 +210,35 @@ def test_a_server_that_does_not_start_is_told_with_its_words(
     with pytest.raises(UsageError) as caught:
         call(tmp_path, "x", {"mcp": {"command": command}})
     assert words in str(caught.value)
+
+
+def test_a_server_that_hangs_at_its_start_is_given_up_and_ended(tmp_path: Path) -> None:
+    command = ["sh", "-c", "echo $$ > pid; exec sleep 1000"]
+
+    async def main() -> None:
+        server = McpServer(McpConfig(command=command, cwd=tmp_path, start_seconds=4))
+        with pytest.raises(UsageError, match="no answer in 4 s"):
+            await server.open()
+
+    asyncio.run(main())
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_what_a_server_writes_among_its_messages_is_passed_over(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, str(Path(SERVER).with_name("support_odd_mcp.py")), str(tmp_path)]
+
+    async def main() -> tuple[list[str], list[ToolResult]]:
+        async with opened(tmp_path, {"mcp": {"command": command}}) as pool:
+            names = ("stays", "goes", "stays")
+            return pool.names, [await pool.call(asked(name)) for name in names]
+
+    names, (first, gone, again) = asyncio.run(main())
+    assert names == ["stays", "goes"]
+    assert (first.text, again.text) == ("still here", "still here")
+    assert (gone.error, gone.text) == ("failed", "error: Unknown tool")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_nothing_stays_open_when_another_tool_cannot_be_opened(tmp_path: Path) -> None:

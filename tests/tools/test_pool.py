@@ -92,6 +92,15 @@ def test_nothing_and_null_are_no_arguments(given: Any) -> None:
         ("[" * 5000, "not JSON"),
         ('{"a":' + "[" * 300 + "]" * 300 + "}", "deep"),
         ('{"a":1,"b":"' + "x" * 100_000 + '"}', "/b"),
+        ('{"a":1,"b":"2"}', "/b"),
+        ('{"a":1,"b":null}', "/b"),
+        ('{"a":1,"b":1e999}', "/b"),
+        ('{"a":1,"b":2} and so on', "not JSON"),
+        ('{"a":1,"b":2,}', "not JSON"),
+        ("{'a':1,'b':2}", "not JSON"),
+        ('```json\n{"a":1,"b":2}\n```', "not JSON"),
+        (json.dumps(json.dumps('{"a":1,"b":2}')), "not a JSON object"),
+        ('{"a":1,"b":"' + "x" * 1_100_000 + '"}', "longer than"),
     ],
 )
 def test_wrong_arguments_go_back_as_the_result_and_the_tool_does_not_run(
