@@ -324,7 +324,8 @@ class Conversation:
             outcome.group = delivery.group
             outcome.started_at = round(self._started, 4)
             outcome.queue_ms = round(self._queue_ms, 2)
-            outcome.latency_ms = round((delivery.done - self._started) * 1000, 2)
+            # The clock of the day may be set back meanwhile.
+            outcome.latency_ms = round(max(0.0, delivery.done - self._started) * 1000, 2)
         if row.parents:
             outcome.parents = list(row.parents)
             outcome.parents_failed = row.parents_failed
@@ -348,7 +349,7 @@ class Conversation:
         outcome.reasoning = verdict.reasoning
         outcome.finish_reason = reply.finish_reason
         outcome.model = reply.model
-        outcome.ttft_ms = None if reply.ttft_ms is None else round(reply.ttft_ms, 2)
+        outcome.ttft_ms = None if reply.ttft_ms is None else round(max(0.0, reply.ttft_ms), 2)
         outcome.logprobs = reply.logprobs
         if verdict.status == "ok":
             outcome.output = verdict.output
