@@ -227,8 +227,12 @@ def _cut(messages: list[Message], place: int, characters: int) -> int:
     text = before.get("content")
     if not isinstance(text, str) or len(text) <= characters:
         return 0
-    messages[place] = {**before, "content": bounded(text, characters)}
-    return _size([before]) - _size([messages[place]])
+    shorter = {**before, "content": bounded(text, characters)}
+    saved = _size([before]) - _size([shorter])
+    if saved <= 0:  # the note on what was left out takes as much
+        return 0
+    messages[place] = shorter
+    return saved
 
 
 def _recent(messages: Sequence[Message], start: int) -> int:
