@@ -59,9 +59,11 @@ class PromptCounter:
         if isinstance(answer, Failure):
             return None
         status, raw = answer
-        if status in _NOT_SERVED:
-            self._without.add(endpoint.name)
-        return _count_in(raw) if status == 200 else None
+        body = _json(raw) if status == 200 else None
+        count = body.get("count") if isinstance(body, dict) else None
+        if status in _NOT_SERVED or (isinstance(body, dict) and "count" not in body):
+            self._without.add(endpoint.name)  # llama.cpp's route of that name is another one
+        return count if type(count) is int and count > 0 else None
 
 
 def _question(request: Request) -> dict[str, Any] | None:
@@ -87,10 +89,8 @@ def _is_text(content: Json) -> bool:
     return content is None or isinstance(content, str)
 
 
-def _count_in(raw: bytes) -> int | None:
+def _json(raw: bytes) -> Json:
     try:
-        body = decode_json(raw)
+        return decode_json(raw)
     except ValueError:
         return None
-    count = body.get("count") if isinstance(body, dict) else None
-    return count if type(count) is int and count > 0 else None

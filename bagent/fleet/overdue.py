@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bagent.fleet.call import Call
 from bagent.fleet.core import Core
-from bagent.fleet.fitting import Fitter
+from bagent.fleet.fitting import NOT_TOLD, Fitter
 from bagent.fleet.settle import Settler
 from bagent.types import Failure
 
@@ -56,5 +56,6 @@ class Overdue:
             words = f"{call.only} does not answer, and no other endpoint may have this row"
             self._settler.retry(call, Failure("connect", words, passing=True), None)
         for call in self._fitter.lost():
-            words = f"no endpoint answers whose context of {call.least} tokens this row needs"
+            length = "" if call.least == NOT_TOLD else f" of {call.least} tokens"
+            words = f"no endpoint answers whose context{length} this row needs"
             self._settler.retry(call, Failure("connect", words, passing=True), None)

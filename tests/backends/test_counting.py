@@ -100,6 +100,7 @@ def test_hosted_apis_are_not_asked():
         ((200, b'{"count": true}'), 2),
         ((200, b'{"count": 0}'), 2),
         ((200, b"[]"), 2),
+        ((200, b'{"tokens": [1, 2]}'), 1),
         (Failure("timeout", "no answer", True), 2),
     ],
 )
