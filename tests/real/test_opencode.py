@@ -75,6 +75,37 @@ def test_opencode_mends_a_file_in_a_folder_of_the_row_s_own(job_dir: Path) -> No
         assert row[name] == sum(one[name] for one in requests) > 0
 
 
+def inside(folder: Path) -> list[str]:
+    """The processes that run in a folder or below it, by their command lines."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve().is_relative_to(folder):
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue  # it ended meanwhile, or is a zombie
+    return found
+
+
+def test_opencode_and_the_shell_it_started_are_killed_at_the_row_s_limit(job_dir: Path) -> None:
+    command = [str(program("opencode", "opencode")), "run", "--title", "{id}"]
+    shell = {"command": "echo $$ > shell.txt; sleep 300", "description": "wait"}
+    script = [ok_tools(tool_call("bash", json.dumps(shell)))]
+    with FakeServer({"*": script}, model="coder", flavour="vllm", row_pattern="(text)") as fs:
+        limits = {"row": "20s"}
+        rows = [{"id": "r1", "text": "text"}]
+        write_job(job_dir, fs.url, rows, model="coder", agent={"command": command}, limits=limits)
+        done = run_bagent(["run", "job.yaml"], job_dir, timeout=120)
+        assert done.code == 1, done.err
+    run = job_dir / "runs/job"
+    (row,) = parquet(run)
+    assert (row["status"], row["error_kind"]) == ("failed", "timeout")
+    assert row["prompt_tokens"] == sum(one["prompt_tokens"] for one in proxied(run)) > 0
+    (folder,) = (run / "work").iterdir()
+    assert (folder / "shell.txt").exists()
+    assert inside(folder) == []
+
+
 def test_opencode_asks_a_real_vllm_and_is_metered(vllm_tiny: VllmServer, job_dir: Path) -> None:
     command = [str(program("opencode", "opencode")), "run", "--title", "{id}"]
     small = {"agent": {"build": {"prompt": "Be brief.", "tools": {"*": False, "write": True}}}}
