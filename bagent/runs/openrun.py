@@ -26,9 +26,10 @@ from bagent.runs.laststage import LastStage, last_stage, stage_names
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.tables_child import TablesChild
-from bagent.store.codec import salt_of, unit_of
-from bagent.store.index import DoneIndex, Policy, load_index
+from bagent.store.codec import OK_CODE, unit_of
+from bagent.store.index import DoneIndex, Policy, count_outcomes, load_index, open_indexes
 from bagent.store.journal import Journal, Syncer
+from bagent.store.near import units_of
 from bagent.store.owner import Owner, Renewer, is_live, owners
 from bagent.store.readers import AnswerStore, Wanted, encode_result, iter_results
 from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
@@ -94,8 +95,8 @@ class OpenRun:
 
     def all_finished(self, keys: Sequence[int], answers: int) -> bool:
         """Whether nothing is still to do for any of these rows."""
-        salts = [salt_of(STAGE, answer) for answer in range(answers)]
-        return all(self.done.has_all([key ^ salt for key in keys]) for salt in salts)
+        found = (units_of(keys, STAGE, answer) for answer in range(answers))
+        return all(map(self.done.has_all, found))
 
     def begin(
         self,
@@ -151,10 +152,9 @@ class OpenRun:
         if self.last is not None:
             return self.last.counts(self.path, part)
         self.journal.save_index()
-        index = load_index(self.path, part, Policy(), report=lambda _: None)
-        statuses = index.statuses
-        total = sum(statuses.values())
-        return total, total - statuses.get("ok", 0)
+        codes = count_outcomes(open_indexes(self.path, lambda _: None, part=part))
+        total = sum(codes.values())
+        return total, total - codes[OK_CODE]
 
     def earlier_lines(self) -> Iterator[bytes]:
         """Result lines of the rows that are left as they are, in the order of writing."""

@@ -10,23 +10,19 @@ import difflib
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 
 from bagent.errors import JobError
 from bagent.store.codec import ERROR_KINDS, OK_CODE, STATUSES, kind_of, status_of
+from bagent.store.near import Near
+from bagent.store.ranges import UNIT_BITS, Outcomes
 from bagent.store.segment_index import SegmentIndex, open_index
 from bagent.store.segments import Report, list_segments, part_order
-from bagent.store.superseded import voided
 from bagent.types import PASSING_KINDS
 
-_FAILURE_PARTS = 64
-_PART_BITS = 11
-_MOST_MISSES = 8
-_IS_OK = bytes([1]) + bytes(255)
-_FLIPPED = bytes([1, 0]) + bytes(254)
+_PART_BITS = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +78,27 @@ class Policy:
 
 
 class UnitSet:
-    """A set of 64-bit numbers in 8 bytes each: sorted, and cut by the highest bits.
+    """A set of 64-bit numbers in 8 bytes each, cut by the highest bits.
 
-    The numbers are hashes already, so every part gets about as many. Numbers are sorted as they
-    come, some ten thousand at once, and each part once more at the end: several times as fast as
-    filling a hash table that is larger than the caches.
+    The numbers are hashes already, so every part gets about as many. A part is sorted when a
+    number is first looked for in it: mostly few are.
 
     Args:
         expected: about how many numbers will come.
     """
 
     def __init__(self, expected: int) -> None:
-        bits = max(0, expected.bit_length() - _PART_BITS)
-        self._shift = 64 - bits
-        self._parts = [array("Q") for _ in range(1 << bits)]
+        self.bits = self.bits_for(expected)
+        """Parts differ in so many of the highest bits."""
+        self._shift = UNIT_BITS - self.bits
+        self._parts = [array("Q") for _ in range(1 << self.bits)]
+        self._sorted = bytearray(1 << self.bits)
         self._count = 0
+
+    @staticmethod
+    def bits_for(expected: int) -> int:
+        """How many bits part so many numbers into parts of some thousand."""
+        return max(0, expected.bit_length() - _PART_BITS)
 
     def __len__(self) -> int:
         """How many different numbers there are, as of the last :meth:`settle`."""
@@ -104,28 +106,37 @@ class UnitSet:
 
     def has(self, number: int) -> bool:
         """Whether the number is in the set, as of the last :meth:`settle`."""
-        part = self._parts[number >> self._shift]
+        at = number >> self._shift
+        part = self._parts[at] if self._sorted[at] else self._sort(at)
         place = bisect_left(part, number)
         return place < len(part) and part[place] == number
 
+    def _sort(self, at: int) -> array[int]:
+        part = self._parts[at] = array("Q", sorted(self._parts[at]))
+        self._sorted[at] = 1
+        return part
+
     def add_all(self, numbers: Iterable[int]) -> None:
         """Add numbers, in any order; they count once :meth:`settle` was called."""
-        ordered = array("Q", sorted(numbers))
-        shift, start, count = self._shift, 0, len(ordered)
-        for number, part in enumerate(self._parts):
-            if start == count:
-                return
-            end = bisect_left(ordered, number + 1 << shift, start)
-            if end > start:
-                part.extend(ordered[start:end])
-                start = end
+        parts, shift = self._parts, self._shift
+        for number in numbers:
+            parts[number >> shift].append(number)
+
+    def fill(self, at: int, numbers: array[int]) -> None:
+        """Make these numbers, each there once, a part: they count at once."""
+        self._count += len(numbers) - len(self._parts[at])
+        self._parts[at] = numbers
+        self._sorted[at] = 0
 
     def settle(self) -> None:
-        """Sort what was added, without repeats."""
+        """Count what was added, without repeats."""
         self._count = 0
-        for number, part in enumerate(self._parts):
-            settled = self._parts[number] = array("Q", sorted(set(part)))
-            self._count += len(settled)
+        for at, part in enumerate(self._parts):
+            once = set(part)
+            if len(once) < len(part):
+                self._parts[at] = array("Q", once)
+            self._sorted[at] = 0
+            self._count += len(once)
 
 
 class HashMap:
@@ -169,70 +180,21 @@ class HashMap:
         return place
 
 
-class Near:
-    """The ok units of two neighbouring segments as Python sets, moved on through a journal.
-
-    Rows are mostly asked about in the order in which they were written, so these two hold most of
-    what is asked; a look at them costs a tenth of one at all units. Where the order is another
-    one, this gives up.
-
-    Args:
-        indexes: the segments in the order in which they were begun.
-    """
-
-    def __init__(self, indexes: list[SegmentIndex]) -> None:
-        self._indexes = indexes
-        self._next = 0
-        self._sets: list[set[int]] = []
-        self._misses = 0
-
-    def without(self, units: set[int]) -> set[int]:
-        """The units that the two segments do not hold."""
-        for held in reversed(self._sets):
-            units = units - held
-        return units
-
-    def advance(self, units: set[int]) -> bool:
-        """Move on by one segment, if that one holds any of the units."""
-        if self._misses == _MOST_MISSES or self._next == len(self._indexes):
-            return False
-        index = self._indexes[self._next]
-        ok = set(compress(index.column("units"), index.column("codes").tobytes().translate(_IS_OK)))
-        if ok.isdisjoint(units):
-            self._misses += 1
-            if self._misses == _MOST_MISSES:
-                self._sets.clear()
-            return False
-        self._misses = 0
-        self._next += 1
-        self._sets = [*self._sets[-1:], ok]
-        return True
-
-
 class DoneIndex:
     """The finished units of a journal, and the counts of all current outcomes.
 
     ``codes`` counts the current outcomes by :func:`bagent.store.codec.code_of`.
     """
 
-    def __init__(
-        self, done: UnitSet, codes: Counter[int], indexes: list[SegmentIndex] | None = None
-    ) -> None:
+    def __init__(self, done: UnitSet, codes: Counter[int], near: Near) -> None:
         self.codes = codes
         self._done = done
-        self._near = Near(indexes or [])
+        self._near = near
         self.has = done.has
 
     def has_all(self, units: Iterable[int]) -> bool:
         """Whether all these units are finished; fast where they come in the order of writing."""
-        left = set(units)
-        while left:
-            left = self._near.without(left)
-            if left and not self.has(next(iter(left))):
-                return False
-            if left and not self._near.advance(left):
-                return all(map(self.has, left))
-        return True
+        return self._near.has_all(units)
 
     def __len__(self) -> int:
         """How many units are finished."""
@@ -321,48 +283,29 @@ def load_index(
 def done_index(indexes: list[SegmentIndex], policy: Policy) -> DoneIndex:
     """Which units are finished, of indexes in the order in which their lines were written."""
     done = UnitSet(sum(map(len, indexes)))
-    failures = _Failures()
-    void = voided(indexes)
-    for number, index in enumerate(indexes):
-        units, codes = index.column("units"), index.column("codes").tobytes()
-        if number in void:
-            kept = void[number].translate(_FLIPPED)
-            units, codes = array("Q", compress(units, kept)), bytes(compress(codes, kept))
-        if any(codes):
-            failures.add_all(zip(units, codes, strict=True))
-            done.add_all(compress(units, codes.translate(_IS_OK)))
-        else:
-            done.add_all(units)
-    done.settle()
-    counts: Counter[int] = Counter({OK_CODE: len(done)} if len(done) else {})
+    outcomes = Outcomes(indexes, done.bits)
+    counts: Counter[int] = Counter()
     finished = policy.finished_codes()
-    left = array("Q")
-    for last in failures.last_codes():
-        current = {unit: code for unit, code in last.items() if not done.has(unit)}
-        counts.update(current.values())
-        left.extend(unit for unit, code in current.items() if code in finished)
-    if left:
-        done.add_all(left)
-        done.settle()
-    return DoneIndex(done, counts, indexes)
+    for at, (ok, bad) in enumerate(outcomes.ranges()):
+        _count(counts, ok, bad)
+        ok.extend(unit for unit, code in bad.items() if code in finished)
+        done.fill(at, ok)
+    return DoneIndex(done, counts, Near(indexes, outcomes.void, done.has))
 
 
-class _Failures:
-    """Units with the codes of their failures in order, split so that a part is small."""
+def count_outcomes(indexes: list[SegmentIndex]) -> Counter[int]:
+    """How many current outcomes have each code, of indexes in the order of writing.
 
-    def __init__(self) -> None:
-        self._units = [array("Q") for _ in range(_FAILURE_PARTS)]
-        self._codes = [bytearray() for _ in range(_FAILURE_PARTS)]
+    Memory: some MB, however many there are.
+    """
+    outcomes = Outcomes(indexes, UnitSet.bits_for(sum(map(len, indexes))))
+    counts: Counter[int] = Counter()
+    for ok, bad in outcomes.ranges():
+        _count(counts, ok, bad)
+    return counts
 
-    def add_all(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Add the pairs whose code is a failure."""
-        for unit, code in pairs:
-            if code:
-                part = unit & (_FAILURE_PARTS - 1)
-                self._units[part].append(unit)
-                self._codes[part].append(code)
 
-    def last_codes(self) -> Iterator[dict[int, int]]:
-        """The last code of each unit, a part at a time."""
-        for units, codes in zip(self._units, self._codes, strict=True):
-            yield dict(zip(units, codes, strict=True))
+def _count(counts: Counter[int], ok: Sized, bad: Mapping[int, int]) -> None:
+    if len(ok):
+        counts[OK_CODE] += len(ok)
+    counts.update(bad.values())

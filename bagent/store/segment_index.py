@@ -1,8 +1,9 @@
 """The index of one segment: what each line is and where, without its text.
 
 It is kept beside a segment in a compact file (``.idx``): a magic line, a JSON header, then one
-array per column. The header names how many bytes of the segment it covers; lines that came later
-are read from the segment itself, and an index that does not fit its segment is made anew.
+array per column, then the units of the ok lines in ascending order. The header names how many
+bytes of the segment it covers; lines that came later are read from the segment itself, and an
+index that does not fit its segment is made anew.
 """
 
 from __future__ import annotations
@@ -12,77 +13,40 @@ import os
 import sys
 import uuid
 from array import array
+from bisect import bisect_left
 from hashlib import blake2b
+from itertools import compress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from bagent.store.codec import Brief, code_of, decode_brief, salt_of
+from bagent.store.codec import OK_CODE, Brief, code_of, decode_brief, salt_of
+from bagent.store.index_file import (
+    COLUMNS,
+    MAGIC,
+    WIDTH,
+    Header,
+    Numbers,
+    Totals,
+    identity,
+    read_header,
+)
 from bagent.store.segments import Report, Segment, whole_lines
 from bagent.types import Outcome
 
-MAGIC = b"bagent-index-1\n"
-COLUMNS: dict[str, str] = {
-    "units": "Q",
-    "requests": "Q",
-    "rows": "q",
-    "offsets": "I",
-    "lengths": "I",
-    "answers": "I",
-    "stages": "H",
-    "codes": "B",
-}
-"""Columns and their array type codes. ``requests`` is 0 where no request was sent."""
-
 _TAIL = 4096
+_IS_OK = bytes([1]) + bytes(255)
 
 
-class Totals(msgspec.Struct):
-    """Sums over all lines of a segment; ``unknown`` counts lines without token counts."""
+class _Layout(NamedTuple):
+    """Where in an index file the columns begin, of how many lines they are, how many ascending
+    units follow (-1: none), and which file it is."""
 
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-    reasoning: int = 0
-    cost: float = 0.0
-    costed: int = 0
-    unknown: int = 0
-    first: float | None = None
-    last: float | None = None
-
-    def add(self, line: Brief | Outcome) -> None:
-        """Count one line."""
-        prompt, completion = line.prompt_tokens, line.completion_tokens
-        if prompt is None and completion is None:
-            self.unknown += 1
-        else:
-            self.prompt += prompt or 0
-            self.completion += completion or 0
-            if line.cached_tokens:
-                self.cached += line.cached_tokens
-            if line.reasoning_tokens:
-                self.reasoning += line.reasoning_tokens
-        if line.cost_usd is not None:
-            self.cost += line.cost_usd
-            self.costed += 1
-        if line.finished_at is not None:
-            if self.first is None:
-                self.first = line.finished_at
-            self.last = line.finished_at
-
-
-class _Header(msgspec.Struct):
-    size: int
-    mtime_ns: int
-    tail: str
-    byteorder: str
-    count: int
+    base: int
     lines: int
-    stages: list[str]
-    ranges: list[tuple[int, int, int]]
-    totals: Totals
-    broken: int
+    ok: int
+    identity: tuple[int, int, int]
 
 
 class SegmentIndex:
@@ -100,7 +64,8 @@ class SegmentIndex:
         self.stage_names: list[str] = []
         self.totals = Totals()
         self._count = 0
-        self._base = -1
+        self._layout = _Layout(-1, 0, -1, (0, 0, 0))
+        self._ascending: tuple[int, array[int]] = 0, array("Q")
         self._arrays: dict[str, array[int]] | None = None
         self._hold({name: array(code) for name, code in COLUMNS.items()})
         self._stage_numbers: dict[str, int] = {}
@@ -182,19 +147,65 @@ class SegmentIndex:
         """One column; read from the index file, and not kept, while the others are not needed."""
         if self._arrays is not None:
             return self._arrays[name]
-        start = self._base
-        for other, code in COLUMNS.items():
-            width = array(code).itemsize
-            if other == name:
-                values = array(code)
-                with self.segment.sidecar.open("rb") as handle:
-                    handle.seek(start)
-                    values.frombytes(handle.read(width * self._count))
-                if len(values) == self._count:
-                    return values
-                break
-            start += width * self._count
-        raise EOFError(f"{self.segment.sidecar} is cut off")
+        values = array(COLUMNS[name])
+        with self.segment.sidecar.open("rb", buffering=0) as handle:
+            layout = self._layout_now(handle)
+            start = layout.base
+            for other, code in COLUMNS.items():
+                if other == name:
+                    break
+                start += array(code).itemsize * layout.lines
+            handle.seek(start)
+            values.frombytes(handle.read(values.itemsize * self._count))
+        if len(values) != self._count:
+            raise EOFError(f"{self.segment.sidecar} is cut off")
+        return values
+
+    def _layout_now(self, handle: BinaryIO) -> _Layout:
+        """Where things are in the file that is there now: its writer may have put one in its place
+        that covers more lines. Those of before are the first ones in it."""
+        if identity(handle) == self._layout.identity:
+            return self._layout
+        found = read_header(handle)
+        if found is None or found[0].count < self._count:
+            raise EOFError(f"{self.segment.sidecar} was changed meanwhile")
+        return _Layout(found[1], found[0].count, found[0].ok, identity(handle))
+
+    @property
+    def failures(self) -> bool:
+        """Whether any line is not ok."""
+        if self._arrays is None and self._layout.ok >= 0:
+            return self._layout.ok < self._count
+        codes = self.column("codes")
+        return codes.count(OK_CODE) < len(codes)
+
+    def ok_units(self, low: int = 0, high: int = 1 << 64) -> array[int]:
+        """The units of ok lines from ``low`` to below ``high``, ascending; repeats stay."""
+        if self._arrays is None and self._layout.ok >= 0:
+            return self._read_ok(low, high)
+        count, ascending = self._ascending
+        if count != self._count:
+            ascending = self._sort_ok()
+        return ascending[bisect_left(ascending, low) : bisect_left(ascending, high)]
+
+    def _sort_ok(self) -> array[int]:
+        ok = self.column("codes").tobytes().translate(_IS_OK)
+        ascending = array("Q", sorted(compress(self.column("units"), ok)))
+        self._ascending = self._count, ascending
+        return ascending
+
+    def _read_ok(self, low: int, high: int) -> array[int]:
+        values = array("Q")
+        with self.segment.sidecar.open("rb", buffering=0) as handle:
+            layout = self._layout_now(handle)
+            base = layout.base + layout.lines * WIDTH
+            numbers = Numbers(handle.fileno(), base, layout.ok)
+            start = bisect_left(numbers, low) if low else 0
+            end = bisect_left(numbers, high, start) if high < 1 << 64 else len(numbers)
+            values.frombytes(os.pread(handle.fileno(), 8 * (end - start), base + 8 * start))
+        if len(values) != end - start:
+            raise EOFError(f"{self.segment.sidecar} is cut off")
+        return values
 
     def scan(self, end: int, report: Report) -> None:
         """Read the lines from where this index ends to byte ``end`` of the segment.
@@ -228,8 +239,9 @@ class SegmentIndex:
     def save(self) -> None:
         """Write the index file; what cannot be written is left out, it is made anew when needed."""
         columns = self.columns()
+        ascending = self.ok_units()
         header = msgspec.json.encode(
-            _Header(
+            Header(
                 size=self.covered,
                 mtime_ns=_mtime_ns(self.segment.path),
                 tail=_tail_hash(self.segment.path, self.covered),
@@ -240,6 +252,7 @@ class SegmentIndex:
                 ranges=self.ranges(),
                 totals=self.totals,
                 broken=self.broken,
+                ok=len(ascending),
             )
         )
         target = self.segment.sidecar
@@ -249,30 +262,28 @@ class SegmentIndex:
                 handle.write(MAGIC + len(header).to_bytes(8, "little") + header)
                 for name in COLUMNS:
                     handle.write(columns[name].tobytes())
+                handle.write(ascending.tobytes())
             temporary.replace(target)
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
 
     def _load(self, handle: BinaryIO, size: int) -> bool:
-        if handle.read(len(MAGIC)) != MAGIC:
+        found = read_header(handle)
+        if found is None:
             return False
-        header_size = int.from_bytes(handle.read(8), "little")
-        header = msgspec.json.decode(handle.read(min(header_size, 1 << 26)), type=_Header)
-        if header.byteorder != sys.byteorder or header.size > size:
+        header, base = found
+        if header.size > size:
             return False
         if header.size == size and header.mtime_ns != _mtime_ns(self.segment.path):
             return False
         if header.tail != _tail_hash(self.segment.path, header.size):
             return False
-        base = len(MAGIC) + 8 + header_size
-        width = sum(array(code).itemsize for code in COLUMNS.values())
-        if os.fstat(handle.fileno()).st_size != base + width * header.count:
-            return False
         self.covered, self.lines, self.broken = header.size, header.lines, header.broken
         self.stage_names, self._ranges, self.totals = header.stages, header.ranges, header.totals
         self._stage_numbers = {name: number for number, name in enumerate(header.stages)}
-        self._count, self._base, self._arrays = header.count, base, None
+        self._count, self._arrays = header.count, None
+        self._layout = _Layout(base, header.count, header.ok, identity(handle))
         return True
 
 

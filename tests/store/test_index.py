@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from bagent.errors import JobError
-from bagent.store.codec import ERROR_KINDS, unit_of
+from bagent.store.codec import ERROR_KINDS, VOID, unit_of
 from bagent.store.current import CurrentLines, Selection
 from bagent.store.index import HashMap, Policy, UnitSet, load_index
 from bagent.store.segment_index import open_index
@@ -187,10 +188,11 @@ def test_no_journal_is_an_empty_index(store):
 
 def test_unit_set_and_map_hold_what_was_put_in():
     rng = random.Random(5)
-    numbers = [rng.getrandbits(64) for _ in range(3000)] + [0, 1, 2**64 - 1]
+    numbers = [rng.getrandbits(64) for _ in range(9000)] + [0, 1, 2**64 - 1]
     held = UnitSet(len(numbers))
     held.add_all(numbers[:2000])
     held.add_all(numbers[1000:])
+    assert held.bits > 0
     held.settle()
     assert len(held) == len(numbers)
     places = HashMap(len(numbers))
@@ -200,6 +202,15 @@ def test_unit_set_and_map_hold_what_was_put_in():
     assert all(held.has(number) and places.find(number) == number % 1000 for number in numbers[:-3])
     assert not any(held.has(rng.getrandbits(64)) for _ in range(3000))
     assert places.find(rng.getrandbits(64)) is None
+
+
+def test_numbers_that_come_after_others_were_looked_for_are_found():
+    held = UnitSet(4)
+    for numbers in ([9, 3], [7, 3, 1]):
+        held.add_all(numbers)
+        held.settle()
+        assert all(map(held.has, numbers))
+    assert len(held) == 4
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -233,3 +244,12 @@ def test_many_units_at_once_are_finished_if_each_is(store, outcome, shuffled):
     for start in range(0, 600, 30):
         near = set(range(start, start + 30))
         assert strict.has_all(units[start : start + 30]) is not bool((lost | failed) & near)
+
+
+def test_units_that_were_taken_back_are_not_finished_for_many_at_once(store, outcome):
+    taken: Any = outcome(11, status=VOID)
+    store.write(*(outcome(n) for n in range(40)), taken, segment_bytes=3000)
+    index = load(store)
+    for start in range(0, 40, 10):
+        units = [unit(outcome(n)) for n in range(start, start + 10)]
+        assert index.has_all(units) is (start != 10)

@@ -1,0 +1,138 @@
+"""Current outcomes by ranges of units."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from bagent.store.codec import VOID, code_of, unit_of
+from bagent.store.index import Policy, count_outcomes, done_index, open_indexes
+from bagent.store.index_file import MAGIC
+from bagent.store.ranges import Outcomes
+from bagent.store.segment_index import SegmentIndex
+from bagent.types import Outcome
+
+
+def unit(one: Outcome) -> int:
+    return unit_of(int(one.key, 16), one.stage, one.answer)
+
+
+def mixed(outcome: Any, seed: int, count: int, kinds: list[str]) -> list[Outcome]:
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        status = rng.choice(kinds)
+        kind = rng.choice(["timeout", "auth"]) if status == "failed" else None
+        made.append(outcome(rng.randrange(count // 2), status=status, error_kind=kind))
+    return made
+
+
+def by_reading(outcomes: list[Outcome]) -> dict[int, int]:
+    codes: dict[int, int] = {}
+    for one in outcomes:
+        status: Any = one.status
+        if status == VOID:
+            codes.pop(unit(one), None)
+        elif codes.get(unit(one), 1):
+            codes[unit(one)] = code_of(one.status, one.error_kind)
+    return codes
+
+
+@pytest.mark.parametrize("bits", [0, 1, 4])
+@pytest.mark.parametrize("kinds", [["ok"], ["ok", "failed"], ["ok", "ok", "failed", VOID]])
+def test_every_unit_is_in_its_range_once_with_its_outcome(store, outcome, bits, kinds):
+    made = mixed(outcome, bits, 300, kinds)
+    store.write(*made, segment_bytes=3000)
+    found: dict[int, int] = {}
+    ranges = list(Outcomes(open_indexes(store.path, store.reports.append), bits).ranges())
+    assert len(ranges) == 1 << bits
+    for number, (ok, bad) in enumerate(ranges):
+        assert all(one >> (64 - bits) == number for one in (*ok, *bad))
+        assert len(set(ok)) == len(ok)
+        found |= dict.fromkeys(ok, 0) | bad
+    assert found == by_reading(made)
+
+
+def test_outcomes_are_counted_as_the_index_of_finished_rows_counts_them(store, outcome):
+    made = mixed(outcome, 7, 400, ["ok", "failed"])
+    store.write(*made, segment_bytes=3000)
+    indexes = open_indexes(store.path, store.reports.append)
+    counts = count_outcomes(indexes)
+    assert counts == done_index(indexes, Policy()).codes == Counter(by_reading(made).values())
+
+
+def test_a_file_gives_the_ascending_units_of_any_range(store, outcome, failure):
+    good = [outcome(n) for n in range(50)]
+    store.write(*good, failure(60), outcome(3))
+    (loaded,) = open_indexes(store.path, store.reports.append)
+    (held,) = open_indexes(store.path, store.reports.append)
+    held.columns()
+    wanted = sorted([*map(unit, good), unit(good[3])])
+    for index in (loaded, held):
+        assert index.failures
+        assert list(index.ok_units()) == wanted
+        for low, high in [(0, wanted[9]), (wanted[9], wanted[30]), (wanted[30] + 1, 1 << 64)]:
+            assert list(index.ok_units(low, high)) == [u for u in wanted if low <= u < high]
+
+
+def test_a_file_without_ascending_units_is_still_read(store, outcome):
+    store.write(*(outcome(n) for n in range(30)))
+    (index,) = open_indexes(store.path, store.reports.append)
+    wanted = list(index.ok_units())
+    sidecar = store.segment().with_suffix(".idx")
+    content = sidecar.read_bytes()
+    start = len(MAGIC) + 8
+    size = int.from_bytes(content[len(MAGIC) : start], "little")
+    header = content[start : start + size].replace(b',"ok":30', b"")
+    columns = content[start + size : -8 * 30]
+    sidecar.write_bytes(MAGIC + len(header).to_bytes(8, "little") + header + columns)
+    (old,) = open_indexes(store.path, store.reports.append)
+    assert not old.failures
+    assert list(old.ok_units()) == wanted
+    assert sidecar.read_bytes() == MAGIC + len(header).to_bytes(8, "little") + header + columns
+
+
+def test_lines_that_come_later_are_among_the_ascending_units(store, outcome):
+    journal = store.open()
+    journal.write(outcome(5))
+    journal.save_index()
+    (before,) = open_indexes(store.path, store.reports.append)
+    for number in range(5):
+        journal.write(outcome(number))
+    assert list(before.ok_units()) == [unit(outcome(5))]
+    (index,) = open_indexes(store.path, store.reports.append)
+    assert isinstance(index, SegmentIndex)
+    assert list(index.ok_units()) == sorted(unit(outcome(n)) for n in range(6))
+    index.add(outcome(9), 10**6, 10)
+    assert list(index.ok_units()) == sorted(unit(outcome(n)) for n in (*range(6), 9))
+    journal.close()
+
+
+def test_an_index_goes_on_when_its_writer_puts_a_longer_file_in_its_place(store, outcome, failure):
+    journal = store.open()
+    first = [outcome(n) for n in range(9)]
+    for one in first:
+        journal.write(one)
+    journal.save_index()
+    (index,) = open_indexes(store.path, store.reports.append)
+    for number in range(200, 340):
+        journal.write(failure(number, stage="another stage"))
+    journal.close()
+    assert list(index.column("units")) == list(map(unit, first))
+    assert list(index.column("rows")) == list(range(9))
+    assert list(index.column("codes")) == [0] * 9
+    assert list(index.ok_units()) == sorted(map(unit, first))
+
+
+def test_a_file_that_covers_less_than_before_is_refused(store, outcome):
+    store.write(outcome(0), outcome(1))
+    sidecar = store.segment().with_suffix(".idx")
+    other = type(store)(store.path / "other")
+    other.write(outcome(0))
+    (index,) = open_indexes(store.path, store.reports.append)
+    other.segment().with_suffix(".idx").replace(sidecar)
+    with pytest.raises(EOFError):
+        index.column("rows")
