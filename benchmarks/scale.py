@@ -1,25 +1,33 @@
 """Memory, tables, resume and start-up of ``bagent run`` at size.
 
-    python benchmarks/scale.py memory  [--rows 50000,1000000]   peak RSS of the run
+    python benchmarks/scale.py memory  [--rows 50000,1000000]   peak RSS of the run, as rows come
     python benchmarks/scale.py resume  [--rows 1000000]         seconds from start to first request
     python benchmarks/scale.py tables  [--rows 5000000]         journal to Parquet and DuckDB
     python benchmarks/scale.py start                            --help, and runs of 10 rows
 
 ``memory`` and ``start`` send every row to the canned server. ``resume`` and ``tables`` write a
 journal with the same code that a run uses, of rows as such a run makes them, leave the last 10
-rows to do, and measure the real command. ``--out FILE`` keeps the numbers as JSON.
+rows to do, and measure the real command. ``--out FILE`` keeps the numbers as JSON. ``resume
+--keep FOLDER`` keeps the run directory that it makes and uses it again; ``--repeats N`` goes on N
+times with copies of it. The index of the open segment is left out of a copy, as a killed run
+leaves none.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from canned_server import CONTENT, SCHEMA
@@ -45,13 +53,23 @@ def write_job(folder: Path, url: str, rows: Path, **keys: object) -> Path:
     return path
 
 
-def timed(command: list[str], folder: Path) -> dict[str, float]:
-    """Run a command to its end: wall and CPU seconds, peak RSS in MB, exit code."""
+def timed(
+    command: list[str], folder: Path, watch: Callable[[int], None] = lambda _: None
+) -> dict[str, float]:
+    """Run a command to its end: wall and CPU seconds, peak RSS in MB, exit code.
+
+    ``watch`` is called with the process id every two seconds.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     with (folder / "stderr").open("wb") as errors:
         child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
+        ended = threading.Event()
+        watching = threading.Thread(target=_watch, args=(child.pid, watch, ended))
+        watching.start()
         _, status, used = os.wait4(child.pid, 0)
+        ended.set()
+        watching.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = os.waitstatus_to_exitcode(status)
     if code not in (0, 1):
@@ -64,7 +82,25 @@ def timed(command: list[str], folder: Path) -> dict[str, float]:
     }
 
 
+def _watch(process: int, watch: Callable[[int], None], ended: threading.Event) -> None:
+    while not ended.wait(2.0):
+        watch(process)
+
+
 BAGENT = [sys.executable, "-m", "bagent"]
+
+
+def note_peak(peaks: list[list[float]], out: Path, step: float, process: int) -> None:
+    """Add how many rows are finished, about, and the peak RSS in MB so far."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        files = list(out.glob("journal/rows-*.jsonl"))
+        size = sum(path.stat().st_size for path in files)
+        with files[0].open("rb") as lines:
+            rows = int(size / len(lines.readline()))
+        status = Path(f"/proc/{process}/status").read_text()
+        peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
+        if not peaks or rows >= peaks[-1][0] + step:
+            peaks.append([rows, round(peak, 1)])
 
 
 def memory(folder: Path, counts: list[int]) -> list[dict]:
@@ -76,8 +112,12 @@ def memory(folder: Path, counts: list[int]) -> list[dict]:
             job = write_job(folder, url, rows)
             out = folder / f"run-{count}"
             command = [*BAGENT, "run", str(job), "-o", str(out), "--progress", "plain"]
-            found.append({"rows": count} | timed(command, folder))
-            print(found[-1])
+            peaks: list[list[float]] = []
+            look = partial(note_peak, peaks, out, count / 20)
+            numbers = timed(command, folder, look)
+            found.append({"rows": count} | numbers | {"peak_mb_at_row": peaks})
+            print(found[-1], flush=True)
+            shutil.rmtree(out)
     finally:
         server.kill()
     return found
@@ -126,23 +166,50 @@ def write_finished(folder: Path, count: int, url: str, keys: dict) -> tuple[Path
     return job, out
 
 
-def resume(folder: Path, counts: list[int]) -> list[dict]:
+def copy_run(made: Path, out: Path) -> None:
+    """A copy to go on with: what a run writes to is copied, sealed segments are linked."""
+    shutil.rmtree(out, ignore_errors=True)
+    last = max(path.name for path in made.glob("journal/rows-*.jsonl"))
+
+    def take(source: str, target: str) -> None:
+        name = Path(source).name
+        if name == last.replace(".jsonl", ".idx"):
+            return
+        if name.startswith("rows-") and name.split(".")[0] != last.split(".")[0]:
+            os.link(source, target)
+        else:
+            shutil.copy2(source, target)
+
+    shutil.copytree(made, out, copy_function=take)
+
+
+def resume(folder: Path, counts: list[int], repeats: int = 1) -> list[dict]:
     server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
     found = []
     try:
         for count in counts:
             home = folder / str(count)
-            home.mkdir()
-            job, out = write_finished(home, count, url, {})
-            command = [*BAGENT, "run", str(job), "-o", str(out), "--progress", "none"]
-            started = time.time()
-            numbers = timed(command, home)
-            attempts = sorted(out.glob("journal/attempts-*.jsonl"))[-1].read_text().splitlines()
-            first = min(json.loads(line)["sent"] for line in attempts[-10:])
-            found.append({"rows": count, "to_first_request_s": round(first - started, 2)} | numbers)
-            print(found[-1])
+            if not (home / "made").exists():
+                home.mkdir()
+                write_finished(home, count, url, {})
+                (home / "made").touch()
+            job, out = write_job(home, url, home / "rows.jsonl"), home / "again"
+            for _ in range(repeats):
+                copy_run(home / "run", out)
+                command = [*BAGENT, "run", str(job), "-o", str(out), "--progress", "none"]
+                load = os.getloadavg()[0]
+                started = time.time()
+                numbers = timed(command, home)
+                attempts = sorted(out.glob("journal/attempts-*.jsonl"))[-1].read_text()
+                first = min(json.loads(line)["sent"] for line in attempts.splitlines()[-10:])
+                seconds = round(first - started, 2)
+                numbers |= {"load": round(load, 1)}
+                found.append({"rows": count, "to_first_request_s": seconds} | numbers)
+                print(found[-1], flush=True)
+            shutil.rmtree(out, ignore_errors=True)
     finally:
         server.kill()
+        (folder / "port").unlink()
     return found
 
 
@@ -196,11 +263,16 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--rows")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--repeats", type=int, default=1)
     options = parser.parse_args()
     function, default = PARTS[options.part]
     counts = [int(n) for n in (options.rows or default).split(",")]
+    more = {"repeats": options.repeats} if function is resume else {}
     with tempfile.TemporaryDirectory() as name:
-        found = function(Path(name), counts)
+        if options.keep:
+            options.keep.mkdir(exist_ok=True)
+        found = function(options.keep.resolve() if options.keep else Path(name), counts, **more)
     if options.out:
         options.out.write_text(json.dumps({"part": options.part, "runs": found}, indent=1) + "\n")
 
