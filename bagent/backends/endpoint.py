@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 import msgspec
 
 _NO_TAGS: Mapping[str, str] = MappingProxyType({})
-_SECRET_HEADER = re.compile(r"authorization|key|token|secret|cookie", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"auth|key|token|secret|cookie|passw|credential|signature|\bsig\b|^code$", re.IGNORECASE
+)
 _SHORTEST_SECRET = 6
+_CUT = "…"
+"""What ends words that were cut: a secret may have been cut with them."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, eq=False):
@@ -38,12 +45,57 @@ class Endpoint(msgspec.Struct, frozen=True, eq=False):
         return self.url.removesuffix("/v1")
 
     def without_secrets(self, words: str) -> str:
-        """A server's words with the keys that it was sent as ``***``: some servers repeat them."""
+        """A server's words with the keys that it was sent as ``***``: some servers repeat them.
+
+        Those of headers, of query parameters (as they are, or as URLs write them) and of the
+        proxy; also the beginning of one that was cut with the words.
+        """
+        forms = {
+            form
+            for secret in self._secrets()
+            for form in (secret, quote(secret), quote(secret, safe=""), quote_plus(secret))
+            if len(secret) >= _SHORTEST_SECRET
+        }
+        for form in sorted(forms, key=len, reverse=True):
+            words = words.replace(form, "***")
+        if not forms or _CUT not in words:
+            return words
+        *cut, last = words.split(_CUT)
+        return _CUT.join([*(_without_beginning(part, forms) for part in cut), last])
+
+    def _secrets(self) -> Iterator[str]:
         for name, value in self.headers.items():
-            secret = value.rpartition(" ")[2]
-            if len(secret) >= _SHORTEST_SECRET and _SECRET_HEADER.search(name):
-                words = words.replace(secret, "***")
-        return words
+            if _SECRET_NAME.search(name):
+                yield value
+                kind, _, secret = value.rpartition(" ")
+                yield secret
+                if kind.lower() == "basic":
+                    yield _password(secret)
+        for name, value in self.query.items():
+            if _SECRET_NAME.search(name):
+                yield value
+        login = urlsplit(self.proxy).netloc.rpartition("@")[0] if self.proxy else ""
+        if login:
+            user, _, password = map(unquote, login.partition(":"))
+            yield password
+            yield base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+
+
+def _password(login: str) -> str:
+    """The password of ``Basic`` credentials, empty where it is none."""
+    try:
+        return base64.b64decode(login, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeError):
+        return ""
+
+
+def _without_beginning(words: str, secrets: set[str]) -> str:
+    """``words`` without the beginning of a secret at their end."""
+    for secret in secrets:
+        for length in range(len(secret) - 1, _SHORTEST_SECRET - 1, -1):
+            if words.endswith(secret[:length]):
+                return f"{words[:-length]}***"
+    return words
 
 
 class Capabilities(msgspec.Struct, frozen=True):

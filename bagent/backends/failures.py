@@ -33,12 +33,22 @@ _NO_QUOTA = re.compile(
     r"insufficient[_ ](quota|balance|credit|fund)|exceeded your current quota|credit balance"
     r"|billing[_ ](hard[_ ])?limit|billing[_ ]not[_ ]active|account is not active"
     r"|spend(ing)?[_ ]limit|usage limits? .*reached|reached your specified .*limit"
-    r"|payment required|key limit exceeded",
+    r"|(monthly|total) (usage|spend(ing)?|budget) (limit|quota)|check your plan and billing"
+    r"|out of (credits?|funds|budget|call volume quota)|billing (must|needs to) be enabled"
+    r"|credits? (has|have|are|is)( been)? (depleted|exhausted|expired|used up)|billing_error"
+    r"|payment required|key limit exceeded|budget (has been )?exceeded",
     re.I,
 )
 # A 400 may repeat the user's own text, so only words that begin the message count there.
 _NO_QUOTA_400 = re.compile(
-    r"\s*(your credit balance|you have reached your (specified|spend)|insufficient[_ ]quota)", re.I
+    r"\s*(your credit balance|you have reached your (specified|spend)|insufficient[_ ]quota"
+    r"|billing hard limit|(this|the) request would exceed your [\w']+ (monthly )?spend)",
+    re.I,
+)
+# Its code and type stand behind the message.
+_NO_QUOTA_TYPE = re.compile(
+    r"\s(billing_error|insufficient_quota|billing_(hard_)?limit_\w+|billing_not_active)\s*\S*\s*$",
+    re.I,
 )
 _TOO_LARGE = re.compile(r"request too large|must be reduced in order to run", re.I)
 _BUSY = re.compile(
@@ -67,7 +77,7 @@ def error_in(body: Json) -> tuple[str, Json, str] | None:
     """The error that a JSON body reports: (message, code, type), or None if it reports none.
 
     Knows ``{"error": {...}}``, ``{"error": "text"}``, ``{"errors": [...]}``, ``{"detail": ...}``,
-    flat bodies, and each of them in a list.
+    flat bodies, each of them in a list or in another error, as gateways put it there.
     """
     if isinstance(body, list) and body:
         body = body[0]
@@ -75,18 +85,56 @@ def error_in(body: Json) -> tuple[str, Json, str] | None:
         return None
     error = body.get("error")
     if isinstance(error, dict) and (error or "choices" not in body):
+        inner = _inner(error)
+        if inner is not None:
+            return inner
         code = error.get("code") or error.get("status")
         return _message_of(error), code, str(error.get("type") or error.get("status") or "")
     if error:
         return _as_text(error), body.get("code") or body.get("status_code"), ""
-    if "choices" in body:
-        return None
+    return None if "choices" in body else _flat_error(body)
+
+
+def _flat_error(body: dict[str, Json]) -> tuple[str, Json, str] | None:
+    """The error of a body that has none under ``error``."""
     if body.get("object") == "error" or "message" in body:
-        return _as_text(body.get("message")), body.get("code"), str(body.get("type") or "")
+        inner = error_in(body.get("message")) if isinstance(body.get("message"), dict) else None
+        told = _as_text(body.get("message")), body.get("code"), str(body.get("type") or "")
+        return inner or told
     for name in ("detail", "errors"):
         if body.get(name):
             return _details(body[name]), body.get("code"), ""
+    for name in ("Message", "error_message", "errorMessage", "msg"):
+        told_code = body.get("code") or body.get("error_code") or body.get("status_code")
+        if isinstance(body.get(name), str) and (told_code or name != "msg"):
+            return str(body[name]), told_code, str(body.get("type") or body.get("__type") or "")
+    fault = body.get("fault")
+    if isinstance(fault, dict) and isinstance(fault.get("faultstring"), str):
+        detail = fault.get("detail")
+        return fault["faultstring"], None, _as_text(detail) if detail else ""
+    for name in ("response", "body"):
+        if isinstance(body.get(name), dict) and body[name].get("error"):
+            return error_in(body[name])
     return None
+
+
+def _inner(error: dict[str, Json]) -> tuple[str, Json, str] | None:
+    """The error within an error; what it lacks is the outer one's."""
+    message = error.get("message")
+    if isinstance(error.get("error"), dict):
+        found = error_in({"error": error["error"]})
+    elif isinstance(message, dict):
+        found = error_in(message) or None
+    else:
+        return None
+    if found is None:
+        return None
+    text, code, kind = found
+    return (
+        text,
+        code or error.get("code") or error.get("status"),
+        kind or str(error.get("type") or ""),
+    )
 
 
 def _message_of(error: dict[str, Json]) -> str:
@@ -99,6 +147,8 @@ def _message_of(error: dict[str, Json]) -> str:
 
 def _details(value: Json) -> str:
     """Validation errors as FastAPI lists them, without the input that they repeat."""
+    if isinstance(value, dict) and isinstance(value.get("message"), str):
+        return str(value["message"])
     if not isinstance(value, list):
         return _as_text(value)
     words = []
@@ -208,7 +258,7 @@ def classify(status: int, shown: str, words: str, wait: float | None = None) -> 
 def _out_of_budget(status: int, words: str, wait: float | None) -> bool:
     """Whether money or quota is spent, which no waiting mends."""
     if status == 400:
-        return bool(_NO_QUOTA_400.match(words))
+        return bool(_NO_QUOTA_400.match(words) or _NO_QUOTA_TYPE.search(words))
     if status == 429 and wait is not None and "insufficient_quota" not in words:
         return False  # Google calls a limit per minute a quota too, and says when it is over.
     return status == 402 or (status in (403, 429) and bool(_NO_QUOTA.search(words)))

@@ -1,7 +1,8 @@
 """When a server wants to be asked again, as its headers or its words say it.
 
 Sources: RFC 9110 section 10.2.3 (Retry-After); the rate-limit headers of OpenAI (``1s``,
-``6m0s``), Anthropic (RFC 3339 times) and gateways (Unix time in seconds or milliseconds).
+``6m0s``), Anthropic (RFC 3339 times), Azure (``x-ms-retry-after-ms``), gateways (Unix time in
+seconds or milliseconds) and the IETF's drafts of ``RateLimit``.
 """
 
 from __future__ import annotations
@@ -25,34 +26,56 @@ _IN_WORDS = re.compile(
     rf"(?:try again|retry(?:ing)?|wait)(?: again)? (?:in|after|for) ((?:{_PIECE}\s*)+)",
     re.IGNORECASE,
 )
+_IN_MILLISECONDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-retry-after-ms")
+_IN_SECONDS = ("retry-after", "x-retry-after", "x-ratelimit-retry-after", "x-ratelimit-reset-after")
+_SPENT = re.compile(r"\bremaining=0\b.*\breset=(\d+)", re.IGNORECASE)
+_SPENT_ONE = re.compile(r";\s*r=0\b.*;\s*t=(\d+)", re.IGNORECASE)
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """Seconds until the server wants to be asked again, None where it named no usable time.
 
-    Reads ``retry-after-ms``, ``Retry-After`` (seconds, also fractional, or an HTTP date), else
-    the longest of the rate-limit reset headers whose remaining count is 0. A time in the past, a
-    negative number and garbage count as not named. ``now`` is Unix seconds.
+    Reads ``retry-after-ms``, ``Retry-After`` (seconds, also fractional, a duration such as ``3s``
+    or an HTTP date; of several the longest), both also under the names that gateways give them,
+    else the longest of the rate-limit reset headers whose remaining count is 0. A time in the
+    past, a negative number and garbage count as not named. ``now`` is Unix seconds.
     """
-    named = {name.lower(): value for name, value in headers.items()}
-    milliseconds = _number(named.get("retry-after-ms", ""))
-    if milliseconds is not None and milliseconds > 0:
-        return milliseconds / 1000
-    value = named.get("retry-after")
+    named = {name.lower().replace("_", "-"): value for name, value in headers.items()}
+    for name in _IN_MILLISECONDS:
+        milliseconds = _number(named.get(name, ""))
+        if milliseconds is not None and milliseconds > 0:
+            return milliseconds / 1000
+    value = next((named[name] for name in _IN_SECONDS if name in named), None)
     if value is not None:
-        seconds = _number(value)
-        if seconds is None:
-            return _until(value, _base(named.get("date"), now))
-        return seconds if seconds > 0 else None
+        return _told(value, _base(named.get("date"), now))
     waits = [reset_seconds(named.get(name, ""), now) for name in _spent_limits(named)]
+    waits += [float(found) for found in _spent_in_one(named.get("ratelimit", ""))]
     return max((wait for wait in waits if wait), default=None)
+
+
+def _told(value: str, base: float) -> float | None:
+    """Seconds that a Retry-After names: a number, a date, or several of them joined by commas."""
+    until = _until(value, base) if _number(value) is None else None
+    if until is not None:  # a date has a comma of its own
+        return until
+    waits = [_number(part) or _duration(part) for part in value.split(",")]
+    return max((wait for wait in waits if wait is not None and wait > 0), default=None)
 
 
 def retry_after_words(words: str) -> float | None:
     """Seconds that a message such as ``Please try again in 1m2.5s`` names, or None."""
     found = _IN_WORDS.search(words)
     return (_duration(found.group(1)) or None) if found else None
+
+
+def _spent_in_one(value: str) -> list[str]:
+    """Seconds until the limits of a ``RateLimit`` header that are spent: both of its drafts' forms,
+    ``limit=10, remaining=0, reset=7`` and ``"name";r=0;t=7``."""
+    found = (
+        [_SPENT.search(value)] if "remaining" in value else map(_SPENT_ONE.search, value.split(","))
+    )
+    return [one[1] for one in found if one]
 
 
 def _spent_limits(headers: Mapping[str, str]) -> list[str]:

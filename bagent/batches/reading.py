@@ -61,6 +61,7 @@ class Reading:
         self.refusal: Failure | None = None
         self.cost: float | None = 0.0
         self.foreign = 0
+        self._failures: dict[int, Failure] = {}
         sent = record.sent_at or rows.now()
         self._delivery = Delivery(
             service.name, record.batch_id or record.label, sent, record.ended_at or rows.now(), 0.0
@@ -80,7 +81,7 @@ class Reading:
                         await asyncio.sleep(0)
             for number, there in enumerate(seen):
                 if not there:
-                    self._take(reader, number, MISSING)
+                    self._take(reader, number, self._failures.pop(number, MISSING))
                 if number % ROWS_AT_ONCE == 0:
                     await asyncio.sleep(0)
         finally:
@@ -107,8 +108,13 @@ class Reading:
         if number is None or number >= len(reader) or seen[number]:
             self.foreign += 1
             return
+        if isinstance(result, Failure):
+            # Kept to the end: the answer may stand in another line, and is paid for.
+            self.foreign += number in self._failures
+            self._failures.setdefault(number, result)
+            return
         seen[number] = 1
-        if isinstance(result, Reply) and self.cost is not None:
+        if self.cost is not None:
             price = self._rules.price
             cost = price.cost(result.usage) if price is not None else None
             self.cost = None if cost is None else self.cost + cost

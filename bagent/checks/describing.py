@@ -12,6 +12,7 @@ from bagent.checks.sample import Sampled, parameters
 from bagent.checks.servers import Probed
 from bagent.checks.tokens import BYTES_PER_TOKEN, SimTokenizer, Tokenizer
 from bagent.errors import JobError
+from bagent.job.mask import mask_text
 from bagent.job.spec import Job
 from bagent.runs.prepare import Prepared
 from bagent.types import Json, Row
@@ -25,8 +26,7 @@ def backend_words(job: Job) -> str:
     address = job.backend.url if job.backend else None
     if job.hostfile is not None:
         return f"{address.kind} at {job.hostfile}" if address else str(job.hostfile)
-    # A URL may carry a password; what the report shows does not.
-    return _without_login(address.given) if address else ""
+    return mask_text(address.given, job.source.secrets) if address else ""
 
 
 def input_words(job: Job) -> tuple[str, ...]:
@@ -188,9 +188,3 @@ def _serves(one: Probed, model: str | None) -> bool:
     """Whether the endpoint may serve the model: it says so, or does not say."""
     models = one.found.models if one.found else ()
     return not models or not model or model in models
-
-
-def _without_login(url: str) -> str:
-    scheme, mark, rest = url.partition("://")
-    netloc, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{netloc.rpartition('@')[2]}{slash}{path}"

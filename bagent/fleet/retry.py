@@ -18,8 +18,8 @@ TROUBLED_TRIES = 4
 
 LONGER = 2.0
 """A wait is so many times the pause that the failure before it was followed by, whatever that was
-made of, up to the longest wait that there is: a limit of the account, or a slot, may have been
-waited for besides, and a busy server counts a pause until it gets to the request."""
+made of: a limit of the account, or a slot, may have been waited for besides, and a busy server
+counts a pause until it gets to the request. It is at most so many times the longest wait."""
 
 LEAST_QUIET = 15.0
 """Seconds for which a full server is waited for, however few tries are wanted."""
@@ -97,7 +97,8 @@ def decide(
         delay = told + random.uniform(0.0, max(0.2, 0.1 * told))
     else:
         delay = min(policy.longest, policy.base * 2**exponent) * random.uniform(1.0, 1.5)
-        delay = max(delay, min(policy.longest, LONGER * call.pause))
+        if not failure.busy:
+            delay = max(delay, LONGER * min(policy.longest, call.pause))
     if call.give_up_at is not None and now + delay >= call.give_up_at:
         return Decision(None, "the row's time limit comes before the next try")
     return Decision(delay)
@@ -105,10 +106,10 @@ def decide(
 
 def note_pause(call: Call, failure: Failure, sent: float, done: float) -> None:
     """Note how long ``call``, sent and failed at these Unix seconds, had paused after its failure
-    before; a pause that a server asked for says nothing of the next."""
+    before; a pause that a server asked for, or was full for, says nothing of the next."""
     if call.failed_at is not None:
         call.pause = max(0.0, sent - call.failed_at)
-    call.failed_at = done if failure.retry_after is None else None
+    call.failed_at = None if failure.busy or failure.retry_after is not None else done
 
 
 def ask_whole(call: Call, failure: Failure) -> bool:

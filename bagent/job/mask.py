@@ -12,6 +12,7 @@ from bagent.types import Json
 MASK = "***"
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
+_SECRET_PARAMETERS = frozenset({"code", "sig", "signature"})
 # Keys that name where a secret is, not the secret.
 _POINTERS = ("_env", "_command", "_file")
 _USERINFO = re.compile(r"(?<=://)[^/@\s\"']+@")
@@ -54,7 +55,13 @@ def mask_text(text: str, secrets: frozenset[str] = frozenset()) -> str:
 
 def _masked(value: Json, secrets: frozenset[str], key: str) -> Json:
     if isinstance(value, dict):
-        return {name: _masked(item, secrets, name) for name, item in value.items()}
+        of_urls = key == "query"
+        return {
+            name: MASK
+            if of_urls and isinstance(item, str) and item and _is_secret_parameter(name)
+            else _masked(item, secrets, name)
+            for name, item in value.items()
+        }
     if isinstance(value, list):
         return [_masked(item, secrets, key) for item in value]
     if not isinstance(value, str):
@@ -72,4 +79,8 @@ def _names_secret(key: str) -> bool:
 
 def _query(found: re.Match[str]) -> str:
     start, name, value = found.groups()
-    return f"{start}{name}={MASK if looks_secret(name) else value}"
+    return f"{start}{name}={MASK if _is_secret_parameter(name) else value}"
+
+
+def _is_secret_parameter(name: str) -> bool:
+    return looks_secret(name) or name.lower() in _SECRET_PARAMETERS

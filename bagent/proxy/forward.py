@@ -126,7 +126,7 @@ class Forwarder:
                 self._note_limits(lease, found.headers)
                 if found.status in ELSEWHERE or found.status >= 500:
                     raw = await found.read()
-                    told = from_status(found.status, raw.decode("utf-8", "replace"), found.headers)
+                    told = _refused(found.status, raw, found.headers, endpoint)
                     return told
                 if found.content_type == "text/html":
                     told = Failure("bad_response", "a web page instead of an answer", passing=True)
@@ -134,8 +134,11 @@ class Forwarder:
                 answer = web.StreamResponse(status=found.status, headers=_passed_on(found.headers))
                 if found.content_type != SSE:
                     raw = await found.read()
+                    if found.status >= 400:
+                        record.failure = _refused(found.status, raw, found.headers, endpoint)
+                        words = raw.decode("utf-8", "replace")
+                        raw = endpoint.without_secrets(words).encode()
                     record.tail = raw
-                    record.failure = _refused(found.status, raw, found.headers)
                     answer.content_length = len(raw)
                     await _send(answer.prepare(request))
                     await _send(answer.write(raw))
@@ -173,9 +176,10 @@ async def _send(work: object) -> None:
         raise ClientLeft from error
 
 
-def _refused(status: int, raw: bytes, headers: Mapping[str, str]) -> Failure | None:
-    """What a refusal says of its request; None for another answer."""
-    return from_status(status, raw.decode("utf-8", "replace"), headers) if status >= 400 else None
+def _refused(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endpoint) -> Failure:
+    """What a refusal says of its request, without the keys of the endpoint."""
+    found = from_status(status, raw.decode("utf-8", "replace"), headers)
+    return msgspec.structs.replace(found, message=endpoint.without_secrets(found.message))
 
 
 def _as_asked(endpoint: Endpoint, headers: Mapping[str, str]) -> Endpoint:

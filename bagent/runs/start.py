@@ -19,6 +19,7 @@ from bagent.errors import (
     BagentError,
     WriteError,
 )
+from bagent.job.mask import mask_text
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import SAMPLE_ROWS, Prepared, open_input, prepare
 from bagent.runs.stop import stoppable, unbroken
@@ -149,6 +150,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 def _header(prepared: Prepared, store: OpenRun) -> str:
     job = prepared.job
     backend = job.backend.url.given if job.backend and job.backend.url else str(job.hostfile)
+    backend = mask_text(backend, job.source.secrets)
     earlier = f", {store.finished} finished earlier" if store.finished else ""
     return f"{job.name}: {backend}, results in {shown(store.path, prepared.options.cwd)}{earlier}"
 

@@ -28,6 +28,15 @@ def http_date(offset: float) -> str:
         ({"Retry-After": http_date(3)}, 3.0),
         ({"Retry-After": "Wednesday, 15-Nov-23 00:00:00 GMT"}, 6400.0),
         ({"Retry-After": "2023-11-14T22:13:25Z"}, 5.0),
+        ({"Retry-After": "3s"}, 3.0),
+        ({"Retry-After": "1m30s"}, 90.0),
+        ({"Retry-After": "5, 10"}, 10.0),
+        ({"RETRY_AFTER": "4"}, 4.0),
+        ({"x-retry-after": "4"}, 4.0),
+        ({"x-ms-retry-after-ms": "700"}, 0.7),
+        ({"x-ratelimit-reset-after": "1.25"}, 1.25),
+        ({"RateLimit": "limit=10, remaining=0, reset=7"}, 7.0),
+        ({"RateLimit": '"a";r=0;t=7, "b";r=0;t=9, "c";r=5;t=60'}, 9.0),
     ],
 )
 def test_seconds_milliseconds_and_dates_are_read(headers, seconds):

@@ -18,7 +18,7 @@ from bagent.runs.prepare import prepare
 from batches.support_runs import in_thread
 from batches.support_services import AnthropicServer, Course, OpenAIServer, message
 from support.cli import Completed, Running
-from support.jobs import journal_files, journal_lines, write_job
+from support.jobs import journal_lines, write_job
 
 Bagent = Callable[..., Completed]
 SECRET = "key-5up3rs3cret"
@@ -42,6 +42,13 @@ def finished(folder: Path) -> list[Any]:
     return [line for line in journal_lines(run_dir(folder)) if "status" in line]
 
 
+def shows_nothing(folder: Path, *told: Completed) -> None:
+    """The key is neither in a file nor in what commands said."""
+    for path in folder.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    assert all(SECRET not in one.out + one.err for one in told)
+
+
 def test_a_run_killed_while_the_provider_works_goes_on_with_the_same_batch(
     job_dir: Path, bagent: Bagent
 ) -> None:
@@ -63,9 +70,7 @@ def test_a_run_killed_while_the_provider_works_goes_on_with_the_same_batch(
     assert len({row["id"] for row in found}) == 40
     assert found[0]["cost_usd"] == pytest.approx((7 * 0.5 + 3 * 1.0) / 1e6)
     assert standing(run_dir(job_dir), print) == ["1 done"]
-    for path in (*journal_files(run_dir(job_dir)), run_dir(job_dir) / "run.log"):
-        assert SECRET not in path.read_text()
-    assert SECRET not in done.err + done.out
+    shows_nothing(job_dir, status, done, bagent(["results", "job"]))
 
 
 def test_a_signal_ends_with_75_and_leaves_the_batch_there(job_dir: Path, bagent: Bagent) -> None:
@@ -84,9 +89,19 @@ def test_a_signal_ends_with_75_and_leaves_the_batch_there(job_dir: Path, bagent:
     assert server.tries == 1
     assert left_there(run_dir(job_dir)) == ""
     assert [row["status"] for row in finished(job_dir)] == ["ok"] * 3
-    for path in job_dir.rglob("*"):
-        assert not path.is_file() or SECRET.encode() not in path.read_bytes()
-    assert SECRET not in ended.err + ended.out + done.err + done.out
+    shows_nothing(job_dir, ended, done)
+
+
+def test_a_key_that_a_batch_service_repeats_stands_in_no_file_and_no_word(
+    job_dir: Path, bagent: Bagent
+) -> None:
+    error = {"message": f"Incorrect API key provided: {SECRET}", "code": "invalid_api_key"}
+    with in_thread(OpenAIServer(Course(create=(401, error)))) as url:
+        job(job_dir, url, 3)
+        done = bagent(RUN, env={"MY_KEY": SECRET})
+    assert done.code == 76, done.err
+    assert "Incorrect API key provided: ***" in done.err
+    shows_nothing(job_dir, done)
 
 
 @pytest.mark.parametrize(

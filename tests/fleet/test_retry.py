@@ -77,11 +77,20 @@ def test_a_pause_that_a_server_asked_for_lengthens_no_later_wait():
     assert decide_once(PASSING, call=call).delay <= 0.75
 
 
-def test_a_long_wait_for_a_slot_lengthens_the_next_wait_no_further_than_waits_grow():
+def test_waits_for_a_full_server_grow_by_its_refusals_alone():
+    call = a_call()
+    note_pause(call, BUSY, 0.0, 1.0)
+    note_pause(call, PASSING, 61.0, 62.0)
+    note_pause(call, PASSING, 64.0, 65.0)
+    assert call.pause == 2.0
+    assert decide_once(BUSY, call=call).delay <= 0.75
+
+
+def test_a_long_wait_for_a_slot_lengthens_the_next_wait_within_bounds():
     call = a_call()
     note_pause(call, PASSING, 0.0, 1.0)
     note_pause(call, PASSING, 1000.0, 1001.0)
-    assert decide_once(PASSING, POLICY.while_served(), call=call).delay == 5.0
+    assert decide_once(PASSING, POLICY.while_served(), call=call).delay == 10.0
 
 
 def test_thousands_of_tries_do_not_overflow():

@@ -63,6 +63,8 @@ SECRET = "s3cr3t-value/with+signs"
         "backend: 'https://me:s3cr3t-value%2Fwith+signs@host/v1'\n",
         "backend: 'https://host/v1?api_key=s3cr3t-value/with+signs'\n",
         "backend: {url: 'https://host/v1', query: {key: 's3cr3t-value/with+signs'}}\n",
+        "backend: {url: 'https://host/v1', query: {code: 's3cr3t-value/with+signs'}}\n",
+        "backend: 'https://host/v1?sig=s3cr3t-value/with+signs'\n",
         "backend: {url: vllm, proxy: 'http://me:s3cr3t-value@p:1'}\n",
         "sampling: {extra: {api_key: s3cr3t-value/with+signs}}\n",
         "agent: {tools: [{mcp: {command: x, env: {MY_TOKEN: s3cr3t-value/with+signs}}}]}\n",

@@ -23,11 +23,12 @@ Work = Callable[[Proxy, aiohttp.ClientSession], Awaitable[Any]]
 def through(urls: list[str], work: Work, run: Path, **config: Any) -> Any:
     """What ``work`` returns, done against a proxy in front of ``urls``."""
     own = config.pop("own", False)
+    headers = config.pop("headers", {"Authorization": "Bearer own"})
 
     async def main() -> Any:
         states = [
             EndpointState(
-                Endpoint(f"e{i}", url, {"Authorization": "Bearer own"}, own=own),
+                Endpoint(f"e{i}", url, headers, own=own),
                 InFlightLimit(8, 8),
             )
             for i, url in enumerate(urls)

@@ -70,6 +70,17 @@ def test_a_refusal_of_the_request_itself_is_passed_on_and_not_tried_elsewhere(tm
     assert "too long" in row["error"]
 
 
+@pytest.mark.parametrize("code", [400, 401])
+def test_the_endpoints_key_stands_in_no_refusal(tmp_path, code):
+    words = {"error": {"message": "wrong key: a-key-of-mine"}}
+    headers = {"Authorization": "Bearer a-key-of-mine"}
+    with FakeServer({"*": [status(code, words)]}) as fs:
+        told, body = through([fs.url], ask, tmp_path / "run", headers=headers)
+    assert (told, body["error"]["message"].rpartition(": ")[2]) == (code, "***")
+    (row,) = rows_of(tmp_path / "run")
+    assert "wrong key: ***" in row["error"]
+
+
 def test_a_stream_passes_piece_by_piece_and_its_tokens_are_counted(tmp_path):
     async def work(proxy, session):
         sent = chat(stream=True, stream_options={"include_usage": True})
