@@ -120,6 +120,8 @@ def tell_end(
 
 def _print_loads(summary: Numbers) -> None:
     shown = summary["loads"][:_MOST_LOADS]
+    if not shown:
+        return
     print_table({**LOADS, **(WHOLE if summary["turns"] else {})}, shown, LOADS_SPARE)
     if summary["turns"]:
         print_table(TURNS, summary["turns"][:_MOST_LOADS], TURNS_SPARE)
