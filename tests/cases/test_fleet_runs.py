@@ -146,7 +146,7 @@ def test_one_of_three_endpoints_that_is_wrong_takes_few_requests_and_no_row(tmp_
 def test_an_endpoint_ten_times_slower_gets_a_tenth_of_the_rows(tmp_path):
     with ExitStack() as stack:
         quick = started(stack, 1, {"*": [slow(0.05, ok())]})
-        lame = started(stack, 1, {"*": [slow(0.4, ok())]})
+        lame = started(stack, 1, {"*": [slow(0.5, ok())]})
         hosts = hostfile(tmp_path, [*quick, *lame])
         job = write_job(
             tmp_path,
