@@ -33,7 +33,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: 4px 7px; text-align: right; border-bottom: 1px solid var(--line); }
 td { white-space: nowrap; } th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 .text { text-align: left; } td.reason { white-space: normal; overflow-wrap: anywhere; }
-.reason { min-width: 240px; text-align: left; }
+.reason { min-width: 140px; text-align: left; }
 .ok { color: var(--s2); } .slow { color: var(--s1); } .failing, .dead { color: var(--bad); }
 .ok, .slow, .failing, .dead { font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr));
