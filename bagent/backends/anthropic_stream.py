@@ -116,16 +116,20 @@ class AnthropicStream:
         block = self._blocks.get(index)
         if block is None or block.get("type") != "tool_use":
             return
-        told = "".join(self._inputs.get(index, ()))
+        self._join(block, index)
+        call = tool_call(block)
+        self.tool_calls.append(call)
+        if self._on_call is not None:
+            self._on_call(call)
+
+    def _join(self, block: dict[str, Any], index: int) -> None:
+        """Put the pieces of a call's input together; what is no JSON stays text, for all to see."""
+        told = "".join(self._inputs.pop(index, ()))
         if told.strip():
             try:
                 block["input"] = decode_json(told)
             except ValueError:
                 block["input"] = told
-        call = tool_call(block)
-        self.tool_calls.append(call)
-        if self._on_call is not None:
-            self._on_call(call)
 
     @property
     def whole(self) -> bool:
@@ -147,6 +151,9 @@ class AnthropicStream:
                 return read_message(self._lines.stray, "text/event-stream", {})
             failure = _broken("the stream ended without a stop reason")
             return msgspec.structs.replace(failure, text=self.text or None)
+        for index in list(self._inputs):  # their blocks were never told to have ended
+            if self._blocks[index].get("type") == "tool_use":
+                self._join(self._blocks[index], index)
         ttft = None if self.first_token is None else (self.first_token - self._started) * 1000
         blocks = [block for _, block in sorted(self._blocks.items())]
         return reply_from_message(

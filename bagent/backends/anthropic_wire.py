@@ -62,7 +62,7 @@ class AnthropicWriter:
         Raises:
             ValueError: the API has no way to say what the request holds.
         """
-        talk = read_talk(request.messages or [])
+        talk = read_talk(request.messages or [], typed=True)
         if not talk.turns:
             raise ValueError("a prompt needs a user message, not only system text")
         head, tools_size = self._kept_head(request.settings)

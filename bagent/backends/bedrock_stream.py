@@ -100,13 +100,19 @@ class BedrockStream:
             self._on_piece(kind, text)
 
     def _block_ends(self, index: int) -> None:
-        used = self._blocks.get(index, {}).get("toolUse")
+        used = self._join(index)
         if used is not None:
-            used["input"] = parsed_input("".join(self._inputs.get(index, ())))
             call = tool_call(used)
             self.tool_calls.append(call)
             if self._on_call is not None:
                 self._on_call(call)
+
+    def _join(self, index: int) -> dict[str, Any] | None:
+        """The tool use of a block with its input put together; None where it is another block."""
+        used: dict[str, Any] | None = self._blocks.get(index, {}).get("toolUse")
+        if used is not None:
+            used["input"] = parsed_input("".join(self._inputs.pop(index, ())))
+        return used
 
     @property
     def whole(self) -> bool:
@@ -123,6 +129,8 @@ class BedrockStream:
         if self._stop is None:
             words = "the stream ended without a stop reason"
             return Failure("bad_response", words, True, 200, text=self.text or None)
+        for index in list(self._inputs):  # their blocks were never told to have ended
+            self._join(index)
         ttft = None if self.first_token is None else (self.first_token - self._started) * 1000
         content = [block for _, block in sorted(self._blocks.items())]
         return read_converse(content, self._stop, self._usage, self._model, ttft)

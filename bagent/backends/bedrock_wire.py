@@ -53,7 +53,7 @@ def converse_arguments(
     Raises:
         ValueError: Converse has no way to say what the request holds.
     """
-    talk = read_talk(request.messages or [])
+    talk = read_talk(request.messages or [], typed=False)
     if not talk.turns:
         raise ValueError("a prompt needs a user message, not only system text")
     settings = request.settings

@@ -40,6 +40,12 @@ _HINTS = {
     "nvext": b',"nvext":{"agent_hints":{"priority":%d}}',
 }
 
+OWN_BLOCKS = "provider_blocks"
+"""The key of an assistant message that holds the turn in its provider's own form: no other takes
+it, and a run that was begun with one backend may go on with another."""
+
+_OWN_MARK = b'"%s":' % OWN_BLOCKS.encode()
+
 MOST_AHEAD = 100
 """So many places a conversation may be put forward: one for each turn behind it."""
 
@@ -78,7 +84,7 @@ class BodyWriter:
         if request.body is not None:
             return self._own_body(request.body)
         head, limited, chosen = self._kept_head(request)
-        parts = [head, b'"', (key or self._messages_key).encode(), b'":', request.payload]
+        parts = [head, b'"', (key or self._messages_key).encode(), b'":', _payload(request)]
         if request.max_tokens is not None and not limited:
             parts.append(b',"%s":%d' % (self._limit_key.encode(), request.max_tokens))
         if request.tool_choice is not None and not chosen:
@@ -146,6 +152,14 @@ class BodyWriter:
         if self._limit_key not in fields and fields.get("max_tokens") is not None:
             fields[self._limit_key] = fields.pop("max_tokens")
         return encode_payload(fields)
+
+
+def _payload(request: Request) -> bytes:
+    """The payload, less what another provider wanted back unchanged in turns before."""
+    messages = request.messages
+    if messages is None or len(messages) < 3 or _OWN_MARK not in request.payload:
+        return request.payload
+    return encode_payload([{k: v for k, v in one.items() if k != OWN_BLOCKS} for one in messages])
 
 
 def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bagent.backends.chat_wire import content_text
+from bagent.backends.chat_wire import OWN_BLOCKS, content_text
 from bagent.backends.json_text import decode_json, encode_json
 from bagent.types import Json, Message, Reply
 
-OWN_BLOCKS = "provider_blocks"
-"""The key of an assistant message that holds the turn in its provider's own form."""
+_NO_ID = re.compile(r"[^A-Za-z0-9_-]")
+_BEGINNING, _NO_RESULT = ".", "(no result)"
+LONGEST_ID = 64
+"""What both providers take as the id of a tool call: these characters, so many of them."""
 
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,(.*)", re.DOTALL)
 
@@ -94,8 +96,16 @@ def assistant_message(reply: Reply) -> Message:
     return message
 
 
-def read_talk(messages: Sequence[Message]) -> Talk:
+def read_talk(messages: Sequence[Message], *, typed: bool | None = None) -> Talk:
     """System texts and alternating turns of ``messages``; blank texts are left out.
+
+    The user begins, ids of tool calls are unique, and each call has its result at the beginning of
+    the turn after it: whatever server or file the conversation comes from.
+
+    Args:
+        typed: whether the provider's own blocks name their ``type``, as Anthropic's do and
+            Bedrock's do not; turns with blocks of another provider are told by their text and
+            calls. None takes all.
 
     Raises:
         ValueError: a role or a part of a message that cannot be told in turns.
@@ -108,13 +118,77 @@ def read_talk(messages: Sequence[Message]) -> Talk:
             if text and text.strip():
                 talk.system.append(text)
         elif role in ("user", "assistant"):
-            parts = _assistant_parts(message) if role == "assistant" else _parts(message)
+            parts = _parts(message) if role == "user" else _assistant_parts(message, typed)
             _add(talk, str(role), parts)
         elif role in ("tool", "function"):
             _add(talk, "user", [_result(message)])
         else:
             raise ValueError(f"a message with the role {role!r}")
+    if talk.turns and talk.turns[0].role == "assistant":
+        talk.turns.insert(0, Turn("user", [Text(_BEGINNING)]))
+    _pair(talk.turns)
     return talk
+
+
+def _pair(turns: list[Turn]) -> None:
+    """Give calls ids of their own, and each its result where the provider looks for it."""
+    used: set[str] = set()
+    asked: list[Asked] = []
+    names: list[str] = []
+    for turn in turns:
+        if turn.role == "user":
+            turn.parts = _with_results(turn.parts, asked, names)
+            continue
+        asked, names = [], []
+        for place, part in enumerate(turn.parts):
+            if isinstance(part, Asked):
+                new = turn.parts[place] = msgspec.structs.replace(part, id=_new_id(part.id, used))
+                asked.append(new)
+                names.append(part.id)
+            elif isinstance(part, Own) and (own := _id_of(part.block)):
+                used.add(own)
+                asked.append(Asked(own, "", {}))
+                names.append(own)
+
+
+def _new_id(given: str, used: set[str]) -> str:
+    clean = _NO_ID.sub("_", given)[:LONGEST_ID] or "call"
+    new, count = clean, 1
+    while new in used:
+        count += 1
+        new = f"{clean[: LONGEST_ID - 5]}_{count}"
+    used.add(new)
+    return new
+
+
+def _id_of(block: dict[str, Json]) -> str:
+    """The id of a call in a provider's own form, empty where the block is none."""
+    used = block.get("toolUse")
+    if isinstance(used, dict):
+        return str(used.get("toolUseId") or "")
+    return str(block.get("id") or "") if block.get("type") == "tool_use" else ""
+
+
+def _with_results(parts: list[Part], asked: list[Asked], names: list[str]) -> list[Part]:
+    """The parts of a user's turn after calls were asked for, which had ``names`` as their ids: the
+    results first, one for each call. A result that nobody asked for is told as text."""
+    results: list[Part] = []
+    others: list[Part] = []
+    left = list(zip(names, asked, strict=True))
+    for part in parts:
+        if not isinstance(part, Result):
+            others.append(part)
+            continue
+        found = [pair for pair in left if pair[0] == part.id]
+        # Old conversations name the function, and some name nothing.
+        found += [pair for pair in left if part.id in (pair[1].name, "")]
+        if found:
+            left.remove(found[0])
+            results.append(msgspec.structs.replace(part, id=found[0][1].id))
+        else:
+            others += part.parts
+    results += [Result(call.id, (Text(_NO_RESULT),), failed=True) for _, call in left]
+    return results + others
 
 
 def _add(talk: Talk, role: str, parts: list[Part]) -> None:
@@ -126,9 +200,9 @@ def _add(talk: Talk, role: str, parts: list[Part]) -> None:
         talk.turns.append(Turn(role, parts))
 
 
-def _assistant_parts(message: Message) -> list[Part]:
+def _assistant_parts(message: Message, typed: bool | None) -> list[Part]:
     own = message.get(OWN_BLOCKS)
-    if isinstance(own, list) and own:
+    if isinstance(own, list) and own and _is_own(own, typed):
         return [Own(block) for block in own]
     parts: list[Part] = list(_parts(message))
     for place, call in enumerate(message.get("tool_calls") or ()):
@@ -136,6 +210,10 @@ def _assistant_parts(message: Message) -> list[Part]:
         name, told = str(function.get("name") or ""), function.get("arguments")
         parts.append(Asked(str(call.get("id") or f"call_{place}"), name, _arguments(told)))
     return parts
+
+
+def _is_own(blocks: list[Json], typed: bool | None) -> bool:
+    return typed is None or all(isinstance(b, dict) and ("type" in b) == typed for b in blocks)
 
 
 def _arguments(told: Json) -> dict[str, Json]:

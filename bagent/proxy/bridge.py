@@ -19,12 +19,12 @@ import msgspec
 from aiohttp import web
 
 from bagent.backends.base import Backend, Timeouts
+from bagent.backends.chat_wire import OWN_BLOCKS
 from bagent.backends.choose import BackendConfig, make_backend
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.json_text import decode_json
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.transport import Transport
-from bagent.backends.turns import OWN_BLOCKS
 from bagent.proxy.openai_words import chunk_bytes, completion, error_of, last_chunks
 from bagent.runs.endpoints import Servers
 from bagent.types import Failure, Json, Reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -83,3 +84,12 @@ def test_a_page_in_place_of_a_stream_is_shown() -> None:
     found = reader([b"<h1>bad gateway</h1>\n"]).result()
     assert isinstance(found, Failure)
     assert "bad gateway" in found.message
+
+
+def test_a_call_whose_block_is_never_told_to_end_has_its_arguments() -> None:
+    events = [one for one in AnthropicWire().events(SAY) if b"content_block_stop" not in one]
+    found = reader(events).result()
+    assert isinstance(found, Reply)
+    assert [json.loads(call.arguments) for call in found.tool_calls] == [
+        arguments for _, _, arguments in SAY.calls
+    ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import pytest
 
+from bagent.backends.chat_wire import OWN_BLOCKS
 from bagent.backends.turns import (
-    OWN_BLOCKS,
     Asked,
     Image,
     Own,
@@ -103,3 +106,94 @@ def test_a_turn_in_the_providers_form_goes_back_unchanged() -> None:
 
 def test_a_plain_answer_goes_on_as_plain_text() -> None:
     assert assistant_message(Reply("t", "stop")) == {"role": "assistant", "content": "t"}
+
+
+def told(*calls: tuple[str, str], text: str = "") -> Message:
+    """A turn of the assistant with calls: their ids and names."""
+    functions = [{"id": key, "function": {"name": name}} for key, name in calls]
+    return {"role": "assistant", "content": text, "tool_calls": functions}
+
+
+def result(key: str, text: str) -> Message:
+    return {"role": "tool", "tool_call_id": key, "content": text}
+
+
+def pairs(messages: list[Message]) -> list[tuple[list[str], list[tuple[str, str]]]]:
+    """For each turn with calls their ids, and the results of the turn after it."""
+    turns = read_talk(messages).turns
+    found = []
+    for turn, after in itertools.pairwise(turns):
+        ids = [part.id for part in turn.parts if isinstance(part, Asked)]
+        texts = [
+            (part.id, "".join(text.text for text in part.parts if isinstance(text, Text)))
+            for part in after.parts
+            if isinstance(part, Result)
+        ]
+        if ids or texts:
+            found.append((ids, texts))
+    return found
+
+
+def test_ids_that_a_server_uses_again_are_told_apart_and_keep_their_results() -> None:
+    messages = [user("x")]
+    for turn in ("1", "2"):
+        messages += [told(("call_0", "f"), ("call_1", "g"))]
+        messages += [result("call_1", f"g{turn}"), result("call_0", f"f{turn}")]
+    assert pairs(messages) == [
+        (["call_0", "call_1"], [("call_1", "g1"), ("call_0", "f1")]),
+        (["call_0_2", "call_1_2"], [("call_1_2", "g2"), ("call_0_2", "f2")]),
+    ]
+
+
+def test_calls_of_one_turn_with_the_same_id_get_their_results_in_order() -> None:
+    messages = [user("x"), told(("a", "f"), ("a", "f")), result("a", "1"), result("a", "2")]
+    assert pairs(messages) == [(["a", "a_2"], [("a", "1"), ("a_2", "2")])]
+
+
+@pytest.mark.parametrize("key", ["functions.f:0", "f|1", "é", "x" * 90, ""])
+def test_ids_that_a_provider_would_not_take_are_made_over(key: str) -> None:
+    ((ids, results),) = pairs([user("x"), told((key, "f")), result(key, "1")])
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", ids[0])
+    assert results == [(ids[0], "1")]
+
+
+def test_results_of_old_conversations_are_known_by_the_name_of_their_function() -> None:
+    old = {"role": "function", "name": "g", "content": "1"}
+    ((ids, results),) = pairs([user("x"), told(("a", "f"), ("b", "g")), old, result("a", "2")])
+    assert (ids, results) == (["a", "b"], [("b", "1"), ("a", "2")])
+
+
+def test_each_call_has_a_result_and_each_result_a_call() -> None:
+    messages = [user("x"), told(("a", "f"), ("b", "g")), user("wait"), result("b", "1")]
+    turns = read_talk([*messages, result("z", "lost")]).turns
+    assert turns[2].parts == [
+        Result("b", (Text("1"),)),
+        Result("a", (Text("(no result)"),), failed=True),
+        Text("wait"),
+        Text("lost"),
+    ]
+
+
+def test_calls_that_end_a_conversation_wait_for_their_results() -> None:
+    turns = read_talk([user("x"), told(("a", "f"))]).turns
+    assert [turn.role for turn in turns] == ["user", "assistant"]
+
+
+def test_the_user_begins() -> None:
+    talk = read_talk([{"role": "assistant", "content": "Hello."}, user("x")])
+    assert [turn.role for turn in talk.turns] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(
+    ("block", "typed"),
+    [
+        ({"type": "thinking", "thinking": "a", "signature": "s"}, False),
+        ({"reasoningContent": {"reasoningText": {"text": "a"}}}, True),
+    ],
+)
+def test_turns_in_another_providers_form_are_told_by_their_text(
+    block: dict[str, object], typed: bool
+) -> None:
+    message: Message = {"role": "assistant", "content": "b", OWN_BLOCKS: [block]}
+    assert read_talk([user("x"), message], typed=typed).turns[1].parts == [Text("b")]
+    assert read_talk([user("x"), message], typed=not typed).turns[1].parts == [Own(block)]

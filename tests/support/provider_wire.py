@@ -7,6 +7,7 @@ complains of requests that the provider would refuse.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Protocol
 
 import msgspec
@@ -301,10 +302,17 @@ def pieces(text: str | None) -> list[str]:
 def results_complaint(
     messages: Json, use: str, result: str, use_id: str, result_id: str
 ) -> str | None:
-    """What is wrong with tool results: each turn of uses wants all of its results right after."""
+    """What is wrong with tool results: each turn of uses wants all of its results right after, and
+    ids are of few characters and used once."""
+    every = [b[use_id] for message in messages for b in message["content"] if b["type"] == use]
+    if len(set(every)) != len(every):
+        return f"{use} ids must be unique, got {every}"
+    odd = [one for one in every if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", one)]
+    if odd:
+        return f"ids of {use} should match pattern ^[a-zA-Z0-9_-]+$, got {odd}"
     for message, after in zip(messages, [*messages[1:], None], strict=True):
         asked = [block[use_id] for block in message["content"] if block["type"] == use]
         found = [b[result_id] for b in after["content"] if b["type"] == result] if after else []
-        if asked and asked != found:
+        if asked != found and (asked or found):
             return f"tool uses {asked} are followed by the results {found}"
     return None
