@@ -46,6 +46,7 @@ RAW_ARMS = {
     "auto": {},
     "single-256": {"batching": {"mode": "single"}, "limits": {"concurrency": 256}},
     "single-512": {"batching": {"mode": "single"}, "limits": {"concurrency": 512}},
+    "single-1024": {"batching": {"mode": "single"}, "limits": {"concurrency": 1024}},
     "lists-64": {"batching": {"mode": "completions", "size": 64}},
     "lists-256": {"batching": {"mode": "completions", "size": 256}},
 }
@@ -53,9 +54,15 @@ CHAT_ARMS = {
     "auto": {},
     "single-256": {"batching": {"mode": "single"}, "limits": {"concurrency": 256}},
     "single-512": {"batching": {"mode": "single"}, "limits": {"concurrency": 512}},
+    "single-1024": {"batching": {"mode": "single"}, "limits": {"concurrency": 1024}},
     "chat-64": {"batching": {"mode": "chat", "size": 64}},
     "lists-64": {"batching": {"mode": "completions", "size": 64}},
+    "lists-256": {"batching": {"mode": "completions", "size": 256}},
 }
+SYSTEM = "You judge texts."
+ASKED = "Judge this: "
+MOST_TOLD = 120
+"""Requests of a run beyond which their times are not kept."""
 
 
 def write_rows(path: Path, count: int, words: int) -> None:
@@ -79,40 +86,74 @@ def job_of(shape: str, url: str, model: str, rows: Path, arm: dict) -> dict:
         "results": {"parquet": False, "duckdb": False},
     }
     if shape == "chat":
-        job["prompt"] = {"system": "You judge texts.", "user": "Judge this: {{ text }}"}
+        job["prompt"] = {"system": SYSTEM, "user": ASKED + "{{ text }}"}
         job["output"] = {"schema": SCHEMA, "describe": "never", "retries": 0}
     else:
-        job["prompt"] = {"raw": "Judge this: {{ text }}"}
+        job["prompt"] = {"raw": ASKED + "{{ text }}"}
         sampling["extra"] = {"ignore_eos": True}
     return job | arm
 
 
-def run_arm(folder: Path, job: dict) -> dict:
+def run_job(folder: Path, job: dict, code: Path | None = None) -> tuple[dict, Path]:
+    """Run ``job`` as a user would; ``code`` is a folder with another version of bagent."""
     path = folder / "job.yaml"
     path.write_text(json.dumps(job))
     out = folder / f"run-{time.time_ns()}"
     command = [sys.executable, "-m", "bagent", "run", str(path), "-o", str(out)]
+    env = dict(os.environ)
+    if code is not None:
+        env["PYTHONPATH"] = f"{code}:{env.get('PYTHONPATH', '')}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [*command, "--no-canary", "--progress", "none"], capture_output=True, text=True, check=False
+        [*command, "--no-canary", "--progress", "none"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+        cwd=folder,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    found = {"cpu_s": round(cpu, 3)}
     if done.returncode not in (0, 1):
-        return {"error": done.stderr[-800:], "code": done.returncode}
-    rows, answers = [], hashlib.sha256()
-    for file in sorted((out / "journal").glob("rows-*.jsonl")):
-        rows += [json.loads(line) for line in file.open()]
-    sizes = []
-    for file in sorted((out / "journal").glob("attempts-*.jsonl")):
-        sizes += [json.loads(line).get("group_size", 1) for line in file.open()]
-    for row in sorted(rows, key=lambda row: row["row"]):
-        answers.update((row.get("text") or "").encode())
+        found |= {"error": done.stderr[-800:], "code": done.returncode}
+    return found, out
+
+
+def lines_of(out: Path, kind: str) -> list[dict]:
+    """The records of one kind in a run's journal."""
+    files = sorted((out / "journal").glob(f"{kind}-*.jsonl"))
+    return [json.loads(line) for file in files for line in file.open()]
+
+
+def request_of(attempt: dict) -> object:
+    """What is equal for the tries that travelled in one request; one alone has no group's name."""
+    return attempt.get("group") or (attempt["row"], attempt.get("turn"), attempt["sent"])
+
+
+def requests_of(out: Path) -> list[list[float]]:
+    """When each request was sent and done, in seconds since the first, and how many rows it had."""
+    sent = {
+        request_of(one): [one["sent"], one["done"], one.get("group_size", 1)]
+        for one in lines_of(out, "attempts")
+    }
+    first = min(each[0] for each in sent.values())
+    return sorted([round(a - first, 3), round(b - first, 3), size] for a, b, size in sent.values())
+
+
+def run_arm(folder: Path, job: dict, code: Path | None = None) -> tuple[dict, list[str]]:
+    """What a run of ``job`` took, and its answers in the order of the rows."""
+    found, out = run_job(folder, job, code)
+    if "error" in found:
+        return found, []
+    rows = sorted(lines_of(out, "rows"), key=lambda row: row["row"])
+    texts = [row.get("text") or "" for row in rows]
     seconds = max(r["finished_at"] for r in rows) - min(r["started_at"] for r in rows)
     latencies = sorted(r["latency_ms"] for r in rows)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     statuses: dict[str, int] = {}
     for row in rows:
         statuses[row["status"]] = statuses.get(row["status"], 0) + 1
+    requests = requests_of(out)
     return {
         "rows": len(rows),
         "seconds": round(seconds, 3),
@@ -120,11 +161,17 @@ def run_arm(folder: Path, job: dict) -> dict:
         "completion_tokens": sum(r.get("completion_tokens") or 0 for r in rows),
         "p50_ms": latencies[len(latencies) // 2],
         "p99_ms": latencies[len(latencies) * 99 // 100],
-        "cpu_us": round(cpu / len(rows) * 1e6, 1),
-        "requests": sum(1 / size for size in sizes),
+        "cpu_us": round(found["cpu_s"] / len(rows) * 1e6, 1),
+        "requests": len(requests),
         "statuses": statuses,
-        "answers": answers.hexdigest()[:16],
-    }
+        "answers": digest(texts),
+        "sent_done_rows": requests if len(requests) <= MOST_TOLD else [],
+    }, texts
+
+
+def digest(texts: list[str]) -> str:
+    """What equal answers have in common."""
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
 
 
 def empty_cache(url: str) -> None:
@@ -163,7 +210,7 @@ def main() -> None:
                 order = list(arms) if repeat % 2 == 0 else list(reversed(arms))
                 for arm in order:
                     empty_cache(options.url)
-                    found = run_arm(
+                    found, _ = run_arm(
                         folder, job_of(shape, options.url, options.model, rows, arms[arm])
                     )
                     runs.append({"shape": shape, "arm": arm, "repeat": repeat} | found)

@@ -1,0 +1,128 @@
+"""One shape of work, many ways to have it done: bagent's modes, servers that differ, the ceiling.
+
+    python benchmarks/gpu_compare.py OUT.json --shape short --model NAME
+        --at api1=HOST:PORT --at offline=HOST:PORT
+        --arms auto@api1,lists-64@api1,single-512@api1,offline@offline
+        [--repeats 3] [--rows N] [--seconds S] [--code old=FOLDER]
+
+Arms of a server are those of ``gpu_modes.py``; ``auto:old@api1`` is the same by the version of
+bagent in the folder that ``--code`` names. ``offline@NAME`` asks a ``gpu_offline.py``. The order is
+turned round with each repeat, prefix caches are emptied before each arm, all repeats are kept, and
+no arm is begun that would end after ``--seconds``. ``equal`` counts the rows with the answer of the
+first arm's first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from gpu_modes import CHAT_ARMS, RAW_ARMS, SHAPES, digest, empty_cache, job_of, run_arm, write_rows
+
+WARM_ROWS = 200
+
+
+def pairs(given: list[str]) -> dict[str, str]:
+    return dict(one.split("=", 1) for one in given)
+
+
+def run_offline(address: str, shape: str, rows: Path) -> tuple[dict, list[str]]:
+    body = json.dumps({"rows": str(rows), "shape": shape}).encode()
+    request = urllib.request.Request(f"http://{address}/run", body)
+    try:
+        with urllib.request.urlopen(request, timeout=200) as answer:
+            found = json.load(answer)
+    except OSError as error:
+        return {"error": str(error)}, []
+    texts = found.pop("texts")
+    rate = round(len(texts) / found["seconds"], 1)
+    found["seconds"] = round(found["seconds"], 3)
+    return found | {"rows": len(texts), "rows_per_s": rate, "answers": digest(texts)}, texts
+
+
+class Compare:
+    """All arms of one shape."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.at, self.code = pairs(options.at), pairs(options.code)
+        self.rows = folder / "rows.jsonl"
+        count = options.rows or SHAPES[options.shape]["rows"]
+        write_rows(self.rows, count, SHAPES[options.shape]["words"])
+        self.first: list[str] = []
+        self.runs: list[dict] = []
+        self.longest: dict[str, float] = {}
+        self.began = time.monotonic()
+
+    def run(self, arm: str, rows: Path) -> tuple[dict, list[str]]:
+        way, _, place = arm.partition("@")
+        mode, _, version = way.partition(":")
+        shape, address = self.options.shape, self.at[place]
+        if mode == "offline":
+            return run_offline(address, shape, rows)
+        empty_cache(address)
+        arms = CHAT_ARMS if shape == "chat" else RAW_ARMS
+        job = job_of(shape, address, self.options.model, rows, arms[mode])
+        return run_arm(self.folder, job, Path(self.code[version]) if version else None)
+
+    def warm(self, arms: list[str]) -> None:
+        """What a first request compiles, at each place."""
+        few = self.folder / "few.jsonl"
+        few.write_text("".join(self.rows.open().readlines()[:WARM_ROWS]))
+        for place in self.at:
+            mine = [arm for arm in arms if arm.endswith(f"@{place}")]
+            if mine:
+                print("warm", place, json.dumps(self.run(mine[0], few)[0])[:300], flush=True)
+
+    def time_for(self, arm: str) -> bool:
+        """Whether it would end in time, by what it took before."""
+        usual = self.longest.get(arm, 20.0)
+        return time.monotonic() - self.began + usual < self.options.seconds
+
+    def note(self, arm: str, repeat: int) -> None:
+        began = time.monotonic()
+        found, texts = self.run(arm, self.rows)
+        took = time.monotonic() - began
+        self.longest[arm] = max(took, self.longest.get(arm, 0.0))
+        self.first = self.first or texts
+        equal = sum(a == b for a, b in zip(texts, self.first, strict=False))
+        one = {"arm": arm, "repeat": repeat, **found, "equal": equal, "whole_s": round(took, 2)}
+        self.runs.append(one)
+        shown = {key: value for key, value in one.items() if key != "sent_done_rows"}
+        print(json.dumps(shown), flush=True)
+        kept = {"device": os.environ.get("DEVICE", ""), "shape": self.options.shape}
+        kept |= {"model": self.options.model, "runs": self.runs}
+        self.options.out.write_text(json.dumps(kept) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shape", choices=list(SHAPES), required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--at", action="append", default=[], metavar="NAME=HOST:PORT")
+    parser.add_argument("--code", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--arms", required=True)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--seconds", type=float, default=10_000)
+    options = parser.parse_args()
+    arms = options.arms.split(",")
+    with tempfile.TemporaryDirectory() as name:
+        compare = Compare(options, Path(name))
+        compare.warm(arms)
+        for repeat in range(options.repeats):
+            for arm in arms if repeat % 2 == 0 else arms[::-1]:
+                if compare.time_for(arm):
+                    compare.note(arm, repeat)
+                else:
+                    print("no time for", arm, flush=True)
+
+
+if __name__ == "__main__":
+    main()
