@@ -6,7 +6,8 @@
 ``compare``: 100 agents of two turns behind a shared prompt of about 2,048 tokens (``--rules`` sets
 its length, the result tells it), a tool of 800 ms, at most 32 model calls in flight. The first turn
 must call the tool, whose one argument has ten possible values; which one is what the model writes,
-at a temperature of 1, so that one of random weights writes all of them.
+at a temperature of 1, so that one of random weights writes all of them. An agent whose first turn
+ends without a whole call ends there, in each arm.
 Arms, in an order that turns round:
 
 ``holding``  a loop that keeps its slot while the tool runs
@@ -178,6 +179,8 @@ class Loop:
                 turn = await self.ask(messages, "required")
             calls = turn.get("tool_calls") or []
             self.without += not calls
+            if not calls:  # cut before the call was whole: over, as it is for bagent
+                return
             messages.append({**turn, "content": turn.get("content") or ""})
             for call in calls:
                 topic = json.loads(call["function"]["arguments"])["topic"]
