@@ -27,6 +27,13 @@ class Llmock(LlmServer):
         found: dict[str, Any] = msgspec.json.decode(self.get("/_llmock/verdict") or "{}")
         return found
 
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """What it was asked, oldest first."""
+        found: dict[str, Any] = msgspec.json.decode(self.get("/_llmock/requests") or "{}")
+        told: list[dict[str, Any]] = found.get("requests", [])
+        return told
+
     def start(self) -> Self:
         """Start it and wait until it answers."""
         program = venv("llmock") / "bin" / "llmock"
