@@ -11,14 +11,34 @@ FEW = 0.1
 """Answers of an endpoint that came in one piece by chance: below this share of all."""
 
 
-def doubts(endpoints: Sequence[Numbers]) -> list[str]:
-    """What is to be known of the numbers, from those of each endpoint over all loads."""
+def doubts(endpoints: Sequence[Numbers], most: int | None = None) -> list[str]:
+    """What is to be known of the numbers, from those of each endpoint over all loads.
+
+    Args:
+        most: tokens that an answer was allowed; None where answers had different limits.
+    """
     found = []
     estimated = {one["endpoint"]: one["estimated"] for one in endpoints if one["estimated"]}
     if estimated:
         found.append(
             f"output tokens of {_of(estimated)} are estimated by the pieces that came: "
             "the server tells no usage"
+        )
+    undertold = {one["endpoint"]: one["undertold"] for one in endpoints if one["undertold"]}
+    if undertold:
+        found.append(
+            f"the usage of {_of(undertold)} tells fewer tokens than pieces came: tokens a second "
+            "and TPOT are wrong there"
+        )
+    too_many = {
+        one["endpoint"]: one["ok"]
+        for one in endpoints
+        if most is not None and (one["output_tokens"] or 0) > most
+    }
+    if too_many:
+        found.append(
+            f"the usage of {_of(too_many)} tells more output tokens than the {most} that an answer "
+            "may have: tokens a second and TPOT are wrong there"
         )
     whole = {
         one["endpoint"]: one["one_piece"] for one in endpoints if one["one_piece"] > FEW * one["ok"]

@@ -37,7 +37,8 @@ _WORDS = (*PERCENTILES, "mean", "max")
 LOAD_NUMBERS = frozenset(
     {
         *(f"{name}_{word}_ms" for name in _LATENCIES for word in _WORDS),
-        *("requests", "ok", "failed", "censored", "estimated", "one_piece", "opened", "good"),
+        *("requests", "ok", "failed", "censored", "estimated", "one_piece", "undertold", "opened"),
+        "good",
         *("requests_inside", "calls_inside", "good_inside", "tokens", "tokens_inside"),
         *("prompt_inside", "good_tokens", "busy_seconds", "input_tokens", "output_tokens"),
         *("cached_share", "rps", "calls_s", "output_tok_s", "input_tok_s", "total_tok_s"),

@@ -52,11 +52,25 @@ _WINDOWS = {
 """The stages by what numbers are grouped by."""
 
 _COUNTS = (
-    *("requests", "ok", "failed", "censored", "estimated", "one_piece", "opened", "good"),
+    *(
+        "requests",
+        "ok",
+        "failed",
+        "censored",
+        "estimated",
+        "one_piece",
+        "undertold",
+        "opened",
+        "good",
+    ),
     *("requests_inside", "calls_inside", "good_inside"),
 )
 """Numbers that are 0 where a load sent nothing, be it that its time was over too soon."""
 
+
+_UNDERTOLD = "status = 'ok' and list_sum(chunk_count) > 2 + 1.5 * completion_tokens"
+"""A usage that tells fewer tokens than pieces came. One or two more are no lie: a token that ends
+the thinking may be cut in two."""
 
 _ONE_PIECE = "status = 'ok' and len(chunk_at) = 1 and completion_tokens >= 2"
 """A stream that came all at once: nothing can be told of the time between its tokens."""
@@ -91,6 +105,7 @@ def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
                 count(*) filter ({counted} and censored) as censored,
                 count(*) filter ({counted} and estimated) as estimated,
                 count(*) filter ({counted} and {_ONE_PIECE}) as one_piece,
+                count(*) filter ({counted} and {_UNDERTOLD}) as undertold,
                 count(*) filter ({counted} and opened) as opened,
                 count(*) filter ({counted} and {_good(slo)}) as good,
                 sum(size) filter (status = 'ok' and ended_inside) as calls_inside,

@@ -126,6 +126,14 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     tokens: int
     as_json: bool = False
 
+    @property
+    def most(self) -> int:
+        """The limit that is sent: JSON gets room to end."""
+        return self.tokens + _JSON_ROOM * self.as_json
+
+
+_JSON_ROOM = 32
+
 
 def fixed_fields(model: str | None, answer: AnswerPlan, engine: str | None) -> dict[str, Json]:
     """The members of a body that all requests of one endpoint share.
@@ -134,10 +142,9 @@ def fixed_fields(model: str | None, answer: AnswerPlan, engine: str | None) -> d
     ends where it ends.
     """
     fields: dict[str, Json] = {"model": model} if model else {}
-    fields |= {"max_tokens": answer.tokens, "temperature": 0}
+    fields |= {"max_tokens": answer.most, "temperature": 0}
     if answer.as_json:
         form = {"name": "findings", "schema": json_schema(answer.tokens)}
-        fields |= {"max_tokens": answer.tokens + 32}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
     elif engine in ("vllm", "sglang"):
         fields |= {"ignore_eos": True, "min_tokens": answer.tokens}

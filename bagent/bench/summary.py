@@ -18,6 +18,7 @@ from bagent.bench.definitions import WORDS
 from bagent.bench.doubts import doubts
 from bagent.bench.gate import SCHEMA_VERSION
 from bagent.bench.plan import BenchPlan
+from bagent.bench.prompts import AnswerPlan
 from bagent.bench.session import Course
 from bagent.bench.shown import main_kinds
 from bagent.bench.tables import Tables
@@ -90,7 +91,7 @@ def summarise(
         "prompts": msgspec.to_builtins(course.lengths),
         "fleet": fleet,
         "saturation": msgspec.to_builtins(found) if found else None,
-        "doubts": doubts(by_endpoint),
+        "doubts": doubts(by_endpoint, _most_tokens(plan)),
         "client_limited": limited,
         "client_states": msgspec.to_builtins(states),
         "loads": loads,
@@ -100,6 +101,13 @@ def summarise(
         "servers": servers,
         "definitions": WORDS,
     }
+
+
+def _most_tokens(plan: BenchPlan) -> int | None:
+    """The tokens that an answer may have; None where that differs."""
+    if plan.speeds or "job" in plan.ways:
+        return None
+    return AnswerPlan(plan.output_tokens, plan.as_json).most
 
 
 def _simulated(one: Called) -> bool:

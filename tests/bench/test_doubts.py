@@ -6,9 +6,17 @@ from typing import Any
 
 from bagent.bench.doubts import doubts
 
+COUNTS = ("estimated", "one_piece", "undertold")
 
-def row(endpoint: str, **numbers: int) -> dict[str, Any]:
-    return {"endpoint": endpoint, "ok": 100, "estimated": 0, "one_piece": 0, **numbers}
+
+def row(endpoint: str, **numbers: float) -> dict[str, Any]:
+    return {
+        "endpoint": endpoint,
+        "ok": 100,
+        **dict.fromkeys(COUNTS, 0),
+        "output_tokens": 8.0,
+        **numbers,
+    }
 
 
 def test_numbers_that_are_told_in_full_are_not_doubted() -> None:
@@ -30,3 +38,11 @@ def test_streams_that_come_in_one_piece_are_said_to_have_no_tpot() -> None:
 
 def test_an_endpoint_that_answered_nothing_has_no_doubts() -> None:
     assert doubts([row("a:1", ok=0)]) == []
+
+
+def test_a_usage_that_cannot_be_true_is_said() -> None:
+    (words,) = doubts([row("a:1", undertold=7)])
+    assert words.startswith("the usage of 7 requests at a:1 tells fewer tokens than pieces came")
+    (words,) = doubts([row("a:1"), row("b:1", output_tokens=1000.0)], 8)
+    assert words.startswith("the usage of 100 requests at b:1 tells more output tokens than the 8")
+    assert doubts([row("b:1", output_tokens=1000.0)]) == []

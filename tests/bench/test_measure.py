@@ -112,6 +112,12 @@ def test_tokens_that_came_all_at_once_have_no_tpot(fill: Fill) -> None:
     assert load["tpot_p50_ms"] == load["tpot_max_ms"] == pytest.approx(100)
 
 
+def test_a_usage_below_the_pieces_that_came_is_counted(fill: Fill) -> None:
+    streamed = {"chunk_at": [200_000, 600_000], "chunk_count": [5, 5]}
+    rows = [request(n, completion_tokens=tokens, **streamed) for n, tokens in enumerate((5, 6, 99))]
+    assert one_load(fill(rows))["undertold"] == 1
+
+
 def test_one_token_has_no_tpot_and_does_not_count_as_zero(fill: Fill) -> None:
     one = request(completion_tokens=1, last_token=1.3)
     assert one_load(fill([one]))["tpot_p50_ms"] is None
