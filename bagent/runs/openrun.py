@@ -15,18 +15,13 @@ import msgspec
 
 from bagent import __version__
 from bagent.answers.schema import OutputSchema
-from bagent.errors import (
-    EXIT_NEEDS_PERSON,
-    EXIT_OK,
-    EXIT_ROWS_FAILED,
-    OwnedError,
-    UsageError,
-)
+from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError
 from bagent.runs.laststage import LastStage, last_stage, stage_names
-from bagent.runs.options import RunOptions
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.tables_child import TablesChild
+from bagent.runs.taking_up import policy_for, reads_all
 from bagent.store.codec import OK_CODE, unit_of
+from bagent.store.edited import EditedRows, Missing
 from bagent.store.index import DoneIndex, Policy, count_outcomes, load_index, open_indexes
 from bagent.store.journal import Journal, Syncer
 from bagent.store.near import units_of
@@ -35,7 +30,7 @@ from bagent.store.readers import AnswerStore, Wanted, encode_result, iter_result
 from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
 from bagent.store.segments import part_order
 from bagent.store.tables import input_reader
-from bagent.types import PASSING_KINDS, Json, Outcome, Row
+from bagent.types import Json, Outcome, Row
 
 
 @dataclass
@@ -61,6 +56,7 @@ class OpenRun:
     tables: TablesChild | None = None
     notes: list[str] = field(default_factory=list)
     last: LastStage | None = None
+    missing: Missing | None = None
     _closed: bool = False
 
     @property
@@ -91,7 +87,22 @@ class OpenRun:
     def pending(self, row: Row, answers: int) -> list[int]:
         """The answers of ``row`` that are still to do."""
         has = self.done.has
-        return [a for a in range(answers) if not has(unit_of(row.key, STAGE, a))]
+        units = [unit_of(row.key, STAGE, answer) for answer in range(answers)]
+        found = [answer for answer, unit in enumerate(units) if not has(unit)]
+        if found and self.missing is not None:
+            for unit in units:
+                self.missing.meet(unit)
+        return found
+
+    def forget_missing(self) -> None:
+        """Take back what failed of rows that the input, read whole, holds no more.
+
+        Raises:
+            WriteError: the disk refuses.
+        """
+        if self.missing is not None:
+            for unit in self.missing.left():
+                self.journal.take_back(unit, STAGE)
 
     def all_finished(self, keys: Sequence[int], answers: int) -> bool:
         """Whether nothing is still to do for any of these rows."""
@@ -216,7 +227,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         if changed:
             notes.append(f"{', '.join(changed)} changed; finished rows are kept as they are")
         info = directory.load()
-        policy = _policy(options, info)
+        policy = policy_for(options, info)
         directory.clear_stop()
         journal = Journal.open(
             directory.path,
@@ -225,8 +236,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
             report=notes.append,
             new_segment=owner.took_over,
         )
-        # Rows that another division finished are finished too, whichever part now has them.
-        done = load_index(directory.path, None, policy, report=notes.append, seen_by=prepared.part)
+        done = _finished(directory, journal, policy, prepared.part, notes)
         earlier = _earlier(prepared)
         info = _new_info(prepared, info, fingerprints)
         directory.save(info, prepared.part)
@@ -250,7 +260,19 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         tables=tables,
         notes=notes,
         last=last_stage(prepared.stages),
+        missing=Missing(done.taken_up) if reads_all(prepared) and done.taken_up else None,
     )
+
+
+def _finished(
+    directory: RunDir, journal: Journal, policy: Policy, part: str, notes: list[str]
+) -> DoneIndex:
+    """What earlier starts finished; ``journal`` is told what new outcomes may take the place of."""
+    # Rows that another division finished are finished too, whichever part now has them.
+    done = load_index(directory.path, None, policy, report=notes.append, seen_by=part)
+    if done.codes:
+        journal.edited = EditedRows(done.indexes, journal.segment)
+    return done
 
 
 def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
@@ -270,34 +292,6 @@ def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list
     RunDir.create(prepared.run_dir)
     _refuse_other_division(directory, prepared.part)
     return directory
-
-
-def _policy(options: RunOptions, info: RunInfo | None) -> Policy:
-    """Which outcomes of earlier starts are left as they are."""
-    return Policy.parse(
-        options.retry or _mended(info, skip_failed=options.skip_failed),
-        skip_failed=options.skip_failed,
-        ended=_ended_once(info),
-    )
-
-
-def _ended_once(info: RunInfo | None) -> bool:
-    """Whether some start got to its end: from then on every row that is not ok is taken up."""
-    return info is not None and any(
-        start.exit_code in (EXIT_OK, EXIT_ROWS_FAILED) for start in info.starts
-    )
-
-
-def _mended(info: RunInfo | None, *, skip_failed: bool) -> str | None:
-    """The kinds to take up again, as ``--retry`` has them, after a stop that asked for a person.
-
-    A person has acted since: what a key or an account refused then may go through now.
-    """
-    if info is None or skip_failed or _ended_once(info):
-        return None
-    if all(start.exit_code != EXIT_NEEDS_PERSON for start in info.starts):
-        return None
-    return ",".join(sorted(PASSING_KINDS | {"auth", "budget"}))
 
 
 def _refuse_other_division(directory: RunDir, part: str) -> None:

@@ -166,6 +166,7 @@ class Session:
             await self._drain(drive.fleets, stop)
         else:
             await self._last_readings(drive)
+            self._store.forget_missing()
         self._feeder.close()
         for task in (ticker, *beside):
             task.cancel()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
-from typing import Any, Protocol
+from typing import Protocol
 
 from bagent.stages.engine import OutcomeLog
 from bagent.stages.items import Item
-from bagent.store.codec import VOID, unit_of
+from bagent.store.codec import unit_of
 from bagent.store.segments import PART_SHIFT
 from bagent.types import Outcome, Row
 
@@ -36,6 +36,10 @@ class Journal(OutcomeLog, Protocol):
 
     def read_at(self, location: int) -> Outcome:
         """The outcome at a location."""
+        ...
+
+    def take_back(self, unit: int, stage: str, answer: int = 0) -> None:
+        """Write that no line of this unit before this one counts any more."""
         ...
 
 
@@ -95,8 +99,7 @@ class Records:
     def take_back(self, key: int, stage: str, answer: int) -> None:
         """Let no outcome of earlier starts count for this unit."""
         self._taken_back.add(unit_of(key, stage, answer))
-        void: Any = VOID
-        self.journal.write(Outcome(f"{key:016x}", 0, None, "", 0, stage, void, answer))
+        self.journal.take_back(unit_of(key, stage, answer), stage, answer)
 
     @property
     def takes_back(self) -> bool:

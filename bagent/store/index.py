@@ -183,11 +183,21 @@ class HashMap:
 class DoneIndex:
     """The finished units of a journal, and the counts of all current outcomes.
 
-    ``codes`` counts the current outcomes by :func:`bagent.store.codec.code_of`.
+    ``codes`` counts the current outcomes by :func:`bagent.store.codec.code_of`; ``taken_up`` are
+    the units that have one but are not finished, in no order.
     """
 
-    def __init__(self, done: UnitSet, codes: Counter[int], near: Near) -> None:
+    def __init__(
+        self,
+        indexes: list[SegmentIndex],
+        done: UnitSet,
+        codes: Counter[int],
+        near: Near,
+        taken_up: array[int],
+    ) -> None:
+        self.indexes = indexes
         self.codes = codes
+        self.taken_up = taken_up
         self._done = done
         self._near = near
         self.has = done.has
@@ -286,11 +296,13 @@ def done_index(indexes: list[SegmentIndex], policy: Policy) -> DoneIndex:
     outcomes = Outcomes(indexes, done.bits)
     counts: Counter[int] = Counter()
     finished = policy.finished_codes()
+    taken_up = array("Q")
     for at, (ok, bad) in enumerate(outcomes.ranges()):
         _count(counts, ok, bad)
         ok.extend(unit for unit, code in bad.items() if code in finished)
+        taken_up.extend(unit for unit, code in bad.items() if code not in finished)
         done.fill(at, ok)
-    return DoneIndex(done, counts, Near(indexes, outcomes.void, done.has))
+    return DoneIndex(indexes, done, counts, Near(indexes, outcomes.void, done.has), taken_up)
 
 
 def count_outcomes(indexes: list[SegmentIndex]) -> Counter[int]:

@@ -11,15 +11,18 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from bagent.errors import WriteError
-from bagent.store.codec import decode_outcome, encode_outcome, encode_record
+from bagent.store.codec import VOID, decode_outcome, encode_outcome, encode_record, salt_of
+from bagent.store.edited import EditedRows
 from bagent.store.segment_index import SegmentIndex, open_index
 from bagent.store.segments import (
     SEGMENT_BYTES,
     Report,
+    Segment,
     Stream,
     check_part,
     place_of,
@@ -61,6 +64,13 @@ class Journal:
         self._flushed = clock()
         self._index = SegmentIndex(self._rows.segment)
         self._readers: dict[int, int] = {}
+        self.edited: EditedRows | None = None
+        """Finds what a new outcome replaces; None where no earlier start wrote anything."""
+
+    @property
+    def segment(self) -> Segment:
+        """The segment of rows that is written to."""
+        return self._rows.segment
 
     @classmethod
     def open(
@@ -113,6 +123,22 @@ class Journal:
         Raises:
             WriteError: the line could not be written whole; nothing of it is left.
         """
+        if self.edited is not None:
+            for unit in self.edited.before(outcome):
+                self.take_back(unit, outcome.stage, outcome.answer, row=outcome.row)
+        return self._write(outcome)
+
+    def take_back(self, unit: int, stage: str, answer: int = 0, *, row: int = 0) -> None:
+        """Write that no line of this unit before this one counts any more.
+
+        Raises:
+            WriteError: as for :meth:`write`.
+        """
+        key = f"{unit ^ salt_of(stage, answer):016x}"
+        void: Any = VOID
+        self._write(Outcome(key, row, None, "", 0, stage, void, answer))
+
+    def _write(self, outcome: Outcome) -> int:
         line = encode_outcome(outcome)
         if self._failed is not None:
             raise self._fail(self._failed)

@@ -1,0 +1,177 @@
+"""Which earlier outcomes count no more, since the input was edited between two starts.
+
+A row is known by its key, which changes with its text. So the outcome of a row as it was before
+stays in the journal under its old key, and has to be taken back: by the new outcome of the row
+that has its place and id now, or, where it was none to be proud of, by its absence.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from bagent.store.codec import VOID_CODE, unit_of
+from bagent.store.segment_index import SegmentIndex
+from bagent.store.segments import Segment, read_line
+from bagent.types import Json, Outcome
+
+_ORDINAL_BITS = 24
+_ORDINALS = (1 << _ORDINAL_BITS) - 1
+_MOST_ROWS = 1 << 38
+_MOST_LOADED = 16
+"""So many segments' columns are kept, some 2 MB each."""
+
+
+class _Named(msgspec.Struct):
+    source: str
+    id: Json = None
+
+
+_decode = msgspec.json.Decoder(_Named).decode
+
+
+class _Rows:
+    """The rows of one segment, sorted, and what is needed to tell their lines apart."""
+
+    def __init__(self, index: SegmentIndex) -> None:
+        self.path = index.segment.path
+        self.stages = index.column("stages")
+        self.answers = index.column("answers")
+        self.units = index.column("units")
+        self.codes = index.column("codes")
+        self.offsets = index.column("offsets")
+        rows = enumerate(index.column("rows"))
+        self._keys = array(
+            "Q", sorted(row << _ORDINAL_BITS | n for n, row in rows if 0 <= row < _MOST_ROWS)
+        )
+
+    def lines_of(self, row: int) -> Iterator[int]:
+        """The ordinals of the lines of a row."""
+        at = bisect_left(self._keys, row << _ORDINAL_BITS)
+        while at < len(self._keys) and self._keys[at] >> _ORDINAL_BITS == row:
+            yield self._keys[at] & _ORDINALS
+            at += 1
+
+    def name(self, ordinal: int) -> _Named | None:
+        """The id and source in a line; None where it cannot be read."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _decode(read_line(descriptor, self.offsets[ordinal]))
+        except msgspec.DecodeError:
+            return None
+        finally:
+            os.close(descriptor)
+
+
+class EditedRows:
+    """Finds the outcomes of earlier starts that a new one replaces.
+
+    That are those of the same stage, number of row and answer, id and source whose key is another
+    one: the row as it was before it was edited. Rows known by their content alone are left.
+
+    Args:
+        indexes: the segments as they are before this start writes.
+        growing: the segment that this start goes on with; its index file will be written anew.
+    """
+
+    def __init__(self, indexes: Sequence[SegmentIndex], growing: Segment) -> None:
+        self._indexes = indexes
+        by_stage: dict[str, list[tuple[int, int, int]]] = {}
+        for place, index in enumerate(indexes):
+            if index.segment == growing:
+                index.columns()
+            for name, (low, high, count) in zip(index.stage_names, index.ranges(), strict=False):
+                if count:
+                    by_stage.setdefault(name, []).append((low, high, place))
+        self._by_stage = {name: _Ranges(found) for name, found in by_stage.items()}
+        self._loaded: dict[int, _Rows] = {}
+
+    def before(self, outcome: Outcome) -> list[int]:
+        """The units that ``outcome`` replaces; mostly none, found out without a look at lines."""
+        ranges = self._by_stage.get(outcome.stage)
+        if ranges is None or outcome.row > ranges.highest:
+            return []
+        if outcome.id is None or outcome.id == outcome.key:
+            return []
+        unit = unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
+        return [
+            found
+            for place in ranges.around(outcome.row)
+            for found in self._in_segment(place, outcome, unit)
+        ]
+
+    def _in_segment(self, place: int, outcome: Outcome, unit: int) -> Iterator[int]:
+        rows = self._rows(place)
+        names = self._indexes[place].stage_names
+        for ordinal in rows.lines_of(outcome.row):
+            if rows.units[ordinal] == unit or rows.codes[ordinal] == VOID_CODE:
+                continue
+            if rows.answers[ordinal] != outcome.answer:
+                continue
+            if names[rows.stages[ordinal]] != outcome.stage:
+                continue
+            name = rows.name(ordinal)
+            if name is not None and name.source == outcome.source and _same(name.id, outcome.id):
+                yield rows.units[ordinal]
+
+    def _rows(self, place: int) -> _Rows:
+        rows = self._loaded.pop(place, None)
+        if rows is None:
+            rows = _Rows(self._indexes[place])
+            if len(self._loaded) >= _MOST_LOADED:
+                del self._loaded[next(iter(self._loaded))]
+        self._loaded[place] = rows
+        return rows
+
+
+class _Ranges:
+    """Ranges of rows, (lowest, highest, place), to be asked which of them a row is in."""
+
+    def __init__(self, ranges: list[tuple[int, int, int]]) -> None:
+        self._ranges = sorted(ranges)
+        self._lows = [low for low, _, _ in self._ranges]
+        self._upto = list(accumulate((high for _, high, _ in self._ranges), max))
+        self.highest = self._upto[-1]
+
+    def around(self, row: int) -> Iterator[int]:
+        """The places of the ranges that hold the row."""
+        at = bisect_right(self._lows, row) - 1
+        while at >= 0 and self._upto[at] >= row:
+            _, high, place = self._ranges[at]
+            if high >= row:
+                yield place
+            at -= 1
+
+
+def _same(one: Json, other: Json) -> bool:
+    """Whether two ids are the same as typed: 1 is neither "1" nor true."""
+    return type(one) is type(other) and one == other
+
+
+class Missing:
+    """Units that failed and are to be taken up again: which of them were met in the input.
+
+    Args:
+        units: they, in any order.
+
+    Memory: 9 bytes each.
+    """
+
+    def __init__(self, units: Iterable[int]) -> None:
+        self._units = array("Q", sorted(units))
+        self._met = bytearray(len(self._units))
+
+    def meet(self, unit: int) -> None:
+        """A row of the input has this unit; it may be none of them."""
+        at = bisect_left(self._units, unit)
+        if at < len(self._units) and self._units[at] == unit:
+            self._met[at] = 1
+
+    def left(self) -> Iterator[int]:
+        """Those that were not met."""
+        return (unit for unit, met in zip(self._units, self._met, strict=True) if not met)

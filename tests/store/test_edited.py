@@ -1,0 +1,131 @@
+"""An input that was edited between two starts: what of the earlier outcomes still counts."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from bagent.store.codec import unit_of
+from bagent.store.current import CurrentLines
+from bagent.store.edited import EditedRows, Missing
+from bagent.store.index import Policy, load_index, open_indexes
+from bagent.types import Outcome
+
+OTHER_KEY = "00000000000000ff"
+
+
+def unit(outcome: Outcome) -> int:
+    return unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
+
+
+def going_on(store, **options):
+    """The journal of a later start, as a run opens it."""
+    journal = store.open(**options)
+    journal.edited = EditedRows(open_indexes(store.path, store.reports.append), journal.segment)
+    return journal
+
+
+def current(store) -> list[str]:
+    with CurrentLines(store.path, store.reports.append) as lines:
+        return [lines.read_at(lines.location(place)).decode() for place in lines.ordered()]
+
+
+def test_the_new_outcome_of_an_edited_row_takes_the_place_of_the_old_one(store, outcome):
+    store.write(outcome(1), outcome(2), outcome(3))
+    journal = going_on(store)
+    journal.write(outcome(2, key=OTHER_KEY, text="new"))
+    journal.close()
+    lines = current(store)
+    assert len(lines) == 3
+    assert '"text":"new"' in lines[1]
+
+
+def test_an_edited_row_that_failed_takes_the_old_answer_away_too(store, outcome, failure):
+    store.write(outcome(1), outcome(2))
+    journal = going_on(store)
+    journal.write(failure(2, key=OTHER_KEY))
+    journal.close()
+    assert ['"status":"ok"' in line for line in current(store)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "r9"},
+        {"id": 2},
+        {"id": None},
+        {"id": OTHER_KEY},
+        {"row": 1},
+        {"row": 40},
+        {"answer": 1},
+        {"stage": "judge"},
+        {"source": "more.jsonl"},
+    ],
+    ids=str,
+)
+def test_another_row_takes_nothing_away(store, outcome, changes):
+    store.write(outcome(1), outcome(2), outcome(2, stage="draft"), outcome(3))
+    journal = going_on(store)
+    journal.write(msgspec.structs.replace(outcome(2, key=OTHER_KEY), **changes))
+    journal.close()
+    assert len(current(store)) == 5
+
+
+def test_ids_are_the_same_only_as_typed(store, outcome):
+    store.write(outcome(1, id=1), outcome(2, id="1"), outcome(3, id=True))
+    journal = going_on(store)
+    for row in (1, 2, 3):
+        assert len(journal.edited.before(outcome(row, key=OTHER_KEY, id=1))) == (row == 1)
+    journal.close()
+
+
+def test_a_row_that_is_only_taken_up_again_takes_nothing_away(store, outcome, failure):
+    store.write(failure(1), outcome(2))
+    journal = going_on(store)
+    assert journal.edited.before(outcome(1)) == []
+    journal.close()
+
+
+def test_after_a_kill_between_the_two_lines_the_edited_row_is_sent_again(store, outcome):
+    store.write(outcome(1), outcome(2))
+    journal = going_on(store)
+    journal.write(outcome(2, key=OTHER_KEY))
+    journal.close()
+    path = store.segment()
+    path.write_bytes(path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0] + b"\n")
+    path.with_suffix(".idx").unlink()
+    done = load_index(store.path, None, Policy(), report=store.reports.append)
+    assert done.has(unit(outcome(1)))
+    assert not done.has(unit(outcome(2)))
+    assert not done.has(unit(outcome(2, key=OTHER_KEY)))
+
+
+def test_a_row_that_was_edited_back_counts_as_it_is_now(store, outcome):
+    store.write(outcome(2, text="first"))
+    for key, text in ((OTHER_KEY, "second"), (outcome(2).key, "third")):
+        journal = going_on(store)
+        journal.write(outcome(2, key=key, text=text))
+        journal.close()
+    assert ['"text":"third"' in line for line in current(store)] == [True]
+
+
+def test_rows_are_found_in_whichever_segment_they_are(store, outcome):
+    rng = random.Random(5)
+    rows = rng.sample(range(500), 400)
+    store.write(*(outcome(row) for row in rows), segment_bytes=4000)
+    assert len(open_indexes(store.path, store.reports.append)) > 10
+    journal = going_on(store)
+    for row in range(520):
+        edited = outcome(row, key=f"{row + 1:016x}")
+        assert journal.edited.before(edited) == [unit(outcome(row))] * (row in rows)
+    journal.close()
+
+
+def test_what_was_not_met_in_the_input_is_left():
+    missing = Missing([7, 2**64 - 1, 3])
+    for met in (3, 4, 2**64 - 1):
+        missing.meet(met)
+    assert list(missing.left()) == [7]
+    assert list(Missing([]).left()) == []
