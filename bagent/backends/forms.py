@@ -16,10 +16,15 @@ _NO_SCHEMA = re.compile(
     r"|output_?(config|format)|text_?format",
     re.IGNORECASE,
 )
-_NEW_LIMIT = re.compile(r"max_tokens\b.*\bmax_completion_tokens", re.IGNORECASE | re.DOTALL)
+_NEW_LIMIT = re.compile(
+    r"max_tokens\b.*\bmax_completion_tokens|max_completion_tokens\b.*\bmax_tokens",
+    re.IGNORECASE | re.DOTALL,
+)
 _NOT_TAKEN = re.compile(
-    r"unsupported|not support|deprecated|cannot both|only be set|not permitted|not allowed"
-    r"|unrecogni[sz]ed|unknown (parameter|field|name)|extra inputs",
+    r"unsupported|(not|n't) support|deprecated|cannot both|only be set|no longer"
+    r"|(not|n't) (permitted|allowed|accepted|available|applicable)|(not|n't) (accept|take|allow)\b"
+    r"|unrecogni[sz]ed|unknown (parameter|field|name|argument)|extra(neous| inputs)|unexpected"
+    r"|only the default|only \S+ (is|are) (allowed|supported|accepted)",
     re.IGNORECASE,
 )
 _DROPPED = ("top_k", "top_p", "temperature", "seed", "presence_penalty", "frequency_penalty")

@@ -73,14 +73,15 @@ def test_one_job_runs_on_every_backend_and_leaves_no_key_behind(
     assert SECRET not in done.out + done.err
 
 
+@pytest.mark.parametrize("kind", [*sorted(KINDS), *ENGINES])
 def test_refusals_of_a_rate_limit_cost_a_row_none_of_its_tries(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
     throttled, rows = Fault("throttled"), 4
-    with in_thread(KINDS[kind](), *[throttled, throttled, Say(text="fine")] * rows) as server:
-        server.told = {"openai": {"Retry-After": "0.3"}, "anthropic": {"retry-after": "0.3"}}.get(
-            kind, {}
-        )
+    wire = (KINDS | ENGINES)[kind]()
+    with in_thread(wire, *[throttled, throttled, Say(text="fine")] * rows) as server:
+        if kind != "bedrock":
+            server.told = {"Retry-After": "0.3"}
         limits = {"concurrency": 1, "retries": 1}
         write_job(job_dir, "x", rows, backend=backend(kind, server.url), model="m-1", limits=limits)
         done = bagent(RUN, env={"MY_KEY": SECRET})
