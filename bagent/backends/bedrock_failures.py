@@ -1,17 +1,20 @@
 """What boto3 raises, as failures by kind.
 
 Sources: botocore 1.44 (``botocore.exceptions``, ``botocore.eventstream``) and the errors that its
-service model lists for Converse. Bedrock sends no Retry-After: the fleet's own waits hold.
+service model lists for Converse. Bedrock sends no Retry-After: the fleet's own waits hold, unless a
+gateway before it names a time.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import msgspec
 
 from bagent.backends.failures import classify, shorten
+from bagent.backends.retry_after import retry_after
 from bagent.types import Failure
 
 _STATUS = {
@@ -25,9 +28,15 @@ _STATUS = {
     "validationexception": 400,
     "accessdeniedexception": 403,
     "resourcenotfoundexception": 404,
-    "servicequotaexceededexception": 400,
+    "servicequotaexceededexception": 429,
 }
 """What errors inside a stream mean: there the HTTP status is 200 already."""
+
+_THROTTLED = re.compile(
+    r"throttl|toomanyrequests|requestlimitexceeded|throughputexceeded|slowdown|limitexceeded"
+)
+"""Names that AWS's own clients take as throttling, whatever the status (botocore's
+``_retry.json``)."""
 
 _AUTH = re.compile(
     r"unrecognizedclient|invalidsignature|expiredtoken|invalidclienttoken|missingauth"
@@ -83,17 +92,19 @@ def _refused(answer: dict[str, Any]) -> Failure:
     code, message = str(told.get("Code") or ""), str(told.get("Message") or "")
     key = code.lower()
     told_status = (answer.get("ResponseMetadata") or {}).get("HTTPStatusCode")
-    status = _STATUS.get(key, 502)
+    known = _STATUS.get(key) or (429 if _THROTTLED.search(key) else None)
+    status = known or 502
     if isinstance(told_status, int) and told_status != 200:
         status = told_status
     shown = f"{code}: {shorten(message) or 'no text'}"
     if _AUTH.search(key):
         return Failure("auth", f"HTTP {status}: {shown}", status=status)
-    if _STATUS.get(key) == 429 and _PER_DAY.search(message):
+    if known == 429 and _PER_DAY.search(message):
         return Failure("budget", f"HTTP {status}: {shown}", status=status)
-    if _STATUS.get(key) == 424:
+    if known == 424:
         return Failure("overloaded", f"HTTP 424: {shown}", True, 424)
-    found = classify(_STATUS.get(key, status), shown, message)
+    headers = (answer.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
+    found = classify(known or status, shown, message, retry_after(headers, time.time()))
     if key == "serviceunavailableexception":
         return msgspec.structs.replace(found, busy=True)
     return found

@@ -24,6 +24,12 @@ def refused(code: str, status: int | None, message: str = "words") -> BaseExcept
         (refused("ThrottlingException", 429), "rate_limited", True, True),
         (refused("ModelNotReadyException", 429), "rate_limited", True, True),
         (refused("throttlingException", None), "rate_limited", True, True),
+        (refused("Throttling", 400), "rate_limited", True, True),
+        (refused("TooManyRequestsException", 429), "rate_limited", True, True),
+        (refused("RequestLimitExceeded", 503), "rate_limited", True, True),
+        (refused("ProvisionedThroughputExceededException", 400), "rate_limited", True, True),
+        (refused("ServiceQuotaExceededException", 400), "rate_limited", True, True),
+        (refused("ThrottlingException", 429, "Too many tokens per day"), "budget", False, False),
         (refused("ModelTimeoutException", 408), "timeout", True, False),
         (refused("InternalServerException", 500), "overloaded", True, False),
         (refused("ServiceUnavailableException", 503), "overloaded", True, True),
@@ -61,3 +67,11 @@ def test_missing_credentials_come_with_what_to_do() -> None:
     found = failure_of(aws.NoCredentialsError(), "here")
     assert found is not None
     assert "AWS_PROFILE" in found.message
+
+
+def test_a_time_that_a_gateway_names_is_kept() -> None:
+    told = {"HTTPStatusCode": 429, "HTTPHeaders": {"retry-after": "7"}}
+    answer = {"Error": {"Code": "ThrottlingException", "Message": ""}, "ResponseMetadata": told}
+    found = failure_of(aws.ClientError(answer, "Converse"), "here")
+    assert found is not None
+    assert (found.kind, found.retry_after) == ("rate_limited", 7.0)
