@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 
@@ -199,7 +200,7 @@ def _refusal(failure: Failure) -> web.Response:
     status = failure.status or 502
     headers = {}
     if failure.retry_after is not None:
-        headers["Retry-After"] = str(max(1, round(failure.retry_after)))
+        headers["Retry-After"] = str(max(1, math.ceil(failure.retry_after)))
     error = {"message": failure.message, "type": failure.kind, "code": status, "param": None}
     body = msgspec.json.encode({"error": error})
     return web.Response(status=status, body=body, headers=headers, content_type="application/json")

@@ -70,6 +70,17 @@ def test_a_refusal_of_the_request_itself_is_passed_on_and_not_tried_elsewhere(tm
     assert "too long" in row["error"]
 
 
+def test_a_client_is_told_to_come_back_no_earlier_than_the_server_says(tmp_path):
+    async def work(proxy, session):
+        async with session.post(f"{proxy.url}/chat/completions", json=chat()) as answer:
+            return answer.status, answer.headers["Retry-After"]
+
+    full = status(429, {"error": {"message": "slow"}}, headers={"Retry-After": "2.4"})
+    with FakeServer({"*": [full]}) as fs:  # each of four endpoints is asked once
+        told = through([fs.url] * 4, work, tmp_path / "run")
+    assert told == (429, "3")
+
+
 @pytest.mark.parametrize("code", [400, 401])
 def test_the_endpoints_key_stands_in_no_refusal(tmp_path, code):
     words = {"error": {"message": "wrong key: a-key-of-mine"}}
