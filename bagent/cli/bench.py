@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -86,6 +85,7 @@ def _bench(given: dict[str, Any]) -> int:
     from bagent.cli.bench_backend import named_backend, reachable
     from bagent.cli.bench_view import tell_end
     from bagent.cli.hosts import read_fleet
+    from bagent.job.mask import mask_command
 
     trace, plan = _trace_and_plan(given)
     rules = [read_rule(text) for text in given["fail_if"] or ()]
@@ -103,7 +103,7 @@ def _bench(given: dict[str, Any]) -> int:
         folder=folder,
         model=given["model"],
         trace=trace,
-        command=shlex.join(["bagent", *sys.argv[1:]]),
+        command=mask_command(["bagent", *sys.argv[1:]]),
     )
     began = time.monotonic()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagent.cli import options as opt
 from bagent.errors import NeedsPerson, StoppedEarly
+from bagent.job.mask import mask_command
 
 if TYPE_CHECKING:
     from bagent.runs.options import RunOptions
@@ -91,4 +90,4 @@ def _run_command(options: RunOptions) -> str:
         words += ["--set", one]
     if options.limit is not None:
         words += ["--limit", str(options.limit)]
-    return re.sub(r"(?<=//)[^/@\s]*@", "", shlex.join(words))  # a login is not for the screen
+    return mask_command(words)

@@ -14,6 +14,7 @@ from typing import Any
 from bagent.backends.skips import skips_of
 from bagent.fleet.called import Called, counts, grouped
 from bagent.fleet.roll_call import RollCall
+from bagent.job.mask import mask_command
 from bagent.observe.words import duration, visible
 
 COLUMNS = (
@@ -179,7 +180,7 @@ def tell_one(one: Called, backend: str) -> None:
     _tell_skips([one])
     if one.ready:
         model = f" --model {shlex.quote(one.model)}" if one.model else ""
-        _say(f"next: bagent run JOB.yaml --backend {shlex.quote(backend)}{model}")
+        _say(f"next: bagent run JOB.yaml --backend {mask_command([backend])}{model}")
 
 
 def _tell_skips(called: Sequence[Called]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from bagent.job.spec import Job
@@ -53,6 +55,21 @@ def mask_text(text: str, secrets: frozenset[str] = frozenset()) -> str:
     return _TOKENS.sub(MASK, text)
 
 
+def mask_command(words: Sequence[str]) -> str:
+    """A command line as it may be shown or written down, its secrets masked: those of URLs and of
+    ``--set KEY=VALUE``."""
+    shown = []
+    for word in words:
+        option = "--set=" if word.startswith("--set=") else ""
+        key, _, value = word.removeprefix(option).partition("=")
+        name = key.rpartition(".")[2]
+        if value and "." in key and "/" not in key and (_names_secret(name) or _is_code(name)):
+            shown.append(f"{option}{key}={MASK}")
+        else:
+            shown.append(mask_text(word))
+    return shlex.join(shown)
+
+
 def _masked(value: Json, secrets: frozenset[str], key: str) -> Json:
     if isinstance(value, dict):
         of_urls = key == "query"
@@ -83,4 +100,8 @@ def _query(found: re.Match[str]) -> str:
 
 
 def _is_secret_parameter(name: str) -> bool:
-    return looks_secret(name) or name.lower() in _SECRET_PARAMETERS
+    return looks_secret(name) or _is_code(name)
+
+
+def _is_code(name: str) -> bool:
+    return name.lower() in _SECRET_PARAMETERS

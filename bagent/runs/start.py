@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import shlex
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from bagent.errors import (
     BagentError,
     WriteError,
 )
-from bagent.job.mask import mask_text
+from bagent.job.mask import mask_command, mask_text
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import SAMPLE_ROWS, Prepared, open_input, prepare
 from bagent.runs.stop import stoppable, unbroken
@@ -238,7 +237,7 @@ def _say(
 
 def going_on(arguments: Sequence[str]) -> str:
     """The command that goes on with this run: the same one, less what would begin it anew."""
-    return shlex.join(["bagent", *(one for one in arguments if one != "--fresh")])
+    return mask_command(["bagent", *(one for one in arguments if one != "--fresh")])
 
 
 def shown(path: Path, cwd: Path) -> str:

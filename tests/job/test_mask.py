@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bagent.job.load import JobRequest, load_job
-from bagent.job.mask import mask_text
+from bagent.job.mask import mask_command, mask_text
 
 TEXT = """\
 input: [rows.jsonl, 'x[1]/*.csv']
@@ -103,3 +103,19 @@ def test_a_short_secret_is_masked_only_where_it_stands_alone(load):
 )
 def test_the_usual_forms_of_secrets_are_masked_in_texts(text, masked):
     assert mask_text(text) == masked
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["run", "a job.yaml", "-i", "x"], "run 'a job.yaml' -i x"),
+        (["--backend", "openai+http://me:hunter2@h/v1"], "--backend 'openai+http://***@h/v1'"),
+        (["--backend", "https://h/v1?code=hunter2"], "--backend 'https://h/v1?code=***'"),
+        (["--set", "backend.headers.x-api-key=hunter2"], "--set 'backend.headers.x-api-key=***'"),
+        (["--set=backend.query.sig=hunter2"], "'--set=backend.query.sig=***'"),
+        (["--set", "backend.api_key_env=MY_KEY"], "--set backend.api_key_env=MY_KEY"),
+        (["--set", "sampling.max_tokens=5"], "--set sampling.max_tokens=5"),
+    ],
+)
+def test_a_command_is_shown_without_its_secrets(words, shown):
+    assert mask_command(words) == shown
