@@ -63,6 +63,7 @@ def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
         assert not file.is_file() or SECRET.encode() not in file.read_bytes()
 
 
+@pytest.mark.slow  # boto3 and a whole proxy take seconds; the bridge itself is tested beside it
 def test_bedrock_is_proxied_as_a_server_of_openais_protocol(job_dir: Path) -> None:
     with in_thread(BedrockWire(), Fault("throttled"), Say(text="fine")) as server:
         url = f"bedrock://us-east-1?endpoint={server.url}"
