@@ -27,7 +27,9 @@ PAGES = [
     *(ROOT / folder / "README.md" for folder in ("deploy", "benchmarks")),
 ]
 OTHERS = {"--help", "--version", "--no-deps"}
-OTHER_PROGRAMS = re.compile(r"benchmarks/|\bpip\b|gpu_modes|\bscale\.py|\bvllm serve\b|tables_size\.py")
+OTHER_PROGRAMS = re.compile(
+    r"benchmarks/|\bpip\b|gpu_modes|\bscale\.py|\bvllm serve\b|tables_size\.py"
+)
 """What else the pages show with options."""
 
 
