@@ -12,6 +12,9 @@ from bagent.backends.rate_headers import RateLimits
 from bagent.backends.request import Request
 from bagent.types import Failure, Reply
 
+TOO_LONG = 1 << 40
+"""Stands for the tokens of a prompt that an endpoint does not count because its context is less."""
+
 
 class Timeouts(msgspec.Struct, frozen=True):
     """Limits of one request in seconds; None is no limit.
@@ -91,7 +94,8 @@ class Backend(Protocol):
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
     ) -> int | None:
-        """The tokens of the request's prompt as the endpoint counts them; None: it does not tell.
+        """The tokens of the request's prompt as the endpoint counts them; None: it does not tell,
+        :data:`TOO_LONG`: more than its context.
 
         Nothing is generated for it, and it is over after ``seconds``.
         """

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.base import Timeouts
+from bagent.backends.base import TOO_LONG, Timeouts
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.failures import from_status
 from bagent.backends.json_text import decode_json
 from bagent.backends.request import Request, encode_payload
 from bagent.types import Failure, Json
@@ -45,8 +46,8 @@ class PromptCounter:
     async def count(self, endpoint: Endpoint, request: Request, seconds: float) -> int | None:
         """The tokens of the request's prompt as the endpoint renders it, within ``seconds``.
 
-        None where it does not tell, or where a number would not hold: prompts with images, and
-        those that the server cuts to fit.
+        TOO_LONG where they are more than its context. None where it does not tell, or where a
+        number would not hold: prompts with images, and those that the server cuts to fit.
         """
         fields = _question(request)
         if fields is None or not endpoint.own or endpoint.name in self._without:
@@ -59,6 +60,9 @@ class PromptCounter:
         if isinstance(answer, Failure):
             return None
         status, raw = answer
+        if status == 400:  # vLLM counts to its context and no further
+            kind = from_status(status, raw.decode("utf-8", "replace"), {}).kind
+            return TOO_LONG if kind == "context_overflow" else None
         body = _json(raw) if status == 200 else None
         count = body.get("count") if isinstance(body, dict) else None
         if status in _NOT_SERVED or (isinstance(body, dict) and "count" not in body):

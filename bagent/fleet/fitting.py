@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from bagent.backends.base import TOO_LONG
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.request import Request
 from bagent.fleet.call import Call
@@ -131,25 +132,28 @@ class Fitter:
     async def _count(self, call: Call, urgent: bool) -> None:
         core = self._core
         async with self._gate:
-            tokens = await self._tokens(call.request)
+            counted = await self._tokens(call.request)
         if core.closed:
             return
         core.waiting.counted.discard(call)
-        failure = None if tokens is None else self._place(call, tokens)
+        failure = None if counted is None else self._place(call, *counted)
         if failure is not None:
             core.fail(call, failure, None)
             core.pump()
         else:
             self._hand_over(call, urgent)
 
-    async def _tokens(self, request: Request) -> int | None:
+    async def _tokens(self, request: Request) -> tuple[int, bool] | None:
+        """The tokens of a prompt, and whether there are no more than these."""
         core = self._core
         for state in itertools.islice(self._counters(), ASKED):
             began = core.clock()
             found = await core.backend.count_tokens(state.endpoint, request, COUNT_SECONDS)
+            if found == TOO_LONG:
+                return (state.context or 0) + 1, False
             if found is not None:
                 self._learn(len(request.payload), found)
-                return found
+                return found, True
             if core.clock() - began > SLOW_SECONDS:
                 self._not_before[state.name] = core.clock() + PAUSE_SECONDS
         return None
@@ -176,8 +180,9 @@ class Fitter:
 
     # --- where they may go ----------------------------------------------------------------------
 
-    def _place(self, call: Call, tokens: int) -> Failure | None:
-        """Say which endpoints may have a call whose prompt has ``tokens`` tokens, or that none."""
+    def _place(self, call: Call, tokens: int, exact: bool) -> Failure | None:
+        """Say which endpoints may have a call whose prompt has ``tokens`` tokens (not ``exact``: or
+        more), or that none."""
         contexts = self._contexts()
         if call.only is not None:
             state = self._core.endpoints.named(call.only)
@@ -188,9 +193,9 @@ class Fitter:
             needed = tokens + max(1, min(USUAL_ANSWER, self._answer(call, tokens, contexts)))
         else:
             needed = tokens + (asked if self._all_strict() else 1)
-        slack = SLACK if call.request.messages is not None else 0
+        slack = SLACK if exact and call.request.messages is not None else 0
         if needed - slack > longest:
-            words = f"the prompt contains {tokens} tokens"
+            words = f"the prompt contains {'' if exact else 'at least '}{tokens} tokens"
             if asked is not None and tokens < longest:
                 words += f"; with max_tokens: {asked}"
             words += f" that is more than the context length of {longest}"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from backends.support_groups import OWN, chat, raw_prompt
-from bagent.backends.base import Timeouts
+from bagent.backends.base import TOO_LONG, Timeouts
 from bagent.backends.counting import PromptCounter
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import CallSettings, Request
@@ -110,6 +110,16 @@ def test_an_endpoint_that_tells_no_count_is_asked_again_only_where_it_has_the_ro
     told = Told(answer)
     assert count(told, raw_prompt("x"), times=2) is None
     assert len(told.asked) == asked
+
+
+def test_a_prompt_that_the_server_refuses_to_count_for_its_length_is_too_long():
+    words = (
+        "This model's maximum context length is 4096 tokens. However, your prompt contains at least"
+        " 4097 input tokens, which exceeds this limit even without any output tokens."
+    )
+    refusal = msgspec.json.encode({"error": {"message": words, "type": "BadRequestError"}})
+    assert count(Told((400, refusal)), raw_prompt("x")) == TOO_LONG
+    assert count(Told((400, b'{"error": {"message": "no such field"}}')), raw_prompt("x")) is None
 
 
 def test_a_server_that_came_back_is_asked_again():

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from bagent.backends.base import TOO_LONG
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
@@ -16,7 +17,7 @@ from bagent.types import Failure
 from fleet.support_fleet import GOOD, REFUSED, Answer, Setup, always, setup
 from fleet.support_time import run_jumping
 
-TOO_LONG = Failure("context_overflow", "HTTP 400: too long", status=400)
+REFUSED_AS_LONG = Failure("context_overflow", "HTTP 400: too long", status=400)
 """The server's own word."""
 
 
@@ -99,16 +100,32 @@ def test_a_chat_that_is_over_by_less_than_engines_differ_is_left_to_the_server()
     assert sorted(s.recorder.failures) == [4100]
 
 
+def test_what_an_endpoint_does_not_count_because_it_is_too_long_is_too_long():
+    async def main() -> Setup:
+        s = fleet_of({"short": 2048, "long": 8192})
+        for state in s.states:
+            context = state.context or 0
+            s.backend.counts[state.name] = lambda row, most=context: row if row < most else TOO_LONG
+        return await finish(s, [100, 3000, 8300, 9000])
+
+    s = run_jumping(main())
+    assert sorted(s.recorder.replies) == [100, 3000]
+    assert s.recorder.failures[9000][0].message == (
+        "the prompt contains at least 8193 tokens that is more than the context length of 8192"
+    )
+    assert {name for name, _ in s.backend.counted} == {"long"}, "the longest is asked first"
+
+
 def test_where_nobody_counts_a_row_is_sent_and_the_server_decides():
     async def main() -> Setup:
         s = fleet_of({"a": 4096, "b": 4096})
         s.backend.counts, s.backend.count_seconds = {}, 0.1
-        s.backend.scripts = {name: lambda row, number: Answer(TOO_LONG) for name in "ab"}
+        s.backend.scripts = {name: lambda row, number: Answer(REFUSED_AS_LONG) for name in "ab"}
         return await finish(s, [4090, 4100, 9000, 9001])
 
     s = run_jumping(main())
     assert len(s.backend.sent) == 4
-    assert {failure for failure, _ in s.recorder.failures.values()} == {TOO_LONG}
+    assert {failure for failure, _ in s.recorder.failures.values()} == {REFUSED_AS_LONG}
     assert sorted(s.recorder.failures) == [4090, 4100, 9000, 9001]
 
 
@@ -161,7 +178,9 @@ def test_a_row_that_one_endpoint_refuses_as_too_long_goes_to_a_longer_context():
     async def main() -> Setup:
         s = fleet_of({"short": 2048, "long": 8192}, limit=4)
         s.backend.counts = {}
-        s.backend.scripts["short"] = lambda row, number: Answer(GOOD if row < 1950 else TOO_LONG)
+        s.backend.scripts["short"] = lambda row, number: Answer(
+            GOOD if row < 1950 else REFUSED_AS_LONG
+        )
         return await finish(s, [*range(10, 20), *range(2000, 2010)])
 
     s = run_jumping(main())
