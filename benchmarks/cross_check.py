@@ -2,12 +2,14 @@
 
     python benchmarks/cross_check.py OUT.json [--repeats 3] [--guidellm VENV/bin/guidellm]
 
-It starts a vLLM on this machine's CPU with SmolLM2-135M (``tests/real/install_vllm.sh``), in 32
+It starts a vLLM on this machine's CPU with the first four of SmolLM2-135M's thirty layers
+(``tests/real/install_vllm.sh``; so it is quick enough for a low load, and writes words), in 32
 bits (a CPU without bfloat16 takes five times as long with it), and sends prompts of 128 tokens for
 answers of 16, as raw texts, to ``/v1/completions``: one after the other (``c=1``), and evenly at a
 low rate. The order of the tools is turned round with each repeat; where OUT.json is there already
 its runs are kept and new repeats are added. Kept are all numbers of all repeats; compared are the
-medians of each tool's medians (throughput: its mean).
+medians of each tool's medians (throughput: its mean). ``engine_busy`` is the share of the load's
+time in which a request was in the engine, by its own histogram and for the whole rate.
 
 A machine that does other work makes one tool's minute slower than the next one's. So each run also
 has ``engine_tpot_ms``, the mean gap between two tokens by vLLM's own histogram over the very same
@@ -25,6 +27,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,12 +40,25 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from real.parts import model_folder, venv  # noqa: E402
-from real.serve_vllm import VllmServer, environment  # noqa: E402
+from real.serve_vllm import OPTIONS, VllmServer, environment  # noqa: E402
 
 INPUT, OUTPUT = 128, 16
 NUMBERS = ("ttft_ms", "tpot_ms", "e2e_ms", "output_tok_s")
 BASE = "bagent"
 GAPS = "vllm:inter_token_latency_seconds"
+INSIDE = "vllm:e2e_request_latency_seconds"
+LAYERS = 4
+CUT = """
+import sys
+from safetensors.torch import load_file, save_file
+source, target, layers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+kept = {}
+for name, value in load_file(source).items():
+    parts = name.split(".")
+    if parts[1] != "layers" or int(parts[2]) < layers:
+        kept[name] = value
+save_file(kept, target, metadata={"format": "pt"})
+"""
 DEFINITIONS = {
     "ttft_ms": "all: first piece of the answer minus sent. bagent passes over pieces without text,"
     " which vLLM's tool takes as a first token",
@@ -56,6 +72,30 @@ DEFINITIONS = {
 }
 
 
+class ShallowVllm(VllmServer):
+    """A vLLM with the first :data:`LAYERS` layers of SmolLM2; its folder is made where missing."""
+
+    def _usual(self) -> list[str]:
+        return ["--tool-call-parser=hermes", *OPTIONS, "--dtype=float32"]
+
+    def start(self) -> ShallowVllm:
+        """Start it and wait until it is healthy."""
+        whole = model_folder("smollm2")
+        folder = whole.with_name(self.model)
+        folder.mkdir(exist_ok=True)
+        if not (folder / "generation_config.json").exists():
+            weights = [str(one / "model.safetensors") for one in (whole, folder)]
+            python = venv("vllm") / "bin" / "python"
+            subprocess.run([python, "-c", CUT, *weights, str(LAYERS)], check=True)
+            config = json.loads((whole / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS}))
+            # The last one tells that the folder is whole.
+            for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+                shutil.copy(whole / name, folder)
+        super().start()
+        return self
+
+
 def bagent(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     """One load by ``bagent bench``."""
     hosts = folder / "hosts"
@@ -66,7 +106,8 @@ def bagent(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     program = Path(sys.executable).parent / "bagent"
     command = [str(program), "bench", "--hostfile", str(hosts), *how]
     command += ["--requests", str(load["requests"]), "--as", "completions", "--warmup", "1"]
-    command += ["--input-tokens", str(INPUT), "--output-tokens", str(OUTPUT), "--seed", str(seed)]
+    command += ["--input-tokens", str(INPUT), "--output-tokens", str(load.get("output", OUTPUT))]
+    command += ["--seed", str(seed)]
     out = folder / "bagent"
     done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True)
     if done.returncode not in (0, 3):
@@ -95,7 +136,8 @@ def vllm(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     command += ["--base-url", f"http://{server.address}", "--model", server.model]
     command += ["--tokenizer", str(model_folder(server.model)), "--endpoint", "/v1/completions"]
     command += ["--dataset-name", "random", "--random-input-len", str(INPUT), "--ignore-eos"]
-    command += ["--random-output-len", str(OUTPUT), "--num-prompts", str(load["requests"])]
+    command += ["--random-output-len", str(load.get("output", OUTPUT))]
+    command += ["--num-prompts", str(load["requests"])]
     command += ["--temperature", "0", "--seed", str(seed), "--num-warmups", "1", "--disable-tqdm"]
     command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result"]
     command += ["--result-dir", str(folder), "--result-filename", "vllm.json"]
@@ -128,7 +170,8 @@ def guidellm(program: str, server: VllmServer, load: dict, folder: Path, seed: i
     command += ["--tokenizer", f"kind=hf_auto,model={model_folder(server.model)}"]
     command += ["--data", f"kind=synthetic_text,prompt_tokens={INPUT},output_tokens={OUTPUT}"]
     command += ["--output", f"kind=json,path={out}", "--disable-console"]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    # Ten processes, its default, take a small machine a minute to start.
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "GUIDELLM__MAX_WORKER_PROCESSES": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
     if done.returncode or not out.exists():
         raise SystemExit(f"guidellm: {done.stdout[-1500:]} {done.stderr[-2500:]}")
@@ -151,15 +194,17 @@ def guidellm(program: str, server: VllmServer, load: dict, folder: Path, seed: i
     }
 
 
-def gaps(server: VllmServer) -> tuple[float, float]:
-    """Seconds between tokens that the engine has counted so far, and how many such gaps."""
-    return server.metric(f"{GAPS}_sum"), server.metric(f"{GAPS}_count")
+def counted(server: VllmServer) -> tuple[float, float, float]:
+    """By the engine so far: seconds between tokens, how many such gaps, seconds of requests."""
+    names = (f"{GAPS}_sum", f"{GAPS}_count", f"{INSIDE}_sum")
+    return tuple(server.metric(name) for name in names)
 
 
 def measure(
     options: argparse.Namespace, server: VllmServer, runs: list[dict]
 ) -> Iterator[list[dict]]:
-    """All runs, those of before first, in the order in which they were made; after each repeat."""
+    """All runs, those of before first, in the order in which they were made; after each one. A
+    repeat that was ended in the middle is gone on with."""
     loads = {
         "c=1": {"requests": options.requests},
         f"rate={options.rate:g}": {"requests": options.requests, "rate": options.rate},
@@ -167,24 +212,34 @@ def measure(
     loads = {name: load for name, load in loads.items() if name.startswith(options.load)}
     arms = {BASE: bagent, "vllm bench serve": vllm}
     if options.guidellm:
-        arms["guidellm"] = lambda *given: guidellm(options.guidellm, *given)
-    first = max((run["repeat"] + 1 for run in runs if run["load"] in loads), default=0)
+        program = str(Path(options.guidellm).absolute())
+        arms["guidellm"] = lambda *given: guidellm(program, *given)
+    done = {(run["load"], run["tool"], run["repeat"]) for run in runs}
+    first = 0
+    while all((name, tool, first) in done for name in loads for tool in arms):
+        first += 1
     for repeat in range(first, first + options.repeats):
         order = list(arms) if repeat % 2 == 0 else list(reversed(arms))
         for name, load in loads.items():
             for tool in order:
+                if (name, tool, repeat) in done:
+                    continue
                 with tempfile.TemporaryDirectory() as folder:
-                    load_average, before = os.getloadavg()[0], gaps(server)
-                    # Other seeds each time: else the second one meets prompts that are cached.
-                    seed = 1 + len(runs)
+                    load_average, before = os.getloadavg()[0], counted(server)
+                    # No seed twice on one server: prompts that came before are cached.
+                    seed = int(time.time())
                     found = arms[tool](server, load, Path(folder), seed)
-                    seconds, count = (b - a for a, b in zip(before, gaps(server), strict=True))
+                    after = counted(server)
+                seconds, count, inside = (b - a for a, b in zip(before, after, strict=True))
                 runs.append({"load": name, "tool": tool, "repeat": repeat, **found})
                 runs[-1]["engine_tpot_ms"] = 1000 * seconds / count
+                if "rate" in load:
+                    busy = inside / (load["requests"] / load["rate"])
+                    runs[-1]["engine_busy"] = round(busy, 3)
                 runs[-1] |= by_engine(runs[-1])
                 runs[-1]["load_average_before"] = round(load_average, 2)
                 print(json.dumps(runs[-1]), file=sys.stderr)
-        yield runs
+                yield runs
 
 
 def by_engine(run: dict) -> dict:
@@ -232,7 +287,7 @@ def write(
         "command": " ".join(["python", *sys.argv]),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "server": f"vLLM {server.version} on CPU, {options.model}",
+        "server": f"vLLM {server.version} on CPU, {server.model}",
         "definitions": DEFINITIONS,
         "medians": rows,
         "apart": apart,
@@ -248,21 +303,20 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--requests", type=int, default=25)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=1.0, help="requests a second, evenly")
+    parser.add_argument("--rate", type=float, default=0.4, help="requests a second, evenly")
     parser.add_argument("--load", default="", choices=["c=1", "rate"], help="only this one")
-    parser.add_argument("--model", default="smollm2", choices=["smollm2", "tiny"])
     parser.add_argument("--port", type=int, help="of a server of this model that runs already")
     parser.add_argument("--guidellm", metavar="PROGRAM", help="the program, in its own environment")
     parser.add_argument("--band", type=float, default=0.10)
     options = parser.parse_args()
     runs: list[dict] = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
     with tempfile.TemporaryDirectory() as folder:
-        log, own = Path(folder) / "vllm.log", ["--dtype=float32"]
-        server = VllmServer(options.model, own, log=log, port=options.port or 0)
+        log = Path(folder) / "vllm.log"
+        server = ShallowVllm(f"smollm2-{LAYERS}", log=log, port=options.port or 0)
         if options.port:
             server.version = json.loads(server.get("/version") or "{}").get("version", "?")
         with contextlib.nullcontext() if options.port else server:
-            for done in measure(options, server, runs):  # a repeat is kept, whatever comes next
+            for done in measure(options, server, runs):  # a run is kept, whatever comes next
                 rows, apart = write(options, server, done)
     for row in rows:
         print(json.dumps(row))
