@@ -60,7 +60,7 @@ class PromptCounter:
         if isinstance(answer, Failure):
             return None
         status, raw = answer
-        if status == 400:  # vLLM counts to its context and no further
+        if status == 400:  # some count to their context and no further
             kind = from_status(status, raw.decode("utf-8", "replace"), {}).kind
             return TOO_LONG if kind == "context_overflow" else None
         body = _json(raw) if status == 200 else None

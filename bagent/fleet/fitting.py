@@ -27,8 +27,9 @@ TEMPLATE_TOKENS = 128
 """Room for what a chat template puts around a prompt. Too little only means that a row which does
 not fit is refused by the server."""
 
-FIRST_RATIO = 1 / 2.5
-"""Tokens per byte of a prompt before one was counted: more than usual texts have."""
+FIRST_RATIO = 1.0
+"""Tokens per byte of a prompt before one was counted: none has more. Usual texts have a quarter of
+it, which the first counts show."""
 
 USUAL_ANSWER = 256
 """Tokens that an answer should find where the job asks for no number and a longer context is at
@@ -131,8 +132,10 @@ class Fitter:
 
     async def _count(self, call: Call, urgent: bool) -> None:
         core = self._core
+        counted = None
         async with self._gate:
-            counted = await self._tokens(call.request)
+            if self.may_be_too_long(call):  # still, after what others have shown
+                counted = await self._tokens(call.request)
         if core.closed:
             return
         core.waiting.counted.discard(call)
@@ -231,7 +234,11 @@ class Fitter:
     def elsewhere(self, call: Call, state: EndpointState) -> bool:
         """Whether a call that ``state`` refused as too long may go to a longer context."""
         context = state.context
-        if call.only is not None or context is None:
+        if context is None:
+            return False
+        size = max(1, len(call.request.payload))
+        self._ratio = max(self._ratio, (context - (_asked(call.request) or 0)) / size)
+        if call.only is not None:
             return False
         longer = min((one for one in self._contexts() if one > context), default=None)
         if longer is None:

@@ -59,7 +59,7 @@ async def finish(s: Setup, rows: Sequence[int], **fields: Any) -> Setup:
 
 def test_rows_that_are_short_for_the_context_are_never_counted():
     async def main() -> Setup:
-        return await finish(fleet_of({"a": 4096}), [10, 500, 2000])
+        return await finish(fleet_of({"a": 4096}), [10, 500, 960])
 
     s = run_jumping(main())
     assert s.backend.counted == []
@@ -252,16 +252,34 @@ def test_where_endpoints_have_different_models_nothing_is_counted():
     assert len(s.backend.sent) == 1
 
 
-def test_texts_that_are_denser_or_thinner_than_usual_are_learned_from_counts():
+def test_how_dense_texts_are_is_learned_from_the_first_counts():
+    async def main() -> Setup:
+        # four bytes are a token here: all of these fit well, which one count shows
+        return await finish(fleet_of({"a": 4096}), range(2600, 2700))
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 100
+    assert len(s.backend.counted) <= 16
+
+
+def test_a_refusal_of_the_server_shows_that_texts_are_denser_than_was_thought():
     async def main() -> Setup:
         s = fleet_of({"a": 4096})
-        # at first 2.5 bytes are thought to be a token: these are four, and fit well
-        await finish(s, [2600])
-        await finish(s, range(2601, 2620))
+        await finish(s, [2000])  # a quarter of a token a byte
+        s.backend.scripts["a"] = lambda row, number: Answer(REFUSED_AS_LONG)
+        dense = [call_of(s, 3000), call_of(s, 3001)]
+        for call in dense:
+            call.request = msgspec.structs.replace(call.request, payload=b"5000".ljust(9000))
+        s.fleet.submit(dense[0])
+        await s.fleet.idle()
+        s.fleet.submit(dense[1])
+        await s.fleet.idle()
         return s
 
     s = run_jumping(main())
-    assert s.backend.counted == [("a", 2600)]
+    assert len(s.backend.sent) == 2, "the first row, and one of the dense ones"
+    assert s.backend.counted == [("a", 2000), ("a", 5000)]
+    assert sorted(s.recorder.failures) == [3000, 3001]
 
 
 def test_a_joined_endpoint_is_asked_for_its_context():
