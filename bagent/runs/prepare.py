@@ -23,8 +23,10 @@ from bagent.job.words import did_you_mean
 from bagent.rows import RowsConfig, RowSource, open_rows
 from bagent.runs.environment import read_environment, with_new_names, with_presets
 from bagent.runs.options import RunOptions
+from bagent.runs.stageboards import check_boards
 from bagent.runs.stagechecks import check_stages, check_vote
 from bagent.runs.stagejobs import PreparedStage, prepare_stages, used_fields
+from bagent.runs.stagejoins import check_joins
 from bagent.stages.topologies import is_plain
 from bagent.store.index import Policy
 
@@ -73,6 +75,7 @@ def prepare(options: RunOptions) -> Prepared:
     job = with_presets(job, presets)
     stages = prepare_stages(job)
     check_vote(job, stages)
+    check_joins(stages, job.source)
     if job.agent is not None and (batch or (prompt_is_raw(job) and not job.agent.command)):
         raise JobError(
             "agent: its turns are chats, and this job has raw prompts or an OpenAI batch file",
@@ -146,6 +149,7 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
         prepared.warnings.extend(prepared.prompt.check(sample))
     if prepared.stages:
         prepared.warnings.extend(check_stages(prepared.stages, good, prepared.job.source))
+        check_boards(prepared.stages, good, prepared.job.source)
     if first and not sample:
         found = first[0]
         prepared.warnings.append(

@@ -231,16 +231,20 @@ class LoopStage(RowStage):
         state.refs = tuple(reference(self.name, one.id, 0) for one, _ in state.last.values())
 
     def _enough(self, state: _State) -> bool:
-        """Whether the condition holds: over fields, stages, sections, and properties of answers."""
+        """Whether the condition holds: over sections and stages, properties of answers, fields.
+
+        A property that several sections have holds as soon as it does in one of them.
+        """
         until = self._rule.until
         if until is None:
             return False
-        scope: dict[str, Any] = dict(state.item.row.data)
+        said: dict[str, Any] = {}
         for writer in self._writers:
             value = getattr(state.board, writer.name, None)
             if isinstance(value, dict):
                 for name, one in value.items():
-                    scope[name] = scope.get(name) or one if name in scope else one
+                    said[name] = said.get(name) or one
+        scope = {**state.item.row.data, **said}
         for writer in self._writers:
             scope.update(self._scope(state, writer))
         return until.holds(scope)

@@ -1,4 +1,4 @@
-"""One stream of several stages: their rows joined by key, else by id."""
+"""One stream of several stages: their rows joined by key, by id, or by what they go back to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ class Join:
     """Gives each row of the first source what the other sources have for it.
 
     Rows belong together that have the same key (both were made of one row, unchanged), else the
-    same id; then the first such row counts. A row that some source lacks goes on without it, and
-    its name is not there in prompts. Fields of the first source go before those of the others.
+    same id; then the first such row counts. Else a row gets the only one that goes back to the same
+    input row: a reduction ``by: id`` is joined to its row, and an answer about a row to each of
+    its pieces. A row that some source lacks goes on without it, and its name is not there in
+    prompts. Fields of the first source go before those of the others.
 
     Args:
         count: how many sources there are, at least 2.
@@ -57,16 +59,45 @@ class Join:
         self._idle += 1
         if self._idle < self._count:
             return
-        by_id = [_by_id(found) for found in self._by_key[1:]]
         left, self._open = self._open, {}
-        for key, (item, ticket) in left.items():
-            partners = []
-            for found, names in zip(self._by_key[1:], by_id, strict=True):
-                partner = found.get(key) or names.get(_name(item.row.id))
-                if partner is not None:
-                    partners.append(partner)
-            ticket.fill(joined(item, partners))
+        sources = [_Left(found) for found in self._by_key[1:]] if left else []
+        for item, ticket in left.values():
+            found = [source.partner(item) for source in sources]
+            ticket.fill(joined(item, [one for one in found if one is not None]))
         self._by_key = [{} for _ in range(self._count)]
+
+
+class _Left:
+    """The rows of one source that no row found by its key while both came."""
+
+    def __init__(self, items: dict[int, Item]) -> None:
+        self._by_key = items
+        self._by_name: dict[str, Item] = {}
+        self._by_root: dict[int, list[Item]] = {}
+        self._by_base: dict[str, list[Item]] = {}
+        for item in sorted(items.values(), key=lambda one: (one.row.index, one.answer)):
+            self._by_name.setdefault(_name(item.row.id), item)
+            self._by_base.setdefault(_base(item), []).append(item)
+            if item.root is not None:
+                self._by_root.setdefault(item.root.key, []).append(item)
+
+    def partner(self, item: Item) -> Item | None:
+        """The row that belongs to ``item``."""
+        row = item.row
+        return self._by_key.get(row.key) or self._by_name.get(_name(row.id)) or self._only(item)
+
+    def _only(self, item: Item) -> Item | None:
+        """The only one that goes back to the same input row, and to the same rows on the way."""
+        found = self._by_base.get(_base(item), [])
+        if item.root is not None and any(one.root is not None for one in found):
+            found = self._by_root.get(item.root.key, [])
+        near = [one for one in found if _agree(one.seen, item.seen)]
+        return near[0] if len(near) == 1 else None
+
+
+def _agree(one: dict[str, int], other: dict[str, int]) -> bool:
+    """Whether two rows have the same outcomes of all stages that both have been through."""
+    return all(other.get(name, place) == place for name, place in one.items())
 
 
 def joined(item: Item, partners: list[Item]) -> Item:
@@ -87,12 +118,10 @@ def joined(item: Item, partners: list[Item]) -> Item:
     )
 
 
-def _by_id(items: dict[int, Item]) -> dict[str, Item]:
-    found: dict[str, Item] = {}
-    for item in sorted(items.values(), key=lambda one: (one.row.index, one.answer)):
-        found.setdefault(_name(item.row.id), item)
-    return found
-
-
 def _name(row_id: Json) -> str:
     return f"{type(row_id).__name__}:{row_id}"
+
+
+def _base(item: Item) -> str:
+    """The id of the input row that a row goes back to, else its own."""
+    return _name(item.row.id if item.root is None else item.root.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stages.support_stages import outcomes, run_stages
 from support.fake_server import FakeServer
-from support.replies import canned, echo, ok, status
+from support.replies import canned, echo, ok, ok_json, status
 
 
 def board(*sections: str, rounds: int = 2) -> dict[str, object]:
@@ -55,3 +55,28 @@ def test_a_board_fits_the_context_however_much_is_written(tmp_path):
     assert len(prompts) == 9
     assert all(len(prompt) * 0.4 + 64 <= 900 for prompt in prompts)
     assert any("characters left out]" in prompt for prompt in prompts)
+
+
+def test_a_section_that_needs_what_nobody_can_have_written_yet_is_refused(tmp_path):
+    sections = [
+        {"name": "pro", "prompt": "pro id={{ id }} {{ board }}"},
+        {"name": "con", "prompt": "con id={{ id }} {{ board.pro }}"},
+    ]
+    loop = {"kind": "loop", "name": "talk", "max_rounds": 1, "sections": sections}
+    with FakeServer({"*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, 1, [loop])
+        assert not server.requests
+        assert done.code == 2
+        assert "con: in the first round pro has not written yet" in done.err
+        done = run_stages(tmp_path, server.url, 1, [{**loop, "parallel": False}])
+    assert done.code == 0, done.err
+
+
+def test_what_a_section_says_goes_before_a_field_of_the_same_name(tmp_path):
+    schema = {"type": "object", "properties": {"over": {"type": "boolean"}}}
+    section = {"name": "chair", "prompt": "id={{ id }}", "output": {"schema": schema}}
+    loop = {"kind": "loop", "name": "talk", "max_rounds": 2, "until": "over", "sections": [section]}
+    with FakeServer({"*": [ok_json({"over": False})]}) as server:
+        done = run_stages(tmp_path, server.url, [{"id": "r1", "over": True}], [loop], dedupe=False)
+    assert done.code == 0, done.err
+    assert len(outcomes(tmp_path, "talk.chair")) == 2
