@@ -2,15 +2,13 @@
 
     python benchmarks/scale.py memory  [--rows 50000,1000000]   peak RSS of the run, as rows come
     python benchmarks/scale.py resume  [--rows 1000000]         seconds from start to first request
-    python benchmarks/scale.py tables  [--rows 5000000]         journal to Parquet and DuckDB
     python benchmarks/scale.py start                            --help, and runs of 10 rows
 
-``memory`` and ``start`` send every row to the canned server. ``resume`` and ``tables`` write a
-journal with the same code that a run uses, of rows as such a run makes them, leave the last 10
-rows to do, and measure the real command. ``--out FILE`` keeps the numbers as JSON. ``resume
---keep FOLDER`` keeps the run directory that it makes and uses it again; ``--repeats N`` goes on N
-times with copies of it. The index of the open segment is left out of a copy, as a killed run
-leaves none.
+``memory`` and ``start`` send every row to the canned server. ``resume`` writes a journal with the
+same code that a run uses, of rows as such a run makes them, leaves the last 10 rows to do, and
+measures the real command. ``--out FILE`` keeps the numbers as JSON. ``resume --keep FOLDER`` keeps
+the run directory that it makes and uses it again; ``--repeats N`` goes on N times with copies of
+it. The index of the open segment is left out of a copy, as a killed run leaves none.
 """
 
 from __future__ import annotations
@@ -213,23 +211,6 @@ def resume(folder: Path, counts: list[int], repeats: int = 1) -> list[dict]:
     return found
 
 
-def tables(folder: Path, counts: list[int]) -> list[dict]:
-    server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
-    found = []
-    keys = {"results": {"keep_input": False, "duckdb": True, "parquet": True}}
-    try:
-        for count in counts:
-            home = folder / str(count)
-            home.mkdir()
-            _, out = write_finished(home, count, url, keys)
-            command = [sys.executable, "-m", "bagent.store.tables", str(out)]
-            found.append({"rows": count} | timed(command, home))
-            print(found[-1])
-    finally:
-        server.kill()
-    return found
-
-
 def start(folder: Path, _: list[int]) -> list[dict]:
     server, url = start_server(folder, 40, sorted(os.sched_getaffinity(0))[-1])
     found = []
@@ -253,7 +234,6 @@ def start(folder: Path, _: list[int]) -> list[dict]:
 PARTS = {
     "memory": (memory, "50000,1000000"),
     "resume": (resume, "1000000"),
-    "tables": (tables, "1000000"),
     "start": (start, "10"),
 }
 
