@@ -106,8 +106,7 @@ def bagent(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     program = Path(sys.executable).parent / "bagent"
     command = [str(program), "bench", "--hostfile", str(hosts), *how]
     command += ["--requests", str(load["requests"]), "--as", "completions", "--warmup", "1"]
-    command += ["--input-tokens", str(INPUT), "--output-tokens", str(load.get("output", OUTPUT))]
-    command += ["--seed", str(seed)]
+    command += ["--input-tokens", str(INPUT), "--output-tokens", str(OUTPUT), "--seed", str(seed)]
     out = folder / "bagent"
     done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True)
     if done.returncode not in (0, 3):
@@ -136,8 +135,7 @@ def vllm(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     command += ["--base-url", f"http://{server.address}", "--model", server.model]
     command += ["--tokenizer", str(model_folder(server.model)), "--endpoint", "/v1/completions"]
     command += ["--dataset-name", "random", "--random-input-len", str(INPUT), "--ignore-eos"]
-    command += ["--random-output-len", str(load.get("output", OUTPUT))]
-    command += ["--num-prompts", str(load["requests"])]
+    command += ["--random-output-len", str(OUTPUT), "--num-prompts", str(load["requests"])]
     command += ["--temperature", "0", "--seed", str(seed), "--num-warmups", "1", "--disable-tqdm"]
     command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result"]
     command += ["--result-dir", str(folder), "--result-filename", "vllm.json"]
