@@ -15,7 +15,7 @@ from bagent.runs.equipping import Equipment
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
 from bagent.runs.prepare import Prepared
 from bagent.runs.sites import Finder, Fleets, Found, Site
-from bagent.runs.stagejobs import Asking, PreparedStage, table_of
+from bagent.runs.stagejobs import Asking, PreparedStage, keeping_keys, table_of
 from bagent.stages.asking import Asker
 from bagent.stages.boards import LoopRule, LoopStage, Writer, section_stage
 from bagent.stages.embedding import EmbedStage
@@ -221,7 +221,11 @@ class _Work:
         spec = stage.spec
         if spec.kind == "expand":
             return ExpandStage(
-                stage.name, _recipe(stage), entrance, self._names(stage, None), self._world
+                entrance,
+                _recipe(stage),
+                self._names(stage, None),
+                self._world,
+                later=keeping_keys(stage, self._prepared.stages),
             )
         if spec.kind == "sql":
             tables = [table_of(self._prepared.stages, name) for name in stage.sources]

@@ -250,3 +250,12 @@ def table_of(stages: Sequence[PreparedStage], name: str) -> StageTable:
                 columns = list(zip(schema.column_properties, kinds, strict=True))
             return StageTable(name, columns)
     return StageTable(name)
+
+
+def keeping_keys(stage: PreparedStage, stages: Sequence[PreparedStage]) -> tuple[str, ...]:
+    """The stages after ``stage`` whose rows are its rows, one after the other."""
+    found = [stage.name]
+    for other in stages:
+        if other.sources[0] in found and other.spec.kind not in ("reduce", "sql"):
+            found.append(other.name)
+    return tuple(found[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -101,17 +101,28 @@ def _told(found: list[Piece]) -> Iterator[tuple[Piece, dict[str, int]]]:
 class ExpandStage(RowStage):
     """Makes several rows of each row; nothing is asked.
 
-    The rows have keys of their own, and ``/NUMBER`` behind the id. A row that failed before goes
-    on as one failed row.
+    The rows have keys of their own, and ``/NUMBER`` behind the id. A row that failed before, or
+    that nothing can be made of, goes on as one failed row that no later stage is asked about.
+
+    Args:
+        later: the stages whose rows have the keys of this one's: what they wrote of such a failed
+            row counts no more once it became rows.
     """
 
     def __init__(
-        self, name: str, recipe: Recipe, entrance: Entrance, names: Names, world: World
+        self,
+        entrance: Entrance,
+        recipe: Recipe,
+        names: Names,
+        world: World,
+        *,
+        later: Sequence[str] = (),
     ) -> None:
-        super().__init__(name, entrance)
+        super().__init__(entrance.name, entrance)
         self._recipe = recipe
         self._names = names
         self._world = world
+        self._later = (entrance.name, *later)
 
     async def run(self) -> None:
         """Nothing to wait for: all is done as rows come."""
@@ -128,6 +139,7 @@ class ExpandStage(RowStage):
         if not made:
             self._fail(item, ticket, NOTHING, "the list of items is empty")
             return
+        self._world.records.forget(item.row.key, self._later)
         for number, (one, place) in enumerate(zip(made, ticket.split(len(made)), strict=True)):
             row = msgspec.structs.replace(
                 made_row(item.row, item),
@@ -154,4 +166,4 @@ class ExpandStage(RowStage):
         if found is None:
             outcome = ended_row(self.name, row, self._world.now(), error=(kind, words))
             found = outcome, records.write(outcome, row)
-        ticket.fill(stage_item(item, item.row, *found))
+        ticket.fill(msgspec.structs.replace(stage_item(item, item.row, *found), void=True))

@@ -28,7 +28,8 @@ class Item(msgspec.Struct, frozen=True, eq=False):
     None for an input row. ``seen`` has the places of all earlier stages' outcomes for it by name.
     ``tokens`` is about how many its answer has. ``failed`` counts input rows that failed among
     those that it was made of, ``also`` names further parents of what is made of it. ``told`` is
-    its id in the results where that is another one than the row's.
+    its id in the results where that is another one than the row's. ``void``: a stage that makes
+    rows could make none of it, so that there is nothing to ask about.
     """
 
     row: Row
@@ -42,6 +43,7 @@ class Item(msgspec.Struct, frozen=True, eq=False):
     failed: int = 0
     also: tuple[str, ...] = ()
     told: Json = None
+    void: bool = False
 
     @property
     def ref(self) -> str:
@@ -84,6 +86,7 @@ def stage_item(item: Item, row: Row, outcome: Outcome, place: int) -> Item:
         tokens=answer_tokens(outcome),
         failed=failed,
         told=outcome.id,
+        void=item.void,
     )
 
 

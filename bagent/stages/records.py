@@ -63,6 +63,7 @@ class Records:
         self._earlier = earlier
         self._whole = whole
         self._taken_back: set[int] = set()
+        self._left_open: dict[str, frozenset[int]] = {}
         self._emit = emit
 
     def read(self, place: int) -> Outcome:
@@ -100,6 +101,29 @@ class Records:
         """Let no outcome of earlier starts count for this unit."""
         self._taken_back.add(unit_of(key, stage, answer))
         self.journal.take_back(unit_of(key, stage, answer), stage, answer)
+
+    def forget(self, key: int, stages: Iterable[str]) -> None:
+        """Take back what earlier starts wrote of a row in ``stages``, one answer each."""
+        if self._earlier is None:
+            return
+        for stage in stages:
+            unit = unit_of(key, stage, 0)
+            if unit in self._taken_back:
+                continue
+            if self._earlier.find(unit) is not None or key in self._unfinished(stage):
+                self.take_back(key, stage, 0)
+
+    def _unfinished(self, stage: str) -> Set[int]:
+        """The rows of a stage that earlier starts wrote, but did not bring to an end."""
+        earlier = self._earlier
+        if earlier is None:
+            return frozenset()
+        found = self._left_open.get(stage)
+        if found is None:
+            keys = earlier.keys_of(stage)
+            found = frozenset(k for k in keys if earlier.find(unit_of(k, stage, 0)) is None)
+            self._left_open[stage] = found
+        return found
 
     @property
     def takes_back(self) -> bool:

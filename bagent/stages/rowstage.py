@@ -22,10 +22,12 @@ class RowStage(ABC):
         return [AsTheyCome(self._arrive, self._all_taken, self.out)]
 
     def _arrive(self, item: Item, ticket: Ticket) -> None:
-        if self._entrance.admits(item):
-            self._take(item, ticket)
-        else:
+        if not self._entrance.admits(item):
             ticket.split(0)
+        elif item.void:
+            ticket.fill(stage_item(item, item.row, *self._entrance.unasked(item)))
+        else:
+            self._take(item, ticket)
 
     @abstractmethod
     def _take(self, item: Item, ticket: Ticket) -> None:

@@ -76,6 +76,19 @@ class Entrance:
         )
         return False
 
+    def unasked(self, item: Item) -> tuple[Outcome, int]:
+        """The outcome, and its place, of a row that there is nothing to ask about."""
+        records = self._world.records
+        found = records.finished(item.row.key, self.name, 0, (item,))
+        if found is not None:
+            return found
+        words = self.reason(item) if item.place is None else records.read(item.place).error
+        row = made_row(item.row, item)
+        outcome = ended_row(
+            self.name, row, self._world.now(), error=(NO_SURVIVOR, words or "nothing came of it")
+        )
+        return outcome, records.write(outcome, row)
+
     def reason(self, item: Item) -> str:
         """Why a row failed before this stage, for people."""
         if item.place is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from stages.support_stages import outcomes, run_stages, texts
+from stages.support_stages import RUN, outcomes, run_stages, texts
+from support.cli import run_bagent
 from support.fake_server import FakeServer
-from support.jobs import journal_lines
+from support.jobs import journal_lines, results
 from support.replies import echo, ok_json
 
 PLAN_SCHEMA = {"type": "object", "properties": {"parts": {"type": "array"}}, "required": ["parts"]}
@@ -71,3 +72,34 @@ def test_a_long_text_is_cut_and_reduced_by_its_row(tmp_path):
     pieces = outcomes(tmp_path, "piece")
     assert len(pieces) > 4
     assert not any("a17 " in json.dumps(line) for line in pieces), "the journal holds no input text"
+
+
+def test_what_no_rows_could_be_made_of_is_not_asked_about_and_counts_no_more_once_mended(tmp_path):
+    whole = {
+        "kind": "reduce",
+        "name": "whole",
+        "by": "id",
+        "prompt": "all {{ n }}: {{ responses }}",
+    }
+    more = {"kind": "map", "name": "more", "prompt": "more {{ work }}"}
+    rows = [{"id": "r1", "text": "t"}]
+    bad, good = ok_json({"parts": "A"}), ok_json({"parts": [{"title": "A"}]})
+    schema = {"type": "object", "properties": {"parts": {"type": "array"}}, "required": ["parts"]}
+    plan = {**PLAN, "output": {"schema": schema, "retries": 0}}
+    with FakeServer({"r1": [bad, good], "*": [echo()]}) as server:
+        done = run_stages(tmp_path, server.url, rows, [plan, EXPAND, WORK, more, whole])
+        assert len(server.requests) == 1
+        assert done.code == 1
+        [failed] = outcomes(tmp_path, "whole")
+        assert "none of 1 rows came out ok" in failed["error"]
+        assert "is not of type" in failed["error"]
+        done = run_bagent(RUN, tmp_path)
+    assert done.code == 0, done.err
+    found = [(row["stage"], row["id"], row["status"]) for row in results(tmp_path)]
+    assert sorted(found) == [
+        ("more", "r1/0", "ok"),
+        ("part", "r1/0", "ok"),
+        ("plan", "r1", "ok"),
+        ("whole", "r1:1.0", "ok"),
+        ("work", "r1/0", "ok"),
+    ]
