@@ -16,6 +16,7 @@ from bagent.job.spec_agent import AgentSpec
 from bagent.job.spec_limits import LimitsSpec
 from bagent.job.spec_output import BatchingSpec, OutputSpec, SamplingSpec
 from bagent.job.spec_prompt import PromptSpec
+from bagent.job.words import did_you_mean
 from bagent.types import Json
 
 StageKind = Literal["map", "broadcast", "expand", "reduce", "sql", "loop", "embed"]
@@ -221,9 +222,10 @@ def check_order(stages: tuple[StageSpec, ...], *, has_prompt: bool) -> None:
             raise wrong(f"two stages are named {name}", key=f"{index}.name")
         for source in stage.from_:
             if source != "input" and source not in seen:
+                meant = did_you_mean(source, ["input", *seen])
                 raise wrong(
                     f"stage {name} reads {source}, which is no stage before it",
-                    f"before it: {' '.join(['input', *seen])}",
+                    f"{meant} before it: {' '.join(['input', *seen])}".lstrip(),
                     key=f"{index}.from",
                 )
         asks = stage.kind in ("map", "broadcast", "reduce")

@@ -90,6 +90,11 @@ def test_every_kind_of_stage_is_read(load):
             "stages[0].from: stage map1 reads later, which is no stage before it "
             "(before it: input)",
         ),
+        (
+            "[{kind: map, name: note}, {kind: map, from: §noet}]",
+            "stages[1].from: stage map2 reads noet, which is no stage before it "
+            "(did you mean note? before it: input note)",
+        ),
         ("[{kind: map, §promt: x}]", "unknown key promt (did you mean prompt?)"),
         ("§{kind: map}", "stages: expected a list, got a mapping"),
         ("[§map]", 'stages[0]: expected a mapping of keys, got the text "map"'),
