@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,8 +54,10 @@ def fleet(
     return vllm_tiny, narrow, dynamo_tiny
 
 
-def write_fleet(folder: Path, count: int, *servers: LlmServer | str, **keys: Json) -> Path:
-    """A job of ``count`` rows over ``servers``; text stands for an address with tags."""
+def write_fleet(
+    folder: Path, rows: int | list[Json], *servers: LlmServer | str, **keys: Json
+) -> Path:
+    """A job of ``rows`` (a number: usual ones) over ``servers``; text is an address with tags."""
     lines = [one if isinstance(one, str) else one.address for one in servers]
     (folder / "hosts.txt").write_text("".join(f"{line}\n" for line in lines))
     usual: dict[str, Json] = {
@@ -64,7 +67,7 @@ def write_fleet(folder: Path, count: int, *servers: LlmServer | str, **keys: Jso
         "sampling": {"temperature": 0, "max_tokens": 8},
         "results": NO_TABLES,
     }
-    return write_job(folder, "vllm://", count, **usual | keys)
+    return write_job(folder, "vllm://", rows, **usual | keys)
 
 
 def run(folder: Path, job: Path, *options: str) -> Completed:
@@ -111,6 +114,15 @@ def until(done: Callable[[], bool], words: str, seconds: float = 120.0) -> None:
         time.sleep(0.1)
 
 
+def tokens(server: VllmServer, text: str) -> int:
+    """How many tokens a text has."""
+    asked = msgspec.json.encode({"model": "tiny", "prompt": text})
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://{server.address}/tokenize", asked, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return int(msgspec.json.decode(answer.read())["count"])
+
+
 def test_texts_travel_in_lists_and_each_endpoint_takes_its_share(
     fleet: tuple[VllmServer, VllmServer, DynamoMocker], job_dir: Path
 ) -> None:
@@ -134,6 +146,50 @@ def test_chats_travel_as_each_endpoint_can_carry_them(
     # the batch route of chats is vLLM's: Dynamo has none, and gets one call after another
     assert sizes[router.address] == {1}
     assert [max(sizes[engine.address]) for engine in engines] == [16, 16], sizes
+
+
+def test_chats_in_lists_have_the_tokens_of_chat_calls_where_that_was_proven(
+    vllm_tiny: VllmServer, narrow: VllmServer, job_dir: Path
+) -> None:
+    engines = vllm_tiny, narrow
+    tokens = {}
+    lists = {"mode": "completions", "size": 16}
+    for name, batching in (("lists", lists), ("single", {"mode": "single"})):
+        # no more at once than the narrow one holds, or it is left in peace for a while
+        limits = {"per_endpoint": 32}
+        job = write_fleet(job_dir, 200, *engines, batching=batching, limits=limits)
+        done = run(job_dir, job, "--name", name)
+        all_answered(job_dir, 200, done, name)
+        tokens[name] = {one["id"]: one["prompt_tokens"] for one in good(job_dir, name)}
+    sizes = served(job_dir, "lists")
+    assert any(max(found) > 1 for found in sizes.values()), sizes
+    assert tokens["lists"] == tokens["single"]
+
+
+@pytest.mark.parametrize("prompt", [{"raw": "id={{ id }} {{ text }}"}, {"user": "{{ text }}"}])
+def test_rows_go_where_the_context_holds_them_and_nowhere_if_none_does(
+    vllm_tiny: VllmServer, narrow: VllmServer, job_dir: Path, prompt: dict[str, str]
+) -> None:
+    each = tokens(vllm_tiny, "word " * 1000) / 1000
+    wanted = {"short": 20, "fits": 3000, "wide": 3500, "never": 4150, "longest": 20_000}
+    texts = {name: "word " * int(count / each) for name, count in wanted.items()}
+    rows = [{"id": f"{name} {n}", "text": texts[name]} for n in range(3) for name in texts]
+    job = write_fleet(job_dir, rows, vllm_tiny, narrow, prompt=prompt)
+    done = run(job_dir, job)
+    assert done.code == 1, done.err
+    found = results_by_id(job_dir)
+    kinds = {name: (row["status"], row["error_kind"]) for name, row in found.items()}
+    for name in kinds:
+        if name.startswith(("never", "longest")):
+            assert kinds[name] == ("failed", "context_overflow"), found[name]
+            assert found[name]["attempts"] == 0
+            assert "4096" in found[name]["error"]
+        else:
+            assert kinds[name][0] in ("ok", "truncated"), found[name]
+    sent = {(one["id"].split()[0], one["endpoint"]) for one in attempts(job_dir)}
+    assert ("wide", vllm_tiny.address) in sent
+    assert ("wide", narrow.address) not in sent
+    assert {one.get("error_kind") for one in attempts(job_dir)} == {None}
 
 
 def test_an_endpoint_killed_in_the_middle_and_started_again_costs_no_row(
