@@ -38,7 +38,7 @@ demo: setup ## forty sentences through a small real model on this machine's CPU
 	$(BIN)/bagent results demo --format table
 
 test: setup ## the tests that need no installed server (ARGS="-k name", WORKERS=0)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 real-parts: setup ## install vLLM for CPU, Dynamo, llmock and agent programs under .cache/real; SLURM, where this is root
 	tests/real/install_vllm.sh
@@ -54,7 +54,7 @@ test-real: real-parts ## the tests against real servers, and the slow ones; more
 test-real-core: setup ## of these the main job: killed again and again, and on a real vLLM and Dynamo
 	tests/real/install_vllm.sh
 	tests/real/install_dynamo.sh
-	$(BIN)/pytest -m "slow and not real" -n $(WORKERS) --dist loadfile $(CORE)
+	$(BIN)/pytest -m "slow and not real" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(CORE)
 	$(BIN)/pytest -m real tests/real/test_vllm_main_job.py tests/real/test_dynamo_main_job.py
 
 lint: setup ## ruff and mypy

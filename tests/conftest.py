@@ -11,6 +11,22 @@ import pytest
 from support.cli import Completed, run_bagent
 from support.fake_server import FakeServer
 
+LONGEST = (
+    "tests/runs/test_kill.py",
+    "tests/runs/test_exit_codes.py",
+    "tests/jobs/",
+    "tests/cases/",
+)
+"""What takes longest, the longest first. Files go whole to one of several processes: what begins
+last should be short, so that none of them is alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest."""
+    items.sort(key=lambda item: next(
+        (place for place, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST)
+    ))  # fmt: skip
+
 
 @pytest.fixture
 def fs() -> Iterator[FakeServer]:
