@@ -271,7 +271,7 @@ def _finished(
     # Rows that another division finished are finished too, whichever part now has them.
     done = load_index(directory.path, None, policy, report=notes.append, seen_by=part)
     if done.codes:
-        journal.edited = EditedRows(done.indexes, journal.segment)
+        journal.edited = EditedRows(done.indexes)
     return done
 
 

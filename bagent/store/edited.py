@@ -11,13 +11,14 @@ import os
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 import msgspec
 
 from bagent.store.codec import VOID_CODE, unit_of
 from bagent.store.segment_index import SegmentIndex
-from bagent.store.segments import Segment, read_line
+from bagent.store.segments import read_line
 from bagent.types import Json, Outcome
 
 _ORDINAL_BITS = 24
@@ -57,13 +58,15 @@ class _Rows:
             yield self._keys[at] & _ORDINALS
             at += 1
 
-    def name(self, ordinal: int) -> _Named | None:
-        """The id and source in a line; None where it cannot be read."""
+    def name(self, ordinal: int) -> _Named:
+        """The id and source in a line.
+
+        Raises:
+            OSError, msgspec.DecodeError: it cannot be read.
+        """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return _decode(read_line(descriptor, self.offsets[ordinal]))
-        except msgspec.DecodeError:
-            return None
         finally:
             os.close(descriptor)
 
@@ -76,15 +79,12 @@ class EditedRows:
 
     Args:
         indexes: the segments as they are before this start writes.
-        growing: the segment that this start goes on with; its index file will be written anew.
     """
 
-    def __init__(self, indexes: Sequence[SegmentIndex], growing: Segment) -> None:
+    def __init__(self, indexes: Sequence[SegmentIndex]) -> None:
         self._indexes = indexes
         by_stage: dict[str, list[tuple[int, int, int]]] = {}
         for place, index in enumerate(indexes):
-            if index.segment == growing:
-                index.columns()
             for name, (low, high, count) in zip(index.stage_names, index.ranges(), strict=False):
                 if count:
                     by_stage.setdefault(name, []).append((low, high, place))
@@ -99,11 +99,12 @@ class EditedRows:
         if outcome.id is None or outcome.id == outcome.key:
             return []
         unit = unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
-        return [
-            found
-            for place in ranges.around(outcome.row)
-            for found in self._in_segment(place, outcome, unit)
-        ]
+        found: list[int] = []
+        for place in ranges.around(outcome.row):
+            # What cannot be read any more takes nothing from the new outcome: both stay.
+            with suppress(OSError, EOFError, msgspec.DecodeError):
+                found.extend(self._in_segment(place, outcome, unit))
+        return found
 
     def _in_segment(self, place: int, outcome: Outcome, unit: int) -> Iterator[int]:
         rows = self._rows(place)
@@ -116,7 +117,7 @@ class EditedRows:
             if names[rows.stages[ordinal]] != outcome.stage:
                 continue
             name = rows.name(ordinal)
-            if name is not None and name.source == outcome.source and _same(name.id, outcome.id):
+            if name.source == outcome.source and _same(name.id, outcome.id):
                 yield rows.units[ordinal]
 
     def _rows(self, place: int) -> _Rows:

@@ -22,7 +22,6 @@ from bagent.store.segment_index import SegmentIndex, open_index
 from bagent.store.segments import (
     SEGMENT_BYTES,
     Report,
-    Segment,
     Stream,
     check_part,
     place_of,
@@ -66,11 +65,6 @@ class Journal:
         self._readers: dict[int, int] = {}
         self.edited: EditedRows | None = None
         """Finds what a new outcome replaces; None where no earlier start wrote anything."""
-
-    @property
-    def segment(self) -> Segment:
-        """The segment of rows that is written to."""
-        return self._rows.segment
 
     @classmethod
     def open(

@@ -23,7 +23,7 @@ def unit(outcome: Outcome) -> int:
 def going_on(store, **options):
     """The journal of a later start, as a run opens it."""
     journal = store.open(**options)
-    journal.edited = EditedRows(open_indexes(store.path, store.reports.append), journal.segment)
+    journal.edited = EditedRows(open_indexes(store.path, store.reports.append))
     return journal
 
 
@@ -120,6 +120,26 @@ def test_rows_are_found_in_whichever_segment_they_are(store, outcome):
     for row in range(520):
         edited = outcome(row, key=f"{row + 1:016x}")
         assert journal.edited.before(edited) == [unit(outcome(row))] * (row in rows)
+    journal.close()
+
+
+def test_an_earlier_segment_that_is_gone_keeps_no_new_outcome_from_being_written(store, outcome):
+    store.write(*map(outcome, range(40)), segment_bytes=2000)
+    journal = going_on(store)
+    for path in (store.segment(1), store.segment(2).with_suffix(".idx")):
+        path.unlink()
+    for row in range(40):
+        journal.write(outcome(row, key=f"{row + 1:016x}"))
+    journal.close()
+
+
+def test_the_index_of_the_segment_that_goes_on_may_be_written_anew(store, outcome):
+    store.write(*map(outcome, range(9)))
+    journal = going_on(store)
+    for row in range(9, 40):
+        journal.write(outcome(row))
+    journal.save_index()
+    assert journal.edited.before(outcome(4, key=OTHER_KEY)) == [unit(outcome(4))]
     journal.close()
 
 
