@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 STREAM_EVERY = 50
 """One call in so many is streamed by ``stream: auto``, for its first-token time."""
+
+MOST_HASHES = 256
+"""Beginnings of hashes that are kept: one for each limit and seed, of which there may be many."""
 
 
 class Renderer(Protocol):
@@ -64,7 +67,7 @@ class StagePlan(msgspec.Struct, eq=False):
     program: ProgramPlan | None = None
     price: Callable[[str | None, Json], float | None] | None = None
     _count: int = 0
-    _settings_hash: bytes = b""
+    _begun_hashes: dict[tuple[int, int], Any] = {}
 
     def streamed(self) -> bool:
         """Whether the next call is streamed."""
@@ -80,9 +83,13 @@ class StagePlan(msgspec.Struct, eq=False):
 
     def request_hash(self, payload: bytes, max_tokens: int | None, seed: int | None) -> int:
         """64 bits that name the exact request: settings, prompt, limit and seed."""
-        if not self._settings_hash:
-            self._settings_hash = self.settings.fingerprint()
-        digest = hashlib.blake2b(self._settings_hash, digest_size=8)
-        digest.update(b"%d/%d/" % (max_tokens or 0, -1 if seed is None else seed))
+        besides = max_tokens or 0, -1 if seed is None else seed
+        begun = self._begun_hashes.get(besides)
+        if begun is None:
+            words = self.settings.fingerprint() + b"%d/%d/" % besides
+            if len(self._begun_hashes) >= MOST_HASHES:
+                self._begun_hashes.clear()
+            begun = self._begun_hashes[besides] = hashlib.blake2b(words, digest_size=8)
+        digest = begun.copy()
         digest.update(payload)
         return int.from_bytes(digest.digest(), "big")

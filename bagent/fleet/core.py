@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
 import msgspec
@@ -23,6 +24,9 @@ from bagent.fleet.waiting import Waiting
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 
 RECENT = 256
+
+Together = Callable[[], AbstractContextManager[None]]
+"""Makes what surrounds the ends of all calls of one request; they may be written as one."""
 
 
 class FleetConfig(msgspec.Struct, frozen=True):
@@ -69,6 +73,7 @@ class Core:
         on_sample: Callable[[EndpointSample], None] | None,
         notice: Callable[[str], None],
         random: Random,
+        together: Together = nullcontext,
     ) -> None:
         self.endpoints = Endpoints(states)
         self.waiting = Waiting()
@@ -78,6 +83,7 @@ class Core:
         self.on_sample = on_sample
         self.notice = notice
         self.random = random
+        self.together = together
         self.loop = asyncio.get_running_loop()
         self.clock = self.loop.time
         self.unix = time.time

@@ -1,21 +1,22 @@
 """The fleet: ready calls, endpoints with room, and what happens between them.
 
 Endpoints pull: whenever an endpoint has room it takes the next ready group, so equal endpoints get
-equal shares and a slow one takes less. Calls that wait for their next try hold no
-slot. Everything happens on one event loop; nothing polls.
+equal shares and a slow one takes less. Calls that wait for their next try hold no slot.
+Everything happens on one event loop; nothing polls.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from random import Random
 
 from bagent.backends.base import Backend, Exchange
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.engine_metrics import EngineLoad
 from bagent.fleet.call import Call, Carrier, timeouts_for
-from bagent.fleet.core import Core, FleetConfig
+from bagent.fleet.core import Core, FleetConfig, Together
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fitting import Fitter, fits
 from bagent.fleet.health import Health
@@ -45,6 +46,7 @@ class Fleet:
         on_sample: gets the state of an endpoint whenever it changes.
         notice: gets lines for people.
         random: spreads retries.
+        together: surrounds the ends of all calls of one request.
 
     ``roomy`` says whether another row may be submitted now.
     """
@@ -59,6 +61,7 @@ class Fleet:
         notice: Callable[[str], None],
         random: Random,
         on_sample: Callable[[EndpointSample], None] | None = None,
+        together: Together = nullcontext,
     ) -> None:
         self._core = core = Core(
             states,
@@ -68,27 +71,24 @@ class Fleet:
             on_sample=on_sample,
             notice=notice,
             random=random,
+            together=together,
         )
         core.pump = self._pump
         self._config = config
-        self._waiting = core.waiting
-        self._endpoints = core.endpoints
+        self._waiting, self._endpoints = core.waiting, core.endpoints
         self._health = Health(core)
         self._fitter = Fitter(core, self._line_up)
         self._settler = Settler(core, self._health, self._fitter)
         self._health.retry, self._health.told = self._settler.retry, self._fitter.told
-        self._hedger = Hedger(core)
-        self._picker = Picker(core)
+        self._hedger, self._picker = Hedger(core), Picker(core)
         self._overdue = Overdue(core, self._settler, self._fitter)
         self._kinship = Kinship(config.prefix)
         self._connections = config.connections or config.concurrency
-        self._started = 0
+        self._started, self._timer_due = 0, 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
         self._parked_wait: float | None = None
-        self._room = asyncio.Event()
+        self._room, self._idle = asyncio.Event(), asyncio.Event()
         self.roomy = False
-        self._idle = asyncio.Event()
         self._note_state()
 
     # --- from above -------------------------------------------------------------------------

@@ -44,12 +44,21 @@ class Settler:
         """Take the results of a request."""
         core, state, group = self._core, carrier.state, carrier.group
         group_id = f"{state.name}/{next(self._serial)}"
-        sent, done = exchange.sent, exchange.done
         if exchange.limits is not None:
             self._told(carrier, exchange.limits)
         if len(group) > 1 and not exchange.learned and _refused_whole(exchange):
             self._halve(carrier, exchange, group_id)
             return
+        if len(group) > 1:
+            with core.together():
+                self._take(carrier, exchange, group_id)
+        else:
+            self._take(carrier, exchange, group_id)
+
+    def _take(self, carrier: Carrier, exchange: Exchange, group_id: str) -> None:
+        """Take the result of each call."""
+        core, state, group = self._core, carrier.state, carrier.group
+        sent, done = exchange.sent, exchange.done
         served = 0
         for call, result in zip(group, exchange.results, strict=True):
             call.out -= 1

@@ -66,6 +66,7 @@ class Hooks:
             on_sample=self.on_sample,
             notice=self.notice,
             accounts=self.accounts,
+            together=self.store.journal.together,
         )
         fleet.know(found.known)
         fleet.doubt({one.name for one in found.servers.endpoints if one.name not in found.known})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from bagent.agents.plan import STREAM_EVERY
 from bagent.backends.base import Backend, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.account import Account
+from bagent.fleet.core import Together
 from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.grouping import GroupRule
@@ -150,10 +152,12 @@ def make_fleet(
     on_sample: Callable[[EndpointSample], None],
     notice: Callable[[str], None],
     accounts: dict[str, Account] | None = None,
+    together: Together = nullcontext,
 ) -> tuple[Fleet, Recruiter]:
     """The fleet over the servers, and who takes in more; ``handles`` connections may be open.
 
     ``accounts`` are shared with the run's other fleets: limits a minute hold over all of them.
+    ``together`` surrounds the ends of all calls of one request.
     """
     limits = job.limits
     rule = group_rule(job, servers)
@@ -192,6 +196,7 @@ def make_fleet(
         on_sample=on_sample,
         notice=notice,
         random=Random(SEED),
+        together=together,
     )
     return fleet, recruiter
 

@@ -67,6 +67,7 @@ class Engine:
         self._emit = emit
         self._gate = gate
         self._alone = alone
+        self._bounded = plan.agent is not None or plan.program is not None
         self._begun = 0
         self._ended = 0
         self._over = asyncio.Event()
@@ -88,7 +89,7 @@ class Engine:
                     while self._sharing.waiting > MOST_FOLLOWERS:
                         self._no_followers.clear()
                         await self._no_followers.wait()
-                    while self._full():
+                    while self._bounded and self._full():
                         self._one_over.clear()
                         await self._one_over.wait()
                     self._begun += 1
@@ -104,12 +105,10 @@ class Engine:
 
     def _full(self) -> bool:
         """Whether as many agents are open as may be."""
-        plan = self._plan
-        if plan.agent is None and plan.program is None:
-            return False
+        program = self._plan.program
         open_now = self._begun - self._ended - self._sharing.waiting
-        if plan.program is not None:
-            return open_now >= plan.program.most
+        if program is not None:
+            return open_now >= program.most
         return open_now >= OPEN_PER_SLOT * max(1, self._fleet.limit)
 
     def _begin(self, row: Row, answer: int) -> None:
@@ -153,14 +152,16 @@ class Engine:
         advice = self._guards.outcome(outcome)
         if advice is not None and not self.advice.done():
             self.advice.set_result(advice)
-        for follower in self._sharing.finished(conversation, outcome, location):
+        followers = self._sharing.finished(conversation, outcome, location)
+        for follower in followers:
             if outcome.error_kind in PASSING_KINDS:
                 self._begin(follower.row, follower.answer)
             else:
                 copy = copy_outcome(follower, outcome, self.now(), outcome.key)
                 self.finish(follower, copy)
-        if self._sharing.waiting <= MOST_FOLLOWERS:
+        if followers and self._sharing.waiting <= MOST_FOLLOWERS:
             self._no_followers.set()
-        self._one_over.set()
+        if self._bounded:
+            self._one_over.set()
         if self._ended == self._begun:
             self._over.set()

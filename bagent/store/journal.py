@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class Journal:
         self._flushed = clock()
         self._index = SegmentIndex(self._rows.segment)
         self._readers: dict[int, int] = {}
+        self._held: list[tuple[Outcome, bytes]] | None = None
+        self._held_bytes = 0
         self.edited: EditedRows | None = None
         """Finds what a new outcome replaces; None where no earlier start wrote anything."""
 
@@ -132,18 +134,68 @@ class Journal:
         void: Any = VOID
         self._write(Outcome(key, row, None, "", 0, stage, void, answer))
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Inside, lines of rows are held back, and written with one system call at the end.
+
+        For outcomes that came with one answer: they are worth as much as one line. Nothing may be
+        awaited inside.
+
+        Raises:
+            WriteError: as for :meth:`write`; what still fits is written.
+        """
+        if self._held is not None:
+            yield
+            return
+        self._held, self._held_bytes = [], 0
+        try:
+            yield
+        finally:
+            try:
+                self._release()
+            finally:
+                self._held = None
+
     def _write(self, outcome: Outcome) -> int:
         line = encode_outcome(outcome)
         if self._failed is not None:
             raise self._fail(self._failed)
+        writer, held = self._rows, self._held
+        if held is not None and writer.size + self._held_bytes < self._limit:
+            start = writer.size + self._held_bytes
+            held.append((outcome, line))
+            self._held_bytes += len(line)
+            return writer.number << 32 | start
+        if held:
+            self._release()
+        return self._write_lines([(outcome, line)], line)
+
+    def _release(self) -> None:
+        """Write the lines that were held back."""
+        held = self._held
+        if not held:
+            return
+        self._held, self._held_bytes = [], 0
+        try:
+            self._write_lines(held, b"".join([line for _, line in held]))
+        except WriteError:
+            self._failed, self._told = None, False  # perhaps some of them fit
+            for outcome, line in held:
+                self._write_lines([(outcome, line)], line)
+
+    def _write_lines(self, outcomes: list[tuple[Outcome, bytes]], lines: bytes) -> int:
+        """Write lines in one call, and index them; the location of the first."""
         writer = self._rows
         try:
             if writer.size >= self._limit:
                 self._seal()
-            start = writer.append(line)
+            at = start = writer.append(lines)
         except WriteError as error:
             raise self._fail(error) from error.__cause__
-        self._index.add(outcome, start, len(line))
+        add = self._index.add
+        for outcome, line in outcomes:
+            add(outcome, at, len(line))
+            at += len(line)
         return writer.number << 32 | start
 
     def write_turn(self, turn: Turn) -> None:
@@ -247,6 +299,7 @@ class Journal:
         Raises:
             msgspec.DecodeError: there is no whole line at that place.
         """
+        self._release()
         _, number, offset = place_of(location)
         if number == self._rows.number and self._rows.descriptor >= 0:
             return decode_outcome(read_line(self._rows.descriptor, offset))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from bagent.backends.rate_headers import RateLimits
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet.account import Account
 from bagent.fleet.call import Call, Delivery
+from bagent.fleet.core import Together
 from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
@@ -255,6 +257,7 @@ def setup(
     own_accounts: bool = False,
     hosted: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
+    together: Together = nullcontext,
     **config: Any,
 ) -> Setup:
     """A fleet of one endpoint per script; call it inside the loop."""
@@ -281,6 +284,7 @@ def setup(
         notice=notices.append,
         random=Random(1),
         on_sample=samples.append,
+        together=together,
     )
     return Setup(
         fleet, backend, states, account, attempts=attempts, notices=notices, samples=samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -152,3 +153,25 @@ def test_two_groups_are_in_flight_at_each_endpoint():
         return sizes
 
     assert run_jumping(main()) == [16, 16]
+
+
+def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
+    events = []
+
+    @contextlib.contextmanager
+    def together():
+        events.append("begin")
+        yield
+        events.append("end")
+
+    async def main():
+        s = setup({"a": always()}, limit=8, group=GroupRule(4, single=False), together=together)
+        s.backend.limits = {"a": 4}
+        s.recorder.on_reply = lambda call, reply: events.append(call.row)
+        s.fleet.expect(True)
+        await s.feed(9)
+        s.fleet.expect(False)
+        await s.fleet.idle()
+
+    run_jumping(main())
+    assert events == ["begin", 0, 1, 2, 3, "end", "begin", 4, 5, 6, 7, "end", 8]
