@@ -138,6 +138,21 @@ def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
     )
 
 
+def pace_spreads(tables: Tables) -> dict[tuple[str, str], float | None]:
+    """By load and endpoint: standard deviation of the logarithm of the pace, or of E2E where no
+    request has a pace; None below two requests."""
+    rows = tables.rows(
+        """
+        select load, endpoint,
+            coalesce(
+                stddev_samp(ln(nullif(pace_ms, 0))), stddev_samp(ln(nullif(e2e_sent_ms, 0)))
+            ) as spread
+        from timed group by load, endpoint
+        """
+    )
+    return {(row["load"], row["endpoint"]): row["spread"] for row in rows}
+
+
 def gap_numbers(tables: Tables) -> dict[str, Numbers]:
     """ITL or ICL by load: ``itl`` where every stream told its tokens chunk by chunk."""
     rows = tables.rows(

@@ -143,6 +143,7 @@ def _judged(
         not_ready[name] = Judged(name, "dead", words)
     gpus = _gpus(called)
     models = {one.endpoint.name: one.model for one in called}
+    spreads = measure.pace_spreads(tables)
     seen = [
         Seen(
             one["endpoint"],
@@ -155,6 +156,8 @@ def _judged(
             one["pace_p50_ms"] or one["e2e_sent_p50_ms"],
             closed=one["rate"] is None,
             model=models.get(one["endpoint"]),
+            spread=spreads.get((one["load"], one["endpoint"])),
+            in_flight=one["in_flight_mean"] or 1.0,
         )
         for one in measure.load_numbers(tables, plan.slo, "load, endpoint")
     ]

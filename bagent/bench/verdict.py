@@ -1,7 +1,16 @@
-"""Which endpoints are bad: each is compared with the others, which are few at times."""
+"""Which endpoints are bad: each is compared with the others, which are few at times.
+
+Speeds differ by chance, the more so the fewer requests there are. So an endpoint is called slow
+only where its speed is beyond what chance explains: by the spread of requests' times, over as many
+of them as an endpoint had one after the other (those that are in flight together are held up
+together), and over all endpoints, of which one may always be the last. Of 100 fleets of 4 to 4,000
+like endpoints at most one has one named, from three requests each on, where the standard deviation
+of the times is up to half of them; with two requests and more spread up to five have.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections import defaultdict
@@ -14,7 +23,7 @@ Verdict = Literal["ok", "slow", "failing", "dead"]
 """``dead``: it does not answer, or no request of it ended well. ``failing``: requests fail there,
 or it answers and takes no load. ``slow``: less than :data:`SLOW` times as fast as the others (their
 median; of an even number the faster of the two in the middle, since with few endpoints a mean of
-two means little). ``ok``: none of it."""
+two means little), and not by chance. ``ok``: none of it."""
 
 SLOW = 0.7
 """An endpoint is slow below this share of the median of the others."""
@@ -25,11 +34,20 @@ FAILING = 0.01
 FEWEST_FAILURES = 2
 """One failure alone may be chance, unless it is one in ten."""
 
-FEWEST_TOKENS = 20
-"""An endpoint that gave fewer output tokens in a load is not judged by their speed, where tokens
-are told; without them it takes :data:`FEWEST_REQUESTS`."""
+CHANCE = 0.01
+"""How probable it may be that any endpoint of a fleet whose endpoints are alike is called slow."""
 
-FEWEST_REQUESTS = 3
+ALIKE = 0.9
+"""Endpoints are alike from this share of the others' median on."""
+
+USUAL_SPREAD = 0.3
+"""How much requests' times spread (standard deviation of the logarithm) as long as too few are
+known; it weighs as much as :data:`USUAL_WEIGHT` of them."""
+
+USUAL_WEIGHT = 4
+
+_OF_MEDIAN = math.sqrt(math.pi / 2)
+"""How much more a median varies than a mean does."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -44,6 +62,9 @@ class Seen(msgspec.Struct, frozen=True):
             each request.
         model: what it was asked for: only endpoints of one model are compared.
         closed: whether the load was a closed loop, in which a fast endpoint does more.
+        spread: standard deviation of the logarithm of the time whose median ``pace_ms`` is; None
+            where fewer than two are known.
+        in_flight: requests that were going on there at a time, in the mean.
     """
 
     endpoint: str
@@ -56,13 +77,13 @@ class Seen(msgspec.Struct, frozen=True):
     pace_ms: float | None = None
     closed: bool = True
     model: str | None = None
+    spread: float | None = None
+    in_flight: float = 1.0
 
     @property
-    def telling(self) -> bool:
-        """Whether it is enough to judge by."""
-        if self.tokens is not None:
-            return self.tokens >= FEWEST_TOKENS
-        return self.ok >= FEWEST_REQUESTS
+    def rounds(self) -> float:
+        """How many of its requests went on one after the other."""
+        return max(1.0, self.requests / max(1.0, self.in_flight))
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -97,7 +118,7 @@ def judge(
         if verdict is not None:
             found[name] = verdict
     telling = {
-        name: [row for row in rows if row.telling]
+        name: [row for row in rows if row.pace_ms is not None]
         for name, rows in by_name.items()
         if name not in found
     }
@@ -111,12 +132,12 @@ def judge(
     return [found[name] for name in endpoints]
 
 
-_Key = tuple[str, str | None]
+_Key = tuple[str, str | None, bool]
 
 
 def _key(row: Seen) -> _Key:
-    """What endpoints must share to be compared."""
-    return row.load, row.model
+    """What endpoints must share to be compared: also what their times are of."""
+    return row.load, row.model, row.tokens is None
 
 
 def _grouped(rows: Iterable[Seen]) -> dict[_Key, list[Seen]]:
@@ -130,8 +151,13 @@ class _Peers:
     """Endpoints of one model in one load, sorted once: a fleet has thousands."""
 
     def __init__(self, rows: Sequence[Seen]) -> None:
+        self.count = len(rows)
         self._works = sorted(row.output_tok_s for row in rows if row.output_tok_s is not None)
         self._waits = sorted(row.pace_ms for row in rows if row.pace_ms is not None)
+        self._spread = _usual_spread(rows)
+        rounds = statistics.median(row.rounds for row in rows)
+        # Of the others' median, which is one of as many endpoints.
+        self._error = _OF_MEDIAN * self._spread / math.sqrt(rounds * max(1, self.count - 1))
 
     def work(self, own: Seen) -> float | None:
         """Its tokens a second by the others' median; None where that cannot be told."""
@@ -139,7 +165,10 @@ class _Peers:
             return None
         # Of an even number the faster of the two in the middle.
         middle = _without(self._works, own.output_tok_s, (len(self._works) - 1) // 2)
-        return own.output_tok_s / middle if middle else None
+        if middle:
+            return own.output_tok_s / middle
+        # The others stood still.
+        return math.inf if own.output_tok_s and middle is not None else None
 
     def wait(self, own: Seen) -> float | None:
         """The others' median time by its own; None where that cannot be told."""
@@ -147,6 +176,29 @@ class _Peers:
             return None
         middle = _without(self._waits, own.pace_ms, (len(self._waits) - 2) // 2)
         return None if middle is None else middle / own.pace_ms
+
+    def error(self, own: Seen) -> float:
+        """By how much the logarithm of its speed varies by chance (standard deviation)."""
+        of_others = self._spread**2
+        known = own.requests - 1 if own.spread is not None else 0
+        squares = known * (own.spread or 0.0) ** 2 + USUAL_WEIGHT * of_others
+        spread = max(of_others, squares / (known + USUAL_WEIGHT))
+        return math.hypot(_OF_MEDIAN * math.sqrt(spread / own.rounds), self._error)
+
+
+def _usual_spread(rows: Sequence[Seen]) -> float:
+    """How much requests' times spread at an endpoint: the median of what is known of each, so
+    that one which comes and goes says nothing of the others."""
+    found, weight = [], 0.0
+    for row in rows:
+        known = row.requests - 1
+        if row.spread is not None and known > 0:
+            weight += known
+            # The median of a variance of few is below it (Wilson and Hilferty).
+            found.append(row.spread**2 / (1 - 2 / (9 * known)) ** 3)
+    middle = statistics.median(found) if found else 0.0
+    squares = weight * middle + USUAL_WEIGHT * USUAL_SPREAD**2
+    return math.sqrt(squares / (weight + USUAL_WEIGHT))
 
 
 def _without(values: Sequence[float], own: float, place: int) -> float | None:
@@ -177,13 +229,31 @@ def _alone(
 
 def _compared(name: str, rows: Sequence[Seen], peers: Mapping[_Key, _Peers]) -> Judged:
     """The verdict by the other endpoints' speed; the worst of its two measures counts."""
-    works = [work for row in rows if (work := peers[_key(row)].work(row)) is not None]
-    waits = [wait for row in rows if (wait := peers[_key(row)].wait(row)) is not None]
-    speeds = [statistics.median(shares) for shares in (works, waits) if shares]
-    if not speeds:
+    works: list[tuple[float, float]] = []
+    waits: list[tuple[float, float]] = []
+    for row in rows:
+        others = peers[_key(row)]
+        for found, share in ((works, others.work(row)), (waits, others.wait(row))):
+            if share is not None:
+                found.append((share, others.error(row)))
+    measures = [_over_loads(found) for found in (works, waits) if found]
+    if not measures:
         return Judged(name, "ok", "nothing to compare it with")
-    speed = min(speeds)
-    if speed < SLOW:
-        words = f"{speed:.2f} times as fast as the median of the others (below {SLOW:g})"
-        return Judged(name, "slow", words, speed)
-    return Judged(name, "ok", "", speed)
+    speed, error = min(measures)
+    if speed >= SLOW:
+        return Judged(name, "ok", "", speed if math.isfinite(speed) else None)
+    words = f"{speed:.2f} times as fast as the median of the others (below {SLOW:g})"
+    count = max(peers[_key(row)].count for row in rows)
+    sure = statistics.NormalDist().inv_cdf(1 - CHANCE / (len(measures) * count))
+    if speed and math.log(speed / ALIKE) > -sure * error:
+        requests = sum(row.requests for row in rows)
+        return Judged(name, "ok", f"{words}, which may be chance: {requests} requests", speed)
+    return Judged(name, "slow", words, speed)
+
+
+def _over_loads(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The median of the shares of several loads, and how much its logarithm varies by chance."""
+    count = len(found)
+    error = math.hypot(*(one for _, one in found)) / count
+    more = _OF_MEDIAN if count > 2 else 1.0
+    return statistics.median(share for share, _ in found), more * error

@@ -51,9 +51,8 @@ def fill(tmp_path: Path) -> Fill:
 def stage(number: int = 0, **fields: Any) -> StageRow:
     """A closed loop from 0 to 10 s."""
     known: dict[str, Any] = {"load": "c=1", "repeat": 0, "way": "chat", "routing": "balanced"}
-    times = {"began": 0, "feeding_ended": 10, "ended": 10, "window_from": 0, "window_to": 10}
-    loop = {"endpoints": 1, "concurrency": 1}
-    return StageRow(stage=number, **{**known, **times, **loop, **fields})
+    known |= {"began": 0, "feeding_ended": 10, "ended": 10, "window_from": 0, "window_to": 10}
+    return StageRow(stage=number, **{**known, "endpoints": 1, "concurrency": 1, **fields})
 
 
 def request(number: int = 0, **fields: Any) -> RequestRow:
@@ -359,6 +358,18 @@ def test_failures_are_told_by_kind_and_place(fill: Fill) -> None:
         ("connect", 1, "refused"),
         ("unfinished", 1, "still going on when the load ended"),
     }
+
+
+def test_how_much_paces_spread_is_told_by_endpoint(fill: Fill) -> None:
+    rows = [request(number, done=1.1 + 5 * pace) for number, pace in enumerate((0.1, 0.1, 0.2))]
+    silent = {"endpoint": "c:1", "completion_tokens": None, "first_token": None}
+    rows += [request(4 + number, done=2.1 + number, **silent) for number in range(2)]
+    rows.append(request(3, endpoint="b:1"))
+    with fill(rows) as tables:
+        found = measure.pace_spreads(tables)
+    assert found["c=1", "a:1"] == pytest.approx(math.log(2) / math.sqrt(3))
+    assert found["c=1", "b:1"] is None
+    assert found["c=1", "c:1"] == pytest.approx(math.log(2) / math.sqrt(2))
 
 
 def test_an_endpoint_is_gone_when_its_last_requests_found_nobody(fill: Fill) -> None:

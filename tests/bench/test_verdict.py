@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from bagent.bench.verdict import Judged, Seen, judge
@@ -135,3 +139,99 @@ def test_each_of_a_large_fleet_is_held_against_the_median_of_the_others() -> Non
         by_work = speeds[place] / statistics.median_high(others)
         by_pace = statistics.median_low(10 / other for other in others) * speeds[place] / 10
         assert one.speed == pytest.approx(min(by_work, by_pace))
+
+
+def test_two_endpoints_that_stand_still_in_turns_are_held_against_each_other_in_both() -> None:
+    rows = [seen("a"), seen("b", 0.05, output_tok_s=0.0)]
+    rows += [seen("a", 0.05, "c=2", output_tok_s=0.0), seen("b", 1.0, "c=2")]
+    assert words(rows, "a", "b") == ["ok", "ok"]
+
+
+def test_a_slow_endpoint_is_named_by_its_first_tokens() -> None:
+    rows = [seen("a"), seen("b"), seen("c", 0.01, requests=8, ok=0, tokens=3, in_flight=8.0)]
+    assert words(rows, "a", "b", "c") == ["ok", "ok", "slow"]
+
+
+def test_times_of_tokens_are_not_held_against_times_of_requests() -> None:
+    rows = [seen("a"), seen("b", tokens=None, output_tok_s=None, pace_ms=900.0)]
+    assert words(rows, "a", "b") == ["ok", "ok"]
+
+
+def test_what_may_be_chance_is_said_and_names_nobody() -> None:
+    rows = [seen(name, requests=3, ok=3, spread=0.4) for name in ("a", "b", "c")]
+    rows.append(seen("d", 0.6, requests=3, ok=3, spread=0.4))
+    *_, last = judge(["a", "b", "c", "d"], {}, rows)
+    assert last.verdict == "ok" and last.speed == pytest.approx(0.6)
+    assert last.reason.endswith("(below 0.7), which may be chance: 3 requests")
+
+
+def measured(
+    rng: random.Random, speeds: Sequence[float], calls: int, rounds: int, spread: float
+) -> list[Seen]:
+    """What endpoints of these speeds show of ``rounds`` times ``calls`` requests of 64 tokens.
+
+    Half of the variance is of each request, half of all those that go on together.
+    """
+    found, each = [], spread / math.sqrt(2)
+    for place, speed in enumerate(speeds):
+        logs, ends = [], 0.0
+        for _ in range(rounds):
+            held_up = rng.gauss(0, each)
+            together = [held_up + rng.gauss(0, each) for _ in range(calls)]
+            ends += statistics.fmean(map(math.exp, together)) / speed
+            logs += together
+        one = seen(
+            f"n{place}",
+            requests=len(logs),
+            ok=len(logs),
+            tokens=64 * len(logs),
+            output_tok_s=64 * len(logs) / ends,
+            pace_ms=1000 / 64 / speed * math.exp(statistics.median(logs)),
+            spread=statistics.stdev(logs),
+            in_flight=float(calls),
+        )
+        found.append(one)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "fleets", "calls", "rounds", "spread"),
+    [
+        (4, 100, 1, 3, 0.4),
+        (4, 100, 4, 6, 0.5),
+        (40, 10, 4, 6, 0.5),
+        (400, 1, 4, 6, 0.5),
+        (4000, 1, 1, 3, 0.4),
+    ],
+)
+def test_of_a_hundred_fleets_of_any_size_at_most_one_has_a_good_endpoint_named(
+    count: int, fleets: int, calls: int, rounds: int, spread: float
+) -> None:
+    rng = random.Random(count)
+    named = 0
+    for _ in range(fleets):
+        speeds = [rng.uniform(0.9, 1.0) for _ in range(count)]
+        rows = measured(rng, speeds, calls, rounds, spread)
+        named += any(one.verdict != "ok" for one in judge([row.endpoint for row in rows], {}, rows))
+    assert named <= fleets / 100
+
+
+@pytest.mark.parametrize(("count", "fleets"), [(4, 20), (40, 4), (400, 1), (4000, 1)])
+@pytest.mark.parametrize(("speed", "rounds"), [(0.1, 3), (0.5, 40)])
+def test_a_slow_endpoint_is_named_in_every_fleet(
+    count: int, fleets: int, speed: float, rounds: int
+) -> None:
+    rng = random.Random(count)
+    for _ in range(fleets):
+        rows = measured(rng, [speed], 4, rounds, 0.3)
+        rows += [
+            msgspec.structs.replace(row, endpoint=f"good{place}")
+            for place, row in enumerate(measured(rng, [1.0] * min(count - 1, 40), 4, rounds, 0.3))
+        ]
+        rows += [
+            msgspec.structs.replace(rng.choice(rows[1:]), endpoint=f"more{place}")
+            for place in range(count - len(rows))
+        ]
+        found = judge([row.endpoint for row in rows], {}, rows)
+        assert found[0].verdict == "slow"
+        assert all(one.verdict == "ok" for one in found[1:])
