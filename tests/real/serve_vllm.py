@@ -73,13 +73,22 @@ class VllmServer(LlmServer):
         options: more options of ``vllm serve``; one given again replaces the usual one.
         log: a file for its output.
         port: default: a free one.
+        core: its number among those of this machine (more than there are begin anew). Without it
+            all servers compute on the same one: vLLM binds itself to the first, and waits busily.
     """
 
     def __init__(
-        self, model: str, options: Sequence[str] = (), *, log: Path, port: int = 0
+        self,
+        model: str,
+        options: Sequence[str] = (),
+        *,
+        log: Path,
+        port: int = 0,
+        core: int | None = None,
     ) -> None:
         super().__init__(log, port)
         self.model = model
+        self.core = core
         self.options = list(options)
         self.version = ""
 
@@ -101,7 +110,7 @@ class VllmServer(LlmServer):
             RuntimeError: it ended, or was not healthy in time.
         """
         folder = venv("vllm")
-        command = [
+        command: list[str | Path] = [
             folder / "bin" / "vllm",
             "serve",
             model_folder(self.model),
@@ -110,7 +119,13 @@ class VllmServer(LlmServer):
             *self._usual(),
             *self.options,
         ]
-        self.launch(command, environment(folder))
+        env = environment(folder)
+        if self.core is not None:
+            cores = sorted(os.sched_getaffinity(0))
+            one = str(cores[self.core % len(cores)])
+            command = ["taskset", "--cpu-list", one, *command]
+            env["VLLM_CPU_OMP_THREADS_BIND"] = one
+        self.launch(command, env)
         self.wait_until(lambda: self.get("/health") is not None, READY_WITHIN)
         self.version = json.loads(self.get("/version") or "{}").get("version", "?")
         return self
