@@ -29,7 +29,7 @@ SIZES = ["--input-tokens", "128", "--output-tokens", "32"]
 
 @pytest.fixture(scope="module")
 def two_vllm(logs: Path) -> Iterator[list[VllmServer]]:
-    """Two servers of the tiny model, each on its core, that start together and end with this file."""
+    """Two servers of the tiny model, each on a core of its own; they end with this file."""
     options = [f"--served-model-name={MODEL}"]
     servers = [
         VllmServer("tiny", options, log=logs / f"vllm-bench-{number}.log", core=number)
