@@ -11,7 +11,8 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from bagent.bench.measure import LATENCIES, PERCENTILES
+from bagent.bench.measure import FEWEST, LATENCIES, PERCENTILES
+from bagent.bench.plan import BenchPlan
 from bagent.errors import Position, UsageError
 from bagent.job.words import did_you_mean
 
@@ -105,6 +106,10 @@ def read_rule(text: str) -> Rule:
             f"--fail-if {text}: of what?",
             hint=f"a share is {share}, a change since --compare OLD +{number:g}% or -{number:g}%",
         )
+    if rule.name in FLEET and rule.load is not None:
+        raise UsageError(
+            f"--fail-if {text}: {rule.name} is of the whole fleet", hint=f"leave @{rule.load} out"
+        )
     if rule.name not in LOAD_NUMBERS and rule.name not in FLEET:
         names = [*sorted(LOAD_NUMBERS), *FLEET]
         hint = did_you_mean(rule.name, names) or "see summary.json"
@@ -130,6 +135,32 @@ def check_rules(rules: Sequence[Rule], loads: Sequence[str], *, compared: bool) 
         if rule.load is not None and loads and rule.load not in loads:
             hint = did_you_mean(rule.load, loads) or ", ".join(loads[:_NAMED])
             raise UsageError(f"--fail-if {rule.text}: no load {rule.load}", hint=hint)
+
+
+def check_told(rules: Sequence[Rule], plan: BenchPlan) -> None:
+    """Refuse numbers that this plan will never tell: their rules would always fail the test.
+
+    Raises:
+        UsageError: there is such a rule.
+    """
+    asked = None if plan.requests is None else plan.requests * plan.turns * plan.repeats
+    for rule in rules:
+        needs = (
+            (rule.name in ("best_rate", "sustained_rate") and not plan.sweep, "--sweep"),
+            (rule.name.startswith("conversation") and plan.turns == 1, "--turns N"),
+            (rule.name.endswith("_median") and plan.repeats == 1, "--repeats N"),
+        )
+        for missing, option in needs:
+            if missing:
+                raise UsageError(
+                    f"--fail-if {rule.text}: not known without {option}", hint=f"give {option}"
+                )
+        for word, least in FEWEST.items():
+            if f"_{word}_" in rule.name and asked is not None and asked < least:
+                raise UsageError(
+                    f"--fail-if {rule.text}: not told of fewer than {least:,} requests",
+                    hint=f"--requests {least}, or a p95",
+                )
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -32,6 +32,12 @@ REST_SECONDS = 0.25
 
 CANCEL_SECONDS = 5.0
 LONGEST_SECONDS = 7 * 86400.0
+IN_A_ROW = 32
+"""Requests that are late are sent so many at a time: what has come is read in between."""
+
+LATEST_SECONDS = 1.0
+"""What a client could not send so long after the end of its stage is not sent any more."""
+
 _FAR = 1e9
 _NOW = -1.0
 
@@ -216,11 +222,16 @@ class _StageRun:
         parts, stage = (self._config.worker, self._config.workers), self._stage
         trace = self._config.trace if stage.speed is not None else None
         times = arrivals(stage, *parts) if trace is None else replayed(stage, trace, *parts)
+        late = 0
         for number, at in times:
             due = self._start + at
             wait = due - self._now()
-            if wait > 0 and await self._stopped_within(wait):
-                return
+            late = late + 1 if wait <= 0 else 0
+            if wait > 0 or late % IN_A_ROW == 0:
+                if await self._stopped_within(max(0.0, wait)):
+                    return
+                if self._now() > self.end + LATEST_SECONDS:
+                    return
             group = self._groups.next() if self._groups is not None else None
             spot = Spot(number, group, due)
             place = None if self._queue else self._pick(spot)

@@ -19,6 +19,8 @@ from typing import Literal
 
 import msgspec
 
+from bagent.observe.words import counted
+
 Verdict = Literal["ok", "slow", "failing", "dead"]
 """``dead``: it does not answer, or no request of it ended well. ``failing``: requests fail there,
 or it answers and takes no load. ``slow``: less than :data:`SLOW` times as fast as the others (their
@@ -247,7 +249,9 @@ def _compared(name: str, rows: Sequence[Seen], peers: Mapping[_Key, _Peers]) -> 
     sure = statistics.NormalDist().inv_cdf(1 - CHANCE / (len(measures) * count))
     if speed and math.log(speed / ALIKE) > -sure * error:
         requests = sum(row.requests for row in rows)
-        return Judged(name, "ok", f"{words}, which may be chance: {requests} requests", speed)
+        return Judged(
+            name, "ok", f"{words}, which may be chance: {counted(requests, 'request')}", speed
+        )
     return Judged(name, "slow", words, speed)
 
 

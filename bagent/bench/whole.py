@@ -16,11 +16,13 @@ from bagent.backends.proof import Prover
 from bagent.backends.transport import Transport
 from bagent.bench.config import Material
 from bagent.bench.plan import BenchPlan
+from bagent.bench.prompts import AnswerPlan
 from bagent.bench.session import Course, Session
 from bagent.bench.trace import Recorded
 from bagent.errors import StoppedEarly, UsageError, WriteError
 from bagent.fleet.called import Called, counts, grouped
 from bagent.fleet.roll_call import RollCall, RollCallPlan
+from bagent.observe.words import counted
 from bagent.runs.endpoints import Servers
 from bagent.runs.stop import raise_file_limit
 
@@ -97,6 +99,8 @@ async def _send_all(
     switch = _Switch(tell)
     try:
         called = await switch.or_stop(_call(wanted, tell))
+        if job is None and not wanted.trace:
+            _check_context(wanted.plan, called, tell)
         bodies: list[JobBody] = []
         if job is not None and any(one.ready for one in called):
             from bagent.bench.jobs import job_bodies
@@ -111,6 +115,28 @@ async def _send_all(
         return called, await session.run()
     finally:
         switch.close()
+
+
+def _check_context(plan: BenchPlan, called: Sequence[Called], tell: Callable[[str], None]) -> None:
+    """Refuse a load of which no ready endpoint could answer anything, and say where it is some.
+
+    Raises:
+        UsageError: prompts and answers fit no context.
+    """
+    answer = AnswerPlan(plan.output_tokens, plan.as_json).most
+    asked = plan.input_tokens + answer + (plan.turns - 1) * (plan.turn_tokens + answer)
+    ready = [one for one in called if one.ready]
+    contexts = [one.known.context if one.known else None for one in ready]
+    short = [length for length in contexts if length and length < asked]
+    if not short:
+        return
+    words = f"prompts and answers of {asked:,} tokens do not fit"
+    if len(short) == len(ready):
+        raise UsageError(
+            f"{words} {max(short):,} tokens of context",
+            hint="less --input-tokens, --output-tokens or --turns",
+        )
+    tell(f"{words} the context of {counted(len(short), 'endpoint')}: all requests fail there")
 
 
 def _fitting(

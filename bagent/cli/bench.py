@@ -79,10 +79,11 @@ def bench(
 
 
 def _bench(given: dict[str, Any]) -> int:
-    from bagent.bench.gate import check_rules, read_rule, read_summary
+    from bagent.bench.gate import check_rules, check_told, read_rule, read_summary
     from bagent.bench.plan import load_names
     from bagent.bench.whole import Wanted, make_folder, send_all, write_results
     from bagent.cli.bench_backend import named_backend, reachable
+    from bagent.cli.bench_checks import check_writable
     from bagent.cli.bench_view import tell_end
     from bagent.cli.hosts import read_fleet
     from bagent.job.mask import mask_command
@@ -91,6 +92,9 @@ def _bench(given: dict[str, Any]) -> int:
     rules = [read_rule(text) for text in given["fail_if"] or ()]
     old = read_summary(given["compare"]) if given["compare"] else None
     check_rules(rules, load_names(plan), compared=old is not None)
+    check_told(rules, plan)
+    if given["write_hostfile"] is not None:
+        check_writable(given["write_hostfile"])
     job, hostfile = _job(given)
     servers = named_backend(given) if given["backend"] else None
     fleet = None if servers else read_fleet(hostfile, "give --hostfile FILE, or --backend NAME")
@@ -168,6 +172,9 @@ _PLAIN = (
     "seed",
     "workers",
 )
+MOST = 10_000_000
+"""Calls in flight, and requests a second, are fewer."""
+
 _WAYS = ("chat", "completions", "list", "chat-batch")
 _ROUTINGS = ("balanced", "least-inflight", "affinity", "as-run", "isolated")
 
@@ -195,16 +202,18 @@ def _plan(given: dict[str, Any], more: dict[str, Any]) -> BenchPlan:
     from bagent.bench.plan import make_plan
     from bagent.cli.bench_checks import check_options
 
-    values = {name: given[name] for name in _PLAIN if given[name] not in (None, False)} | more
+    # A flag that is not given is False; 0 is a number.
+    plain = {name: given[name] for name in _PLAIN if given[name] is not None}
+    values = {name: value for name, value in plain.items() if value is not False} | more
     if given["concurrency"]:
         values["concurrency"] = tuple(_numbers("--concurrency", given["concurrency"], int))
     if given["rate"]:
-        parts = given["rate"].split(",")
-        plain = [part for part in parts if ".." not in part]
-        values["rates"] = tuple(_numbers("--rate", ",".join(plain), float)) if plain else ()
+        parts = _once_each("--rate", given["rate"].split(","))
+        even = [part for part in parts if ".." not in part]
+        values["rates"] = tuple(_numbers("--rate", ",".join(even), float)) if even else ()
         values["ramps"] = tuple(_ramp(part) for part in parts if ".." in part)
     if given["think"]:
-        values["think"] = _duration("--think", given["think"])
+        values["think"] = _duration("--think", given["think"], none_too=True)
     if given["seconds"]:
         values["seconds"] = _duration("--duration", given["seconds"])
     if given["ways"]:
@@ -230,16 +239,30 @@ def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
     """The numbers above 0 of a list with commas."""
     try:
         found = [kind(part) for part in text.split(",")]
-        if all(0 < number < 1e7 for number in found):
-            return found
     except ValueError:
-        pass
-    raise UsageError(f"{option} {text}: not numbers above 0", hint=f"such as {option} 1,8,64")
+        found = []
+    if not found or not all(number > 0 for number in found):
+        raise UsageError(f"{option} {text}: not numbers above 0", hint=f"such as {option} 1,8,64")
+    if not all(number < MOST for number in found):
+        raise UsageError(f"{option} {text}: too much", hint=f"below {MOST:,}")
+    return _once_each(option, found)
+
+
+def _once_each(option: str, found: list[Any]) -> list[Any]:
+    for one in found:
+        if found.count(one) > 1:
+            raise UsageError(f"{option}: {one} twice", hint="--repeats N sends every load N times")
+    return found
 
 
 def _ramp(text: str) -> tuple[float, float]:
     """The two rates of ``2..20``."""
-    low, high = _numbers("--rate", ",".join(text.split("..", 1)), float)
+    try:
+        low, high = map(float, text.split("..", 1))
+    except ValueError:
+        low = high = 0.0
+    if not (0 < low < MOST and 0 < high < MOST):
+        raise UsageError(f"--rate {text}: not a ramp", hint="such as --rate 2..20")
     return low, high
 
 
@@ -248,17 +271,17 @@ def _words(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
     for word in found:
         if word not in known:
             raise UsageError(f"{option} {word}: unknown", hint=", ".join(known))
-    return found
+    return tuple(_once_each(option, list(found)))
 
 
-def _duration(option: str, text: str) -> float:
+def _duration(option: str, text: str, *, none_too: bool = False) -> float:
     from bagent.job.scalars import read_duration
 
     try:
         seconds = read_duration(text)
     except ValueError:
         seconds = None
-    if not seconds:
+    if seconds is None or (seconds == 0 and not none_too):
         raise UsageError(f"{option} {text}: not a duration", hint="write 30s, 5m or 1h30m")
     return seconds
 

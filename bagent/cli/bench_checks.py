@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagent.errors import UsageError
@@ -25,6 +28,8 @@ _OPTIONS = {
     "arrival": "--arrival",
     "burstiness": "--burstiness",
 }
+_PROCESSES_A_CORE = 4
+_FEW_PROCESSES = 8
 _MADE = ("input_tokens", "output_tokens", "prefix_tokens", "ways", "list_size")
 
 
@@ -48,14 +53,42 @@ def check_options(given: dict[str, Any], plan: BenchPlan) -> None:
         )
     if plan.ramps and plan.seconds is None:
         raise UsageError("--rate with a ramp needs a time", hint="give --duration T")
-    if plan.burstiness <= 0:
+    if not 0 < plan.burstiness < math.inf:
         raise UsageError(f"--burstiness {plan.burstiness:g}: not above 0", hint="1 is Poisson")
+    if not math.isfinite(plan.skew):
+        raise UsageError(f"--skew {plan.skew:g}: not a number", hint="0 is even, 1 is Zipf's")
+    _check_workers(plan.workers)
     if "affinity" in plan.routings and not plan.prefix_tokens and plan.turns == 1:
         raise UsageError("--routing affinity needs groups", hint="give --prefix-tokens N")
     if plan.turns > 1 and (plan.speeds or set(plan.ways) - {"chat", "completions"}):
         raise UsageError(
             "--turns: what is recorded, rows of a job, lists and batches have no turns",
             hint="--as chat or completions",
+        )
+
+
+def check_writable(file: Path) -> None:
+    """Refuse a file that could not be written at the end.
+
+    Raises:
+        UsageError: its folder is not there or cannot be written to, or it is a folder.
+    """
+    folder = file.parent
+    if file.is_dir():
+        raise UsageError(f"--write-hostfile {file}: this is a folder", hint="name a file")
+    if not folder.is_dir():
+        raise UsageError(f"--write-hostfile {file}: no folder {folder}", hint="make it first")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"--write-hostfile {file}: {folder} cannot be written to")
+
+
+def _check_workers(workers: int) -> None:
+    from bagent.bench.crew import cores
+
+    most = max(_FEW_PROCESSES, _PROCESSES_A_CORE * cores())
+    if workers > most:
+        raise UsageError(
+            f"--workers {workers}: they would wait for each other", hint=f"at most {most} here"
         )
 
 

@@ -91,7 +91,8 @@ Job = Annotated[
     Path | None, typer.Option("--job", metavar="JOB.yaml", help="Send this job's rows.")
 ]
 Warmup = Annotated[
-    int | None, typer.Option("--warmup", min=0, metavar="N", help="Requests per endpoint.")
+    int | None,
+    typer.Option("--warmup", min=0, max=1000, metavar="N", help="Requests per endpoint."),
 ]
 Repeats = Annotated[
     int | None, typer.Option("--repeats", min=1, metavar="N", help="Of all loads, alternated.")

@@ -10,6 +10,7 @@ import duckdb
 import pytest
 
 from bagent.bench.plan import Slo
+from bagent.errors import UsageError
 from bench.support_bench import DEAD, Measure, addresses, simulated
 from support.fake_server import FakeServer
 from support.replies import ABSENT, ok, slow, status
@@ -224,16 +225,45 @@ def test_a_sweep_finds_the_saturation_by_itself(measure: Measure) -> None:
     assert names[:3] == ["c=1", "c=2", "c=4"] and names[-1].startswith("rate=")
 
 
+def rows_of(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """The raw rows of all workers, without those that warmed up."""
+    paths = sorted(summary["folder"].glob("requests-*.jsonl"))
+    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    return [row for row in rows if not row.get("warmup")]
+
+
+def test_more_than_can_be_sent_does_not_hold_up_what_comes_back(measure: Measure) -> None:
+    with simulated("decode=4000&prefill=1000000") as sim:
+        tiny = {"input_tokens": 30, "output_tokens": 1}
+        whole = measure(addresses(sim), rates=[1e6], requests=600, seconds=None, **tiny)
+        ended = measure(addresses(sim), rates=[1e6], seconds=0.05, **tiny)
+    rows = rows_of(whole)
+    assert len(rows) == 600
+    assert min(row["done"] for row in rows) < max(row["sent"] for row in rows)
+    # What could not be sent by a second after the end is not sent, and all of it is too late.
+    assert 0 < len(rows_of(ended)) < 50_000
+    assert "ms late" in " ".join(ended["client_limited"]["rate=1e+06"])
+
+
+def test_a_load_that_fits_no_context_is_refused_and_one_that_fits_some_is_sent(
+    measure: Measure,
+) -> None:
+    with simulated("max_model_len=100") as short, simulated("max_model_len=500") as long:
+        with pytest.raises(UsageError, match="of 208 tokens do not fit 100 tokens of context"):
+            measure(addresses(short), concurrency=[1], requests=2, input_tokens=200)
+        told: list[str] = []
+        lines = [*addresses(short), *addresses(long)]
+        summary = measure(
+            lines, concurrency=[1], requests=4, seconds=None, input_tokens=200, tell=told.append
+        )
+    assert any("do not fit the context of 1 endpoint: all requests fail" in words for words in told)
+    assert list(verdicts(summary).values()) == ["dead", "ok"]
+
+
 def test_processes_share_one_schedule(measure: Measure) -> None:
     with simulated("replicas=2&decode=2000") as sim:
         summary = measure(addresses(sim), rates=[40.0], arrival="constant", seconds=1.0, workers=2)
-        folder: Path = summary["folder"]
-    rows = [
-        json.loads(line)
-        for path in sorted(folder.glob("requests-*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    sent = sorted((row["number"], row["worker"]) for row in rows if not row.get("warmup"))
+    sent = sorted((row["number"], row["worker"]) for row in rows_of(summary))
     assert sent == [(number, number % 2) for number in range(40)]
     assert {one["endpoint"]: one["requests"] for one in summary["endpoints"]} == dict.fromkeys(
         addresses(sim), 20

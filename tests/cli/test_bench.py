@@ -71,6 +71,15 @@ def test_a_condition_that_holds_is_1_and_an_older_test_is_compared(
     assert again.code == 2 and "two holds another load test" in again.err
 
 
+def test_none_is_a_number_too(bagent: Bagent, job_dir: Path, hosts: Path) -> None:
+    args = ["--preset", "prefix", "--prefix-tokens", "0", "--routing", "spread", "--warmup", "0"]
+    more = ["--requests", "4", "--concurrency", "1", "--input-tokens", "40", "--output-tokens", "2"]
+    done = bagent(["bench", "--hostfile", "hosts.txt", *args, *more, "-o", "o"])
+    assert done.code in MEASURED and "warm-up" not in done.err, done.err
+    summary = json.loads((job_dir / "o" / "summary.json").read_text())
+    assert (summary["plan"]["warmup"], summary["plan"]["prefix_tokens"]) == (0, 0)
+
+
 def test_ctrl_c_ends_the_load_and_the_report_is_made_of_what_there_is(
     job_dir: Path, hosts: Path
 ) -> None:

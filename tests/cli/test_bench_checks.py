@@ -1,0 +1,79 @@
+"""What ``bagent bench`` refuses before it sends anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bagent.bench.plan import BenchPlan
+from bagent.cli.bench_checks import check_options, check_writable
+from bagent.cli.main import main
+from bagent.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--rate", "5.."], "--rate 5..: not a ramp (such as --rate 2..20)"),
+        (["--rate", "2..20..3"], "--rate 2..20..3: not a ramp"),
+        (["--rate", "inf"], "--rate inf: too much"),
+        (["--rate", "1,nan"], "--rate 1,nan: not numbers above 0"),
+        (["--rate", "2..5,2..5"], "--rate: 2..5 twice"),
+        (["--concurrency", "99999999"], "--concurrency 99999999: too much (below 10,000,000)"),
+        (["--concurrency", "1,8,1"], "--concurrency: 1 twice (--repeats N sends every load N"),
+        (["--as", "chat,chat"], "--as: chat twice"),
+        (["--routing", "spread,balanced"], "--routing: balanced twice"),
+        (["--arrival", "gamma", "--rate", "5", "--burstiness", "nan"], "--burstiness nan: not"),
+        (["--arrival", "gamma", "--rate", "5", "--burstiness", "0"], "--burstiness 0: not above 0"),
+        (["--prefix-tokens", "9", "--skew", "inf"], "--skew inf: not a number"),
+        (["--workers", "100000"], "--workers 100000: they would wait for each other (at most "),
+        (["--warmup", "1000000"], "Invalid value for '--warmup'"),
+        (["--write-hostfile", "none/good"], "--write-hostfile none/good: no folder none (make it"),
+        (["--write-hostfile", "."], "--write-hostfile .: this is a folder (name a file)"),
+        (["--fail-if", "slow@c=1>0"], "slow is of the whole fleet (leave @c=1 out)"),
+        (["--fail-if", "best_rate<3"], "--fail-if best_rate<3: not known without --sweep"),
+        (["--fail-if", "conversations_s<1"], "not known without --turns N"),
+        (["--fail-if", "rps_median<1"], "not known without --repeats N"),
+        (["--requests", "9", "--fail-if", "ttft_p99_ms>5"], "not told of fewer than 100 requests"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    args: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--hostfile", "none", *args]) == 2
+    found = capsys.readouterr().err
+    assert words in found and len(found.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--turns", "2", "--think", "0s"],
+        ["--sweep", "--fail-if", "best_rate<3"],
+        ["--requests", "40", "--repeats", "3", "--fail-if", "ttft_p99_ms>5"],
+        ["--duration", "9s", "--fail-if", "ttft_p99_ms>5", "--write-hostfile", "good"],
+        ["--rate", "2,5,2..5", "--warmup", "0"],
+    ],
+)
+def test_what_can_be_done_comes_as_far_as_the_hostfile(
+    args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--hostfile", "none", *args]) == 2
+    assert "none: the hostfile cannot be read" in capsys.readouterr().err
+
+
+def test_a_file_in_a_folder_that_can_be_written_to_is_taken(tmp_path: Path) -> None:
+    check_writable(tmp_path / "good.hosts")
+
+
+def test_numbers_that_are_none_are_refused_wherever_they_come_from() -> None:
+    given = dict.fromkeys(
+        (
+            *("groups", "skew", "think", "turn_tokens", "list_size", "arrival", "burstiness"),
+            *("sweep", "job", "replay"),
+        )
+    )
+    check_options(given, BenchPlan())
+    with pytest.raises(UsageError, match="--burstiness inf"):
+        check_options(given, BenchPlan(burstiness=float("inf")))
