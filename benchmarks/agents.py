@@ -39,7 +39,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -51,6 +50,11 @@ IN_FLIGHT = 32
 TOOL_SECONDS = 0.8
 TOPICS = [f"topic-{n}" for n in range(10)]
 ONE_CALL = {"parallel_tool_calls": False}
+CHOICES: dict[str, Any] = {
+    "required": "required",
+    "look": {"type": "function", "function": {"name": "look"}},
+}
+"""What the first turn must do: call a tool, or this one, whose arguments are then all it writes."""
 RULES = 110
 ARM_SECONDS = 120.0
 """After so long an arm is given up: a server that hangs must not hold the others back."""
@@ -138,7 +142,7 @@ class Loop:
         self.first = 0.0
         self.runs = self.without = 0
         self.prompt_tokens = 0
-        self.took: dict[str, list[float]] = {"required": [], "auto": []}
+        self.took: dict[int, list[float]] = {1: [], 2: []}
 
     async def look(self, topic: str) -> str:
         self.runs += 1
@@ -150,17 +154,18 @@ class Loop:
             self.answers[topic] = asyncio.ensure_future(self.look(topic))
         return await asyncio.shield(self.answers[topic])
 
-    async def ask(self, messages: list[dict[str, Any]], choice: str) -> dict[str, Any]:
+    async def ask(self, messages: list[dict[str, Any]], number: int) -> dict[str, Any]:
         self.first = self.first or time.monotonic()
         body = {"model": self.args.model, "temperature": 1, "messages": messages}
         body["max_tokens"] = self.args.tokens
+        choice = CHOICES[self.args.choice] if number == 1 else "auto"
         body |= {"tools": [TOOL], "tool_choice": choice, **ONE_CALL}
         began = time.monotonic()
         async with self.session.post(f"{self.url}/chat/completions", json=body) as response:
             if response.status != 200:
                 raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
             answer = await response.json()
-        self.took[choice].append(time.monotonic() - began)
+        self.took[number].append(time.monotonic() - began)
         self.prompt_tokens = self.prompt_tokens or answer["usage"]["prompt_tokens"]
         return answer["choices"][0]["message"]
 
@@ -176,7 +181,7 @@ class Loop:
         ]
         async with self.slots if self.holding else contextlib.nullcontext():
             async with self.slot(1):
-                turn = await self.ask(messages, "required")
+                turn = await self.ask(messages, 1)
             calls = turn.get("tool_calls") or []
             self.without += not calls
             if not calls:  # cut before the call was whole: over, as it is for bagent
@@ -187,7 +192,7 @@ class Loop:
                 text = await (self.look(topic) if self.holding else self.coalesced(topic))
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
             async with self.slot(2):
-                await self.ask(messages, "auto")
+                await self.ask(messages, 2)
 
 
 async def loop_arm(args: argparse.Namespace, url: str, arm: str) -> dict[str, Any]:
@@ -222,7 +227,7 @@ def write_job(folder: Path, args: argparse.Namespace, url: str, *, stream: bool)
         "model": args.model,
         "input": "rows.jsonl",
         "prompt": {"system": {"file": "shared.md"}, "user": "{{ question }}"},
-        "agent": {"tool_choice": "required", "tools": [tool]},
+        "agent": {"tool_choice": args.choice, "tools": [tool]},
         "sampling": {"temperature": 1, "max_tokens": args.tokens, "extra": ONE_CALL},
         "stream": True if stream else "auto",
         "dedupe": False,
@@ -278,21 +283,6 @@ def bagent_arm(args: argparse.Namespace, url: str, *, stream: bool) -> dict[str,
         }
 
 
-def engine(url: str) -> dict[str, float]:
-    """What the engine has counted so far: the tokens that it made and found in its cache."""
-    names = {
-        "vllm:generation_tokens_total": "generated_tokens",
-        "vllm:prefix_cache_hits_total": "cached_tokens",
-    }
-    found = dict.fromkeys(names.values(), 0.0)
-    with urllib.request.urlopen(f"{url.removesuffix('/v1')}/metrics", timeout=10) as answer:
-        for line in answer.read().decode().splitlines():
-            name = line.partition("{")[0].partition(" ")[0]
-            if name in names:
-                found[names[name]] += float(line.rpartition(" ")[2])
-    return found
-
-
 def cpu_so_far(pid: int | None) -> dict[str, Any]:
     """CPU seconds: the client's (of bagent all of its process), and those of a server's parts."""
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -309,10 +299,13 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     arms = ["holding", "freeing", *["nearest"] * args.nearest, "bagent", *["stream"] * args.stream]
     found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     result = {"simulated": not args.server, "agents": args.agents, "model": args.model}
-    result |= {"rules": args.rules, "tokens": args.tokens, "device": os.environ.get("DEVICE", "")}
+    result |= {"rules": args.rules, "tokens": args.tokens, "choice": args.choice}
+    result |= {"device": os.environ.get("DEVICE", "")}
     result["arms"] = found
     if not args.server:
         result["decode"] = args.decode
+    from agents_help import engine
+
     begun, longest = time.monotonic(), 0.0
     opened = simulated(args.decode)
     if args.server:
@@ -336,6 +329,11 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
                 one |= {name: round(value - before[name]) for name, value in engine(url).items()}
                 found[arm].append(one | {"repeat": repeat, "load": os.getloadavg()[0]})
                 print(repeat, arm, json.dumps(found[arm][-1]), flush=True)
+            result["median_seconds"] = {
+                arm: round(median(one["seconds"] for one in runs), 2)
+                for arm, runs in found.items()
+                if runs
+            }
             if args.out:  # what was measured is kept, whatever comes next
                 args.out.write_text(json.dumps(result, indent=1) + "\n")
             longest = max(longest, time.monotonic() - at)
@@ -378,6 +376,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", default="simulated-8b")
     parser.add_argument("--agents", type=int, default=AGENTS)
     parser.add_argument("--rules", type=int, default=RULES, help="length of the shared prompt")
+    parser.add_argument("--choice", choices=list(CHOICES), default="required", help="first turn")
     parser.add_argument("--tokens", type=int, default=64, help="of each turn at most")
     parser.add_argument("--seconds", type=float, default=150, help="of all repeats together")
     parser.add_argument("--stream", action="store_true", help="compare: bagent streamed as well")

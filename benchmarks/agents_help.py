@@ -1,4 +1,4 @@
-"""What ``agents.py compare`` needs for some of its arms: slots by turn, and the CPU of a server."""
+"""What ``agents.py compare`` needs beside its arms: slots by turn, and what a server tells."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import heapq
 import os
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -51,4 +52,19 @@ def cpu_seconds(process: int) -> dict[str, float]:
             found[name] = found.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / ticks
             for task in (folder / "task").iterdir():
                 left += map(int, (task / "children").read_text().split())
+    return found
+
+
+def engine(url: str) -> dict[str, float]:
+    """What the engine has counted so far: the tokens that it made and found in its cache."""
+    names = {
+        "vllm:generation_tokens_total": "generated_tokens",
+        "vllm:prefix_cache_hits_total": "cached_tokens",
+    }
+    found = dict.fromkeys(names.values(), 0.0)
+    with urllib.request.urlopen(f"{url.removesuffix('/v1')}/metrics", timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            name = line.partition("{")[0].partition(" ")[0]
+            if name in names:
+                found[names[name]] += float(line.rpartition(" ")[2])
     return found

@@ -8,8 +8,9 @@
 Arms of a server are those of ``gpu_modes.py``; ``auto:old@api1`` is the same by the version of
 bagent in the folder that ``--code`` names. ``offline@NAME`` asks a ``gpu_offline.py``. The order is
 turned round with each repeat, prefix caches are emptied before each arm, all repeats are kept, and
-no arm is begun that would end after ``--seconds``. ``equal`` counts the rows with the answer of the
-first arm's first run.
+no arm is begun that would end after ``--seconds``. ``single-256@api1*2`` is run in the first two
+repeats alone. ``equal`` counts the rows with the answer of the first arm's first run; ``medians``
+are rows a second and client CPU a row of each arm.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from statistics import median
 
 from gpu_modes import CHAT_ARMS, RAW_ARMS, SHAPES, digest, empty_cache, job_of, run_arm, write_rows
 
@@ -29,6 +31,11 @@ WARM_ROWS = 200
 
 def pairs(given: list[str]) -> dict[str, str]:
     return dict(one.split("=", 1) for one in given)
+
+
+def parted(arms: str) -> list[tuple[str, str, str]]:
+    """``arm*2`` as the arm, the star, and how often."""
+    return [one.partition("*") for one in arms.split(",")]
 
 
 def run_offline(address: str, shape: str, rows: Path) -> tuple[dict, list[str]]:
@@ -43,6 +50,21 @@ def run_offline(address: str, shape: str, rows: Path) -> tuple[dict, list[str]]:
     rate = round(len(texts) / found["seconds"], 1)
     found["seconds"] = round(found["seconds"], 3)
     return found | {"rows": len(texts), "rows_per_s": rate, "answers": digest(texts)}, texts
+
+
+def medians(runs: list[dict]) -> dict[str, dict]:
+    """Of each arm's runs that ended: rows a second, client CPU, how many runs, least equal rows."""
+    found: dict[str, dict] = {}
+    for arm in dict.fromkeys(one["arm"] for one in runs):
+        mine = [one for one in runs if one["arm"] == arm and "error" not in one]
+        if mine:
+            found[arm] = {
+                "rows_per_s": round(median(one["rows_per_s"] for one in mine), 1),
+                "cpu_us": round(median(one.get("cpu_us", 0.0) for one in mine), 1),
+                "runs": len(mine),
+                "equal": min(one["equal"] for one in mine),
+            }
+    return found
 
 
 class Compare:
@@ -96,7 +118,7 @@ class Compare:
         shown = {key: value for key, value in one.items() if key != "sent_done_rows"}
         print(json.dumps(shown), flush=True)
         kept = {"device": os.environ.get("DEVICE", ""), "shape": self.options.shape}
-        kept |= {"model": self.options.model, "runs": self.runs}
+        kept |= {"model": self.options.model, "medians": medians(self.runs), "runs": self.runs}
         self.options.out.write_text(json.dumps(kept) + "\n")
 
 
@@ -112,16 +134,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--seconds", type=float, default=10_000)
     options = parser.parse_args()
-    arms = options.arms.split(",")
+    most = {arm: int(times or options.repeats) for arm, _, times in parted(options.arms)}
+    arms = list(most)
     with tempfile.TemporaryDirectory() as name:
         compare = Compare(options, Path(name))
         compare.warm(arms)
         for repeat in range(options.repeats):
             for arm in arms if repeat % 2 == 0 else arms[::-1]:
+                if repeat >= most[arm]:
+                    continue
                 if compare.time_for(arm):
                     compare.note(arm, repeat)
                 else:
                     print("no time for", arm, flush=True)
+        for arm, middle in medians(compare.runs).items():
+            print(arm, json.dumps(middle), flush=True)
 
 
 if __name__ == "__main__":

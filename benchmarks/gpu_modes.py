@@ -61,6 +61,8 @@ CHAT_ARMS = {
 }
 SYSTEM = "You judge texts."
 ASKED = "Judge this: "
+ARM_SECONDS = 90.0
+"""After so long an arm is given up: a server that hangs must not hold the others back."""
 MOST_TOLD = 120
 """Requests of a run beyond which their times are not kept."""
 
@@ -104,14 +106,18 @@ def run_job(folder: Path, job: dict, code: Path | None = None) -> tuple[dict, Pa
     if code is not None:
         env["PYTHONPATH"] = f"{code}:{env.get('PYTHONPATH', '')}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [*command, "--no-canary", "--progress", "none"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=env,
-        cwd=folder,
-    )
+    try:
+        done = subprocess.run(
+            [*command, "--no-canary", "--progress", "none"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=env,
+            cwd=folder,
+            timeout=ARM_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no end after {ARM_SECONDS:g} s"}, out
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     found = {"cpu_s": round(cpu, 3)}
