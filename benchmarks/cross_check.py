@@ -106,7 +106,8 @@ def bagent(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     program = Path(sys.executable).parent / "bagent"
     command = [str(program), "bench", "--hostfile", str(hosts), *how]
     command += ["--requests", str(load["requests"]), "--as", "completions", "--warmup", "1"]
-    command += ["--input-tokens", str(INPUT), "--output-tokens", str(OUTPUT), "--seed", str(seed)]
+    sizes = str(load.get("input", INPUT)), str(load.get("output", OUTPUT))
+    command += ["--input-tokens", sizes[0], "--output-tokens", sizes[1], "--seed", str(seed)]
     out = folder / "bagent"
     done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True)
     if done.returncode not in (0, 3):
@@ -127,6 +128,17 @@ def bagent(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
 
 def vllm(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     """One load by ``vllm bench serve``."""
+    command, env = vllm_command(server, load, folder, seed)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    if done.returncode:
+        raise SystemExit(f"vllm bench serve: {done.stderr[-2000:]}")
+    return vllm_found(folder)
+
+
+def vllm_command(
+    server: VllmServer, load: dict, folder: Path, seed: int
+) -> tuple[list[str], dict[str, str]]:
+    """The command and its environment; it writes its numbers into ``folder``."""
     how = ["--max-concurrency", "1"]
     if "rate" in load:
         how = ["--request-rate", str(load["rate"]), "--burstiness", "10000"]
@@ -134,14 +146,18 @@ def vllm(server: VllmServer, load: dict, folder: Path, seed: int) -> dict:
     command = [str(place / "bin" / "vllm"), "bench", "serve", "--backend", "openai", *how]
     command += ["--base-url", f"http://{server.address}", "--model", server.model]
     command += ["--tokenizer", str(model_folder(server.model)), "--endpoint", "/v1/completions"]
-    command += ["--dataset-name", "random", "--random-input-len", str(INPUT), "--ignore-eos"]
-    command += ["--random-output-len", str(OUTPUT), "--num-prompts", str(load["requests"])]
+    command += ["--dataset-name", "random", "--ignore-eos"]
+    command += ["--random-input-len", str(load.get("input", INPUT))]
+    command += ["--random-output-len", str(load.get("output", OUTPUT))]
+    command += ["--num-prompts", str(load["requests"]), "--ready-check-timeout-sec", "600"]
     command += ["--temperature", "0", "--seed", str(seed), "--num-warmups", "1", "--disable-tqdm"]
     command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result"]
     command += ["--result-dir", str(folder), "--result-filename", "vllm.json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(place))
-    if done.returncode:
-        raise SystemExit(f"vllm bench serve: {done.stderr[-2000:]}")
+    return command, environment(place) | {"PYTHONUNBUFFERED": "1"}
+
+
+def vllm_found(folder: Path) -> dict:
+    """What vLLM's tool measured."""
     found = json.loads((folder / "vllm.json").read_text())
     return {
         "ttft_ms": found["median_ttft_ms"],
@@ -281,18 +297,20 @@ def write(
         for name in NUMBERS
         if abs((share := row.get(f"{name}_by_engine_by_bagent", 1)) - 1) > options.band
     ]
-    found = {
+    found = {**about(server), "medians": rows, "apart": apart, "runs": runs}
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return rows, apart
+
+
+def about(server: VllmServer) -> dict:
+    """What was measured, where and when."""
+    return {
         "command": " ".join(["python", *sys.argv]),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "server": f"vLLM {server.version} on CPU, {server.model}",
         "definitions": DEFINITIONS,
-        "medians": rows,
-        "apart": apart,
-        "runs": runs,
     }
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
-    return rows, apart
 
 
 def main() -> int:
