@@ -13,6 +13,11 @@ from support.stored import make_run, stored
 QUICK = "?speedup=50&output_tokens=6&output_spread=fixed"
 
 
+@pytest.fixture
+def bagent(bagent_here):
+    return bagent_here
+
+
 def answer(row: int, value: Any, **changes: Any) -> Any:
     raw = json.dumps(value)
     parts = {"output": msgspec.Raw(raw.encode()), "text": raw, "prompt_sha256": f"{row:064x}"}

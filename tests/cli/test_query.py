@@ -18,6 +18,11 @@ from support.stored import make_run, stored
 
 
 @pytest.fixture
+def bagent(bagent_here):
+    return bagent_here
+
+
+@pytest.fixture
 def run(job_dir: Path) -> Path:
     outcomes = [stored(n) for n in range(3)]
     outcomes.append(stored(3, status="failed", error_kind="timeout"))

@@ -17,6 +17,11 @@ from support.stored import make_run, stored
 
 
 @pytest.fixture
+def bagent(bagent_here):
+    return bagent_here
+
+
+@pytest.fixture
 def run(job_dir: Path) -> Path:
     failed = {"status": "failed", "error_kind": "timeout", "error": "no answer", "text": None}
     outcomes = [
