@@ -35,7 +35,8 @@ class Exchange(msgspec.Struct):
     ``results`` has one entry per call, in the group's order. ``again`` is True when sending the
     same calls once more is worth it and costs them no try: a kept-open connection was found
     closed. ``learned`` is True when the endpoint was seen to want a parameter in another form,
-    and will be asked in that form. ``connected`` is False where no connection could be made.
+    and will be asked in that form. ``connected`` is False where no connection could be made,
+    ``cut`` True where the answer broke off.
     ``limits`` are the account's limits as the answer's headers tell them. Times are Unix seconds.
     """
 
@@ -49,6 +50,7 @@ class Exchange(msgspec.Struct):
     again: bool = False
     learned: bool = False
     connected: bool = True
+    cut: bool = False
     limits: RateLimits | None = None
 
 

@@ -17,6 +17,7 @@ from bagent.backends.transport import (
     NETWORK_ERRORS,
     NOT_CONNECTED,
     Patience,
+    PayloadError,
     Transport,
     is_stale,
     network_failure,
@@ -194,6 +195,7 @@ class HttpExchange:
         quick = self._clock() - exchange.sent < STALE_SECONDS
         exchange.again = reused() and (quick or was_idle() >= LONG_IDLE) and is_stale(error)
         exchange.connected = not isinstance(error, NOT_CONNECTED)
+        exchange.cut = isinstance(error, PayloadError)
         return network_failure(error, post.endpoint, post.timeouts)
 
     def _note(

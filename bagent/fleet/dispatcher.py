@@ -393,7 +393,7 @@ class Fleet:
                 self._picker.warmer.over(state)
         self._settler.settle(carrier, exchange)
         if exchange.status is not None:
-            state.answered(core.clock())
+            state.answered(core.clock(), carrier.started)
         if state.leaving:
             self._forget_if_left(state)
         self._endpoints.changed(state)

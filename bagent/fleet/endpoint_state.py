@@ -22,6 +22,10 @@ LONGEST_REST = 120.0
 """Seconds for which a sick server gets nothing, doubling: then one call tries it."""
 
 
+REMAINS = 0.5
+"""Seconds after a connection broke in which the answer to an older request may be what a server
+had sent before it died."""
+
 ALL_TOLD = 120.0
 """Seconds of a wait that a server asks for, where nobody set a cap."""
 
@@ -29,10 +33,12 @@ ALL_TOLD = 120.0
 class EndpointState:
     """One endpoint's room and health; pure, times on the fleet's monotonic clock.
 
-    Health is judged by the requests themselves. A failure to connect puts the endpoint under
-    suspicion only if nothing it was sent since has been answered; a probe then decides, and until
-    then (``doubted``) it is sent nothing more. While it is down it gets a probe after each
-    cool-down, which doubles. ``probing`` says that a probe runs or is planned.
+    Health is judged by the requests themselves. A connection that fails or breaks has a probe
+    decide, and until then an engine of the user's own is ``doubted``: it is sent nothing more, or
+    a server that was killed would get all that it had a second time. A hosted one is doubted only
+    if nothing it was sent since has been answered. An answer ends the doubt, unless it may be what
+    a dead server left behind. While it is down it gets a probe after each cool-down, which
+    doubles. ``probing`` says that a probe runs or is planned.
 
     A server that answers, but badly and nothing else, is ``resting``; after that it is on
     ``trial``: one call at a time until one is answered well. ``stalled`` is one that takes requests
@@ -79,6 +85,7 @@ class EndpointState:
         self.warming: Call | None = None
         self.down_since: float | None = None
         self.last_good = float("-inf")
+        self.broke_at = float("-inf")
         self.last_served = float("-inf")
         self.faults = 0
         self.refusals = 0
@@ -130,8 +137,10 @@ class EndpointState:
         """The share of its limit that is in use, by its weight."""
         return self.in_flight / (self.limit.value * self.weight)
 
-    def answered(self, now: float) -> None:
-        """Some HTTP answer came, good or bad: somebody is there."""
+    def answered(self, now: float, sent: float | None = None) -> None:
+        """Some HTTP answer came, good or bad, to a request sent at ``sent``: somebody is there."""
+        if sent is not None and sent <= self.broke_at and now < self.broke_at + REMAINS:
+            return
         self.last_good = now
         self.up = True
         self.doubted = False
@@ -172,9 +181,13 @@ class EndpointState:
         self.trial = True
         self.faults = self.refusals = 0
 
-    def suspect(self, sent: float) -> bool:
-        """Whether a request sent at ``sent`` that found no server puts the endpoint in doubt."""
-        return self.last_good <= sent
+    def broke(self, sent: float, now: float) -> bool:
+        """A connection failed or broke; whether nothing more may be sent until a probe is back.
+
+        ``sent`` is when its request was.
+        """
+        self.broke_at = now
+        return self.endpoint.own or self.last_good <= sent
 
     def went_down(self, now: float) -> float:
         """A probe failed: seconds to wait before the next one."""

@@ -70,6 +70,9 @@ class Health:
             # Else requests were answered meanwhile.
             async with self._gate:
                 found = await core.backend.probe(state.endpoint, core.config.probe_seconds)
+                if state.broke_at > began and isinstance(found, Capabilities):
+                    began = core.clock()  # it may have died after it answered
+                    found = await core.backend.probe(state.endpoint, core.config.probe_seconds)
         state.probing = state.doubted = False
         now = core.clock()
         held = core.waiting.release(state.name)

@@ -84,7 +84,7 @@ class Lessor:
         """The request of the lease was answered well."""
         core, state = self._core, lease.state
         now = core.clock()
-        state.answered(now)
+        state.answered(now, lease.since)
         state.served(now)
         state.account.served(now, lease.since, 0, tokens)
         state.limit.succeeded(1, state.in_flight)
@@ -104,12 +104,12 @@ class Lessor:
         core, state = self._core, lease.state
         now = core.clock()
         if failure.status is not None:
-            state.answered(now)
+            state.answered(now, lease.since)
         if failure.kind == "rate_limited":
             state.account.refused(lease.since, now, failure.retry_after)
         elif failure.busy:
             state.limit.overloaded(lease.since, now, failure.message)
-        elif failure.kind == "connect" and state.suspect(lease.since):
+        elif failure.kind == "connect" and state.broke(lease.since, now):
             self._health.doubt(state)
         refused = failure.status in SETUP_STATUS
         if refused or (failure.passing and failure.kind != "rate_limited"):

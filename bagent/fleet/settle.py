@@ -10,6 +10,7 @@ from bagent.backends.base import Exchange
 from bagent.backends.rate_headers import RateLimits
 from bagent.fleet.call import Call, Carrier, Delivery, attempt_record
 from bagent.fleet.core import Core
+from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fitting import Fitter
 from bagent.fleet.health import Health
 from bagent.fleet.retry import FREE_TRIES, ask_whole, decide, note_pause
@@ -164,21 +165,32 @@ class Settler:
             state.account.passed()
         if call.out:  # its copy decides
             return
-        if exchange.learned or (exchange.again and call.free < FREE_TRIES):
-            call.free += exchange.again
+        if exchange.learned:
+            core.sleep(call, now)
+        elif exchange.again and call.free < FREE_TRIES:
+            call.free += 1
+            self._broke(carrier, now)
             core.sleep(call, now)
         elif failure.kind == "context_overflow" and self._fitter.elsewhere(call, state):
             core.sleep(call, now)
         elif carrier.given_up:  # the endpoint is known to be dead
             self._health.died_with(call, now)
-        elif failure.kind == "connect" and failure.passing:
-            if not state.up and state.suspect(started):
+        elif failure.passing and (failure.kind == "connect" or _cut(exchange, state)):
+            if not state.up and exchange.connected:
+                self._health.died_with(call, now)
+            elif not state.up:
                 core.sleep(call, now)  # it costs no try, and others may take the call
             else:
                 core.waiting.hold(state.name, (call, failure, delivery, exchange.connected))
-                self._health.doubt(state, stop=state.suspect(started))
+                self._broke(carrier, now)
         else:
             self._bad_answer(carrier, call, failure, delivery, now)
+
+    def _broke(self, carrier: Carrier, now: float) -> None:
+        """The connection of a request failed or broke: is anybody there?"""
+        state = carrier.state
+        if state.up:
+            self._health.doubt(state, stop=state.broke(carrier.started, now))
 
     def _bad_answer(
         self, carrier: Carrier, call: Call, failure: Failure, delivery: Delivery, now: float
@@ -232,6 +244,12 @@ class Settler:
             return
         words = f"{failure.message} ({decision.reason})" if decision.reason else failure.message
         core.fail(call, msgspec.structs.replace(failure, message=words), delivery)
+
+
+def _cut(exchange: Exchange, state: EndpointState) -> bool:
+    """Whether an answer broke off as it does when a server dies; that of a hosted one says little:
+    there is always somebody there."""
+    return exchange.cut and state.endpoint.own
 
 
 def _refused_whole(exchange: Exchange) -> bool:

@@ -250,3 +250,23 @@ def test_answers_that_are_errors_are_no_outage():
     s = run_jumping(main())
     assert s.backend.probed == []
     assert sorted(s.recorder.failures) == [0, 1, 2]
+
+
+def test_a_server_that_died_after_it_had_answered_a_probe_costs_its_rows_no_try():
+    cut = Failure("connect", "the connection was closed", passing=True)
+
+    async def main():
+        dying = {0: Answer(cut, 0.01), 2: Answer(cut, 0.05), 4: Answer(cut, 0.05)}
+        answered = iter([Capabilities()])
+        s = setup(
+            {"a": lambda row, number: dying.get(row, Answer(GOOD, 1.0)), "b": always()},
+            limit=3,
+            retry=NO_RETRIES,
+            probes={"a": lambda number: next(answered, REFUSED)},
+        )
+        await s.run(30)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 30
+    assert s.backend.shares["a"] == 3

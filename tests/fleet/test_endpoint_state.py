@@ -9,8 +9,8 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
 
 
-def a_state(limit=4):
-    return EndpointState(Endpoint("here", "http://h/v1"), InFlightLimit(limit, limit))
+def a_state(limit=4, own=True):
+    return EndpointState(Endpoint("here", "http://h/v1", own=own), InFlightLimit(limit, limit))
 
 
 def test_room_is_what_the_limit_leaves():
@@ -53,8 +53,29 @@ def test_probes_of_a_dead_endpoint_become_rarer():
 @pytest.mark.parametrize(
     ("answered", "sent", "doubt"), [(None, 5, True), (4, 5, True), (6, 5, False)]
 )
-def test_a_lost_connection_says_nothing_where_later_ones_were_answered(answered, sent, doubt):
-    state = a_state()
+def test_a_lost_connection_to_a_provider_says_nothing_where_later_ones_were_answered(
+    answered, sent, doubt
+):
+    state = a_state(own=False)
     if answered is not None:
         state.answered(answered)
-    assert state.suspect(sent) is doubt
+    assert state.broke(sent, 7.0) is doubt
+
+
+def test_a_broken_connection_stops_what_is_sent_to_an_own_engine_though_others_were_answered():
+    state = a_state()
+    state.answered(6.0)
+    assert state.broke(5.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "now", "ended"),
+    [(6.0, 7.1, False), (6.0, 7.6, True), (7.05, 7.1, True)],
+    ids=["may be what is left of it", "comes later", "was sent later"],
+)
+def test_an_answer_ends_the_doubt_unless_a_dead_server_may_have_left_it(sent, now, ended):
+    state = a_state()
+    state.broke(5.0, 7.0)
+    state.doubted = True
+    state.answered(now, sent)
+    assert state.doubted is not ended
