@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 
@@ -175,20 +175,39 @@ def read_summary(path: Path) -> dict[str, Any]:
     except (OSError, msgspec.DecodeError) as error:
         words = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--compare: cannot be read: {words}", at=Position(file)) from None
-    if not _is_summary(found):
+    if not isinstance(found, dict) or "loads" not in found or "schema_version" not in found:
         raise UsageError("--compare: no summary of a load test", at=Position(file))
-    if found.get("schema_version") != SCHEMA_VERSION:
-        words = f"--compare: version {found.get('schema_version')}, not {SCHEMA_VERSION}"
+    if found["schema_version"] != SCHEMA_VERSION:
+        words = f"--compare: version {found['schema_version']!r}, not {SCHEMA_VERSION}"
         raise UsageError(words, hint="bench with the same bagent", at=Position(file))
+    try:
+        msgspec.convert(found, _Older)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"--compare: a damaged summary: {error}", at=Position(file)) from None
     return found
 
 
-def _is_summary(found: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether it has what every version's summary has."""
-    if not isinstance(found, dict) or "schema_version" not in found:
-        return False
-    loads = found.get("loads")
-    return isinstance(loads, list) and all(isinstance(one, dict) and "load" in one for one in loads)
+class _OlderLoad(msgspec.Struct):
+    load: str
+
+
+class _OlderEndpoint(msgspec.Struct):
+    endpoint: str
+    verdict: str
+
+
+class _Older(msgspec.Struct):
+    """What is looked at of an older summary."""
+
+    loads: list[_OlderLoad]
+    endpoints: list[_OlderEndpoint] = []
+    plan: dict[str, Any] = {}
+    fleet: dict[str, float | None] = {}
+
+
+def _number(value: Any) -> float | None:
+    """A number of an older summary; None where it is none."""
+    return value if isinstance(value, int | float) else None
 
 
 def broken_rules(
@@ -232,7 +251,7 @@ def _values(rule: Rule, summary: Mapping[str, Any], old: Mapping[str, Any] | Non
         return [(rule.load, None, None)]
     older = {one["load"]: one for one in before.get("loads", [])}
     return [
-        (one["load"], one.get(rule.name), older.get(one["load"], {}).get(rule.name))
+        (one["load"], one.get(rule.name), _number(older.get(one["load"], {}).get(rule.name)))
         for one in loads
     ]
 
@@ -255,9 +274,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         if one["load"] not in older:
             continue
         for name in COMPARED:
-            before, now = older[one["load"]].get(name), one.get(name)
-            known = before and now is not None
-            change = now / before - 1 if known else None
+            before, now = _number(older[one["load"]].get(name)), one.get(name)
+            change = now / before - 1 if before and now is not None else None
             found.append(Change(one["load"], name, before, now, change))
     return found
 

@@ -8,6 +8,7 @@ Mooncake's ``timestamp, input_length, output_length``, whose times are milliseco
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -24,13 +25,15 @@ INPUTS = ("prompt_tokens", "input_tokens", "input_length", "contexttokens")
 OUTPUTS = ("completion_tokens", "output_tokens", "output_length", "generatedtokens")
 """Names of columns, in the order of preference; capitals do not matter."""
 
+MOST_TOKENS = 1_000_000_000
+
 MILLISECONDS = ("timestamp", "input_length")
 """A trace with these two columns counts its numeric times in milliseconds (Mooncake)."""
 
 _READERS = {
-    ".csv": "read_csv({}, all_varchar=true)",
-    ".tsv": "read_csv({}, all_varchar=true, delim='\t')",
-    ".jsonl": "read_json({}, format='newline_delimited', ignore_errors=true)",
+    ".csv": "read_csv({}, all_varchar=true, null_padding=true, ignore_errors=true)",
+    ".tsv": "read_csv({}, all_varchar=true, null_padding=true, ignore_errors=true, delim='\t')",
+    ".jsonl": "read_json_objects({}, format='newline_delimited', ignore_errors=true)",
     ".json": "read_json({})",
     ".parquet": "read_parquet({})",
 }
@@ -132,10 +135,21 @@ def _query(source: Path, query: str) -> Iterator[dict[str, Any]]:
             cursor = connection.execute(query)
             names = [column[0].lower() for column in cursor.description or ()]
             while rows := cursor.fetchmany(10_000):
-                yield from (dict(zip(names, row, strict=True)) for row in rows)
+                for row in rows:
+                    values = dict(zip(names, row, strict=True))
+                    yield _line(values["json"]) if names == ["json"] else values
     except (duckdb.Error, OSError) as error:
         (words, *_) = str(error).splitlines()
         raise UsageError(f"--replay: cannot be read: {words}", at=Position(source)) from None
+
+
+def _line(text: str | None) -> dict[str, Any]:
+    """The members of a line's object by name in small letters; of any other line none."""
+    try:
+        found = msgspec.json.decode(text or "null")
+    except msgspec.DecodeError:
+        found = None
+    return {name.lower(): value for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _recorded(rows: Iterator[Mapping[str, Any]]) -> tuple[list[Recorded], int]:
@@ -145,7 +159,7 @@ def _recorded(rows: Iterator[Mapping[str, Any]]) -> tuple[list[Recorded], int]:
     for row in rows:
         at = _seconds(_first(row, TIMES))
         sizes = _number(_first(row, INPUTS)), _number(_first(row, OUTPUTS))
-        if at is None or not sizes[0] or not sizes[1]:
+        if at is None or sizes[0] < 1 or sizes[1] < 1:
             left_out += 1
             continue
         scale = 1000 if all(name in row for name in MILLISECONDS) else 1
@@ -159,11 +173,13 @@ def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def _number(value: Any) -> int | None:
+def _number(value: Any) -> int:
+    """A number of tokens; 0 where it is none, or no prompt could be so long."""
     try:
-        return int(float(value))
+        found = int(float(value))
     except (TypeError, ValueError, OverflowError):
-        return None
+        return 0
+    return found if found < MOST_TOKENS else 0
 
 
 def _seconds(value: Any) -> float | None:
@@ -171,7 +187,8 @@ def _seconds(value: Any) -> float | None:
     if isinstance(value, datetime):
         return value.timestamp()
     try:
-        return float(value)
+        found = float(value)
+        return found if math.isfinite(found) else None
     except (TypeError, ValueError):
         pass
     try:

@@ -149,6 +149,8 @@ def _fitting(
         return list(trace)
     found = [one for one in trace if one.input_tokens + one.output_tokens <= context]
     if len(found) < len(trace):
+        if not found:
+            raise UsageError(f"--replay: no recorded request fits {context:,} tokens of context")
         words = f"{len(trace) - len(found)} of {len(trace)} recorded requests"
         tell(f"{words} are left out: they do not fit {context} tokens of context")
     return found

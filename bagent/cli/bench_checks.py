@@ -51,6 +51,11 @@ def check_options(given: dict[str, Any], plan: BenchPlan) -> None:
             f"--prefix-tokens {plan.prefix_tokens}: not below the {plan.input_tokens} input tokens",
             hint="--input-tokens counts the prefix too",
         )
+    loops = plan.concurrency or plan.rates
+    if plan.speeds and loops and plan.seconds is None and plan.requests is None:
+        raise UsageError(
+            "a load beside --replay needs an end", hint="give --duration or --requests"
+        )
     if plan.ramps and plan.seconds is None:
         raise UsageError("--rate with a ramp needs a time", hint="give --duration T")
     if not 0 < plan.burstiness < math.inf:

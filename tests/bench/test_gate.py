@@ -160,6 +160,15 @@ def test_changes_are_of_the_loads_that_both_have() -> None:
     assert found["rps"].change is None
 
 
+def test_what_is_no_number_in_an_older_summary_is_not_known() -> None:
+    old = summary(rps="fast")
+    found = {one.name: one for one in changes(old, summary(rps=3.0))}
+    assert (found["rps"].before, found["rps"].now, found["rps"].change) == (None, 3.0, None)
+    assert broken_rules([read_rule("rps@c=64<-5%")], summary(rps=3.0), old) == [
+        "rps@c=64<-5%: rps is not known in c=64"
+    ]
+
+
 def test_tests_with_other_settings_are_said_to_be_unlike() -> None:
     now = {**summary(), "plan": {"input_tokens": 750}, "models": ["n"]}
     assert unlike(summary(), now) == [
@@ -181,7 +190,12 @@ def test_an_older_summary_is_read_from_its_file_or_folder(tmp_path: Path) -> Non
         (b"{", "cannot be read"),
         (b"[]", "no summary"),
         (b'{"loads": []}', "no summary"),
-        (b'{"loads": [1], "schema_version": 1}', "no summary"),
+        (b'{"loads": [1], "schema_version": 1}', r"damaged summary: .*loads\[0\]"),
+        (b'{"loads": [{"load": 5}], "schema_version": 1}', "damaged summary"),
+        (b'{"loads": [], "plan": null, "schema_version": 1}', "damaged summary"),
+        (b'{"loads": [], "endpoints": [{}], "schema_version": 1}', "damaged summary"),
+        (b'{"loads": [], "fleet": {"ok": "x"}, "schema_version": 1}', "damaged summary"),
+        (b'{"loads": [], "schema_version": "1"}', "version '1', not 1"),
         (b'{"loads": [], "schema_version": 99}', "version 99, not 1"),
     ],
 )

@@ -80,9 +80,35 @@ def test_an_earlier_load_test_is_replayed_without_its_warm_up(tmp_path: Path) ->
     assert [one.at for one in found] == [0.0, 0.5]
 
 
+ODD_LINES = """{"timestamp": 1, "input_tokens": 50, "output_tokens": 3}
+no JSON
+[1, 2]
+"x"
+
+{"timestamp": null, "input_tokens": 5, "output_tokens": 5}
+{"timestamp": "nan", "input_tokens": 5, "output_tokens": 5}
+{"timestamp": 2, "input_tokens": -5, "output_tokens": 5}
+{"timestamp": 2, "input_tokens": 1e30, "output_tokens": 5}
+{"TimeStamp": "1.5", "input_tokens": 60.0, "output_tokens": "4"}
+{"timestamp": 3, "input_tok"""
+ODD_TABLE = "timestamp,input_tokens,output_tokens\n1,50,3\n1.2,50\ninf,50,3\n1.5,60,4,more\n"
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", ODD_LINES), ("a.csv", ODD_TABLE)])
+def test_lines_that_are_no_request_are_left_out_and_spoil_no_other(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    found, info = read_trace(tmp_path / name)
+    assert found == [Recorded(0.0, 50, 3), Recorded(0.5, 60, 4)]
+    assert info.requests == 2 and info.left_out > 0
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
+        ("a.jsonl", "", "no row has a time, input tokens and output tokens"),
+        ("a.json", '{"a": 1}', "no row has a time, input tokens and output tokens"),
         ("a.txt", "x", "of what kind is this file"),
         ("a.csv", "a,b\n1,2\n", "no row has a time, input tokens and output tokens"),
         ("a.parquet", "no parquet", "cannot be read"),

@@ -46,6 +46,18 @@ def test_what_cannot_be_done_is_one_line(
     assert words in found and len(found.splitlines()) == 1
 
 
+def test_a_load_beside_a_replay_has_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("timestamp,input_tokens,output_tokens\n1,50,3\n")
+    args = ["bench", "--hostfile", "none", "--replay", str(trace), "--concurrency", "2"]
+    assert main(args) == main([*args, "--duration", "9s"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "a load beside --replay needs an end (give --duration or --requests)" in first
+    assert "none: the hostfile cannot be read" in second
+
+
 @pytest.mark.parametrize(
     "args",
     [
