@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,12 +13,12 @@ from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
 from bagent.backends.http_connection import PlainResponse
+from bagent.backends.http_errors import PayloadError
 from bagent.backends.rate_headers import read_rate_limits
 from bagent.backends.transport import (
     NETWORK_ERRORS,
     NOT_CONNECTED,
     Patience,
-    PayloadError,
     Transport,
     is_stale,
     network_failure,
@@ -211,8 +212,11 @@ class HttpExchange:
         exchange.request_id = headers.get("request-id") or headers.get("X-Request-Id")
         if endpoint.own and response.status != 429 and endpoint.name not in self._tell:
             return
-        exchange.limits = read_rate_limits(headers, self._clock())
-        if exchange.limits is not None and endpoint.own:
+        limits = read_rate_limits(headers, time.time())  # which may hold dates
+        if limits is None:
+            return
+        exchange.limits = msgspec.structs.replace(limits, at=self._clock())
+        if endpoint.own:
             self._tell.add(endpoint.name)
 
 
