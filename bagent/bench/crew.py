@@ -18,7 +18,7 @@ from bagent.backends.transport import Transport
 from bagent.bench.config import LoadConfig
 from bagent.bench.load import Load, Part
 from bagent.bench.shape import StageSpec
-from bagent.errors import NeedsPerson
+from bagent.errors import EXIT_CANNOT_WRITE, NeedsPerson, WriteError
 
 START_SECONDS = 0.25
 """So long before a stage starts all workers know of it: they collect garbage meanwhile."""
@@ -147,6 +147,8 @@ class ProcessCrew:
             self._parts[number] = word.part
             if word.over:
                 return word.part
+        if await process.wait() == EXIT_CANNOT_WRITE:
+            raise WriteError(f"worker {number + 1} could not write its rows: see above")
         raise NeedsPerson(
             f"worker {number + 1} of {len(self._processes)} ended in the middle of a stage",
             hint="its words are above; rows written so far are kept",

@@ -362,8 +362,8 @@ class _StageRun:
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and self._fault is None:
-            self._fault = task.exception()
+        fault = None if task.cancelled() else task.exception()  # each is asked, else it is printed
+        self._fault = self._fault or fault
         if not self._tasks or self._fault is not None:
             self._idle.set()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
+
+from bagent.errors import WriteError
 
 Way = Literal["chat", "completions", "list", "chat-batch", "job"]
 """How calls travel: a chat or a text each, lists of texts, batches of chats, rows of a job."""
@@ -126,20 +130,36 @@ class ServerRow(msgspec.Struct):
 
 
 class RowFile:
-    """Appends raw rows to a JSONL file; rows are written out at :meth:`flush` and :meth:`close`."""
+    """Appends raw rows to a JSONL file; rows are written out at :meth:`flush` and :meth:`close`.
+
+    Every method raises WriteError where the disk is full, or the file cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=1 << 20)
+        self._path = path
+        with self._told():
+            self._file = path.open("ab", buffering=1 << 20)
         self._encode = msgspec.json.Encoder().encode
 
     def write(self, row: msgspec.Struct) -> None:
         """Add one row."""
-        self._file.write(self._encode(row) + b"\n")
+        with self._told():
+            self._file.write(self._encode(row) + b"\n")
 
     def flush(self) -> None:
         """Hand everything to the system, for other readers."""
-        self._file.flush()
+        with self._told():
+            self._file.flush()
 
     def close(self) -> None:
         """Write all and close."""
-        self._file.close()
+        with self._told():
+            self._file.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            words = f"cannot write {self._path}: {error.strerror or error}"
+            raise WriteError(words) from None

@@ -23,6 +23,7 @@ from bagent.bench.records import RowFile, StageRow
 from bagent.bench.servers import ServerWatch
 from bagent.bench.shape import StageSpec, window
 from bagent.bench.sweep import Light, Saturation, sweep
+from bagent.clocks import unix
 from bagent.fleet.called import Called
 from bagent.observe.words import counted, duration, rate
 
@@ -75,7 +76,7 @@ class Session:
         self._crew: Crew | None = None
         self._transport = Transport()
         self._light = _LightReader(folder)
-        self.course = Course(secrets.token_hex(4), time.time(), {}, [])
+        self.course = Course(secrets.token_hex(4), unix(), {}, [])
 
     def now(self) -> float:
         """Seconds since the test's start."""
@@ -160,7 +161,7 @@ class Session:
 
         names = [target.endpoint.name for target in self._targets]
         seconds = expected_seconds(plan, len(names))
-        if names and seconds is not None:
+        if names and seconds is not None and not self.course.stopped:
             self._tell(f"load on {counted(len(names), 'endpoint')} for {duration(seconds)}")
         if plan.sweep:
             async for _, found in sweep(plan, len(names), send):

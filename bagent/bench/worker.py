@@ -19,6 +19,7 @@ from bagent.backends.transport import Transport
 from bagent.bench.config import LoadConfig
 from bagent.bench.crew import TELL_SECONDS, Order, Word
 from bagent.bench.load import Load
+from bagent.errors import EXIT_OK, BagentError
 
 LINE_LIMIT = 1 << 30
 """Bytes of the longest line: the first one holds the bodies of a job."""
@@ -63,6 +64,16 @@ def _say(word: Word) -> None:
     sys.stdout.buffer.flush()
 
 
+def main() -> int:
+    """Work to the end; returns the exit code."""
+    try:
+        with asyncio.Runner(loop_factory=NamesLoop) as runner:
+            runner.run(work())
+    except BagentError as error:
+        sys.stderr.write(f"worker: {error}\n")
+        return error.exit_code
+    return EXIT_OK
+
+
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=NamesLoop) as runner:
-        runner.run(work())
+    sys.exit(main())

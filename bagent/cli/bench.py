@@ -122,7 +122,12 @@ def _bench(given: dict[str, Any]) -> int:
             reached = stack.enter_context(reachable(servers, plan, tell))
             wanted = msgspec.structs.replace(wanted, servers=reached, endpoints=reached.endpoints)
         called, course = send_all(wanted, job, tell)
-    summary = write_results(wanted, called, course, old)
+    try:
+        summary = write_results(wanted, called, course, old)
+    except RuntimeError as error:
+        if "interrupted" not in str(error).lower():
+            raise
+        raise KeyboardInterrupt from None  # DuckDB says so in this way
     good = {one["url"] for one in summary["endpoints"] if one["verdict"] == "ok"}
     if given["write_hostfile"] is not None and good and fleet is not None:
         from bagent.fleet.host_lines import hostfile_text, write_hostfile
