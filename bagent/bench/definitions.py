@@ -36,6 +36,9 @@ WORDS: dict[str, str] = {
     "with the part of its time that lay in the window. Turns beyond the first are scheduled one "
     "thinking time after the answer before. Cached: the share of their prompt tokens that the "
     "server's usage says it had in its cache",
+    "slow": "an endpoint below 0.7 times the median of the others, in tokens a second (closed "
+    "loops) or in the time for a token, the median over all loads; not where the spread of the "
+    "requests' times explains it: of 100 fleets of like endpoints at most one is to have one named",
     "percentiles": "of the raw requests of all endpoints and repeats together (linear "
     "interpolation), never averaged; p99 is hidden below 100 requests, p99.9 below 1,000",
 }
