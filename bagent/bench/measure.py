@@ -254,21 +254,27 @@ def client_states(tables: Tables) -> list[ClientState]:
 def server_numbers(tables: Tables) -> list[Numbers]:
     """What the endpoints' own counters told, by load and endpoint: means, maxima and deltas.
 
-    A counter that fell was reset by a restart: its delta is not known.
+    A counter that fell from one look to the next was reset by a restart: its delta is not known.
     """
     counters = ("preemptions", "cache_hits", "cache_queries", "prompt_tokens", "generation_tokens")
+    steps = ", ".join(
+        f"{name} - lag({name} ignore nulls) over looks as {name}_step" for name in counters
+    )
     sums = ", ".join(
-        f'case when arg_max({name}, "at") >= arg_min({name}, "at") '
+        f"case when coalesce(min({name}_step), 0) >= 0 "
         f'then arg_max({name}, "at") - arg_min({name}, "at") end as {name}'
         for name in counters
     )
     totals = ", ".join(f"sum({name}) as {name}" for name in counters)
     return tables.rows(
         f"""
-        with one as (
+        with stepped as (
+            select *, {steps} from servers
+            window looks as (partition by stage, endpoint order by "at")
+        ), one as (
             select stage, endpoint, avg(running) as running, avg(waiting) as waiting,
                 max(waiting) as waiting_max, max(kv_usage) as kv_max, {sums}
-            from servers group by stage, endpoint
+            from stepped group by stage, endpoint
         )
         select load, endpoint, avg(running) as running_mean, avg(waiting) as waiting_mean,
             max(waiting_max) as waiting_max, max(kv_max) as kv_max, {totals},

@@ -332,9 +332,12 @@ def test_counters_are_told_as_deltas_and_a_restart_as_unknown(fill: Fill) -> Non
         reading(2, "a:1", 150, 60),
         reading(1, "b:1", 100, 0),
         reading(2, "b:1", 7, 0),
+        # It was above where it began when the load ended, but not all the time.
+        *(reading(at, "c:1", told, 0) for at, told in ((1, 100), (2, 150), (3, 10), (4, 160))),
     ]
     with fill([request()], servers=servers) as tables:
-        first, second = measure.server_numbers(tables)
+        first, second, third = measure.server_numbers(tables)
+    assert third["generation_tokens"] is None and third["cache_queries"] == 300
     assert first["generation_tokens"] == 50 and second["generation_tokens"] is None
     assert first["hit_rate"] == pytest.approx(0.5)
     assert (first["running_mean"], first["waiting_max"], first["kv_max"]) == (2, 1, 0.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from bagent.tools.page import page_text
@@ -27,3 +29,14 @@ from bagent.tools.page import page_text
 )
 def test_a_page_is_its_visible_text(html: str, text: str) -> None:
     assert page_text(html) == text
+
+
+@pytest.mark.parametrize("piece", ["<a ", "<!--", '<a b="', "<svg></style>", "<p>x"])
+def test_a_page_that_takes_too_much_of_the_processor_is_cut_with_a_note(piece: str) -> None:
+    seconds = itertools.count()
+    text = page_text(piece * 400, lambda: float(next(seconds)))
+    assert text.endswith("[cut: the rest of this page takes too long to read]")
+
+
+def test_silent_elements_nested_deeper_than_any_page_has_them_cost_no_more_each() -> None:
+    assert page_text("<p>before" + "<svg>" * 5_000 + "hidden") == "before"

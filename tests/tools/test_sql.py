@@ -215,6 +215,34 @@ def test_calls_that_come_together_are_one_statement_and_each_gets_its_rows(base:
     assert results[51].error == "failed"
 
 
+@pytest.mark.parametrize(
+    ("column", "type_", "keys"),
+    [
+        ("id", "BIGINT", [[1.0], [2.0]]),
+        ("id", "BIGINT", [["01"], ["2"]]),
+        ("day", "DATE", [["2024-1-1"], ["2024-01-02"]]),
+        ("price", "DECIMAL(9,2)", [[1.5], [2.5]]),
+        ("id", "BIGINT", [[1.0]]),
+    ],
+)
+def test_a_key_written_otherwise_than_its_column_finds_its_row_together_as_alone(
+    base: Path, column: str, type_: str, keys: list[list[Any]]
+) -> None:
+    (base / "t.csv").write_text("id,day,price,name\n1,2024-01-01,1.5,one\n2,2024-01-02,2.5,two\n")
+    query = (
+        f"SELECT {column}::{type_} AS {column}, name FROM t"
+        f" WHERE list_contains(${column}::{type_}[], {column}::{type_})"
+    )
+    entry = {"builtin": "sql", "files": ["t.csv"], "query": query, "batch": column}
+
+    async def main() -> list[ToolResult]:
+        async with opened(base, entry) as pool:
+            return await answers(pool, "sql", [{column: key} for key in keys])
+
+    found = [[row["name"] for row in json.loads(one.text)] for one in asyncio.run(main())]
+    assert found == [["one"], ["two"]][: len(keys)]
+
+
 def test_calls_that_differ_in_more_than_their_keys_are_asked_apart(base: Path) -> None:
     query = "SELECT id, $word AS word FROM ships WHERE id IN $id"
     entry = {"builtin": "sql", "database": "ships.duckdb", "query": query, "batch": "id"}
