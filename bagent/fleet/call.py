@@ -102,8 +102,14 @@ class Carrier(msgspec.Struct, eq=False):
     task: asyncio.Task[None] | None = None
     given_up: str = ""
 
-    def reserve(self, account: Account) -> None:
-        """Take the request, and what its calls are thought to need, from the account."""
+    def begin(self, account: Account) -> None:
+        """Count the request at its calls, and take it, and what they are thought to need, from
+        the account."""
+        for call in self.group:
+            call.tries += 1
+            call.out += 1
+            if call.out == 1:
+                call.waited_ms += (self.started - call.ready_at) * 1000
         if account.counts_tokens:
             for call in self.group:
                 asked = call.request
@@ -144,6 +150,16 @@ def attempt_record(
         request_id=exchange.request_id,
         id=call.id,
     )
+
+
+def in_a_hurry(group: Sequence[Call], now: float) -> list[Call]:
+    """Those of a group that have less than half the time of another: in one request with the
+    others they would end it for all. Empty where all go together."""
+    ends = [call.give_up_at for call in group if call.give_up_at is not None]
+    if len(ends) < 2:
+        return []
+    soon = now + max(0.0, max(ends) - now) / 2
+    return [call for call in group if call.give_up_at is not None and call.give_up_at < soon]
 
 
 def timeouts_for(group: Sequence[Call], timeouts: Timeouts, now: float) -> Timeouts:

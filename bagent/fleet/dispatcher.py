@@ -15,7 +15,7 @@ from random import Random
 from bagent.backends.base import Backend, Exchange
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.engine_metrics import EngineLoad
-from bagent.fleet.call import Call, Carrier, timeouts_for
+from bagent.fleet.call import Call, Carrier, in_a_hurry, timeouts_for
 from bagent.fleet.core import Core, FleetConfig, Together
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fitting import Fitter, fits
@@ -283,14 +283,13 @@ class Fleet:
         self._note_state()
 
     def _start(self, state: EndpointState, group: list[Call], now: float) -> None:
-        core = self._core
-        size = len(group)
+        hurried = in_a_hurry(group, now)
+        if hurried:
+            self._start(state, hurried, now)
+            group = [call for call in group if call not in hurried]
+        core, size = self._core, len(group)
         carrier = Carrier(state, group, now)
-        for call in group:
-            call.tries += 1
-            call.out += 1
-            if call.out == 1:
-                call.waited_ms += (now - call.ready_at) * 1000
+        carrier.begin(state.account)
         if not self._started:
             core.loop.call_soon(self._next_turn)
         self._started += 1 + size // ROWS_LIKE_ONE
@@ -298,7 +297,6 @@ class Fleet:
         state.in_flight += size
         state.turns += size / state.weight
         state.carriers[carrier] = None
-        carrier.reserve(state.account)
         core.in_flight += size
         core.requests_out += 1
         core.requests += 1

@@ -9,6 +9,7 @@ import pytest
 
 from bagent.backends.base import Timeouts
 from bagent.errors import WriteError
+from bagent.fleet.grouping import GroupRule
 from bagent.fleet.retry import RetryPolicy
 from fleet.support_fleet import (
     BROKEN,
@@ -97,6 +98,28 @@ def test_a_request_gets_no_more_time_than_its_row_has_left():
     s = run_jumping(main())
     assert [timeouts.total for timeouts in s.backend.timeouts] == [60.0, 60.0, 8.0, 0.1]
     assert msgspec.structs.replace(s.backend.timeouts[2], total=60.0) == Timeouts(total=60.0)
+
+
+def test_rows_with_little_time_left_go_apart_so_that_they_end_nobody_else_s_request():
+    async def main():
+        s = setup(
+            {"a": always()},
+            timeouts=Timeouts(total=60.0),
+            limit=8,
+            group=GroupRule(8, single=False),
+        )
+        s.backend.limits = {"a": 8}
+        s.fleet.expect(True)
+        for row, give_up_at in enumerate([1050.0, 1003.0, 1049.0, 1050.0, 1002.0, 1050.0]):
+            s.fleet.submit(s.call(row, give_up_at=give_up_at))
+        s.fleet.expect(False)
+        await s.fleet.idle()
+        return s
+
+    s = run_jumping(main())
+    assert [rows for _, rows in s.backend.groups] == [[1, 4], [0, 2, 3, 5]]
+    assert [timeouts.total for timeouts in s.backend.timeouts] == [2.0, 49.0]
+    assert all(attempt.try_ == 1 for attempt in s.attempts) and len(s.attempts) == 6
 
 
 # --- the end of a run -----------------------------------------------------------------------------
