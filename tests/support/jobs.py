@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
-from support.cli import run_bagent
+from bagent.cli.main import main
 
 Json = Any
 
@@ -58,12 +60,16 @@ def results(folder: Path, run: str = "runs/job") -> list[dict[str, Json]]:
     """Return the rows that ``bagent results RUN`` prints, in input order.
 
     Args:
-        folder: the current folder of the command.
+        folder: the folder of the job.
         run: the run directory, from there.
     """
-    done = run_bagent(["results", run, "--format", "jsonl", "--ordered"], folder)
-    assert done.code == 0, done.err
-    return done.lines()
+    out, err = io.BytesIO(), io.StringIO()
+    args = ["results", str(folder / run), "--format", "jsonl", "--ordered"]
+    with redirect_stdout(io.TextIOWrapper(out, encoding="utf-8")) as text, redirect_stderr(err):
+        code = main(args)  # in this process: a tenth of the time of a new one
+        text.flush()
+    assert code == 0, err.getvalue()
+    return [msgspec.json.decode(line) for line in out.getvalue().split(b"\n") if line]
 
 
 def results_by_id(folder: Path, run: str = "runs/job") -> dict[Json, dict[str, Json]]:
