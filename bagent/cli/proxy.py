@@ -123,7 +123,11 @@ async def _serve(states: list, config: object, run: Path) -> None:  # type: igno
         sys.stdout.flush()
         _notice(f"a proxy in front of {len(states)} endpoints; Ctrl-C ends")
         _notice(f"next: export OPENAI_BASE_URL={found.url}")
-        await stopped.wait()
+        waiting = asyncio.ensure_future(stopped.wait())
+        await asyncio.wait((waiting, found.fault), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if found.fault.done():
+            raise found.fault.result()
     _notice(f'next: bagent query {run} "select endpoint, count(*) from results group by 1"')
 
 

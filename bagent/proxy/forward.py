@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -19,6 +20,11 @@ from bagent.fleet.leasing import Lease, Lessor
 from bagent.proxy.clients import Homes, client_name, session_name
 from bagent.proxy.meter import Meter, Record
 from bagent.types import Failure
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from bagent.backends.http_connection import PlainResponse
 
 MOST_TRIES = 4
 ANSWER_HEADERS = ("Content-Type", "X-Request-Id", "Cache-Control", "Retry-After")
@@ -134,12 +140,7 @@ class Forwarder:
                     return told
                 answer = web.StreamResponse(status=found.status, headers=_passed_on(found.headers))
                 if found.content_type != SSE:
-                    raw = await found.read()
-                    if found.status >= 400:
-                        record.failure = _refused(found.status, raw, found.headers, endpoint)
-                        words = raw.decode("utf-8", "replace")
-                        raw = endpoint.without_secrets(words).encode()
-                    record.tail = raw
+                    raw = await _whole(found, endpoint, record)
                     answer.content_length = len(raw)
                     await _send(answer.prepare(request))
                     await _send(answer.write(raw))
@@ -158,15 +159,17 @@ class Forwarder:
                     request.transport.abort()
                 return answer
             return msgspec.structs.replace(told, status=None)
-        except (ClientLeft, asyncio.CancelledError):
-            self._lessor.failed(lease, None)
+        except BaseException:
+            if told is None:  # whatever it was, the slot is free again
+                self._lessor.failed(lease, None)
             raise
+        else:
+            self._lessor.served(lease)
+            return answer
         finally:
             if told is not None:
                 self._lessor.failed(lease, None if told.status in ABSENT else told)
             self._meter.attempt(record, sent, record.status, told.message if told else None)
-        self._lessor.served(lease)
-        return answer
 
 
 async def _send(work: object) -> None:
@@ -175,6 +178,18 @@ async def _send(work: object) -> None:
         await work  # type: ignore[misc]
     except (ConnectionError, OSError) as error:
         raise ClientLeft from error
+
+
+async def _whole(
+    found: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint, record: Record
+) -> bytes:
+    """The body of an answer that is no stream, noted, and without the endpoint's keys."""
+    raw = await found.read()
+    if found.status >= 400:
+        record.failure = _refused(found.status, raw, found.headers, endpoint)
+        raw = endpoint.without_secrets(raw.decode("utf-8", "replace")).encode()
+    record.tail = raw
+    return raw
 
 
 def _refused(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endpoint) -> Failure:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bagent import __version__
+from bagent.errors import BagentError, WriteError
 from bagent.proxy.usage import HEAD_BYTES, TAIL_BYTES, usage_in
 from bagent.store.journal import Journal, Syncer
 from bagent.store.owner import Owner, Renewer
@@ -53,6 +54,8 @@ class Meter:
         endpoints: names of the fleet, for run.json.
         report: gets lines for people.
         on_usage: gets what each request took, with the name of who asked.
+        on_fault: gets, once, why nothing more is kept: the disk refuses, or another process has
+            taken the directory over. Whoever serves should stop then; no other method raises it.
 
     Raises:
         OwnedError: another process writes there.
@@ -65,8 +68,11 @@ class Meter:
         endpoints: list[str],
         report: Callable[[str], None],
         on_usage: Callable[[str, Usage], None] = lambda name, usage: None,
+        on_fault: Callable[[BagentError], None] = lambda fault: None,
     ) -> None:
         self._on_usage = on_usage
+        self._on_fault = on_fault
+        self._fault: BagentError | None = None
         self._directory = RunDir.create(path)
         self._owner = Owner.acquire(path, PART)
         before = self._directory.load()
@@ -98,24 +104,23 @@ class Meter:
 
     def attempt(self, record: Record, sent: float, status: int | None, failed: str | None) -> None:
         """Note one try of a request."""
-        self._journal.write_attempt(
-            Attempt(
-                key=_key(record),
-                row=self._count,
-                stage=STAGE,
-                answer=0,
-                turn=1,
-                try_=record.tries,
-                endpoint=record.endpoint,
-                group=f"{record.endpoint}/{record.tries}",
-                group_size=1,
-                sent=sent,
-                done=time.time(),
-                status_code=status,
-                error=failed,
-                id=record.name,
-            )
+        attempt = Attempt(
+            key=_key(record),
+            row=self._count,
+            stage=STAGE,
+            answer=0,
+            turn=1,
+            try_=record.tries,
+            endpoint=record.endpoint,
+            group=f"{record.endpoint}/{record.tries}",
+            group_size=1,
+            sent=sent,
+            done=time.time(),
+            status_code=status,
+            error=failed,
+            id=record.name,
         )
+        self._keep(lambda: self._journal.write_attempt(attempt))
 
     def request(self, record: Record) -> None:
         """Note the end of a request."""
@@ -146,26 +151,54 @@ class Meter:
             latency_ms=round((now - record.received) * 1000, 2),
             ttft_ms=None if first is None else round((first - record.received) * 1000, 2),
         )
-        self._count += 1
-        self._journal.write(outcome)
         self._on_usage(record.name, usage)
+        self._keep(lambda: self._journal.write(outcome))
+        if self._fault is None:
+            self._count += 1
 
     def tick(self) -> None:
         """Write what is buffered; call it about every second."""
-        self._journal.tick()
+        if self._renewer.lost is not None:
+            self._broke(self._renewer.lost)
+        self._keep(self._journal.tick)
 
     def close(self, code: int) -> None:
-        """Sync and close the journal and give the directory back."""
+        """Sync and close the journal and give the directory back.
+
+        ``code`` is noted as the exit code, unless there was a fault.
+        """
         try:
             self._syncer.stop()
-            self._journal.close()
+            try:
+                self._journal.close()
+            except WriteError as error:
+                self._broke(error)
             self._renewer.stop()
+            if self._renewer.lost is not None:
+                self._broke(self._renewer.lost)
+                return  # run.json is the other process's now
             self._info.total_rows = self._count
             self._info.starts[-1].ended_at = time.time()
-            self._info.starts[-1].exit_code = code
-            self._directory.save(self._info, PART)
+            self._info.starts[-1].exit_code = self._fault.exit_code if self._fault else code
+            try:
+                self._directory.save(self._info, PART)
+            except WriteError as error:
+                self._broke(error)
         finally:
             self._owner.release()
+
+    def _keep(self, write: Callable[[], object]) -> None:
+        """Write, unless nothing can be written any more: then nothing may pile up either."""
+        if self._fault is None:
+            try:
+                write()
+            except WriteError as error:
+                self._broke(error)
+
+    def _broke(self, fault: BagentError) -> None:
+        if self._fault is None:
+            self._fault = fault
+            self._on_fault(fault)
 
 
 def _key(record: Record) -> str:

@@ -20,7 +20,7 @@ from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.transport import Transport
-from bagent.errors import UsageError
+from bagent.errors import BagentError, UsageError
 from bagent.fleet.account import Account
 from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
@@ -54,10 +54,15 @@ class ProxyConfig(msgspec.Struct, frozen=True):
 
 
 class Proxy(msgspec.Struct, frozen=True):
-    """A proxy that serves: its base address, with ``/v1``, and its run directory."""
+    """A proxy that serves: its base address, with ``/v1``, and its run directory.
+
+    ``fault`` gets the reason why it can no longer meter what it serves, such as a full disk:
+    whoever started it should end it then.
+    """
 
     url: str
     run: Path
+    fault: asyncio.Future[BagentError]
 
 
 @asynccontextmanager
@@ -75,6 +80,8 @@ async def start_proxy(
     Raises:
         UsageError: the address cannot be had, or is open to others without a token.
         OwnedError: another process writes to the run directory.
+        WriteError: the run directory cannot be written; at the end only where ``fault`` had not
+            told so before.
     """
     if config.token is None and not _is_loopback(config.host):
         raise UsageError(
@@ -93,7 +100,8 @@ async def start_proxy(
         random=Random(1),
     )
     lessor = Lessor(core)
-    meter = Meter(run, [state.name for state in states], notice, on_usage)
+    fault: asyncio.Future[BagentError] = core.loop.create_future()
+    meter = Meter(run, [state.name for state in states], notice, on_usage, fault.set_result)
     forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
     app = _app(config, forwarder, backend, states)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
@@ -103,14 +111,17 @@ async def start_proxy(
         await web.SockSite(runner, listening).start()
         port = runner.addresses[0][1]
         host = f"[{config.host}]" if ":" in config.host else config.host
-        yield Proxy(f"http://{host}:{port}/v1", run)
+        yield Proxy(f"http://{host}:{port}/v1", run, fault)
     finally:
+        told = fault.done()
         lessor.close()
         await runner.cleanup()
         ticker.cancel()
         await asyncio.gather(ticker, *core.probes, return_exceptions=True)
         await backend.close()
         meter.close(0)
+    if fault.done() and not told:
+        raise fault.result()
 
 
 def _listen(config: ProxyConfig) -> socket.socket:

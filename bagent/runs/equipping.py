@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError
 from bagent.runs.endpoints import Servers
 from bagent.runs.openrun import OpenRun
+from bagent.runs.stop import Stop
 from bagent.store.turns import TurnIndex
 from bagent.types import Json
 
@@ -34,12 +36,20 @@ class Equipment:
     Args:
         stack: what is opened stays open until it is closed.
         env: the environment of the run.
+        asked: gets the stop where programs can no longer be served.
     """
 
-    def __init__(self, store: OpenRun, stack: AsyncExitStack, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        store: OpenRun,
+        stack: AsyncExitStack,
+        env: Mapping[str, str],
+        asked: asyncio.Future[Stop],
+    ) -> None:
         self._store = store
         self._stack = stack
         self._env = env
+        self._asked = asked
         self._turns: TurnIndex | None = None
 
     async def open(self, job: Job) -> ToolPool | None:
@@ -66,7 +76,8 @@ class Equipment:
 
             place = (store.path, store.part, self._env)
             try:
-                plan.program = await open_program(job, plan, servers, place, self._stack)
+                opened = open_program(job, plan, servers, place, (self._stack, self._asked))
+                plan.program = await opened
             except UsageError as error:
                 if error.at is None:
                     error.at = job.source.position((*agent_path(job), "command"))

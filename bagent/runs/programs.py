@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING
 from bagent.agents.plan import StagePlan
 from bagent.agents.program import ProgramPlan
 from bagent.agents.told import KEYS, Service, environment_for
+from bagent.errors import BagentError
 from bagent.proxy.serve import ProxyConfig, plain_states, start_proxy
 from bagent.runs.endpoints import Servers
 from bagent.runs.fleets import make_timeouts
+from bagent.runs.stop import Stop, stop_for
 from bagent.tools.environment import tool_environment
 from bagent.tools.opening import find_program
 from bagent.types import Usage
@@ -55,19 +58,21 @@ async def open_program(
     plan: StagePlan,
     servers: Servers,
     place: tuple[Path, str, Mapping[str, str]],
-    stack: AsyncExitStack,
+    life: tuple[AsyncExitStack, asyncio.Future[Stop]],
 ) -> ProgramPlan:
     """The program of a job, with a proxy in front of its servers.
 
     Args:
         plan: its model is what the program is told.
         place: the run directory, the part of the rows, and the environment of the run.
-        stack: the proxy serves until it is closed.
+        life: the proxy serves until the stack is closed; the future gets the stop of the run where
+            the proxy can no longer meter.
 
     Raises:
         UsageError: there is no such program.
     """
     run, part, env = place
+    stack, asked = life
     spec = job.agent
     assert spec is not None
     environment = tool_environment(env, {})
@@ -81,6 +86,7 @@ async def open_program(
             states, config, run / "proxy" / f"{plan.name}-{part}", lambda _: None, usage.add
         )
     )
+    proxy.fault.add_done_callback(lambda fault: _stop(asked, fault))
     model = plan.settings.model or ""
     service = Service(proxy.url, model, plan.budget.context, plan.settings.max_tokens)
     environment |= {**environment_for(service), **spec.env}
@@ -98,3 +104,9 @@ async def open_program(
         base_url=proxy.url,
         usage=usage.take,
     )
+
+
+def _stop(asked: asyncio.Future[Stop], fault: asyncio.Future[BagentError]) -> None:
+    """Have the run stop for a fault of its proxy, unless it stops already."""
+    if not fault.cancelled() and not asked.done():
+        asked.set_result(stop_for(fault.result()))

@@ -126,7 +126,7 @@ class Session:
         if prepared.stages:
             return await staged_drive(prepared, finder, hooks)
         job = prepared.job
-        equipment = Equipment(store, finder.stack, prepared.options.env)
+        equipment = Equipment(store, finder.stack, prepared.options.env, finder.asked)
         pool = await equipment.open(job)
         found = await finder.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
         if self._switch.asked.done():

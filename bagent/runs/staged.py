@@ -126,7 +126,7 @@ async def _plans(
     prepared: Prepared, finder: Finder, hooks: Hooks, sites: _Sites, models: dict[int, str]
 ) -> dict[int, StagePlan]:
     """What each asking asks, with its tools opened."""
-    equipment = Equipment(hooks.store, finder.stack, prepared.options.env)
+    equipment = Equipment(hooks.store, finder.stack, prepared.options.env, finder.asked)
     plans: dict[int, StagePlan] = {}
     for stage in prepared.stages:
         kind = stage.spec.kind

@@ -1,0 +1,124 @@
+"""A proxy whose run directory takes nothing more: it ends, and says why."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from bagent.errors import EXIT_CANNOT_WRITE
+from proxy.support_proxy import chat, rows_of
+from support.cli import Running
+from support.fake_server import FakeServer
+from support.jobs import results_by_id, write_job
+from support.replies import ok
+
+ROOM = 4000
+"""Bytes that a file may have: enough for a few rows."""
+
+
+def asked(url: str) -> int | None:
+    """The status of the answer to one chat, None where nobody answered."""
+    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(chat()).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+def test_a_full_disk_ends_the_proxy_with_one_line_and_74(tmp_path):
+    with FakeServer({"*": [ok("yes")]}) as fs:
+        (tmp_path / "hosts").write_text(f"{fs.url}\n")
+        args = ["proxy", "--hostfile", "hosts", "--port", "0", "--per-endpoint", "1", "-o", "run"]
+        with Running(args, tmp_path) as proxy:
+            proxy.wait_for_err("next: export")
+            resource.prlimit(proxy.process.pid, resource.RLIMIT_FSIZE, (ROOM, ROOM))
+            url = proxy.out.strip()
+            codes = []
+            while len(codes) < 100 and (code := asked(url)) is not None:
+                codes.append(code)
+            done = proxy.finish()
+    assert done.code == EXIT_CANNOT_WRITE
+    assert set(codes) == {200}
+    assert "Traceback" not in done.err
+    assert done.err.count("cannot write") == 1
+    assert "next: bagent query" not in done.err
+    rows = rows_of(tmp_path / "run")
+    assert 0 < len(rows) < 100
+    told = json.loads(next((tmp_path / "run").glob("run*.json")).read_text())
+    assert told["starts"][-1]["exit_code"] == EXIT_CANNOT_WRITE
+    assert told["total_rows"] == len(rows)
+
+
+FULL = """
+import asyncio, resource, sys
+from pathlib import Path
+import aiohttp
+from bagent.backends.endpoint import Endpoint
+from bagent.proxy.serve import ProxyConfig, plain_states, start_proxy
+
+async def main():
+    states = plain_states([Endpoint("e0", sys.argv[1], own=True)], 1)
+    async with start_proxy(states, ProxyConfig(port=0), Path(sys.argv[2]), print) as proxy:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
+        async with aiohttp.ClientSession() as session:
+            for _ in range(3):
+                body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+                async with session.post(f"{proxy.url}/chat/completions", json=body) as answer:
+                    print(answer.status, (await answer.json())["choices"][0]["message"]["content"])
+        print(type(await proxy.fault).__name__, states[0].in_flight)
+
+asyncio.run(main())
+"""
+
+
+def test_answers_and_slots_do_not_depend_on_what_is_metered(tmp_path):
+    with FakeServer({"*": [ok("yes")]}) as fs:
+        done = subprocess.run(
+            [sys.executable, "-c", FULL, fs.url, str(tmp_path / "run")],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert done.stdout.splitlines() == ["200 yes"] * 3 + ["WriteError 0"], done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+PROGRAM = """
+import json, os, urllib.request
+
+body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"Content-Type": "application/json"},
+)
+while True:
+    urllib.request.urlopen(request).read()
+"""
+
+
+@pytest.mark.slow  # a program takes its real time
+def test_a_run_whose_proxy_can_no_longer_meter_stops_with_74(job_dir: Path):
+    (job_dir / "agent.py").write_text(PROGRAM)
+    with FakeServer({"*": [ok("yes")]}) as fs:
+        agent = {"command": [sys.executable, str(job_dir / "agent.py")]}
+        write_job(job_dir, fs.url, 1, agent=agent)
+        with Running(["run", "job.yaml"], job_dir) as run:
+            fs.wait_for(1)
+            resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (1 << 15, 1 << 15))
+            done = run.finish()
+    assert done.code == EXIT_CANNOT_WRITE, done.err
+    assert "cannot write" in done.err
+    assert results_by_id(job_dir) == {}
