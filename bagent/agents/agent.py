@@ -7,7 +7,6 @@ is asked, so that a run that was killed goes on from there.
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 
 from bagent.agents.agent_plan import AgentPlan
@@ -22,6 +21,7 @@ from bagent.agents.streaming import FirstCall
 from bagent.agents.text_calls import with_calls_of_text
 from bagent.answers.judge import GOOD_ENDS, Verdict
 from bagent.backends.request import Request, Watch, encode_payload
+from bagent.clocks import unix
 from bagent.fleet.call import Call, Delivery
 from bagent.store.codec import unit_of
 from bagent.tools import ToolResult
@@ -103,7 +103,7 @@ class AgentConversation(Conversation):
         interrupted = [call for call in work.calls if call.id in {c.id for c in last.begun}]
         for call in interrupted:
             work.answers[call.id] = MAY_HAVE_RUN
-            result = ToolResult(MAY_HAVE_RUN, "failed", started=last.at or time.time())
+            result = ToolResult(MAY_HAVE_RUN, "failed", started=last.at or unix())
             self._desk_now().record(last.turn, call, result, INTERRUPTED)
         if all(call.id in work.answers for call in work.calls):
             added = work.head + [answer_message(call, work.answers[call.id]) for call in work.calls]

@@ -6,7 +6,6 @@ oldest first. Or a small model sums up the older turns, which then go as a whole
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from bagent.answers.reask import bounded
 from bagent.answers.thinking import split_thinking
 from bagent.backends.json_text import encode_json
 from bagent.backends.request import Request, encode_payload
+from bagent.clocks import unix
 from bagent.fleet.call import Call, Delivery
 from bagent.tools import ToolResult
 from bagent.types import Failure, Message, Reply, ToolCall
@@ -173,7 +173,7 @@ class Compacting:
         told = {"before_tokens": tokens, "after_tokens": tokens * after // max(1, before), **words}
         call = ToolCall("", RECORD, encode_json(told))
         latency = (took or 0.0) * 1000
-        self._owner.note_compaction(call, ToolResult("", latency_ms=latency, started=time.time()))
+        self._owner.note_compaction(call, ToolResult("", latency_ms=latency, started=unix()))
 
 
 class Summary:

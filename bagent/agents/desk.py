@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 
@@ -11,6 +10,7 @@ import msgspec
 
 from bagent.agents.agent_plan import AgentPlan
 from bagent.agents.history import MOST_CALLS, answer_message, begun_message, call_key
+from bagent.clocks import unix
 from bagent.tools import CallContext, ToolResult
 from bagent.types import Json, Message, ToolCall, ToolRecord, Turn
 
@@ -140,7 +140,7 @@ class Desk:
         if len(started) + len(todo) > MOST_CALLS:
             room = max(0, MOST_CALLS - len(started))
             todo, excess = todo[:room], todo[room:]
-            too_many = ToolResult(_TOO_MANY, "failed", started=time.time())
+            too_many = ToolResult(_TOO_MANY, "failed", started=unix())
             results = {call.id: too_many for call in excess}
         if any(self._agent.tools.has_side_effects(call.name) for call in todo):
             self.note_part(work, [*(one.call for one in started.values()), *todo])
@@ -231,7 +231,7 @@ class Desk:
                 messages,
                 begun=list(begun),
                 request_hash=unit.request_hash,
-                at=round(time.time(), 3),
+                at=round(unix(), 3),
             )
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from bagent.backends.alone import AloneBackend
@@ -17,6 +16,7 @@ from bagent.backends.own_body import unpacked
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.transport import Transport
+from bagent.clocks import unix
 from bagent.types import Failure, Reply
 
 VERSION = "2023-06-01"
@@ -42,7 +42,7 @@ class AnthropicBackend(AloneBackend):
         transport: Transport,
         *,
         enforce: str = "auto",
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(Forms(enforce, notice), clock)

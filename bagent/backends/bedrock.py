@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -28,6 +27,7 @@ from bagent.backends.own_body import unpacked
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.worker_threads import WorkerThreads
+from bagent.clocks import unix
 from bagent.types import Failure, Reply, ToolCall
 
 MOST_CLIENTS = 16
@@ -67,7 +67,7 @@ class BedrockBackend(AloneBackend):
         config: BedrockConfig,
         *,
         enforce: str = "auto",
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(Forms(enforce, notice), clock)

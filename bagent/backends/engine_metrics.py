@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ import msgspec
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.transport import NETWORK_ERRORS, Transport
+from bagent.clocks import unix
 
 ROUTE = "/metrics"
 
@@ -316,7 +316,7 @@ class LoadReader:
         clock: Unix seconds.
     """
 
-    def __init__(self, transport: Transport, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, transport: Transport, clock: Callable[[], float] = unix) -> None:
         self._transport = transport
         self._clock = clock
         self._again_at: dict[str, float] = {}

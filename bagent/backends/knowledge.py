@@ -19,6 +19,7 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.engine_metrics import EngineLoad, parse_load
 from bagent.backends.json_text import decode_json
 from bagent.backends.transport import NETWORK_ERRORS, Transport
+from bagent.clocks import unix
 
 ROUTE_SECONDS = 5.0
 """How long one route that is not needed is waited for."""
@@ -55,7 +56,7 @@ async def learn_more(
     """
     look = _Look(transport, endpoint, time.monotonic() + seconds)
     raw = await look.get("/metrics")
-    load = parse_load(raw, time.time()) if raw else None
+    load = parse_load(raw, unix()) if raw else None
     engine = _OWNERS.get(known.engine or "")
     if engine is None and load is not None and load.engine is not None:
         engine = _FROM_METRICS.get(load.engine, load.engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Sequence
 
 from bagent.backends.abilities import Abilities
@@ -22,6 +21,7 @@ from bagent.backends.learning import Learner
 from bagent.backends.models_route import learn_models
 from bagent.backends.request import Request
 from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
+from bagent.clocks import unix
 from bagent.types import Failure, Reply
 
 
@@ -46,7 +46,7 @@ class OpenAIBackend:
         *,
         enforce: str = "auto",
         batching: str = "auto",
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._transport = transport

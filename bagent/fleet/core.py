@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ import msgspec
 
 from bagent.backends.base import Backend, Timeouts
 from bagent.backends.engine_metrics import EngineLoad
+from bagent.clocks import unix
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.ending import Ending
 from bagent.fleet.endpoint_state import EndpointState
@@ -86,7 +86,7 @@ class Core:
         self.together = together
         self.loop = asyncio.get_running_loop()
         self.clock = self.loop.time
-        self.unix = time.time
+        self.unix = unix
         self.in_flight = 0
         self.requests_out = 0
         self.requests = 0

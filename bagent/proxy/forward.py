@@ -16,6 +16,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
 from bagent.backends.rate_headers import read_rate_limits
 from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
+from bagent.clocks import unix
 from bagent.fleet.leasing import Lease, Lessor
 from bagent.proxy.clients import Homes, client_name, session_name
 from bagent.proxy.meter import Meter, Record
@@ -79,7 +80,7 @@ class Forwarder:
         """Answer ``request`` with what an endpoint says to ``body`` at ``path``."""
         name = client_name(request.headers) or path
         session = session_name(request.headers)
-        record = Record(name, path, time.time())
+        record = Record(name, path, unix())
         failure = Failure("overloaded", "no endpoint has room", passing=True, status=503)
         avoid: frozenset[str] = frozenset()
         without: list[tuple[Lease, Failure]] = []
@@ -124,7 +125,7 @@ class Forwarder:
     ) -> web.StreamResponse | Failure:
         """One try; a failure may be tried elsewhere: no byte of it has gone to the client."""
         endpoint = _as_asked(lease.state.endpoint, request.headers)
-        sent = time.time()
+        sent = unix()
         answer: web.StreamResponse | None = None
         told: Failure | None = None
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bagent import __version__
+from bagent.clocks import unix
 from bagent.errors import BagentError, WriteError
 from bagent.proxy.usage import HEAD_BYTES, TAIL_BYTES, usage_in
 from bagent.store.journal import Journal, Syncer
@@ -40,7 +41,7 @@ class Record(msgspec.Struct):
     def take(self, piece: bytes) -> None:
         """Note a piece of a stream as it passes."""
         if self.first_byte is None:
-            self.first_byte = time.time()
+            self.first_byte = unix()
         if len(self.head) < HEAD_BYTES:
             self.head += piece
         self.tail = (self.tail + piece)[-TAIL_BYTES:]
@@ -77,7 +78,7 @@ class Meter:
         self._owner = Owner.acquire(path, PART)
         before = self._directory.load()
         starts = list(before.starts) if before else []
-        start = Start(time.time(), PART, platform.node(), os.getpid(), __version__)
+        start = Start(unix(), PART, platform.node(), os.getpid(), __version__)
         self._count = int(before.total_rows or 0) if before else 0
         names: list[Json] = [{"name": name} for name in endpoints]
         self._info = RunInfo(
@@ -115,7 +116,7 @@ class Meter:
             group=f"{record.endpoint}/{record.tries}",
             group_size=1,
             sent=sent,
-            done=time.time(),
+            done=unix(),
             status_code=status,
             error=failed,
             id=record.name,
@@ -125,7 +126,7 @@ class Meter:
     def request(self, record: Record) -> None:
         """Note the end of a request."""
         usage, model = usage_in(record.tail, record.head)
-        now = time.time()
+        now = unix()
         failure = record.failure
         first = record.first_byte
         outcome = Outcome(
@@ -178,7 +179,7 @@ class Meter:
                 self._broke(self._renewer.lost)
                 return  # run.json is the other process's now
             self._info.total_rows = self._count
-            self._info.starts[-1].ended_at = time.time()
+            self._info.starts[-1].ended_at = unix()
             self._info.starts[-1].exit_code = self._fault.exit_code if self._fault else code
             try:
                 self._directory.save(self._info, PART)

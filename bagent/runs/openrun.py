@@ -15,6 +15,7 @@ import msgspec
 
 from bagent import __version__
 from bagent.answers.schema import OutputSchema
+from bagent.clocks import unix
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError
 from bagent.runs.laststage import LastStage, last_stage, stage_names
 from bagent.runs.prepare import STAGE, Prepared
@@ -195,7 +196,7 @@ class OpenRun:
             self.syncer.stop()
             self.journal.close()
             self.renewer.stop()
-            self.info.starts[-1].ended_at = time.time()
+            self.info.starts[-1].ended_at = unix()
             self.info.starts[-1].exit_code = code
             self.directory.save(self.info, self.part)
         finally:
@@ -328,7 +329,7 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
     if before is not None and "model" in before.fingerprints:
         kept["model"] = before.fingerprints["model"]
     process = Start(
-        at=time.time(),
+        at=unix(),
         part=prepared.part,
         host=platform.node(),
         pid=os.getpid(),

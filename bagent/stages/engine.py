@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from typing import Protocol
 
 from bagent.agents.conversation import Conversation
 from bagent.agents.making import converse
 from bagent.agents.plan import StagePlan
+from bagent.clocks import unix
 from bagent.fleet.call import Call
 from bagent.fleet.dispatcher import Fleet
 from bagent.stages.feeder import Work
@@ -129,7 +129,7 @@ class Engine:
 
     def now(self) -> float:
         """Unix seconds."""
-        return time.time()
+        return unix()
 
     def ask(self, conversation: Conversation, call: Call) -> None:
         """Send a further call; it goes before new rows."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from bagent.clocks import unix
 from bagent.tools.cutting import BYTES_PER_TOKEN
 from bagent.tools.lane import Lane, ToolStats
 from bagent.tools.pace import Latency
@@ -43,7 +43,7 @@ class ToolPool:
         self,
         tools: Sequence[Tool],
         *,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = unix,
         bytes_per_token: float = BYTES_PER_TOKEN,
     ) -> None:
         self._wall = wall

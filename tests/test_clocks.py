@@ -1,0 +1,65 @@
+"""Stamps of which the differences are right."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from itertools import count
+
+import pytest
+
+from backends.support_backend import endpoint, request
+from backends.support_routes import routes_server
+from bagent.backends.anthropic_http import AnthropicBackend
+from bagent.backends.base import Timeouts
+from bagent.backends.bedrock import BedrockBackend
+from bagent.backends.engine_metrics import LoadReader
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.transport import Transport
+from bagent.clocks import SteadyUnix, unix
+from bagent.tools.pool import ToolPool
+
+NOON = 1_795_867_200.0  # 2026-11-28 12:00 UTC
+HOUR = 3600.0
+ANSWER = {"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_a_wall_clock_that_is_set_changes_no_difference_of_stamps(jump):
+    now = [NOON, 50.0]
+    clock = SteadyUnix(lambda: now[0], lambda: now[1])
+    assert clock() == NOON
+    now[:] = [NOON + jump, 52.5]
+    assert clock() == NOON + 2.5
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_a_wall_clock_that_is_set_during_a_request_shows_in_no_time_of_it(jump):
+    wall = (NOON + jump * step for step in count())
+    ticks = (float(step) for step in count())
+    clock = SteadyUnix(lambda: next(wall), lambda: next(ticks))
+
+    async def main():
+        async with routes_server({"POST /v1/chat/completions": ANSWER}) as (url, _):
+            found = OpenAIBackend(Transport(), clock=clock)
+            exchange = await found.send(endpoint(url), [request()], Timeouts())
+            await found.close()
+            return exchange
+
+    exchange = asyncio.run(main())
+    assert exchange.first_byte is not None
+    assert NOON < exchange.sent < exchange.first_byte <= exchange.done < NOON + 60
+
+
+@pytest.mark.parametrize(
+    ("maker", "name"),
+    [
+        (OpenAIBackend, "clock"),
+        (AnthropicBackend, "clock"),
+        (BedrockBackend, "clock"),
+        (LoadReader, "clock"),
+        (ToolPool, "wall"),
+    ],
+)
+def test_whatever_measures_does_so_by_steady_stamps(maker, name):
+    assert inspect.signature(maker).parameters[name].default is unix
