@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,8 +15,11 @@ from bagent.agents.host import AgentHost
 from bagent.agents.plan import StagePlan
 from bagent.answers.judge import judge
 from bagent.answers.reask import reask
+from bagent.answers.sanitize import wire_text
 from bagent.backends.chat_wire import content_text
+from bagent.clocks import unix
 from bagent.fleet.call import Call, Delivery
+from bagent.store.segments import write_error
 from bagent.tools.child import Child, run_child
 from bagent.tools.commands import answer_of, without_preamble
 from bagent.tools.tool import ToolFault
@@ -76,13 +78,13 @@ class ProgramConversation(Conversation):
         """Run the program until its answer is valid, or the tries are spent."""
         asked = list(messages)
         while True:
-            began = time.time()
+            began = unix()
             self._attempts += 1
             try:
                 text = await self._run(words_of(asked))
             except ToolFault as fault:
                 passing = fault.kind == "timeout"
-                self._finish(began, time.time())
+                self._finish(began, unix())
                 kind: ErrorKind = "timeout" if passing else "tool"
                 self._end("failed", Failure(kind, fault.message, passing=passing))
                 return
@@ -92,7 +94,7 @@ class ProgramConversation(Conversation):
             if self.plan.schema is not None and self._first_valid is None:
                 self._first_valid = verdict.status == "ok"
             if verdict.status != "invalid" or self._reasks >= self.plan.reasks:
-                self._finish(began, time.time())
+                self._finish(began, unix())
                 self._end(verdict.status, None)
                 return
             self._reasks += 1
@@ -109,15 +111,19 @@ class ProgramConversation(Conversation):
 
     async def _run(self, prompt: str) -> str:
         program, name = self._program, self._name
+        prompt = wire_text(prompt)
         folder, home = program.folder / name, program.homes / name
-        folder.mkdir(parents=True, exist_ok=True)
-        home.mkdir(parents=True, exist_ok=True)
+        for path in (folder, home):
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:  # the disk is full, or not ours: so it will be for every row
+                raise write_error(path, error) from error
         told = {
             "model": program.model,
             "base_url": program.base_url,
             "folder": str(folder),
             "job_folder": str(program.job_folder),
-            "id": "" if self.row.id is None else str(self.row.id),
+            "id": "" if self.row.id is None else wire_text(str(self.row.id)),
         }
         argv = [_filled(word, {**told, "prompt": prompt}) for word in program.argv]
         env = {"HOME": str(home)} | {key: _filled(word, told) for key, word in program.env.items()}

@@ -169,3 +169,19 @@ def test_a_program_that_is_not_there_is_an_error_before_anything_is_sent(job_dir
         assert done.code == 2
         assert "bagent: error: job.yaml:12:3: cannot run no-such-agent" in done.err
         assert fs.requests == []
+
+
+def test_a_lone_surrogate_reaches_a_program_as_the_replacement_character(job_dir, bagent):
+    code = "import sys\nprint(ascii(sys.stdin.buffer.read().decode()))\n"
+    with FakeServer() as fs:
+        program_job(job_dir, fs.url, 2, code=code, prompt={"user": "{{ text }}"})
+        rows = '{"id": "a\\udc01", "text": "x\\ud800y"}\n{"id": "b", "text": "z"}\n'
+        (job_dir / "rows.jsonl").write_text(rows)
+        path = job_dir / "job.yaml"
+        path.write_text(path.read_text().replace("agent.py\n", "agent.py\n  - '{id}'\n"))
+        done = bagent(["run", "job.yaml"])
+    assert done.code == 0, done.err
+    assert sorted(row["text"] for row in results_by_id(job_dir).values()) == [
+        "'x\\ufffdy'",
+        "'z'",
+    ]
