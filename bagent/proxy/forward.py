@@ -81,6 +81,7 @@ class Forwarder:
         name = client_name(request.headers) or path
         session = session_name(request.headers)
         record = Record(name, path, unix())
+        self._meter.arrived(record)
         failure = Failure("overloaded", "no endpoint has room", passing=True, status=503)
         avoid: frozenset[str] = frozenset()
         without: list[tuple[Lease, Failure]] = []

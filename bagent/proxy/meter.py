@@ -15,8 +15,10 @@ from bagent import __version__
 from bagent.clocks import unix
 from bagent.errors import BagentError, WriteError
 from bagent.proxy.usage import HEAD_BYTES, TAIL_BYTES, usage_in
+from bagent.store.current import CurrentLines
 from bagent.store.journal import Journal, Syncer
 from bagent.store.owner import Owner, Renewer
+from bagent.store.readers import Wanted
 from bagent.store.rundir import RunDir, RunInfo, Start
 from bagent.types import Attempt, Failure, Json, Outcome, Usage
 
@@ -25,7 +27,10 @@ STAGE = "proxy"
 
 
 class Record(msgspec.Struct):
-    """One request from a client: times in Unix seconds; ``name`` is what the client calls it."""
+    """One request from a client: times in Unix seconds; ``name`` is what the client calls it.
+
+    ``row`` is its number among all of its run directory, None until the meter has seen it.
+    """
 
     name: str
     path: str
@@ -37,6 +42,7 @@ class Record(msgspec.Struct):
     head: bytes = b""
     tail: bytes = b""
     failure: Failure | None = None
+    row: int | None = None
 
     def take(self, piece: bytes) -> None:
         """Note a piece of a stream as it passes."""
@@ -79,7 +85,7 @@ class Meter:
         before = self._directory.load()
         starts = list(before.starts) if before else []
         start = Start(unix(), PART, platform.node(), os.getpid(), __version__)
-        self._count = int(before.total_rows or 0) if before else 0
+        self._count = _rows_of(path, before)
         names: list[Json] = [{"name": name} for name in endpoints]
         self._info = RunInfo(
             name=path.name,
@@ -103,11 +109,18 @@ class Meter:
         """The run directory."""
         return self._directory.path
 
+    def arrived(self, record: Record) -> int:
+        """The row of a request: the next number, where the meter has not seen it before."""
+        if record.row is None:
+            record.row = self._count
+            self._count += 1
+        return record.row
+
     def attempt(self, record: Record, sent: float, status: int | None, failed: str | None) -> None:
         """Note one try of a request."""
         attempt = Attempt(
             key=_key(record),
-            row=self._count,
+            row=self.arrived(record),
             stage=STAGE,
             answer=0,
             turn=1,
@@ -125,16 +138,17 @@ class Meter:
 
     def request(self, record: Record) -> None:
         """Note the end of a request."""
+        row = self.arrived(record)
         usage, model = usage_in(record.tail, record.head)
         now = unix()
         failure = record.failure
         first = record.first_byte
         outcome = Outcome(
             key=_key(record),
-            row=self._count,
+            row=row,
             id=record.name,
             source=record.path,
-            line=self._count + 1,
+            line=row + 1,
             stage=STAGE,
             status="ok" if failure is None else "failed",
             error_kind=failure.kind if failure else None,
@@ -154,8 +168,6 @@ class Meter:
         )
         self._on_usage(record.name, usage)
         self._keep(lambda: self._journal.write(outcome))
-        if self._fault is None:
-            self._count += 1
 
     def tick(self) -> None:
         """Write what is buffered; call it about every second."""
@@ -200,6 +212,18 @@ class Meter:
         if self._fault is None:
             self._fault = fault
             self._on_fault(fault)
+
+
+def _rows_of(path: Path, before: RunInfo | None) -> int:
+    """How many rows earlier starts gave numbers to; one that was killed could not say so."""
+    if before is None:
+        return 0
+    told = int(before.total_rows or 0)
+    if all(start.ended_at is not None for start in before.starts):
+        return told
+    with CurrentLines(path, lambda _: None) as lines:  # what is broken is told when it is opened
+        places = lines.written(Wanted().selection())
+        return max(told, 1 + max((place.row for place in places), default=-1))
 
 
 def _key(record: Record) -> str:

@@ -57,7 +57,7 @@ def test_a_full_disk_ends_the_proxy_with_one_line_and_74(tmp_path):
     assert 0 < len(rows) < 100
     told = json.loads(next((tmp_path / "run").glob("run*.json")).read_text())
     assert told["starts"][-1]["exit_code"] == EXIT_CANNOT_WRITE
-    assert told["total_rows"] == len(rows)
+    assert told["total_rows"] == len(codes)
 
 
 FULL = """
