@@ -7,7 +7,6 @@ passes HTTP requests on or measures them meets this in its place: chats in, Conv
 from __future__ import annotations
 
 import asyncio
-import hmac
 import secrets
 import threading
 from collections import OrderedDict
@@ -25,6 +24,7 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.json_text import decode_json
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.transport import Transport
+from bagent.proxy.guarding import bearer, is_token
 from bagent.proxy.openai_words import chunk_bytes, completion, error_of, last_chunks
 from bagent.runs.endpoints import Servers
 from bagent.types import Failure, Json, Reply
@@ -66,8 +66,7 @@ class Bridge:
         return found
 
     def _known(self, request: web.Request) -> bool:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        return hmac.compare_digest(given.encode(), self._token.encode())
+        return is_token(bearer(request), self._token)
 
     async def _models(self, request: web.Request) -> web.Response:
         """Whether there are credentials; which models an account has is not asked."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import itertools
 import re
@@ -27,6 +26,7 @@ from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
 from bagent.fleet.leasing import Lessor
 from bagent.fleet.limiter import InFlightLimit
 from bagent.proxy.forward import Forwarder
+from bagent.proxy.guarding import bearer, is_token
 from bagent.proxy.meter import Meter
 from bagent.types import Usage
 
@@ -195,12 +195,10 @@ def _guard(token: str | None) -> web.middleware:  # type: ignore[valid-type]
 
     @web.middleware
     async def guard(request: web.Request, handler: object) -> web.StreamResponse:
-        if token is not None and request.path != "/health":
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-            given = given or request.headers.get("x-api-key", "")
-            if not hmac.compare_digest(given.encode(), token.encode()):
-                error = {"message": "a wrong token, or none", "type": "auth", "code": 401}
-                return web.json_response({"error": error}, status=401)
+        given = bearer(request) or request.headers.get("x-api-key", "")
+        if token is not None and request.path != "/health" and not is_token(given, token):
+            error = {"message": "a wrong token, or none", "type": "auth", "code": 401}
+            return web.json_response({"error": error}, status=401)
         answer: web.StreamResponse = await handler(request)  # type: ignore[operator]
         return answer
 

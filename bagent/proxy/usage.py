@@ -28,9 +28,11 @@ def usage_in(tail: bytes, head: bytes = b"") -> tuple[Usage, str | None]:
         tail: a whole JSON body, or the last events of a stream.
         head: the beginning of the stream.
     """
-    if tail[:1] == b"{":
+    if tail.lstrip()[:1] == b"{":
         body = _decoded(tail)
-        return (_read(body), _model(body)) if isinstance(body, dict) else (Usage(), None)
+        if isinstance(body, dict):
+            return _read(body), _model(body)
+        # What was kept of a long stream may begin with a brace too.
     last = _event(tail.splitlines()[::-1])
     if last is None:
         return Usage(), None

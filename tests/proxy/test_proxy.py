@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from bagent.errors import UsageError
+from bagent.proxy.guarding import is_token
 from bagent.proxy.serve import without_preamble
 from proxy.support_proxy import ask, chat, rows_of, through
 from support.fake_server import FakeServer
@@ -130,6 +131,7 @@ def test_the_token_is_asked_for_and_an_open_address_needs_one(tmp_path):
             {},
             {"Authorization": "Bearer no"},
             {"Authorization": "Bearer t0ken"},
+            {"Authorization": "bearer  t0ken"},
             {"x-api-key": "t0ken"},
         ):
             async with session.get(url, headers=headers) as answer:
@@ -137,9 +139,14 @@ def test_the_token_is_asked_for_and_an_open_address_needs_one(tmp_path):
         return codes
 
     with FakeServer() as fs:
-        assert through([fs.url], work, tmp_path / "run", token="t0ken") == [401, 401, 200, 200]
+        assert through([fs.url], work, tmp_path / "run", token="t0ken") == [401, 401, 200, 200, 200]
         with pytest.raises(UsageError, match="open to others"):
             through([fs.url], work, tmp_path / "other", host="0.0.0.0")
+
+
+@pytest.mark.parametrize("given", ["t0ken\udcff", "\udcff", "é", ""])
+def test_a_token_of_any_bytes_is_only_a_wrong_one(given):
+    assert not is_token(given, "t0ken")
 
 
 def test_session_lines_that_begin_a_text_are_dropped():

@@ -92,3 +92,16 @@ def test_a_stream_of_messages_tells_what_was_read_first_and_what_was_written_las
 def test_what_tells_nothing_counts_nothing(answer):
     usage, model = usage_in(answer)
     assert (counts(usage), model) == ((None, None, None, None), None)
+
+
+@pytest.mark.parametrize("before", [b"\n\n", b" "])
+def test_a_body_behind_blanks_tells_its_tokens(before):
+    body = b'{"model":"m","usage":{"prompt_tokens":5,"completion_tokens":7}}'
+    assert counts(usage_in(before + body)[0]) == (5, None, 7, None)
+
+
+def test_the_kept_end_of_a_long_stream_may_begin_anywhere():
+    stream = events(*[{"choices": [{"delta": {"content": "hello"}}]}] * 3)
+    stream += events({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
+    for start in range(100):
+        assert counts(usage_in(stream[start:], stream)[0]) == (5, None, 7, None)
