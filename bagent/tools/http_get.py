@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from bagent.tools.hosts import Hosts
@@ -43,10 +44,14 @@ class HttpGet:
     Args:
         hosts: who may be asked.
         threads: where pages are read; a nasty one may take the parser long.
+        resolver: finds addresses of names; None: the system's.
     """
 
-    def __init__(self, hosts: Hosts, threads: Threads) -> None:
+    def __init__(
+        self, hosts: Hosts, threads: Threads, resolver: AbstractResolver | None = None
+    ) -> None:
         self._hosts = hosts
+        self._resolver = resolver
         self._threads = threads
         self._session: aiohttp.ClientSession | None = None
 
@@ -107,6 +112,7 @@ class HttpGet:
             connector = aiohttp.TCPConnector(
                 limit=0,
                 use_dns_cache=False,
+                resolver=self._resolver,
                 socket_factory=self._socket,
             )
             self._session = aiohttp.ClientSession(
