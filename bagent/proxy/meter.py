@@ -18,7 +18,6 @@ from bagent.proxy.usage import HEAD_BYTES, TAIL_BYTES, usage_in
 from bagent.store.current import CurrentLines
 from bagent.store.journal import Journal, Syncer
 from bagent.store.owner import Owner, Renewer
-from bagent.store.readers import Wanted
 from bagent.store.rundir import RunDir, RunInfo, Start
 from bagent.types import Attempt, Failure, Json, Outcome, Usage
 
@@ -222,8 +221,7 @@ def _rows_of(path: Path, before: RunInfo | None) -> int:
     if all(start.ended_at is not None for start in before.starts):
         return told
     with CurrentLines(path, lambda _: None) as lines:  # what is broken is told when it is opened
-        places = lines.written(Wanted().selection())
-        return max(told, 1 + max((place.row for place in places), default=-1))
+        return max(told, 1 + max((place.row for place in lines.written()), default=-1))
 
 
 def _key(record: Record) -> str:

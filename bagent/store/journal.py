@@ -157,18 +157,20 @@ class Journal:
                 self._held = None
 
     def _write(self, outcome: Outcome) -> int:
-        line = encode_outcome(outcome)
+        one = outcome, encode_outcome(outcome)
         if self._failed is not None:
             raise self._fail(self._failed)
         writer, held = self._rows, self._held
         if held is not None and writer.size + self._held_bytes < self._limit:
             start = writer.size + self._held_bytes
-            held.append((outcome, line))
-            self._held_bytes += len(line)
+            held.append(one)
+            self._held_bytes += len(one[1])
             return writer.number << 32 | start
-        if held:
-            self._release()
-        return self._write_lines([(outcome, line)], line)
+        self._release()
+        try:
+            return self._append([one])
+        except WriteError as error:
+            raise self._fail(error) from error.__cause__
 
     def _release(self) -> None:
         """Write the lines that were held back."""
@@ -176,25 +178,25 @@ class Journal:
         if not held:
             return
         self._held, self._held_bytes = [], 0
+        if self._failed is not None:
+            raise self._fail(self._failed)
         try:
-            self._write_lines(held, b"".join([line for _, line in held]))
-        except WriteError:
-            self._failed, self._told = None, False  # perhaps some of them fit
-            for outcome, line in held:
-                self._write_lines([(outcome, line)], line)
-
-    def _write_lines(self, outcomes: list[tuple[Outcome, bytes]], lines: bytes) -> int:
-        """Write lines in one call, and index them; the location of the first."""
-        writer = self._rows
-        try:
-            if writer.size >= self._limit:
-                self._seal()
-            at = start = writer.append(lines)
+            try:
+                self._append(held)
+            except WriteError:
+                for one in held:  # perhaps some of them fit
+                    self._append([one])
         except WriteError as error:
             raise self._fail(error) from error.__cause__
-        add = self._index.add
-        for outcome, line in outcomes:
-            add(outcome, at, len(line))
+
+    def _append(self, lines: list[tuple[Outcome, bytes]]) -> int:
+        """Write lines in one call, and index them; the location of the first."""
+        writer = self._rows
+        if writer.size >= self._limit:
+            self._seal()
+        at = start = writer.append(b"".join([line for _, line in lines]))
+        for outcome, line in lines:
+            self._index.add(outcome, at, len(line))
             at += len(line)
         return writer.number << 32 | start
 
@@ -298,6 +300,7 @@ class Journal:
 
         Raises:
             msgspec.DecodeError: there is no whole line at that place.
+            WriteError: lines that were held back could not be written.
         """
         self._release()
         _, number, offset = place_of(location)

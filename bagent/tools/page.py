@@ -19,6 +19,7 @@ MOST_SECONDS = 8.0
 it, in a thread that nobody can stop. Another page of 2 MiB takes two or three."""
 
 _DEEPEST = 64
+"""Silent elements inside one another that are looked through at each tag; no page has so many."""
 
 
 class _TooLongError(Exception):

@@ -147,16 +147,16 @@ class Sql:
         if any(row_key is None for row_key, _ in rows):
             raise ToolFault(f"the query has no column {key}, by which rows belong to calls")
         answers: dict[int, str | ToolFault] = {}
-        given = {str(item) for item in wanted}
-        strange = any(row_key not in given for row_key, _ in rows)
+        found = {row_key for row_key, _ in rows}
+        strange = not found <= {str(item) for item in wanted}
         for place in places:
             own = {str(item) for item in calls[place][key]}
-            mine = [text for row_key, text in rows if row_key in own]
-            if strange or not mine:
+            if strange and not own <= found:
                 # The column may write a key in another way: 1.0 is 1, 2024-1-1 is 2024-01-01.
                 answers[place] = await self._alone(calls[place])
-            else:
-                answers[place] = f"[{','.join(mine)}]{note}"
+                continue
+            mine = [text for row_key, text in rows if row_key in own]
+            answers[place] = f"[{','.join(mine)}]{note}"
         return answers
 
     async def _alone(self, call: Arguments) -> str | ToolFault:

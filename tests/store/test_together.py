@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from bagent.errors import WriteError
 from bagent.store.index import Policy, load_index
 
 
@@ -110,3 +112,24 @@ def test_on_a_full_file_as_many_are_written_together_as_alone(store):
         assert content.endswith(b"}\n")
         found.append(content.count(b"\n"))
     assert found[0] == found[1] > 5
+
+
+def test_what_is_held_back_when_the_disk_refuses_to_sync_is_not_written(store, outcome):
+    journal = store.open()
+    journal.write(outcome(0))
+    descriptor = journal._rows.descriptor
+    kept = os.dup(descriptor)
+
+    def one_answer() -> None:
+        with journal.together():
+            journal.write(outcome(1))
+            os.close(descriptor)
+            with pytest.raises(WriteError):
+                journal.sync()
+            os.dup2(kept, descriptor)  # it would take lines again
+
+    with pytest.raises(WriteError):
+        one_answer()
+    assert ids_in(store.segment()) == ["r0"]
+    journal.close()
+    os.close(kept)
