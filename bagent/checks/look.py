@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from bagent.checks.staged import as_asked, first_view
 from bagent.checks.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_some
 from bagent.checks.volume import Volume, measure
 from bagent.checks.warming import warming
+from bagent.interrupts import run_interruptible
 from bagent.job.prompt import Prompt
 from bagent.money.prices import Price
 from bagent.rows import RowSource
@@ -83,7 +83,7 @@ def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport
     source = open_input(prepared, stdin=stdin)
     try:
         view, written = first_view(prepared)
-        report = asyncio.run(_report(options, view, source))
+        report = run_interruptible(_report(options, view, source))
         return msgspec.structs.replace(report, stages=written)
     finally:
         source.close()

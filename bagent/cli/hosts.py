@@ -111,15 +111,14 @@ def hosts(
 
 def _one(backend: str, model: str | None, timeout: str, form: Literal["table", "json"]) -> int:
     """Look at the one server that ``--backend`` names."""
-    import asyncio
-
     from bagent.cli.hosts_view import print_called, tell_one
+    from bagent.interrupts import run_interruptible
     from bagent.runs.named import named_servers
     from bagent.runs.one_call import call_one
 
     servers = named_servers(backend, model, os.environ, _notice)
     seconds = _plan(1, timeout, 1, model, wait=False).seconds
-    found = asyncio.run(call_one(servers, model, seconds))
+    found = run_interruptible(call_one(servers, model, seconds))
     print_called([found], form)
     tell_one(found, backend)
     return 0 if found.ready else EXIT_ROWS_FAILED
@@ -210,6 +209,7 @@ def _call(endpoints: Sequence[Endpoint], plan: RollCallPlan) -> list[Called]:
     from bagent.backends.transport import Transport
     from bagent.cli.hosts_view import tell_progress
     from bagent.fleet.roll_call import RollCall
+    from bagent.interrupts import run_interruptible
 
     async def call() -> list[Called]:
         transport = Transport()
@@ -221,8 +221,7 @@ def _call(endpoints: Sequence[Endpoint], plan: RollCallPlan) -> list[Called]:
             telling.cancel()
             await asyncio.wait([telling, asyncio.ensure_future(transport.close())], timeout=0.5)
 
-    with asyncio.Runner(loop_factory=NamesLoop) as runner:
-        return runner.run(call())
+    return run_interruptible(call(), NamesLoop)
 
 
 def _notice(words: str) -> None:
