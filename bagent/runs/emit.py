@@ -29,6 +29,8 @@ class StdoutWriter:
         self._room.set()
         self._finished = asyncio.Event()
         self.closed = False
+        self.failure: OSError | None = None
+        """Why not every line was written, once one was not."""
         self._thread = threading.Thread(target=self._work, name="bagent-stdout", daemon=True)
         self._thread.start()
 
@@ -86,7 +88,7 @@ class StdoutWriter:
             try:
                 view = view[os.write(self._descriptor, view) :]
             except OSError as error:
-                self.closed = True
+                self.closed, self.failure = True, error
                 self._loop.call_soon_threadsafe(self._reader_gone, error)
 
     def _reader_gone(self, error: OSError) -> None:

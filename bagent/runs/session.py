@@ -235,7 +235,9 @@ class Session:
         )
         hurried.cancel()
         if writing.done():
-            return stop
+            # The very last line may be the one that failed, when no reason is heard any more.
+            failure = self._stdout.failure
+            return stop or (stdout_gone(failure) if failure is not None else None)
         self._stdout.abandon()
         writing.cancel()
         return stop or self._switch.asked.result()

@@ -189,6 +189,20 @@ def test_a_closed_stdout_is_75_and_the_rows_are_kept(fs, job_dir):
     assert len(fs.requests) == finished
 
 
+def test_a_stdout_that_fails_with_the_very_last_lines_is_told_too(fs, job_dir):
+    """All lines wait for the first row, so that nothing is left to stop when they fail."""
+    fs.set_script({"r1": [echo(delay=0.5)], "*": [echo()]})
+    write_job(job_dir, fs.url, 20)
+    command = [sys.executable, "-m", "bagent", *RUN, "-o", "-", "--ordered"]
+    shell = " ".join(command) + " | true; echo ${PIPESTATUS[0]} > code"
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=job_dir, env=clean_env(job_dir), capture_output=True, text=True
+    )
+    assert (job_dir / "code").read_text().strip() == "75", done.stderr
+    assert "stdout was closed" in done.stderr
+    assert len(results_by_id(job_dir)) == len(fs.requests) == 20
+
+
 def test_a_spent_quota_is_76(fs, job_dir, bagent):
     body = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
     fs.set_script({"*": [status(429, body)]})

@@ -205,6 +205,19 @@ def test_a_slow_reader_of_stdout_gets_every_line_in_order():
     assert asyncio.run(main()).split() == [b"%d" % number for number in range(30_000)]
 
 
+def test_whoever_waits_for_the_last_line_of_stdout_learns_that_it_failed():
+    async def main() -> OSError | None:
+        reader, writer = os.pipe()
+        lines = StdoutWriter(writer, lambda _: None)
+        os.close(reader)
+        lines.put(b"the last one")
+        await lines.finish()
+        os.close(writer)
+        return lines.failure
+
+    assert isinstance(asyncio.run(main()), BrokenPipeError)
+
+
 def test_the_file_limit_follows_the_concurrency_that_was_asked_for(tmp_path):
     script = (
         "import resource; from bagent.runs.stop import raise_file_limit;"
