@@ -78,8 +78,8 @@ class ShallowVllm(VllmServer):
     def _usual(self) -> list[str]:
         return ["--tool-call-parser=hermes", *OPTIONS, "--dtype=float32"]
 
-    def start(self) -> ShallowVllm:
-        """Start it and wait until it is healthy."""
+    def make_model(self) -> None:
+        """Make the model's folder where it is missing."""
         whole = model_folder("smollm2")
         folder = whole.with_name(self.model)
         folder.mkdir(exist_ok=True)
@@ -92,6 +92,10 @@ class ShallowVllm(VllmServer):
             # The last one tells that the folder is whole.
             for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
                 shutil.copy(whole / name, folder)
+
+    def start(self) -> ShallowVllm:
+        """Start it and wait until it is healthy."""
+        self.make_model()
         super().start()
         return self
 

@@ -102,6 +102,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = ShallowVllm(f"smollm2-{LAYERS}", log=folder / "vllm.log", core=0)
+        server.make_model()  # vLLM's tool, which begins first, reads its tokenizer
         while why and len(runs) < 2 * options.repeats:
             place = Path(tempfile.mkdtemp(dir=folder))
             pair = repeat_once(options.requests, server, place, len(runs) // 2, stack)
