@@ -20,7 +20,7 @@ from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError
 from bagent.runs.laststage import LastStage, last_stage, stage_names
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.tables_child import TablesChild
-from bagent.runs.taking_up import policy_for, reads_all
+from bagent.runs.taking_up import missing_of, policy_for
 from bagent.store.codec import OK_CODE, unit_of
 from bagent.store.edited import EditedRows, Missing
 from bagent.store.index import DoneIndex, Policy, count_outcomes, load_index, open_indexes
@@ -261,7 +261,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         tables=tables,
         notes=notes,
         last=last_stage(prepared.stages),
-        missing=Missing(done.taken_up) if reads_all(prepared) and done.taken_up else None,
+        missing=missing_of(prepared, done.taken_up),
     )
 
 

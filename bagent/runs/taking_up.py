@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_OK, EXIT_ROWS_FAILED
 from bagent.runs.options import RunOptions
-from bagent.runs.prepare import Prepared
+from bagent.runs.prepare import STAGE, Prepared
+from bagent.store.codec import salt_of
+from bagent.store.edited import Missing
 from bagent.store.index import Policy
 from bagent.store.rundir import RunInfo
 from bagent.types import PASSING_KINDS
@@ -38,8 +42,21 @@ def _mended(info: RunInfo | None, *, skip_failed: bool) -> str | None:
     return ",".join(sorted(PASSING_KINDS | {"auth", "budget"}))
 
 
-def reads_all(prepared: Prepared) -> bool:
-    """Whether this start reads every row of the input, and each is one of its own stage."""
+def missing_of(prepared: Prepared, taken_up: Iterable[int]) -> Missing | None:
+    """What failed earlier and must be in the input still, or count no more once it was read.
+
+    None where that cannot be told: not all rows are read, they come of other stages, or nothing
+    had failed. A part of the rows knows its own by their keys; with several answers a row units
+    do not tell the key.
+    """
     picked = prepared.rows_config
-    picks = (picked.where, picked.limit, picked.sample, picked.shard)
-    return not prepared.stages and all(pick is None for pick in picks)
+    if prepared.stages or any(pick is not None for pick in (picked.where, picked.limit)):
+        return None
+    if picked.sample is not None or (picked.shard and prepared.job.answers > 1):
+        return None
+    if picked.shard:
+        part, parts = picked.shard
+        salt = salt_of(STAGE, 0)
+        taken_up = [unit for unit in taken_up if (unit ^ salt) % parts == part - 1]
+    units = list(taken_up)
+    return Missing(units) if units else None

@@ -42,6 +42,7 @@ from bagent.runs.stop import STOP_SIGNALS, stoppable
 from bagent.runs.tables_child import TablesChild
 from bagent.runs.worker import encode_options
 from bagent.store.index import Policy, load_index
+from bagent.store.rundir import RunDir
 
 STARTS = 3
 """How often one worker is started: a process that the kernel killed is started again."""
@@ -289,6 +290,7 @@ def finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) ->
         if code == EXIT_USAGE:
             raise UsageError(bad.reason)
     else:
+        _take_back_replaced(prepared, workers, progress)
         code = _code_of_rows(prepared, progress)
         _make_tables(prepared, progress)
     state = whole_state(workers)
@@ -314,6 +316,19 @@ def finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) ->
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write("\n".join(lines) + "\n")
     return code
+
+
+def _take_back_replaced(prepared: Prepared, workers: Sequence[Worker], progress: Progress) -> None:
+    """Of the rows that were sent after an earlier start, some may be edited ones of that."""
+    state = whole_state(workers)
+    info = RunDir(prepared.run_dir).load()
+    if prepared.stages or state is None or not state.done or info is None:
+        return
+    if len(info.starts) <= len(workers):
+        return
+    from bagent.runs.across_parts import take_back_replaced
+
+    take_back_replaced(prepared.run_dir, progress.note)
 
 
 def _code_of_rows(prepared: Prepared, progress: Progress) -> int:

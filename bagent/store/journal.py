@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from bagent.clocks import unix
 from bagent.errors import WriteError
 from bagent.store.codec import VOID, decode_outcome, encode_outcome, encode_record, salt_of
 from bagent.store.edited import EditedRows
@@ -132,7 +133,8 @@ class Journal:
         """
         key = f"{unit ^ salt_of(stage, answer):016x}"
         void: Any = VOID
-        self._write(Outcome(key, row, None, "", 0, stage, void, answer))
+        # A segment's place among those of other parts follows from the times in it.
+        self._write(Outcome(key, row, None, "", 0, stage, void, answer, finished_at=unix()))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from bagent.runs.worker import decode_options, encode_options
 from bagent.runs.workers import Worker, finish, part_options
 from bagent.store.owner import owners
 from support.cli import Running
-from support.jobs import results_by_id, rows, write_job
+from support.jobs import results, results_by_id, rows, write_job, write_rows
 from support.replies import echo, error_body, slow, status
 
 pytestmark = pytest.mark.slow  # each test starts several processes
@@ -105,6 +105,39 @@ def test_failures_are_counted_over_all_workers(fs, job_dir, bagent):
     assert "27 ok, 3 not ok" in done.err
     assert bagent([*RUN, "--allow-failures", "10%", "--skip-failed"]).code == 0
     assert bagent([*RUN, "--allow-failures", "2", "--skip-failed"]).code == 1
+
+
+def test_edited_and_mended_rows_have_their_new_answers_only(fs, job_dir, bagent):
+    """Edited, a row is of another worker's part most times."""
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, results=NO_TABLES)
+    values = [*rows(12), {"id": "r13"}]
+    path = write_rows(job_dir / "rows.jsonl", values)
+    path.write_bytes(path.read_bytes() + b'{"id": "r14", "text": "cut o\n')
+    assert bagent(RUN).code == 1
+    for count, text in enumerate(("edited", "edited again", "edited"), 1):
+        for row in values:
+            row["text"] = text
+        write_rows(path, [*values, {"id": "r14", "text": "cut off"}])
+        ended = bagent(RUN)
+        assert ended.code == 0, ended.err
+        found = list(results(job_dir))
+        assert sorted(row["id"] for row in found) == ids(14)
+        assert {row["text"] for row in found if row["id"] != "r14"} == {
+            f"id=r{n} {text}" for n in range(1, 14)
+        }
+        assert len(fs.requests) == 12 + 1 + 13 * count
+
+
+def test_what_one_process_takes_back_stays_taken_back(fs, job_dir, bagent):
+    """Failures that workers wrote, of a row that is gone when one process goes on."""
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, [*rows(6), {"id": "r7"}], results=NO_TABLES)
+    assert bagent(RUN).code == 1
+    write_rows(job_dir / "rows.jsonl", 6)
+    assert bagent(RUN[:-2]).code == 0
+    assert bagent(RUN).code == 0
+    assert sorted(row["id"] for row in results(job_dir)) == ids(6)
 
 
 def test_fresh_moves_the_old_run_aside_once(fs, job_dir, bagent):

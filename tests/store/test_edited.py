@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
-from bagent.store.codec import unit_of
+from bagent.store.codec import salt_of, unit_of
 from bagent.store.current import CurrentLines
-from bagent.store.edited import EditedRows, Missing
+from bagent.store.edited import EditedRows, Missing, replaced
 from bagent.store.index import Policy, load_index, open_indexes
 from bagent.types import Outcome
 
@@ -149,3 +149,52 @@ def test_what_was_not_met_in_the_input_is_left():
         missing.meet(met)
     assert list(missing.left()) == [7]
     assert list(Missing([]).left()) == []
+
+
+def over_parts(store) -> list[str]:
+    """The lines that only all parts together show to be replaced, as PART KEY."""
+    found = replaced(open_indexes(store.path, store.reports.append), "main")
+    return sorted(
+        f"{line.held_by.segment.part} {line.unit ^ salt_of('main', answer):016x}"
+        for line in found
+        for answer in [line.held_by.column("answers")[line.ordinal]]
+    )
+
+
+def test_of_an_edited_row_in_two_parts_the_newest_lines_count(store, outcome):
+    far = 5_000_000
+    rows = [(2, 0), (2, 1), (far, 0), (3, 0)]
+    old = [outcome(row, answer=answer, finished_at=1.0) for row, answer in rows]
+    store.write(*old, part="1-of-2")
+    new = [outcome(row, answer=n, key=OTHER_KEY, finished_at=2.0) for row, n in rows[:3]]
+    store.write(*new, part="2-of-2")
+    assert over_parts(store) == sorted(f"1-of-2 {one.key}" for one in old[:3])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"id": "r9"}, {"id": 2}, {"id": OTHER_KEY}, {"row": 1}, {"answer": 1}, {"stage": "judge"}],
+    ids=str,
+)
+def test_another_row_of_another_part_takes_nothing_away(store, outcome, changes):
+    store.write(outcome(1), outcome(2), outcome(2, stage="draft"), part="1-of-2")
+    other = msgspec.structs.replace(outcome(2, key=OTHER_KEY, finished_at=2.0), **changes)
+    store.write(other, part="2-of-2")
+    assert over_parts(store) == []
+
+
+def test_what_was_taken_back_is_not_replaced_once_more(store, outcome):
+    store.write(outcome(2, finished_at=1.0), part="1-of-2")
+    store.write(outcome(2, key=OTHER_KEY, finished_at=2.0), part="2-of-2")
+    journal = store.open("1-of-2")
+    journal.take_back(unit(outcome(2)), "main")
+    journal.close()
+    assert over_parts(store) == []
+
+
+def test_a_segment_of_taken_back_lines_only_comes_after_what_it_takes_back(store, failure):
+    store.write(failure(2, finished_at=1.0), part="1-of-2")
+    journal = store.open()
+    journal.take_back(unit(failure(2)), "main")
+    journal.close()
+    assert current(store) == []
