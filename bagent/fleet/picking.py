@@ -24,6 +24,10 @@ __all__ = ["MUCH_BUSIER", "Picker"]
 SAMPLES = 8
 """So many ready calls are shown to a backend that has to find out how an endpoint wants groups."""
 
+LEARN_SECONDS = 1.0
+"""The first endpoint that has found that out waits for the others as long again, and no longer than
+this."""
+
 
 class Picker:
     """Forms groups.
@@ -38,6 +42,8 @@ class Picker:
         self._core = core
         self._alone = 0
         self.warmer = Warmer(core)
+        self._learners = 0
+        self._begin_at: float | None = None
         self._home: EndpointState | None = None
         self.crowded = False
         self.linger_due: float | None = None
@@ -74,7 +80,7 @@ class Picker:
         core = self._core
         self.crowded = False
         self._home = None
-        if self._is_too_late(state, now):
+        if self._is_too_late(state, now) or self._waits_for_learners(state, now):
             return []
         size = _one if core.config.group.single else self._sizes(state, now)
         if core.lengths:
@@ -104,6 +110,15 @@ class Picker:
             and core.ending.is_too_slow(state.name, now, left)
             and not core.waiting.is_pinned(state.name)
         )
+
+    def _waits_for_learners(self, state: EndpointState, now: float) -> bool:
+        """Whether ``state`` should not begin yet, since others are about to learn what it knows:
+        the first alone would take all that is there, and the beginnings that it then holds."""
+        due = self._begin_at
+        if not state.cold or not self._learners or due is None or now >= due:
+            return False
+        self.linger_due = due
+        return True
 
     def _first(self, state: EndpointState, size: Size, now: float, ahead: list[Call]) -> Size:
         """The size of the first group for an endpoint with a cold cache: one where a call should
@@ -176,6 +191,8 @@ class Picker:
             return
         state.learning = True
         core = self._core
+        began = core.clock()
+        self._learners += 1
         samples = [call.request for call in core.waiting.some(SAMPLES)]
 
         async def learn() -> None:
@@ -183,6 +200,10 @@ class Picker:
                 await core.backend.learn(state.endpoint, samples, core.config.timeouts)
             finally:
                 state.learning = False
+                self._learners -= 1
+            if self._begin_at is None:
+                now = core.clock()
+                self._begin_at = now + min(now - began, LEARN_SECONDS)
             core.endpoints.changed(state)
             core.pump()
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from asyncio import ALL_COMPLETED, FIRST_COMPLETED
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.engine_metrics import LoadReader
+from bagent.backends.engine_metrics import EngineLoad, LoadReader
 from bagent.errors import UsageError
 from bagent.fleet.dispatcher import Fleet
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.host_select import select_hosts
 from bagent.fleet.host_watch import HostChanges, HostfileWatch, read_content
 from bagent.fleet.hostfile import Host
-from bagent.fleet.load_signal import POLL_SECONDS, follow
+from bagent.fleet.load_signal import POLL_SECONDS, Verdict, follow
 from bagent.runs.endpoints import host_endpoints
 from bagent.runs.fleets import Recruiter
 from bagent.types import Json
@@ -38,12 +39,19 @@ are over before limits that double every few seconds have grown. Nothing is held
 a queue may be the first burst."""
 LOOK_SECONDS = 5.0
 
+TOGETHER_SECONDS = 0.25
+"""So long what engines told waits for what others of the same round tell."""
+
 COUNTED = 256
 """Of so many engines of one's own the cache counters are read before and after a run."""
 
 LAST_SECONDS = 1.0
 """How long the last reading may take."""
 HOSTFILE_SECONDS = 1.0
+
+
+Look = tuple[EndpointState, EngineLoad | None, Verdict]
+"""What a look showed of an endpoint, and what that says of its limit."""
 
 
 async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> None:
@@ -55,28 +63,49 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
     loop = asyncio.get_running_loop()
     began = loop.time()
 
-    async def look(state: EndpointState, *, hasty: bool) -> None:
+    async def look(state: EndpointState) -> Look | None:
         async with gate:
             load = None
             if reader.due(state.endpoint):
                 load = await reader.read(state.endpoint, LOOK_SECONDS, model)
         signal = state.signal
         if signal is None or state.leaving:
-            return
-        verdict = signal.judge(loop.time(), load, state.in_flight, state.burst)
-        if not hasty or verdict.action == "grow":
-            follow(state.limit, verdict, loop.time())
-        if load is not None or verdict.action != "grow":
-            fleet.looked_at(state, load, verdict.reason)
-        else:
-            fleet.changed(state)
+            return None
+        return state, load, signal.judge(loop.time(), load, state.in_flight, state.burst)
 
     while True:
         busy = [state for state in fleet.states if state.signal is not None and state.in_flight]
         hasty = loop.time() - began < HASTE_SECONDS and len(busy) <= HASTY_FLEET
-        await asyncio.gather(*(look(state, hasty=hasty) for state in busy))
+        left = {loop.create_task(look(state)) for state in busy}
+        # Engines that begin together grow together: else the first to grow takes what the others
+        # hold the beginning of and have no room for yet.
+        wait: float | None = TOGETHER_SECONDS
+        try:
+            while left:
+                until = ALL_COMPLETED if wait else FIRST_COMPLETED
+                done, left = await asyncio.wait(left, timeout=wait, return_when=until)
+                _take(fleet, done, loop.time(), hasty=hasty)
+                wait = None
+        finally:
+            for one in left:
+                one.cancel()
         pause = HASTY_LOOKS if hasty else POLL_SECONDS
         await asyncio.sleep(max(pause, len(busy) / LOOKS_PER_SECOND))
+
+
+def _take(
+    fleet: Fleet, looks: Iterable[asyncio.Task[Look | None]], now: float, *, hasty: bool
+) -> None:
+    """Let all limits follow, then tell the fleet."""
+    found = [one for look in looks if (one := look.result()) is not None]
+    for state, _, verdict in found:
+        if not hasty or verdict.action == "grow":
+            follow(state.limit, verdict, now)
+    for state, load, verdict in found:
+        if load is not None or verdict.action != "grow":
+            fleet.looked_at(state, load, verdict.reason)
+        else:
+            fleet.changed(state)
 
 
 async def read_counters(fleet: Fleet, reader: LoadReader, model: str | None, reason: str) -> None:

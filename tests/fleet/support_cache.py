@@ -31,9 +31,15 @@ SMALL = EngineConfig(max_num_seqs=16, kv_tokens=32_768, prefill=20_000.0, decode
 
 
 class EngineBackend:
-    """Sends calls to simulated engines, one for each endpoint name; all answers are as long."""
+    """Sends calls to simulated engines, one for each endpoint name; all answers are as long.
+
+    With ``learns`` each endpoint takes so many seconds to find out that it takes no lists.
+    """
+
+    learns: Sequence[float] = ()
 
     def __init__(self, names: Sequence[str], config: EngineConfig, answer: int) -> None:
+        self._learned: set[str] = set()
         self.engines = {name: sim.Engine(config) for name in names}
         self._drivers = {name: Driver(engine) for name, engine in self.engines.items()}
         self._answer = answer
@@ -52,6 +58,8 @@ class EngineBackend:
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
         """Lists of up to 64."""
+        if self.learns:
+            return 1 if endpoint.name in self._learned else None
         return 64
 
     async def count_tokens(
@@ -63,7 +71,10 @@ class EngineBackend:
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
     ) -> None:
-        """Nothing is to be learned."""
+        """It takes its time."""
+        if self.learns:
+            await asyncio.sleep(self.learns[list(self.engines).index(endpoint.name)])
+            self._learned.add(endpoint.name)
 
     def forget(self, endpoint: Endpoint) -> None:
         """Nothing was learned."""
@@ -171,6 +182,7 @@ class Case:
     hosted: bool = False
     group: GroupRule = SINGLE
     config: EngineConfig = SMALL
+    learns: Sequence[float] = ()
 
 
 def run(case: Case) -> Ran:
@@ -183,6 +195,7 @@ async def _run(case: Case) -> Ran:
     names = [f"e{number}" for number in range(case.engines)]
     kind = HostedBackend if case.hosted else EngineBackend
     backend = kind(names, case.config, case.answer)
+    backend.learns = case.learns
     states = [
         EndpointState(
             Endpoint(name, f"http://{name}/v1", own=not case.hosted),

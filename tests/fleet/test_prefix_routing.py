@@ -82,6 +82,29 @@ def test_no_endpoint_starves_or_crowds_for_the_sake_of_a_cache(rows):
     assert min(shares.values()) > 0.8 * len(rows) / 4
 
 
+LEARNERS = Case(
+    asked([3] * 25, "interleaved"),
+    engines=2,
+    limit=64,
+    group=GroupRule(single=False, stream_every=50),
+    config=replace(ROOMY, prefill=2000.0),
+)
+
+
+def test_an_endpoint_that_learns_a_moment_later_gets_its_share_of_the_documents():
+    ran = run(replace(LEARNERS, learns=(0.1, 0.15)))
+    shares = Counter(name for _, name, _ in ran.backend.sent)
+    assert min(shares.values()) > 0.8 * 75 / 2
+    assert ran.hits > 0.7
+
+
+def test_the_first_that_has_learned_waits_as_long_again_at_most():
+    for first, begins in ((0.1, 0.2), (5.0, 6.0)):
+        ran = run(replace(LEARNERS, learns=(first, 60.0)))
+        at, name, _ = ran.backend.sent[0]
+        assert (at - 1000.0, name) == (pytest.approx(begins), "e0")
+
+
 def test_a_hosted_cache_is_read_instead_of_written_by_the_first_burst():
     case = Case(asked([1] * 100, common=8000, document=400), engines=1, limit=64, hosted=True)
     without, with_care = modes(case)
