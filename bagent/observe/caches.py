@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from bagent.types import EndpointSample
@@ -10,12 +12,14 @@ from bagent.types import EndpointSample
 class CacheRate(msgspec.Struct, frozen=True):
     """Prompt tokens that were looked up, and found, at ``endpoints`` that told so.
 
-    The counters are the engines' own, so they hold other users' requests too.
+    The counters are the engines' own, so they hold other users' requests too. ``silent`` endpoints
+    were sent requests and told nothing.
     """
 
     hits: int
     queries: int
     endpoints: int
+    silent: int = 0
 
     @property
     def share(self) -> float:
@@ -57,10 +61,15 @@ class Caches:
             return None
         return known.grown_hits / known.grown_queries
 
-    def rate(self) -> CacheRate | None:
-        """Of all endpoints together; None where none told."""
+    def rate(self, asked: Iterable[str] = ()) -> CacheRate | None:
+        """Of all endpoints together; None where none told.
+
+        Args:
+            asked: those that were sent requests.
+        """
         grown = [one for one in self._counters.values() if one.grown_queries]
         if not grown:
             return None
         hits, queries = sum(c.grown_hits for c in grown), sum(c.grown_queries for c in grown)
-        return CacheRate(hits, queries, len(grown))
+        silent = sum(1 for name in asked if name not in self._counters)
+        return CacheRate(hits, queries, len(grown), silent)

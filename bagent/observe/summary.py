@@ -186,8 +186,7 @@ def _cache(s: Snapshot) -> str:
     if rate is not None:
         words = f"{percent(rate.share)} of {rate.queries:,} prompt tokens were known"
         words += f", by the counters of {counted(rate.endpoints, 'endpoint')}"
-        silent = s.fleet.endpoints - rate.endpoints
-        return f"{words}; unknown of {silent:,} more" if silent > 0 else words
+        return f"{words}; unknown of {rate.silent:,} more" if rate.silent else words
     if cached.total is not None and prompt:
         least = "at least " if cached.unknown else ""
         return f"{least}{percent(cached.total / prompt)} of the prompt tokens were known"

@@ -284,7 +284,7 @@ class Tally:
             errors_other=self._errors.other,
             fleet=fleet,
             feed=feed,
-            cache=self.caches.rate(),
+            cache=self.caches.rate(self.by_endpoint),
             by_stage=self._stages(),
         )
 

@@ -39,8 +39,10 @@ def test_who_does_not_tell_is_unknown():
     assert caches.rate() is None
 
 
-def cache_line(make, tally):
-    lines = summary_lines(make.snapshot(tally), EndInfo(0, "r", "runs/r", "bagent run"))
+def cache_line(make, tally, **fleet):
+    lines = summary_lines(
+        make.snapshot(tally, make.fleet(**fleet)), EndInfo(0, "r", "runs/r", "bagent run")
+    )
     return [line.partition("cache")[2].strip() for line in lines if line.startswith("cache")]
 
 
@@ -58,6 +60,18 @@ def test_the_summary_says_unknown_where_no_server_tells(make, tally):
     assert cache_line(make, tally) == [
         "unknown: the server does not tell what its prefix cache knew"
     ]
+
+
+def test_only_endpoints_that_were_asked_and_did_not_tell_are_unknown(make, tally):
+    tally.outcome(make.outcome(0, prompt_tokens=100, completion_tokens=1, cached_tokens=10))
+    for hits in (0, 75):
+        tally.sample(sample("a", hits, hits * 4 // 3))
+        tally.sample(sample("b", 0, 0))  # never sent anything
+    tally.attempt(make.attempt(endpoint="a"))
+    # several stages count the same endpoint several times
+    assert "more" not in cache_line(make, tally, endpoints=4)[0]
+    tally.attempt(make.attempt(endpoint="c"))
+    assert cache_line(make, tally, endpoints=4)[0].endswith("of 1 endpoint; unknown of 1 more")
 
 
 class Busy:
