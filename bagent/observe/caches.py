@@ -13,7 +13,7 @@ class CacheRate(msgspec.Struct, frozen=True):
     """Prompt tokens that were looked up, and found, at ``endpoints`` that told so.
 
     The counters are the engines' own, so they hold other users' requests too. ``silent`` endpoints
-    were sent requests and told nothing.
+    were sent requests and did not tell, or not any more.
     """
 
     hits: int
@@ -67,9 +67,10 @@ class Caches:
         Args:
             asked: those that were sent requests.
         """
-        grown = [one for one in self._counters.values() if one.grown_queries]
+        grown = {name: one for name, one in self._counters.items() if one.grown_queries}
         if not grown:
             return None
-        hits, queries = sum(c.grown_hits for c in grown), sum(c.grown_queries for c in grown)
-        silent = sum(1 for name in asked if name not in self._counters)
+        hits = sum(one.grown_hits for one in grown.values())
+        queries = sum(one.grown_queries for one in grown.values())
+        silent = sum(1 for name in asked if name not in grown)
         return CacheRate(hits, queries, len(grown), silent)

@@ -71,7 +71,8 @@ def test_only_endpoints_that_were_asked_and_did_not_tell_are_unknown(make, tally
     # several stages count the same endpoint several times
     assert "more" not in cache_line(make, tally, endpoints=4)[0]
     tally.attempt(make.attempt(endpoint="c"))
-    assert cache_line(make, tally, endpoints=4)[0].endswith("of 1 endpoint; unknown of 1 more")
+    tally.attempt(make.attempt(endpoint="b"))  # it dies before it tells again
+    assert cache_line(make, tally, endpoints=4)[0].endswith("of 1 endpoint; unknown of 2 more")
 
 
 class Busy:
