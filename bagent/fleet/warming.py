@@ -11,6 +11,8 @@ were not measured.
 
 from __future__ import annotations
 
+import itertools
+
 from bagent.fleet.call import Call
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
@@ -37,14 +39,16 @@ class Warmer:
         core = self._core
         if call.turn > 1 or len(call.request.payload) < WARM_TOKENS * BYTES_PER_TOKEN:
             return False
-        ready, open_ = core.waiting.ready, max(1, core.endpoints.open)
+        counted = core.waiting.counted  # they are ready once an engine has told how long they are
+        ready, open_ = core.waiting.ready + len(counted), max(1, core.endpoints.open)
         if (
             core.expecting
             and ready < open_ * min(state.room, SAMPLES)
             and now - call.ready_at < COMPANY_SECONDS
         ):
             return None
-        seen = [one.request.payload for one in core.waiting.some(SAMPLES)]
+        company = itertools.chain(core.waiting.some(SAMPLES), counted)
+        seen = [one.request.payload for one in itertools.islice(company, SAMPLES)]
         return warming_saves(seen, min(state.room, -(-ready // open_))) > 0
 
     def start(self, state: EndpointState, call: Call) -> None:

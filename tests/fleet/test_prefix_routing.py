@@ -9,7 +9,9 @@ from random import Random
 
 import pytest
 
+from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.fleet.grouping import GroupRule
+from bagent.fleet.prefixes import PrefixRule
 from bagent.sim.config import EngineConfig
 from fleet.support_cache import Case, run
 from fleet.support_fleet import always, setup
@@ -136,6 +138,24 @@ def test_the_others_follow_at_the_first_token_and_wait_no_longer_than_the_bound(
 
     assert run_jumping(main(2.0)) == [0.0] + [2.0] * 15 + [100.0]
     assert run_jumping(main(None)) == [0.0] + [10.0] * 15 + [100.0]
+
+
+def test_rows_whose_tokens_are_being_counted_are_company_too():
+    async def main():
+        s = setup({"e0": always(seconds=100.0)}, limit=64, prefix=PrefixRule("always"))
+        s.states[0].endpoint = Endpoint("e0", "http://e0/v1", own=True)
+        s.fleet.know({"e0": Capabilities(context=2000, engine="vllm")})
+        s.backend.counts = {"e0": lambda row: 1000}
+        for row in range(40):
+            call = s.call(row)
+            call.request.payload = b"%04200d" % row
+            s.fleet.submit(call)
+        await s.fleet.idle()
+        assert s.backend.counted
+        return [round(at - 1000.0, 1) for at, _, _ in s.backend.sent]
+
+    first, *others = run_jumping(main())
+    assert set(others) == {first + 10.0}
 
 
 def test_an_endpoint_that_came_back_is_cold_again():
