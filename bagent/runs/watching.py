@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from asyncio import ALL_COMPLETED, FIRST_COMPLETED
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +39,7 @@ a queue may be the first burst."""
 LOOK_SECONDS = 5.0
 
 TOGETHER_SECONDS = 0.25
-"""So long what engines told waits for what others of the same round tell."""
+"""So long at most what engines told waits for what others of the same round tell."""
 
 COUNTED = 256
 """Of so many engines of one's own the cache counters are read before and after a run."""
@@ -79,13 +78,10 @@ async def watch_loads(fleet: Fleet, reader: LoadReader, model: str | None) -> No
         left = {loop.create_task(look(state)) for state in busy}
         # Engines that begin together grow together: else the first to grow takes what the others
         # hold the beginning of and have no room for yet.
-        wait: float | None = TOGETHER_SECONDS
         try:
             while left:
-                until = ALL_COMPLETED if wait else FIRST_COMPLETED
-                done, left = await asyncio.wait(left, timeout=wait, return_when=until)
+                done, left = await asyncio.wait(left, timeout=TOGETHER_SECONDS)
                 _take(fleet, done, loop.time(), hasty=hasty)
-                wait = None
         finally:
             for one in left:
                 one.cancel()
