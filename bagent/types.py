@@ -304,6 +304,8 @@ class FleetStats(msgspec.Struct, frozen=True):
 class FeedStats(msgspec.Struct, frozen=True):
     """The input at one moment: rows read, rows skipped as finished earlier, and the size.
 
+    ``wanted`` is how many answers the rows that were read are to get: many may have been read and
+    not begun.
     ``position`` and ``size`` are in the same unit (bytes or rows); ``size`` is None where the
     end is not known (a pipe).
     """
@@ -313,3 +315,4 @@ class FeedStats(msgspec.Struct, frozen=True):
     position: int
     size: int | None
     ended: bool
+    wanted: int = 0

@@ -328,9 +328,9 @@ def remaining_rows(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
 
     Rows not yet read are reckoned from the input's size, from how many rows came per unit so
     far, and from how many of those that were not skipped became work; rows that wait or are in
-    flight are counted.
+    flight are counted, and so are those that were read and not begun: all of a small file.
     """
-    waiting = fleet.in_flight + fleet.ready + fleet.retrying
+    waiting = max(fleet.in_flight + fleet.ready + fleet.retrying, feed.wanted - done)
     if feed.ended:
         return waiting
     if feed.size is None:

@@ -338,5 +338,7 @@ class Session:
             position=position,
             size=size,
             ended=feeder.ended if feeder else False,
+            # Stages read what was finished again, for those behind it: there it tells nothing.
+            wanted=feeder.wanted if feeder and not self._prepared.stages else 0,
         )
         return self._tally.snapshot(fleet, feed)

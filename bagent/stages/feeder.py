@@ -22,6 +22,9 @@ Work = list[tuple[Row, list[int]]]
 class Feeder:
     """Iterate over it asynchronously for batches of work; use it once.
 
+    ``read`` counts rows, ``skipped`` those of them that were finished earlier, ``wanted`` the
+    answers that the others are to get.
+
     Args:
         batches: the rows, read in the thread.
         pending: which answers of a row are still to do; called in the thread.
@@ -30,6 +33,7 @@ class Feeder:
     def __init__(self, batches: Iterator[list[Row]], pending: Callable[[Row], list[int]]) -> None:
         self.read = 0
         self.skipped = 0
+        self.wanted = 0
         self.ended = False
         self._batches = batches
         self._pending = pending
@@ -70,6 +74,7 @@ class Feeder:
                     answers = self._pending(row)
                     if answers:
                         work.append((row, answers))
+                        self.wanted += len(answers)
                     else:
                         self.skipped += 1
                 self.read += len(batch)

@@ -195,6 +195,17 @@ def test_a_filter_of_the_input_scales_what_is_left(make: Any) -> None:
     assert remaining_rows(90, make.fleet(in_flight=10), feed) == 10 + 100
 
 
+def test_rows_that_were_read_and_not_begun_are_left_to_do(make: Any) -> None:
+    """A small file is read as a whole before its first row is answered."""
+    begun = make.fleet(in_flight=16, ready=16)
+    feed = make.feed(read=800, wanted=800, position=100, size=100, ended=False)
+    assert remaining_rows(50, begun, feed) == 750
+    half = make.feed(read=800, wanted=1600, position=50, size=100, ended=False)
+    assert remaining_rows(50, begun, half) == 1550 + 1600
+    last = make.feed(read=800, skipped=100, wanted=700, position=100, size=100, ended=True)
+    assert remaining_rows(690, make.fleet(in_flight=4), last) == 10
+
+
 @pytest.mark.parametrize(
     ("feed", "remaining"),
     [
