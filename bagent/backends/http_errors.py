@@ -18,6 +18,11 @@ not spend.
 
 from __future__ import annotations
 
+import os
+import re
+
+_SEVERAL = re.compile(r"Multiple exceptions: \[Errno (\d+)\]")
+
 
 class HttpError(Exception):
     """The connection or the answer was bad."""
@@ -51,7 +56,7 @@ class NotConnected(HttpError, OSError):
     """No connection could be made; ``os_error`` says why."""
 
     def __init__(self, os_error: OSError) -> None:
-        OSError.__init__(self, os_error.errno, os_error.strerror or str(os_error))
+        OSError.__init__(self, os_error.errno, _words(os_error))
         self.os_error = os_error
 
 
@@ -65,3 +70,10 @@ class CertificateRefused(NotConnected):
 
 class NoTls(NotConnected):
     """The server does not speak TLS, or not in a way that both know."""
+
+
+def _words(error: OSError) -> str:
+    """What went wrong, in a few words: a name with several addresses tells it for each of them."""
+    words = error.strerror or str(error)
+    several = _SEVERAL.match(words)
+    return os.strerror(int(several[1])) if several else words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from bagent.errors import WriteError
 from bagent.fleet.hostfile import Host
@@ -12,7 +13,8 @@ from bagent.fleet.hostfile import Host
 
 def host_line(host: Host) -> str:
     """The line of a hostfile that stands for ``host``: read again, it is the same endpoint."""
-    plain = f"http://{host.name}/v1" == host.url
+    # Without a port a URL means port 80, a bare name another.
+    plain = f"http://{host.name}/v1" == host.url and urlsplit(host.url).port is not None
     return " ".join([host.name if plain else host.url, *(f"{k}={v}" for k, v in host.tags.items())])
 
 

@@ -2,8 +2,8 @@
 
 ``host`` · ``host:port`` · ``host port`` · ``[v6]:port`` · ``http(s)://host:port/base``, then
 ``key=value`` tags, parted by tabs or blanks; ``#`` begins a comment. ``node[001-004]:8000-8003``
-stands for sixteen endpoints. A PBS node file is a hostfile. MPI's ``slots=`` and ``cpus=`` are
-passed over.
+stands for sixteen endpoints, also in a URL. A PBS node file is a hostfile. MPI's ``slots=`` and
+``cpus=`` are passed over.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ DEFAULT_PORT = 8000
 MOST_EXPANDED = 100_000
 _IGNORED_TAGS = frozenset({"slots", "cpus", "max_slots", "max-slots"})
 _NUMBER_TAGS: Mapping[str, type] = {"weight": float, "gpus": int, "max_concurrency": int}
+_NUMBERS = (1e-6, 1e6)
+"""Bounds of weights and GPUs: beyond them shares are nobody's wish, and sums overflow."""
+_NAMING_TAGS = frozenset({"model", "api_key_env"})
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+_LABEL = r"\w(?:[\w-]*\w)?"
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
+_LONGEST_LABEL = 63
+_URL = re.compile(r"(https?)://([^/?#]*)([^?#]*)(.*)", re.IGNORECASE)
+_USUAL_PORTS = {"http": 80, "https": 443}
 _TAG = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)=(.*)")
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _WHOLE = re.compile(r"[0-9]{1,9}")
@@ -70,20 +77,23 @@ def hosts_in(content: bytes, path: Path | str) -> list[Host]:
 def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[Host]:
     """The endpoints of a hostfile's ``text``; ``path`` is named in errors."""
     found: dict[str, Host] = {}
+    names: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = _COMMENT.sub("", line).split()
         if not words:
             continue
         at = Position(path, number)
         for host in _line(words, number, at):
-            known = found.get(host.url)
-            if known is not None and known.tags != host.tags:
+            place = _place(host.url)
+            known = found.get(names.setdefault(host.name.lower(), place)) or found.get(place)
+            if known is not None and (known.tags != host.tags or _place(known.url) != place):
+                other = "with other tags" if _place(known.url) == place else f"as {known.url}"
                 raise HostfileError(
-                    f"{host.name} stands in line {known.line} with other tags",
+                    f"{host.name} stands in line {known.line} {other}",
                     hint="keep one of the two lines",
                     at=at,
                 )
-            found.setdefault(host.url, host)
+            found.setdefault(place, host)
             if len(found) > MOST_EXPANDED:
                 raise HostfileError(f"more than {MOST_EXPANDED} endpoints", at=at)
     return list(found.values())
@@ -99,13 +109,16 @@ def _line(words: list[str], number: int, at: Position) -> Iterator[Host]:
             f"{rest[0]!r} is neither a port nor a key=value tag", hint="host port key=value", at=at
         )
     tags = _tags(rest, at)
-    if address.lower().startswith(("http://", "https://")):
+    url = _URL.fullmatch(address)
+    if url is not None:
         if port is not None:
             raise HostfileError("a URL names its port itself", hint="http://host:port", at=at)
-        yield _from_url(address, tags, number, at)
+        yield from _from_url(url, tags, number, at)
         return
     if "=" in address or "://" in address:
         raise HostfileError(f"{address!r} is no host", hint="host:port key=value", at=at)
+    if "/" in address:
+        raise HostfileError(f"{address!r} is no host", hint="http:// goes before a path", at=at)
     host, inner_port = _split_port(address, at)
     if port is not None and inner_port is not None:
         raise HostfileError(f"two ports: {inner_port} and {port}", at=at)
@@ -135,31 +148,47 @@ def _tags(words: list[str], at: Position) -> dict[str, str]:
                 good = False
             if not good:
                 raise HostfileError(f"{key}={value}: not a number above 0", at=at)
+            least, most = _NUMBERS
+            if key != "max_concurrency" and not least <= float(value) <= most:
+                raise HostfileError(f"{key}={value}: not between {least:g} and {most:g}", at=at)
+        elif key in _NAMING_TAGS and not value:
+            raise HostfileError(f"{key}= names nothing", at=at)
         tags[key] = value
     return tags
 
 
-def _from_url(address: str, tags: dict[str, str], number: int, at: Position) -> Host:
-    try:
-        parts = urlsplit(address)
-        port = parts.port
-    except ValueError as error:
-        raise HostfileError(f"{address}: {error}", at=at) from None
-    if "@" in parts.netloc:
+def _from_url(
+    url: re.Match[str], tags: dict[str, str], number: int, at: Position
+) -> Iterator[Host]:
+    scheme, place, base, rest = url.groups()
+    if "@" in place:
         raise HostfileError(
-            f"a login in the address of {parts.hostname}",
+            f"a login in the address of {place.rpartition('@')[2]}",
             hint="api_key_env=NAME names a key",
             at=at,
         )
-    if not parts.hostname or port == 0:
-        raise HostfileError(f"{address} names no {'host' if port is None else 'port'}", at=at)
-    if parts.query or parts.fragment:
-        raise HostfileError(f"the address of {parts.hostname} goes on after its path", at=at)
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    base = parts.path.rstrip("/")
-    place = f"{host}:{port}" if port else host
-    url = f"{parts.scheme}://{place}{base or '/v1'}"
-    return Host(place + (base if base not in ("", "/v1") else ""), url, tags, number)
+    host, port = _split_port(place.lower(), at)
+    if not host:
+        raise HostfileError(f"{url[0]} names no host", at=at)
+    if rest:
+        raise HostfileError(f"the address of {host} goes on after its path", at=at)
+    base = base.rstrip("/")
+    shown_base = base if base not in ("", "/v1") else ""
+    ports = [""] if port is None else [f":{one}" for one in _ports(port, at)]
+    for name in _expand(host, at):
+        shown = _check_host(name, at)
+        for one in ports:
+            address = f"{scheme.lower()}://{shown}{one}{base or '/v1'}"
+            yield Host(f"{shown}{one}{shown_base}", address, tags, number)
+
+
+def _place(url: str) -> str:
+    """What all ways to write one address have in common."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    if ":" in host:
+        host = ipaddress.IPv6Address(host).compressed
+    return f"{parts.scheme}://{host}:{parts.port or _USUAL_PORTS[parts.scheme]}{parts.path}"
 
 
 def _split_port(address: str, at: Position) -> tuple[str, str | None]:
@@ -234,6 +263,6 @@ def _numbers(text: str, at: Position) -> Iterator[str]:
 def _check_host(name: str, at: Position) -> str:
     if name.startswith("[") and name.endswith("]") and _is_v6(name[1:-1]):
         return name
-    if not _HOST.fullmatch(name):
+    if not _HOST.fullmatch(name) or max(map(len, name.split("."))) > _LONGEST_LABEL:
         raise HostfileError(f"{name!r} is no host name", at=at)
     return name

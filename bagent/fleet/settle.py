@@ -20,7 +20,11 @@ ROW_STATUS = frozenset({400, 413, 422})
 """HTTP answers to a request that speak of the request, not of the server."""
 
 SETUP_STATUS = frozenset({401, 403, 404})
-"""HTTP answers that say the server is set up otherwise than the job thinks."""
+"""The usual HTTP answers that say so of a server; see :func:`is_set_up_otherwise`."""
+
+OWN_KINDS = frozenset({"auth", "rejected"})
+"""Lasting failures that are the server's own, unless their status speaks of the request: it is set
+up otherwise than the job thinks (401, 404, 405), or something else stands there (a redirect)."""
 
 MOST_REFUSALS = 3
 """So many endpoints may refuse a call as set up otherwise before that is the call's own failure."""
@@ -197,7 +201,7 @@ class Settler:
     ) -> None:
         """A failure that an answering server caused, or the row itself."""
         core, state = self._core, carrier.state
-        setup = failure.status in SETUP_STATUS
+        setup = is_set_up_otherwise(failure)
         if setup or (failure.passing and failure.kind != "rate_limited"):
             rests = state.failed(refused=setup)
             if rests and not state.resting and core.endpoints.others(state):
@@ -250,6 +254,13 @@ def _cut(exchange: Exchange, state: EndpointState) -> bool:
     """Whether an answer broke off as it does when a server dies; that of a hosted one says little:
     there is always somebody there."""
     return exchange.cut and state.endpoint.own
+
+
+def is_set_up_otherwise(failure: Failure) -> bool:
+    """Whether a failure says that its server is set up otherwise than the job thinks."""
+    status = failure.status
+    lasts = status is not None and not failure.passing
+    return lasts and failure.kind in OWN_KINDS and status not in ROW_STATUS
 
 
 def _refused_whole(exchange: Exchange) -> bool:

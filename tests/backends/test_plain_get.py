@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 
@@ -75,6 +76,13 @@ def test_errors_are_caught_as_what_they_are() -> None:
     assert isinstance(ConnectTimeout(), NOT_CONNECTED)
     assert NotConnected(OSError(5, "why")).errno == 5
     assert isinstance(HttpError("x"), NETWORK_ERRORS)
+
+
+def test_a_name_with_several_addresses_says_once_why_none_was_reached() -> None:
+    told = "[Errno 111] Connect call failed ('::1', 1, 0, 0), [Errno 111] Connect call failed ()"
+    several = OSError(f"Multiple exceptions: {told}")
+    assert str(NotConnected(several)).endswith(os.strerror(111))
+    assert NotConnected(OSError(111, f"Multiple exceptions: {told}")).strerror == os.strerror(111)
 
 
 def test_plain_http_needs_no_aiohttp() -> None:

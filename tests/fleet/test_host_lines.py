@@ -22,7 +22,7 @@ HOSTS = parse_hostfile(SOURCE)
 
 
 def test_a_written_line_is_read_as_the_same_endpoint() -> None:
-    for host in HOSTS:
+    for host in (*HOSTS, *parse_hostfile("http://node9\nhttp://[::2]\nnode[8-9]:1")):
         (again,) = parse_hostfile(host_line(host))
         assert (again.name, again.url, again.tags) == (host.name, host.url, host.tags)
 

@@ -30,6 +30,8 @@ def urls(text: str) -> list[str]:
         ("http://node1:9000/", "http://node1:9000/v1"),
         ("HTTPS://node1/base/v2/", "https://node1/base/v2"),
         ("http://[::1]:9000/v1", "http://[::1]:9000/v1"),
+        ("HTTP://Node1:9000", "http://node1:9000/v1"),
+        ("http://\u00e9t\u00e9.test:9000", "http://\u00e9t\u00e9.test:9000/v1"),
     ],
 )
 def test_each_way_to_write_an_endpoint(line: str, url: str) -> None:
@@ -42,6 +44,37 @@ def test_ranges_of_hosts_and_ports_expand_in_order() -> None:
         f"{node}:{port}" for node in ("node008", "node009", "node010", "node2")
         for port in (8000, 8001)
     ]  # fmt: skip
+
+
+def test_ranges_expand_in_a_url_too() -> None:
+    assert urls("https://node[01-02].test:8443-8444/base") == [
+        f"https://{node}.test:{port}/base" for node in ("node01", "node02") for port in (8443, 8444)
+    ]
+    assert urls("http://node[1-2]") == ["http://node1/v1", "http://node2/v1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node1\nNODE1",
+        "node1\nnode1.",
+        "http://node1\nnode1:80",
+        "https://node1/v1\nhttps://node1:443",
+        "[::1]:80\n[0:0:0:0:0:0:0:1]:80\nhttp://[::1]",
+    ],
+)
+def test_one_address_written_in_several_ways_counts_once(text: str) -> None:
+    """As two endpoints it would get twice what it can take."""
+    assert len(parse_hostfile(text)) == 1
+
+
+def test_two_addresses_that_would_have_one_name_are_an_error() -> None:
+    """All that a run knows of an endpoint, it knows by its name."""
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile("node1:9000\nhttps://node1:9000/v1", "h")
+    assert str(caught.value).startswith(
+        "h:2: node1:9000 stands in line 1 as http://node1:9000/v1 (keep one"
+    )
 
 
 def test_a_node_file_of_a_batch_system_counts_each_host_once() -> None:
@@ -78,8 +111,24 @@ def test_tags_are_kept_and_the_scheduler_s_own_passed_over() -> None:
         ("role=critic", "is no host"),
         ("ftp://node1", "is no host"),
         ("no de", "neither a port nor"),
-        ("http://node1:port/v1", "Port could not be cast"),
-        ("http://node1:0/v1", "names no port"),
+        ("node1 weight=1e308", "not between 1e-06 and 1e+06"),
+        ("node1 weight=1e-300", "not between"),
+        ("node1 gpus=1" + "0" * 400, "not between"),
+        ("node1 model=", "model= names nothing"),
+        ("node1 api_key_env=", "names nothing"),
+        ("node1..test", "no host name"),
+        ("node1.-x", "no host name"),
+        ("n" * 64 + ".test", "no host name"),
+        ("node1:8000/v1", "is no host (http:// goes before a path)"),
+        ("unix:/tmp/engine", "is no host"),
+        ("http://*:8000", "no host name"),
+        ("http://node%31:8000", "no host name"),
+        ("http://a\\b:8000", "no host name"),
+        ("http://node\x011", "no host name"),
+        ("http://node1:port/v1", "port port is no number"),
+        ("http://node1:70000", "port 70000 is not between"),
+        ("http://node1:", "port (empty)"),
+        ("http://node1:0/v1", "port 0 is not between"),
         ("http:///v1", "names no host"),
         ("http://node1:80/v1?key=hidden", "goes on after its path"),
         ("http://node1 8000", "names its port itself"),

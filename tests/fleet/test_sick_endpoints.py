@@ -14,10 +14,17 @@ from fleet.support_time import run_jumping
 
 NOT_FOUND = Failure("rejected", "HTTP 404: no such model", status=404)
 NO_KEY = Failure("auth", "HTTP 401", status=401)
+MOVED = Failure("rejected", "HTTP 302: a redirect", status=302)
+NO_POST = Failure("rejected", "HTTP 405", status=405)
+BEHIND_PROXY = Failure("auth", "HTTP 407", status=407)
+NO_REASON = Failure("rejected", "HTTP 451", status=451)
 CLOSED = Failure("connect", "closed the connection without an answer", passing=True)
 
 
-@pytest.mark.parametrize("sick", [NOT_FOUND, NO_KEY, BROKEN, FULL])
+SICK = [NOT_FOUND, NO_KEY, BROKEN, FULL, MOVED, NO_POST, BEHIND_PROXY, NO_REASON]
+
+
+@pytest.mark.parametrize("sick", SICK, ids=lambda failure: failure.message)
 def test_an_endpoint_that_fails_at_once_draws_few_calls_and_harms_no_row(sick):
     async def main():
         scripts = {"sick": always(sick, 0.01), "well": always(seconds=1.0)}
