@@ -1,8 +1,9 @@
-"""An event loop whose look-ups of host names neither wait for each other nor hold the process.
+"""Look-ups of host names that neither wait for each other nor hold the process.
 
-Looking a name up blocks a thread until the resolver gives up, ten seconds and more. The loop's
-usual pool has a handful of threads, which a few dead names fill, and the interpreter waits for
-them before it ends. Here every look-up has a thread that nobody waits for.
+Looking a name up blocks a thread until the resolver gives up, ten seconds and more. The usual
+pools of threads (of asyncio, of libuv) have a handful of them, which a few dead names fill, and
+the interpreter waits for them before it ends. Here every look-up has a thread that nobody waits
+for.
 """
 
 from __future__ import annotations
@@ -23,55 +24,49 @@ HANGS_SECONDS = 0.5
 _Work = tuple["asyncio.Future[list[Any]]", tuple[Any, ...]] | None
 
 
-class NamesLoop(asyncio.SelectorEventLoop):
-    """For commands that reach many names of which some may be dead: a loop factory."""
+class Names:
+    """Looks names up for an event loop of any kind."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._wanted: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._threads = 0
         self._open = 0
         self._growing = False
 
-    async def getaddrinfo(
-        self,
-        host: bytes | str | None,
-        port: bytes | str | int | None,
-        *,
-        family: int = 0,
-        type: int = 0,
-        proto: int = 0,
-        flags: int = 0,
-    ) -> list[Any]:
-        """As :func:`socket.getaddrinfo`; giving up waiting is at once."""
+    async def look_up(self, host: bytes | str | None, *more: Any) -> list[Any]:
+        """As :func:`socket.getaddrinfo`; giving up waiting is at once.
+
+        ``more`` are its port, family, type, protocol and flags.
+        """
         if _is_number(host):
-            return socket.getaddrinfo(host, port, family, type, proto, socket.AI_NUMERICHOST)
-        found: asyncio.Future[list[Any]] = self.create_future()
-        self._wanted.put((found, (host, port, family, type, proto, flags)))
+            port, family, kind, proto = more[:4]
+            return socket.getaddrinfo(host, port, family, kind, proto, socket.AI_NUMERICHOST)
+        found: asyncio.Future[list[Any]] = self._loop.create_future()
+        self._wanted.put((found, (host, *more)))
         self._open += 1
         if self._threads < min(self._open, THREADS):
             self._start(1)
         elif not self._growing:
             self._growing = True
-            self.call_later(HANGS_SECONDS, self._grow)
+            self._loop.call_later(HANGS_SECONDS, self._grow)
         try:
             return await found
         finally:
             self._open -= 1
 
     def close(self) -> None:
-        """Close the loop; threads that look nothing up end, the others are left alone."""
-        if not self.is_closed():
-            for _ in range(self._threads):
-                self._wanted.put(None)
-        super().close()
+        """Threads that look nothing up end, the others are left alone."""
+        for _ in range(self._threads):
+            self._wanted.put(None)
+        self._threads = 0
 
     def _grow(self) -> None:
         waiting = self._wanted.qsize()
         self._start(min(waiting, MOST_THREADS - self._threads))
         self._growing = waiting > 0
-        if self._growing:
-            self.call_later(HANGS_SECONDS, self._grow)
+        if self._growing and not self._loop.is_closed():
+            self._loop.call_later(HANGS_SECONDS, self._grow)
 
     def _start(self, count: int) -> None:
         for _ in range(count):
@@ -98,9 +93,35 @@ class NamesLoop(asyncio.SelectorEventLoop):
             except UnicodeError:  # a name that cannot be one
                 result = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             try:
-                self.call_soon_threadsafe(_settle, found, result)
+                self._loop.call_soon_threadsafe(_settle, found, result)
             except RuntimeError:  # the loop is closed
                 return
+
+
+class NamesLoop(asyncio.SelectorEventLoop):
+    """For commands that reach many names of which some may be dead: a loop factory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names = Names(self)
+
+    async def getaddrinfo(
+        self,
+        host: bytes | str | None,
+        port: bytes | str | int | None,
+        *,
+        family: int = 0,
+        type: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[Any]:
+        """As :func:`socket.getaddrinfo`; giving up waiting is at once."""
+        return await self._names.look_up(host, port, family, type, proto, flags)
+
+    def close(self) -> None:
+        """Close the loop; nobody waits for names that are still looked up."""
+        self._names.close()
+        super().close()
 
 
 def _settle(found: asyncio.Future[list[Any]], result: list[Any] | OSError) -> None:

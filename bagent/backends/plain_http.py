@@ -22,6 +22,7 @@ from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http_connection import Connection, PlainResponse, arrival
 from bagent.backends.http_errors import BadAddress, ConnectTimeout, NotConnected
+from bagent.backends.names import Names
 
 NAME_SECONDS = 300.0
 """So long the addresses of a host name are kept."""
@@ -134,6 +135,7 @@ class PlainPool:
         self._busy: set[Connection] = set()
         self._targets: dict[tuple[Endpoint, str], _Target] = {}
         self._names: dict[tuple[str, int], tuple[float, list[Any]]] = {}
+        self._look_ups: Names | None = None
         self._reaper: asyncio.TimerHandle | None = None
         self._limits: dict[float, _Limit] = {}
 
@@ -246,8 +248,10 @@ class PlainPool:
         kept = self._names.get(target.place)
         if kept is not None and kept[0] > loop.time():
             return kept[1]
-        found = await loop.getaddrinfo(
-            target.host, target.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        if self._look_ups is None:
+            self._look_ups = Names(loop)
+        found = await self._look_ups.look_up(
+            target.host, target.port, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP, 0
         )
         self._names[target.place] = (loop.time() + NAME_SECONDS, found)
         return found
@@ -257,6 +261,9 @@ class PlainPool:
         if self._reaper is not None:
             self._reaper.cancel()
             self._reaper = None
+        if self._look_ups is not None:
+            self._look_ups.close()
+            self._look_ups = None
         for limit in self._limits.values():
             limit.close()
         self._limits.clear()

@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -32,7 +31,7 @@ _LABEL = r"\w(?:[\w-]*\w)?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _LONGEST_LABEL = 63
 _URL = re.compile(r"(https?)://([^/?#]*)([^?#]*)(.*)", re.IGNORECASE)
-_USUAL_PORTS = {"http": 80, "https": 443}
+_USUAL_PORTS = {"http": "80", "https": "443"}
 _TAG = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)=(.*)")
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _WHOLE = re.compile(r"[0-9]{1,9}")
@@ -85,7 +84,7 @@ def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[Host]:
         at = Position(path, number)
         for host in _line(words, number, at):
             place = _place(host.url)
-            known = found.get(names.setdefault(host.name.lower(), place)) or found.get(place)
+            known = found.get(names.setdefault(host.name, place)) or found.get(place)
             if known is not None and (known.tags != host.tags or _place(known.url) != place):
                 other = "with other tags" if _place(known.url) == place else f"as {known.url}"
                 raise HostfileError(
@@ -184,11 +183,15 @@ def _from_url(
 
 def _place(url: str) -> str:
     """What all ways to write one address have in common."""
-    parts = urlsplit(url)
-    host = (parts.hostname or "").rstrip(".")
-    if ":" in host:
-        host = ipaddress.IPv6Address(host).compressed
-    return f"{parts.scheme}://{host}:{parts.port or _USUAL_PORTS[parts.scheme]}{parts.path}"
+    scheme, _, rest = url.partition("://")
+    place, _, base = rest.partition("/")
+    host, _, port = place.rpartition(":")
+    if not port.isdigit():  # none is named, or this is the end of an address in brackets
+        host, port = place, _USUAL_PORTS[scheme]
+    host = host.lower().removesuffix(".")
+    if host.startswith("["):
+        host = ipaddress.IPv6Address(host[1:-1]).compressed
+    return f"{scheme}://{host}:{port}/{base}"
 
 
 def _split_port(address: str, at: Position) -> tuple[str, str | None]:

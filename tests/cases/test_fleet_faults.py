@@ -133,7 +133,7 @@ def test_no_row_fails_or_gets_anothers_answer_beside_endpoints_that_answer_lists
     assert found == {f"r{n}": f"of r{n}" for n in range(1, 97)}
 
 
-def run_over(folder: Path, hosts: str, **keys: Any) -> Completed:
+def run_over(folder: Path, hosts: str, **how: Any) -> Completed:
     """A run of 96 rows in lists of 8 over the endpoints of a hostfile."""
     (folder / "hosts.txt").write_bytes(hosts.encode())
     job = write_job(
@@ -147,7 +147,7 @@ def run_over(folder: Path, hosts: str, **keys: Any) -> Completed:
         limits={"timeout": {"total": "1s"}, "retries": 20},
         results={"duckdb": False, "parquet": False},
     )
-    return run_bagent(["run", job], folder, **keys)
+    return run_bagent(["run", job], folder, **how)
 
 
 def test_a_hostfile_of_an_editor_on_windows_a_lost_name_and_a_set_proxy_are_no_trouble(
@@ -161,3 +161,27 @@ def test_a_hostfile_of_an_editor_on_windows_a_lost_name_and_a_set_proxy_are_no_t
     found = results(tmp_path)
     assert len(found) == 96
     assert {row["endpoint"] for row in found} == {near, six}
+
+
+def test_names_that_nobody_resolves_hold_up_no_run(tmp_path: Path) -> None:
+    """A resolver that hangs, as an unreachable one does, for minutes; on Python's own event loop
+    the look-ups of all names, and the end of the process, waited for it."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import socket, sys, time\n"
+        "sys.modules['uvloop'] = None\n"
+        "real = socket.getaddrinfo\n"
+        "def slow(host, *args, **more):\n"
+        "    if str(host).startswith('node'):\n"
+        "        time.sleep(600)\n"
+        "    return real(host, *args, **more)\n"
+        "socket.getaddrinfo = slow\n"
+    )
+    with serving() as good:
+        port = good.rpartition(":")[2]
+        env = {"PYTHONPATH": str(site)}
+        done = run_over(tmp_path, f"node[001-100]\nlocalhost:{port}\n", env=env, timeout=50)
+    assert done.code == 0, done.err
+    assert {row["text"] for row in results(tmp_path)} == {f"of r{n}" for n in range(1, 97)}
+    assert done.seconds < 40
