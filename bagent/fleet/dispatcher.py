@@ -164,11 +164,11 @@ class Fleet:
                 self._fitter.told(state, known[state.name])
 
     def join(self, states: Sequence[EndpointState]) -> None:
-        """Take in endpoints that joined."""
+        """Take in endpoints that joined; each gets rows once a probe has found it."""
         self._endpoints.add(*states)
         for state in states:
             self._core.sample(state, "joined")
-            self._health.doubt(state, stop=False)  # what it is like is found out beside
+            self._health.doubt(state)
         self._pump()
 
     def leave(self, names: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ and only if it is a whole, right hostfile; anything else keeps the old list.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -108,9 +109,16 @@ def host_changes(before: Sequence[Host], after: Sequence[Host]) -> HostChanges:
     )
 
 
-def read_content(path: Path) -> bytes | OSError:
-    """One reading of the file, for :meth:`HostfileWatch.saw`."""
+def read_content(path: Path) -> bytes | OSError | None:
+    """One reading of the file, for :meth:`HostfileWatch.saw`.
+
+    None for a pipe or the like, which gives what it has only once: to read it again may take until
+    somebody writes to it.
+    """
     try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            return None
         return path.read_bytes()
     except OSError as error:
         return error

@@ -12,7 +12,9 @@ import ipaddress
 import itertools
 import math
 import re
+import stat
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -54,11 +56,21 @@ def read_hostfile(path: Path) -> list[Host]:
         HostfileError: it cannot be read, is empty, or a line is wrong; with file and line.
     """
     try:
-        content = path.read_bytes()
+        about = path.stat()
+        if stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode):
+            content = path.read_bytes()
+        else:
+            content = _given_once(path, about.st_dev, about.st_ino)
     except OSError as error:
         words = (error.strerror or str(error)).lower()
         raise HostfileError(f"the hostfile cannot be read: {words}", at=Position(path)) from None
     return hosts_in(content, path)
+
+
+@lru_cache(maxsize=1)
+def _given_once(path: Path, device: int, inode: int) -> bytes:
+    """What a pipe gave, which gives it to its first reader only."""
+    return path.read_bytes()
 
 
 def hosts_in(content: bytes, path: Path | str) -> list[Host]:

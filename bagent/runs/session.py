@@ -167,6 +167,7 @@ class Session:
         else:
             await self._last_readings(drive)
             self._store.forget_missing()
+            drive.fleets.abandon_waiting()  # a probe that is cut off by the end finds nobody dead
         self._feeder.close()
         for task in (ticker, *beside):
             task.cancel()

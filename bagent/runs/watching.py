@@ -152,7 +152,8 @@ class HostfileFollower:
         """Look at the file every second until cancelled."""
         while True:
             await asyncio.sleep(HOSTFILE_SECONDS)
-            changes = self._watch.saw(await asyncio.to_thread(read_content, self._path))
+            content = await asyncio.to_thread(read_content, self._path)
+            changes = None if content is None else self._watch.saw(content)
             if changes is not None:
                 self._apply(changes, fleet, recruiter)
 

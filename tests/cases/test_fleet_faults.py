@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from support.cli import Completed, run_bagent
+from cases.support_cases import shell
+from support.cli import Completed, Running, run_bagent
+from support.fake_server import FakeServer
 from support.jobs import results, write_job
+from support.replies import ok, slow
 
 Json = Any
 Spoil = Callable[[list[Json]], list[Json]]
@@ -29,15 +34,19 @@ class Engine(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     spoil: Spoil = staticmethod(list)
     manner = ""
+    delay = 0.0
     over = threading.Event()
 
     def do_GET(self) -> None:
         """The list of models, and nothing else."""
+        if self.manner == "silent":
+            self.over.wait(30)
         known = self.path == "/v1/models"
         self._send(200 if known else 404, json.dumps(MODELS if known else {}).encode())
 
     def do_POST(self) -> None:
         """One answer for each prompt."""
+        self.over.wait(self.delay)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompts = body.get("prompt")
         if self.path != "/v1/completions":
@@ -135,6 +144,11 @@ def test_no_row_fails_or_gets_anothers_answer_beside_endpoints_that_answer_lists
 
 def run_over(folder: Path, hosts: str, **how: Any) -> Completed:
     """A run of 96 rows in lists of 8 over the endpoints of a hostfile."""
+    return run_bagent(over(folder, hosts), folder, **how)
+
+
+def over(folder: Path, hosts: str) -> list[str]:
+    """The command of such a run."""
     (folder / "hosts.txt").write_bytes(hosts.encode())
     job = write_job(
         folder,
@@ -147,7 +161,7 @@ def run_over(folder: Path, hosts: str, **how: Any) -> Completed:
         limits={"timeout": {"total": "1s"}, "retries": 20},
         results={"duckdb": False, "parquet": False},
     )
-    return run_bagent(["run", job], folder, **how)
+    return ["run", str(job)]
 
 
 def test_a_hostfile_of_an_editor_on_windows_a_lost_name_and_a_set_proxy_are_no_trouble(
@@ -185,3 +199,38 @@ def test_names_that_nobody_resolves_hold_up_no_run(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert {row["text"] for row in results(tmp_path)} == {f"of r{n}" for n in range(1, 97)}
     assert done.seconds < 40
+
+
+def test_a_server_that_is_being_asked_when_the_run_ends_is_not_said_to_be_dead(
+    tmp_path: Path,
+) -> None:
+    with serving(manner="silent") as silent, serving() as good:
+        done = run_over(tmp_path, f"{silent}\n{good}\n")
+    assert done.code == 0, done.err
+    assert "does not answer" not in done.err
+
+
+def test_a_hostfile_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """Whoever opens a pipe to read waits for who writes, a thread of the run as well."""
+    hosts = tmp_path / "hosts.txt"
+    with FakeServer({"*": [slow(0.1, ok())]}, allow_faults=True) as fs:
+        hosts.write_text(f"{fs.address}\n")
+        limits = {"per_endpoint": 2}
+        job = write_job(tmp_path, "", 80, backend="vllm", hostfile="hosts.txt", limits=limits)
+        with Running(["run", job], tmp_path) as running:
+            fs.wait_for(2)
+            hosts.unlink()
+            os.mkfifo(hosts)
+            done = running.finish(40)
+    assert done.code == 0, done.err
+    assert len(results(tmp_path)) == 80
+
+
+def test_a_hostfile_may_be_what_another_command_writes(tmp_path: Path) -> None:
+    """A pipe gives what it has once."""
+    with FakeServer({"*": [ok()]}, allow_faults=True) as fs:
+        write_job(tmp_path, "", 3, backend="vllm")
+        run = f"{sys.executable} -m bagent run job.yaml --hostfile <(echo {fs.address})"
+        done = shell(run, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(results(tmp_path)) == 3

@@ -7,6 +7,7 @@ import asyncio
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
+from bagent.types import Failure
 from fleet.support_fleet import GOOD, Answer, always, setup
 from fleet.support_time import run_jumping
 
@@ -104,3 +105,27 @@ def test_an_endpoint_joins_and_another_leaves_when_what_it_has_is_done():
     assert in_flight > 0
     assert [state.name for state in s.fleet.states] == ["new"]
     assert s.backend.cancelled == 0
+
+
+def test_endpoints_that_join_dead_get_no_row_and_hold_none_up():
+    """A fleet's hostfile often names nodes whose engines are not up yet."""
+
+    async def main():
+        dead = Failure("connect", "refused", passing=True)
+        names = [f"dead{number}" for number in range(300)]
+        s = setup(
+            {"old": always(seconds=1.0)} | dict.fromkeys(names, always(dead, 0.001)),
+            limit=4,
+            probes=dict.fromkeys(names, lambda number: dead),
+        )
+        late = [state for state in s.states if state.name != "old"]
+        s.fleet.leave(names)
+        work = asyncio.ensure_future(s.run(40))
+        await asyncio.sleep(2.5)
+        s.fleet.join([EndpointState(one.endpoint, InFlightLimit(4, 4)) for one in late])
+        await work
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 40
+    assert {name for _, name, _ in s.backend.sent} == {"old"}
