@@ -20,6 +20,7 @@ import aiohttp
 from bagent.backends import http_errors as errors
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.http_connection import bounded
 from bagent.backends.plain_http import IDLE
 
 READ_BUFFER = 1 << 20
@@ -122,7 +123,8 @@ class AiohttpClient:
             allow_redirects=False,
         )
         async with Translating(request) as response:
-            return response.status, await response.read(), response.headers
+            pieces = [piece async for piece in bounded(response.content.iter_any())]
+            return response.status, b"".join(pieces), response.headers
 
     async def close(self) -> None:
         """Close all connections."""

@@ -15,7 +15,13 @@ from typing import Any
 import httptools
 from multidict import CIMultiDict
 
-from bagent.backends.http_errors import HttpError, PayloadError, ServerClosed
+from bagent.backends.http_errors import (
+    LONGEST_BODY,
+    EndlessBody,
+    HttpError,
+    PayloadError,
+    ServerClosed,
+)
 
 LONGEST_HEAD = 1 << 20
 """Bytes that the head of an answer may have."""
@@ -31,6 +37,7 @@ class Connection(asyncio.Protocol):
         "_chunks",
         "_inflate",
         "_seen",
+        "_size",
         "complete",
         "error",
         "extra",
@@ -66,6 +73,7 @@ class Connection(asyncio.Protocol):
         self._chunks: deque[bytes] = deque()
         self._inflate: Any = None
         self._seen = 0
+        self._size = 0
 
     def send(self, data: bytes, body: bytes) -> None:
         """Begin a request."""
@@ -101,6 +109,8 @@ class Connection(asyncio.Protocol):
             )
         if not self.headed and self._seen > LONGEST_HEAD:
             self.fail(HttpError("a head without an end"))
+        if self._size > LONGEST_BODY and not self.complete:
+            self.fail(EndlessBody())
         if self.complete or not self.whole:
             self.wake()
 
@@ -157,6 +167,7 @@ class Connection(asyncio.Protocol):
             return
         if self._inflate is not None:
             body = self._inflate(body)
+        self._size += len(body)
         self._chunks.append(body)
 
     def on_message_complete(self) -> None:
@@ -239,6 +250,20 @@ class PlainResponse:
                 return
             else:
                 await arrival(connection)
+
+
+async def bounded(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces of a body.
+
+    Raises:
+        EndlessBody: there are more than any answer has.
+    """
+    size = 0
+    async for piece in pieces:
+        size += len(piece)
+        if size > LONGEST_BODY:
+            raise EndlessBody
+        yield piece
 
 
 async def arrival(connection: Connection) -> None:

@@ -7,6 +7,7 @@ not spend.
 
     HttpError                 the connection or the answer was bad
     ├── PayloadError          the answer broke off, or cannot be unpacked
+    ├── EndlessBody           the answer is longer than any
     ├── ServerClosed          the server closed the connection before it answered a byte
     ├── ProxyRefused          the proxy refused to reach the server
     ├── BadAddress            not an address to send to (a ValueError too)
@@ -21,6 +22,10 @@ from __future__ import annotations
 import os
 import re
 
+LONGEST_BODY = 1 << 27
+"""Bytes that the body of an answer may have, unpacked. Half a million streamed tokens take as many,
+or two thousand embeddings; a server that never ends would fill the memory."""
+
 _SEVERAL = re.compile(r"Multiple exceptions: \[Errno (\d+)\]")
 
 
@@ -30,6 +35,13 @@ class HttpError(Exception):
 
 class PayloadError(HttpError):
     """The answer broke off, or cannot be unpacked."""
+
+
+class EndlessBody(HttpError):
+    """The answer is longer than any."""
+
+    def __init__(self) -> None:
+        super().__init__(f"an answer of more than {LONGEST_BODY >> 20} MiB")
 
 
 class ServerClosed(HttpError):
@@ -56,7 +68,7 @@ class NotConnected(HttpError, OSError):
     """No connection could be made; ``os_error`` says why."""
 
     def __init__(self, os_error: OSError) -> None:
-        OSError.__init__(self, os_error.errno, _words(os_error))
+        OSError.__init__(self, os_error.errno, words_of(os_error))
         self.os_error = os_error
 
 
@@ -72,8 +84,10 @@ class NoTls(NotConnected):
     """The server does not speak TLS, or not in a way that both know."""
 
 
-def _words(error: OSError) -> str:
-    """What went wrong, in a few words: a name with several addresses tells it for each of them."""
+def words_of(error: OSError) -> str:
+    """What went wrong, without the addresses that were tried: a name may have several of them."""
     words = error.strerror or str(error)
     several = _SEVERAL.match(words)
-    return os.strerror(int(several[1])) if several else words
+    if several:
+        return os.strerror(int(several[1]))
+    return os.strerror(error.errno) if error.errno and words.startswith("Connect call") else words

@@ -12,7 +12,7 @@ import msgspec
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
-from bagent.backends.http_connection import PlainResponse
+from bagent.backends.http_connection import PlainResponse, bounded
 from bagent.backends.http_errors import PayloadError
 from bagent.backends.rate_headers import read_rate_limits
 from bagent.backends.transport import (
@@ -44,6 +44,9 @@ AFTER_FINISH = 5.0
 AFTER_DONE = 0.5
 """Seconds for which the end of a stream is waited for after its last event, to keep the
 connection."""
+
+LONGEST_REST = 1 << 20
+"""Characters kept of an answer that broke off."""
 
 SSE = "text/event-stream"
 
@@ -128,7 +131,7 @@ class HttpExchange:
                 post.endpoint, post.path, post.body, post.timeouts
             ) as response:
                 self._note(exchange, response, post.endpoint)
-                raw = await response.read()
+                raw = await whole_body(response)
         except NETWORK_ERRORS as error:
             return self._broken(error, post, exchange)
         exchange.first_byte = self._clock()
@@ -149,12 +152,13 @@ class HttpExchange:
                 if 200 <= response.status < 300 and response.content_type == SSE:
                     return await self._read_events(response, reader, patience, (post, exchange))
                 patience.lift()
-                raw = await response.read()
+                raw = await whole_body(response)
         except NETWORK_ERRORS as error:
             if reader.whole:  # a cut after the stop reason has taken nothing from the answer
                 return reader.result()
             failure = self._broken(error, post, exchange)
-            return msgspec.structs.replace(failure, text=reader.text) if reader.text else failure
+            text = reader.text[:LONGEST_REST]
+            return msgspec.structs.replace(failure, text=text) if text else failure
         finally:
             exchange.first_token = reader.first_token
         exchange.first_byte = self._clock()
@@ -175,7 +179,7 @@ class HttpExchange:
         pieces = 0
         post, exchange = of
         began = post.began
-        async for data in response.content.iter_any():
+        async for data in bounded(response.content.iter_any()):
             if exchange.first_byte is None:
                 exchange.first_byte = self._clock()
             reader.feed(data)
@@ -218,6 +222,13 @@ class HttpExchange:
         exchange.limits = msgspec.structs.replace(limits, at=self._clock())
         if endpoint.own:
             self._tell.add(endpoint.name)
+
+
+async def whole_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
+    """The body of an answer."""
+    if isinstance(response, PlainResponse):
+        return await response.read()  # it heeds the bound by itself
+    return b"".join([piece async for piece in bounded(response.content.iter_any())])
 
 
 def named(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:

@@ -16,7 +16,7 @@ from bagent.backends.forms import Form, Forms
 from bagent.backends.group_send import PATHS, group_body, take_answer
 from bagent.backends.group_wire import read_group
 from bagent.backends.grouping import Groups
-from bagent.backends.http_exchange import EVENTS, SSE, HttpExchange, Posted, named
+from bagent.backends.http_exchange import EVENTS, SSE, HttpExchange, Posted, named, whole_body
 from bagent.backends.learning import Learner
 from bagent.backends.models_route import learn_models
 from bagent.backends.request import Request
@@ -209,7 +209,7 @@ class OpenAIBackend:
         """Post a question that is no call; see :data:`bagent.backends.learning.Ask`."""
         try:
             async with self._transport.post(endpoint, path, body, timeouts) as response:
-                return response.status, await response.read()
+                return response.status, await whole_body(response)
         except NETWORK_ERRORS as error:
             return network_failure(error, endpoint, timeouts)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -18,12 +17,14 @@ from bagent.backends.http_errors import (
     BadAddress,
     CertificateRefused,
     ConnectTimeout,
+    EndlessBody,
     HttpError,
     NotConnected,
     NoTls,
     PayloadError,
     ProxyRefused,
     ServerClosed,
+    words_of,
 )
 from bagent.backends.plain_http import IDLE, PlainPool
 from bagent.backends.proxy import without_userinfo
@@ -250,6 +251,8 @@ def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts
         return Failure("auth" if lasting else "connect", words, not lasting)
     if isinstance(error, OSError) and (failure := _system_failure(error, where)):
         return failure
+    if isinstance(error, EndlessBody):
+        return Failure("bad_response", f"{where} sent {error}", True)
     if isinstance(error, PayloadError):
         return Failure("bad_response", f"the answer of {where} broke off: {_cause(error)}", True)
     if isinstance(error, BadAddress):
@@ -291,10 +294,6 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, CertificateRefused):
         return error.words
     inner: BaseException = getattr(error, "os_error", None) or error.__cause__ or error
-    if (
-        isinstance(inner, OSError)
-        and inner.errno
-        and str(inner.strerror).startswith("Connect call")
-    ):
-        return os.strerror(inner.errno)  # else it repeats the address in place of a reason
-    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+    if isinstance(inner, OSError):
+        return words_of(inner) or type(inner).__name__
+    return str(inner) or type(inner).__name__
