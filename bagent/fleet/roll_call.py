@@ -94,13 +94,14 @@ class RollCall:
         try:
             await self._wait(workers)
         finally:
+            asking = set(self._asking)
             for worker in workers:
                 worker.cancel()
             await asyncio.wait(workers, timeout=CANCEL_SECONDS)
         for worker in workers:
             if worker.done() and not worker.cancelled():
                 worker.result()  # a fault of our own is not to be passed over
-        return [one or self._left_over(number) for number, one in enumerate(self.called)]
+        return [one or self._left_over(n, n in asking) for n, one in enumerate(self.called)]
 
     async def _wait(self, workers: Sequence[asyncio.Future[None]]) -> None:
         """Until all were asked, or enough are ready, or the time is over."""
@@ -121,12 +122,12 @@ class RollCall:
                 if (self.ready, len(self._to_learn)) == before or left < GRACE_SECONDS:
                     return
 
-    def _left_over(self, number: int) -> Called:
+    def _left_over(self, number: int, asked: bool) -> Called:
         endpoint = self._endpoints[number]
-        if number in self._asking:
-            words = f"no answer from {endpoint.name} before the time was over"
-            return Called(endpoint, "silent", words)
-        return Called(endpoint, "unasked", "the time was over before it was asked")
+        end = "enough others were ready" if self._enough.is_set() else "the time was over"
+        if asked:
+            return Called(endpoint, "silent", f"no answer from {endpoint.name} before {end}")
+        return Called(endpoint, "unasked", f"{end} before it was asked")
 
     async def _work(self) -> None:
         """Ask one endpoint after the other, the one first whose turn is next."""

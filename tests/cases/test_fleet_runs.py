@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from support.jobs import results, write_job
 from support.replies import close, ok, slow, status
 
 pytestmark = pytest.mark.slow
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def hostfile(folder, servers):
@@ -188,6 +192,14 @@ def test_shares_groups_and_limits_can_be_read_by_sql(tmp_path):
         assert done.code == 0, done.err
         query = "select endpoint, count(*) as n, max(group_size) as most from attempts group by 1"
         found = run_bagent(["query", "job", query, "--format", "jsonl"], tmp_path)
+        told = README.split("Shares, group sizes and limits by SQL:")[1].split("```")[1]
+        shown = [shlex.split(line) for line in told.splitlines() if line.startswith("bagent query")]
+        answers = [
+            run_bagent(["query", "job", words[3], "--format", "jsonl"], tmp_path) for words in shown
+        ]
+    assert [one.err for one in answers if one.code] == []
+    assert len(answers) == 4
+    assert sum(row["rows"] for row in answers[0].lines()) == 400
     shares = found.lines()
     assert sum(row["n"] for row in shares) == 400
     assert all(row["most"] == 20 for row in shares)

@@ -153,6 +153,13 @@ def test_waiting_ends_once_enough_are_ready_and_those_just_asked_are_counted() -
     assert seconds < 5.0
 
 
+def test_who_was_being_asked_when_enough_were_ready_is_not_said_to_be_unasked() -> None:
+    with deaf_port() as deaf, FakeServer() as fs:
+        called, _ = call(to(deaf, fs.address), plan(30.0, 1, again=True))
+    assert states(called) == ["silent", "ready"]
+    assert called[0].reason == f"no answer from {deaf} before enough others were ready"
+
+
 def test_waiting_ends_in_time_though_nothing_is_ready() -> None:
     with deaf_port() as deaf:
         called, seconds = call(to(deaf, dead_port()), plan(1.5, 1, again=True))
