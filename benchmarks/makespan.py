@@ -1,6 +1,8 @@
 """Time to the end of a run on unequal fleets of SIMULATED engines, beside the ideal.
 
-    python benchmarks/makespan.py [--rows 10000] [--repeats 3] [--out FILE]
+    python benchmarks/makespan.py [--rows 10000] [--repeats 3] [--mixed] [--out FILE]
+
+``--mixed``: nine of ten answers have 10 tokens, the tenth 300.
 
 The engines are simulated and the clock jumps, so nothing here says how fast an engine is, and
 nothing depends on this machine: only how well the work is shared out is measured, by the fleet,
@@ -19,6 +21,7 @@ import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 from simulated_fleet import Plan, bagent, modulo, rows_of
 
@@ -28,8 +31,10 @@ from bagent.sim.engine import Engine, Request
 ENGINE = EngineConfig(max_num_seqs=64, decode=100.0, batch_slowdown=0.02, prefix_cache=False)
 SLOW = replace(ENGINE, decode=ENGINE.decode / 10, prefill=ENGINE.prefill / 10)
 COUNT = 16
+SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
 ARMS = {
     "auto": {},
+    "schema": {"output": {"schema": SCHEMA}},
     "lists of 64": {"batching": {"mode": "completions", "size": 64}},
     "single": {"batching": {"mode": "single"}},
 }
@@ -67,11 +72,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--fleets", default=",".join(AIMS))
     parser.add_argument("--arms", default=",".join([*ARMS, "modulo"]))
+    parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     runs = []
     for repeat in range(options.repeats):
         rows = rows_of(options.rows, repeat)
+        if options.mixed:
+            lengths = Random(repeat)
+            rows = [replace(row, answer=10 if lengths.random() < 0.9 else 300) for row in rows]
         speed = speed_of(ENGINE, rows[:4000])
         whole = options.rows / (COUNT * speed)
         death, back = round(whole * 0.2, 2), round(whole * 0.6, 2)
