@@ -21,6 +21,7 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fitting import Fitter, fits
 from bagent.fleet.health import Health
 from bagent.fleet.hedge import Hedger
+from bagent.fleet.members import Members
 from bagent.fleet.overdue import Overdue
 from bagent.fleet.picking import Picker
 from bagent.fleet.prefixes import Kinship
@@ -77,6 +78,7 @@ class Fleet:
         self._config = config
         self._waiting, self._endpoints = core.waiting, core.endpoints
         self._health = Health(core)
+        self._members = Members(core, self._health, self._forgotten)
         self._fitter = Fitter(core, self._line_up)
         self._settler = Settler(core, self._health, self._fitter)
         self._health.retry, self._health.told = self._settler.retry, self._fitter.told
@@ -165,28 +167,18 @@ class Fleet:
 
     def join(self, states: Sequence[EndpointState]) -> None:
         """Take in endpoints that joined; each gets rows once a probe has found it."""
-        self._endpoints.add(*states)
-        for state in states:
-            self._core.sample(state, "joined")
-            self._health.doubt(state)
+        self._members.join(states)
         self._pump()
 
     def leave(self, names: Sequence[str]) -> None:
         """Send nothing more to these endpoints; they are forgotten once nothing is in flight."""
-        for name in names:
-            state = self._endpoints.named(name)
-            if state is not None:
-                state.leaving = True
-                self._core.sample(state, "left the hostfile")
-                self._forget_if_left(state)
+        self._members.leave(names)
         self._note_state()
 
-    def _forget_if_left(self, state: EndpointState) -> None:
-        if state.leaving and not state.carriers and state in self._endpoints.states:
-            self._endpoints.remove(state)
-            self._fitter.left(state)
-            for call, _, _, _ in self._waiting.release(state.name):
-                self._core.sleep(call, self._core.clock())
+    def _forgotten(self, state: EndpointState) -> None:
+        self._fitter.left(state)
+        for call, _, _, _ in self._waiting.release(state.name):
+            self._core.sleep(call, self._core.clock())
 
     @property
     def states(self) -> Sequence[EndpointState]:
@@ -392,7 +384,6 @@ class Fleet:
         self._settler.settle(carrier, exchange)
         if exchange.status is not None:
             state.answered(core.clock(), carrier.started)
-        if state.leaving:
-            self._forget_if_left(state)
+        self._members.ended(state)
         self._endpoints.changed(state)
         self._pump()

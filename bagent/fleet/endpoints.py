@@ -53,7 +53,9 @@ class Endpoints:
         for state in states:
             state.turns = level
             self.states.append(state)
-            self._by_name.setdefault(state.name, state)
+            named = self._by_name.get(state.name)
+            if named is None or named.leaving:  # one that came back, or has other tags now
+                self._by_name[state.name] = state
             self._counted[state] = 0
             self._weighted |= state.weight != 1.0
             self.changed(state)
