@@ -199,7 +199,8 @@ class Session:
                 follower = HostfileFollower(
                     path, job.backend, env, self._notice, used, site.found.select
                 )
-                tasks.append(asyncio.create_task(follower.follow(site.fleet, site.recruiter)))
+                following = follower.follow(site.fleet, site.recruiter.states)
+                tasks.append(asyncio.create_task(following))
         return tasks
 
     async def _feed(self, drive: Drive, feeder: Feeder) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.engine_metrics import EngineLoad, LoadReader
-from bagent.errors import UsageError
 from bagent.fleet.dispatcher import Fleet
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.host_select import select_hosts
@@ -19,7 +17,6 @@ from bagent.fleet.host_watch import HostChanges, HostfileWatch, read_content
 from bagent.fleet.hostfile import Host
 from bagent.fleet.load_signal import POLL_SECONDS, Verdict, follow
 from bagent.runs.endpoints import host_endpoints
-from bagent.runs.fleets import Recruiter
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -119,8 +116,20 @@ async def read_counters(fleet: Fleet, reader: LoadReader, model: str | None, rea
         await asyncio.gather(*(read(state) for state in own))
 
 
+class Roster(Protocol):
+    """What endpoints join and leave: the fleet of a run, or that of a proxy."""
+
+    def join(self, states: Sequence[EndpointState]) -> None:
+        """Take in endpoints."""
+        ...
+
+    def leave(self, names: Sequence[str]) -> None:
+        """Send nothing more to these endpoints."""
+        ...
+
+
 class HostfileFollower:
-    """Lets endpoints join and leave a running job as its hostfile changes.
+    """Lets endpoints join and leave while there is work, as their hostfile changes.
 
     Args:
         endpoints: those in use, as read at the start; the file may have changed since.
@@ -140,39 +149,37 @@ class HostfileFollower:
         self._ref = ref
         self._env = env
         self._notice = notice
-        self._watch = HostfileWatch(
-            path,
-            [Host(one.name, one.url, one.tags, 0) for one in endpoints],
-            time.monotonic,
-            notice,
-            partial(select_hosts, selection=select),
-        )
+        self._select = select
+        self._found: dict[str, Endpoint] = {}
+        used = [Host(one.name, one.url, one.tags, 0) for one in endpoints]
+        self._watch = HostfileWatch(path, used, time.monotonic, notice, self._usable)
 
-    async def follow(self, fleet: Fleet, recruiter: Recruiter) -> None:
-        """Look at the file every second until cancelled."""
+    async def follow(
+        self, fleet: Roster, states: Callable[[Sequence[Endpoint]], list[EndpointState]]
+    ) -> None:
+        """Look at the file every second until cancelled; ``states`` makes those that join."""
         while True:
             await asyncio.sleep(HOSTFILE_SECONDS)
             content = await asyncio.to_thread(read_content, self._path)
             changes = None if content is None else self._watch.saw(content)
             if changes is not None:
-                self._apply(changes, fleet, recruiter)
+                fleet.leave([host.name for host in (*changes.left, *changes.changed)])
+                fresh = (*changes.joined, *changes.changed)
+                fleet.join(states([self._found[host.url] for host in fresh]))
+                self._notice(f"{self._path.name} changed: {_words(changes)}")
 
-    def _apply(self, changes: HostChanges, fleet: Fleet, recruiter: Recruiter) -> None:
-        fresh = (*changes.joined, *changes.changed)
-        try:
-            endpoints = host_endpoints(fresh, self._path, self._ref, self._env)
-        except UsageError as error:
-            self._notice(f"{error}; the endpoints stay as they were")
-            return
-        fleet.leave([host.name for host in (*changes.left, *changes.changed)])
-        fleet.join(recruiter.states(endpoints))
-        words = [
-            f"{len(hosts)} {what}"
-            for hosts, what in (
-                (changes.joined, "joined"),
-                (changes.left, "left"),
-                (changes.changed, "changed their tags"),
-            )
-            if hosts
-        ]
-        self._notice(f"{self._path.name} changed: {', '.join(words)}")
+    def _usable(self, hosts: Sequence[Host]) -> list[Host]:
+        """Those that are selected; raises where one of them lacks its key."""
+        chosen = select_hosts(hosts, selection=self._select)
+        found = host_endpoints(chosen, self._path, self._ref, self._env)
+        self._found = {endpoint.url: endpoint for endpoint in found}
+        return chosen
+
+
+def _words(changes: HostChanges) -> str:
+    told = (
+        (changes.joined, "joined"),
+        (changes.left, "left"),
+        (changes.changed, "changed their tags"),
+    )
+    return ", ".join(f"{len(hosts)} {what}" for hosts, what in told if hosts)
