@@ -1,11 +1,12 @@
-"""Commands that wait for servers, and Ctrl-C."""
+"""Commands that wait for servers, or are servers, and the signals that end them."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -47,3 +48,22 @@ def run_interruptible(
         if heard:
             raise KeyboardInterrupt from None
         raise
+
+
+@contextmanager
+def signals_heard(numbers: Sequence[int], heard: Callable[[int], None]) -> Iterator[None]:
+    """Have ``heard`` called in the running loop with each of these signals; main thread only.
+
+    Afterwards they are ignored, for good: what ends is to end with its own exit code. A loop's own
+    handlers would leave a moment in which a signal kills the process. The price: one that comes
+    just before the loop begins to wait is heard when the loop wakes for something else, so it has
+    to have something that it does every second.
+    """
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        signal.signal(number, lambda which, _: loop.call_soon_threadsafe(heard, which))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)

@@ -7,18 +7,23 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from bagent.cli import options as opt
-from bagent.errors import UsageError
+from bagent.errors import EXIT_INTERRUPTED, UsageError
+from bagent.interrupts import signals_heard
 
 if TYPE_CHECKING:
     from bagent.backends.endpoint import Endpoint
+    from bagent.fleet.endpoint_state import EndpointState
+    from bagent.proxy.serve import Proxy, ProxyConfig
     from bagent.runs.endpoints import Servers
 
 
@@ -63,35 +68,44 @@ def proxy(
         if token is None:
             raise UsageError(f"the environment variable {token_env} is not set")
     servers = _named(backend, hostfile, per_endpoint) if backend is not None else None
-    endpoints = servers.endpoints if servers is not None else _fleet(hostfile)
+    path = _hostfile(hostfile) if servers is None else None
+    endpoints = _endpoints(servers, path)
     config = ProxyConfig(host, port, token, strip_preamble=strip_preamble)
     run = output or Path("runs") / time.strftime("proxy-%Y%m%d-%H%M%S")
 
-    async def serve() -> None:
+    async def serve() -> int:
         async with AsyncExitStack() as stack:
             reached = endpoints
             if servers is not None and servers.bedrock is not None:
                 from bagent.proxy.bridge import bridged
 
                 reached = [await stack.enter_async_context(bridged(servers, _notice))]
-            await _serve(plain_states(reached, per_endpoint), config, run)
+            states = partial(plain_states, limit=per_endpoint)
+            return await _serve(reached, states, config, (run, path))
 
-    asyncio.run(serve())
-    return 0
+    return asyncio.run(serve())
 
 
-def _fleet(hostfile: Path | None) -> list[Endpoint]:
-    from bagent.fleet.hostfile import read_hostfile
-    from bagent.runs.endpoints import host_endpoints
+def _hostfile(given: Path | None) -> Path:
     from bagent.runs.environment import read_environment
 
     named = read_environment(os.environ).hostfile
-    given = hostfile or (Path(named) if named else None)
-    if given is None:
+    path = given or (Path(named) if named else None)
+    if path is None:
         raise UsageError(
             "no hostfile", hint="give --hostfile HOSTS or --backend NAME, or set BAGENT_HOSTFILE"
         )
-    return host_endpoints(read_hostfile(given), given, None, os.environ)
+    return path
+
+
+def _endpoints(servers: Servers | None, hostfile: Path | None) -> list[Endpoint]:
+    from bagent.fleet.hostfile import read_hostfile
+    from bagent.runs.endpoints import host_endpoints
+
+    if servers is not None:
+        return servers.endpoints
+    assert hostfile is not None
+    return host_endpoints(read_hostfile(hostfile), hostfile, None, os.environ)
 
 
 def _named(backend: str, hostfile: Path | None, per_endpoint: int) -> Servers:
@@ -109,26 +123,78 @@ def _named(backend: str, hostfile: Path | None, per_endpoint: int) -> Servers:
     )
 
 
-async def _serve(states: list, config: object, run: Path) -> None:  # type: ignore[type-arg]
-    from bagent.proxy.serve import ProxyConfig, start_proxy
+async def _serve(
+    endpoints: Sequence[Endpoint],
+    states: Callable[[Sequence[Endpoint]], list[EndpointState]],
+    config: ProxyConfig,
+    places: tuple[Path, Path | None],
+) -> int:
+    """Serve until a signal or a fault; ``places`` are the run directory and the hostfile, which is
+    followed. Returns the exit code."""
+    from bagent.proxy.serve import start_proxy
+    from bagent.runs.stop import HANG_UP
 
-    assert isinstance(config, ProxyConfig)
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+    run, hostfile = places
+    stopped, hurried = asyncio.Event(), asyncio.Event()
+    codes = [0]
 
-    async with start_proxy(states, config, run, _notice) as found:
-        sys.stdout.write(f"{found.url}\n")
-        sys.stdout.flush()
-        _notice(f"a proxy in front of {len(states)} endpoints; Ctrl-C ends")
-        _notice(f"next: export OPENAI_BASE_URL={found.url}")
-        waiting = asyncio.ensure_future(stopped.wait())
-        await asyncio.wait((waiting, found.fault), return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+    def heard(number: int) -> None:
+        if not stopped.is_set():
+            stopped.set()
+        else:
+            hurried.set()
+            codes[0] = EXIT_INTERRUPTED if number == signal.SIGINT else 0
+
+    with signals_heard((signal.SIGINT, signal.SIGTERM, *HANG_UP), heard):
+        async with start_proxy(states(endpoints), config, run, _notice, hurried=hurried) as found:
+            sys.stdout.write(f"{found.url}\n")
+            sys.stdout.flush()
+            many = f"{len(endpoints)} endpoint{'' if len(endpoints) == 1 else 's'}"
+            _notice(f"a proxy in front of {many}; Ctrl-C ends")
+            _notice(f"next: export OPENAI_BASE_URL={found.url}")
+            await _until_over(found, stopped, _following(endpoints, states, hostfile, found))
+            if found.busy():
+                _notice(
+                    f"{found.busy()} requests are in flight: they have {config.drain:g} s to end;"
+                    " once more ends them now"
+                )
+        _notice(f'next: bagent query {run} "select endpoint, count(*) from results group by 1"')
+    return codes[0]
+
+
+async def _until_over(found: Proxy, stopped: asyncio.Event, following: Awaitable[None]) -> None:
+    """Wait for a signal, or for a fault, which is raised; a signal after that is the second."""
+    waits: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(stopped.wait()),
+        asyncio.ensure_future(following),
+    ]
+    try:
+        await asyncio.wait((*waits, found.fault), return_when=asyncio.FIRST_COMPLETED)
         if found.fault.done():
             raise found.fault.result()
-    _notice(f'next: bagent query {run} "select endpoint, count(*) from results group by 1"')
+        if waits[1].done():
+            await waits[1]
+    finally:
+        stopped.set()
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def _following(
+    endpoints: Sequence[Endpoint],
+    states: Callable[[Sequence[Endpoint]], list[EndpointState]],
+    hostfile: Path | None,
+    found: Proxy,
+) -> None:
+    """Let endpoints join and leave as the hostfile says, until cancelled."""
+    from bagent.runs.watching import HostfileFollower
+
+    if hostfile is None:
+        await asyncio.Event().wait()
+        return
+    follower = HostfileFollower(hostfile, None, os.environ, _notice, endpoints)
+    await follower.follow(found.lessor, states)
 
 
 def _notice(text: str) -> None:

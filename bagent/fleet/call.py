@@ -92,7 +92,9 @@ class Call(msgspec.Struct, eq=False):
 
 class Carrier(msgspec.Struct, eq=False):
     """One HTTP request in flight. ``started`` is on the fleet's clock; ``tokens`` were reserved of
-    the account's limit, which stood at ``mark`` then; ``given_up`` says why the fleet ended it."""
+    the account's limit, which stood at ``mark`` then; ``given_up`` says why the fleet ended it.
+    ``begun`` says that a part of its answer has been passed on: it can not be had elsewhere any
+    more. One that ``stays`` is given up only where its endpoint is dead."""
 
     state: EndpointState
     group: list[Call]
@@ -101,6 +103,14 @@ class Carrier(msgspec.Struct, eq=False):
     mark: Started = NOTHING
     task: asyncio.Task[None] | None = None
     given_up: str = ""
+    begun: bool = False
+    stays: bool = False
+
+    def give_up(self, why: str) -> None:
+        """End it; whoever carries it is cancelled, and finds the reason here."""
+        if self.task is not None and not self.given_up:
+            self.given_up = why
+            self.task.cancel()
 
     def begin(self, account: Account) -> None:
         """Count the request at its calls, and take it, and what they are thought to need, from

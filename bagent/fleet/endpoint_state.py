@@ -46,6 +46,7 @@ class EndpointState:
     being asked how it wants groups; ``exclusive`` one on which a row runs that others died with.
     ``cold`` is one whose cache knows nothing of the run yet, ``warming`` the call that went ahead
     to it while others wait.
+    ``looked_at`` is when it was last asked why it is silent.
     ``context`` is its context length in tokens, None where it is not known; one that is ``strict``
     refuses what would be longer with all of ``max_tokens``.
     ``signal`` judges an engine whose limit finds its own height, else it is None.
@@ -87,6 +88,7 @@ class EndpointState:
         self.last_good = float("-inf")
         self.broke_at = float("-inf")
         self.last_served = float("-inf")
+        self.looked_at = float("-inf")
         self.faults = 0
         self.refusals = 0
         self.turns = 0.0
@@ -125,6 +127,14 @@ class EndpointState:
             return 0
         most = 1 if self.trial else self.limit.value
         return max(0, most - self.in_flight)
+
+    @property
+    def waits_since(self) -> float | None:
+        """When the oldest request was sent of whose answer nothing came yet; None: there is none.
+
+        Answers that are passed on piece by piece wait for who asked, too: they prove nothing.
+        """
+        return next((one.started for one in self.carriers if not one.begun), None)
 
     @property
     def burst(self) -> int:

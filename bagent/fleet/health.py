@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from bagent.backends.endpoint import Capabilities
+from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.core import Core
-from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.endpoint_state import LONGEST_COOL_DOWN, EndpointState
 from bagent.fleet.outage import Outage
 from bagent.types import Failure
 
@@ -27,12 +27,18 @@ TOLD_AGAIN = 30.0
 
 PROBES_AT_ONCE = 64
 
+PROVE_AGAIN = 5.0
+"""Seconds until an endpoint that hangs is asked again whether it works, doubling."""
+
 Retry = Callable[[Call, Failure, Delivery | None], None]
+
+Prove = Callable[[Endpoint], Awaitable[Failure | None]]
+"""Asks an endpoint for an answer as small as there is: None where it came."""
 
 
 class Health:
     """Probes, rests and outages; ``retry`` decides on calls that cost a try after all, ``told``
-    takes what a probed endpoint tells of itself."""
+    takes what a probed endpoint tells of itself, ``prove`` asks a silent one for a real answer."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -43,6 +49,7 @@ class Health:
         self._watched_at = core.clock()
         self._gate = asyncio.Semaphore(PROBES_AT_ONCE)
         self.retry: Retry = lambda call, failure, delivery: None
+        self.prove: Prove | None = None
         self.told: Callable[[EndpointState, Capabilities], None] = lambda state, found: None
 
     # --- endpoints that do not answer ---------------------------------------------------------
@@ -151,43 +158,77 @@ class Health:
         slowest = max(core.latencies, default=0.0)
         patience = max(STALL_SECONDS, STALL_FACTOR * slowest)
         for state in core.endpoints.states:
-            if not state.carriers or state.stalled or not state.up:
+            oldest = state.waits_since
+            if oldest is None or state.stalled or not state.up:
                 continue
-            oldest = next(iter(state.carriers)).started
-            silent = now - max(oldest, state.last_good)
-            if silent > patience and core.last_served > max(oldest, state.last_good) + slowest:
-                self._stalled(state, silent)
+            since = max(oldest, state.last_good)
+            if now - since > patience and core.last_served > since + slowest:
+                self._stalled(state, now - since)
+            elif self.prove is not None and now - max(since, state.looked_at) > STALL_SECONDS:
+                state.looked_at = now
+                core.spawn(self._look(state), core.probes)
 
     def _stalled(self, state: EndpointState, silent: float) -> None:
-        """Nothing more goes there until it answers; what it has is left to its time limits."""
+        """Nothing more goes there until it answers."""
         state.stalled = True
         self.tell(
             f"{state.name} takes requests but has answered none for {silent:.0f} s;"
             " it gets no more until it answers"
         )
         self._core.sample(state, "stalled")
-        self._core.spawn(self._look_twice(state), self._core.probes)
+        self._core.spawn(self._look_after(state), self._core.probes)
 
-    async def _look_twice(self, state: EndpointState) -> None:
-        """A stalled server that does not even answer a probe, twice, is dead: others take over."""
-        core = self._core
-        found: object = None
-        for _ in range(2):
-            began = core.clock()
+    async def _look(self, state: EndpointState) -> None:
+        """See whether a silent server is dead."""
+        await self._is_dead(state)
+
+    async def _look_after(self, state: EndpointState) -> None:
+        """A stalled server that does not even answer a probe is dead. One that does, but not a
+        request as small as there is, hangs: others take what it has. Without a way to ask it one,
+        that is left to its time limits."""
+        pause = PROVE_AGAIN
+        while not await self._is_dead(state) and self.prove is not None and state.stalled:
+            began = self._core.clock()
+            fault = await self.prove(state.endpoint)
+            if not state.stalled:
+                return
+            if fault is None or fault.status is not None or state.last_good >= began:
+                self._goes_on(state)
+                return
+            for carrier in list(state.carriers):
+                if not (carrier.begun or carrier.stays):
+                    carrier.give_up(f"{state.name} hangs: {fault.message}")
+            if state.leaving:
+                return
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_COOL_DOWN, pause * 2)
+
+    def _goes_on(self, state: EndpointState) -> None:
+        """A stalled server answered what it was asked for a proof: one call may try it."""
+        state.answered(self._core.clock())
+        state.trial = True
+        self.tell(f"{state.name} answers again")
+        self._core.sample(state, "answers again")
+        self._core.endpoints.changed(state)
+        self._core.pump()
+
+    async def _is_dead(self, state: EndpointState) -> bool:
+        """Whether a silent server answers no probe, twice: then it is dead, and others take over
+        what it has."""
+        core, began = self._core, self._core.clock()
+        for again in (True, False):
             found = await core.backend.probe(state.endpoint, core.config.probe_seconds)
             dead = isinstance(found, Failure) and found.status is None
-            if not dead or state.last_good >= began or not state.stalled:
-                return
-            await asyncio.sleep(core.config.probe_seconds)
+            if not dead or state.last_good >= began or not state.up or core.closed:
+                return False
+            if again:
+                await asyncio.sleep(core.config.probe_seconds)
         assert isinstance(found, Failure)
-        if not state.stalled or core.closed:
-            return
         state.stalled = False
         self._down(state, found, core.clock())
         for carrier in list(state.carriers):
-            if carrier.task is not None:
-                carrier.given_up = f"{state.name} died: {found.message}"
-                carrier.task.cancel()
+            carrier.give_up(f"{state.name} died: {found.message}")
+        return True
 
     def tell(self, words: str) -> None:
         """Write a line about an endpoint; of thousands only the first and a count."""

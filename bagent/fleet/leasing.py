@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
 from bagent.backends.rate_headers import RateLimits
-from bagent.fleet.account import NOTHING, Started
+from bagent.fleet.call import Carrier
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.health import Health
+from bagent.fleet.health import Health, Prove
+from bagent.fleet.members import Members
 from bagent.fleet.settle import SETUP_STATUS
 from bagent.types import Failure
 
@@ -20,12 +22,13 @@ MUCH_BUSIER = 0.5
 in use there is higher by this."""
 
 
-class Lease(msgspec.Struct, eq=False):
-    """One endpoint's slot; ``since`` is on the fleet's clock, ``mark`` the account's sum then."""
+class Closed(Exception):
+    """No endpoint is lent any more."""
 
-    state: EndpointState
-    since: float
-    mark: Started = NOTHING
+
+class Lease(Carrier, eq=False):
+    """One endpoint's slot for one request. Whoever has it may name the ``task`` that sends the
+    request: where others should take it, the task is cancelled, and ``given_up`` says why."""
 
 
 class _Waiter(msgspec.Struct, eq=False):
@@ -41,11 +44,15 @@ class Lessor:
 
     Args:
         core: the endpoints; nothing else may use it.
+        prove: asks an endpoint that takes requests and answers none for a real answer; None: what
+            such a one has is left to its time limits.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, prove: Prove | None = None) -> None:
         self._core = core
         self._health = Health(core)
+        self._health.prove = prove
+        self._members = Members(core, self._health, lambda _: None)
         self._waiters: deque[_Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
         core.pump = self._serve
@@ -55,11 +62,35 @@ class Lessor:
         """Requests that wait for an endpoint with room."""
         return len(self._waiters)
 
+    @property
+    def states(self) -> Sequence[EndpointState]:
+        """All endpoints as they are now, those that leave among them."""
+        return self._core.endpoints.states
+
+    def join(self, states: Sequence[EndpointState]) -> None:
+        """Take in endpoints that joined."""
+        self._members.join(states)
+        self._serve()
+
+    def leave(self, names: Sequence[str]) -> None:
+        """Lend these endpoints no more; they are forgotten once nothing is in flight."""
+        self._members.leave(names)
+        self._serve()
+
+    def tick(self) -> None:
+        """Look for endpoints that take requests and answer none; call it about every second."""
+        self._health.tick()
+
     async def take(self, avoid: frozenset[str], prefer: str | None = None) -> Lease:
         """Wait for an endpoint with room; one that is not in ``avoid`` where there is another.
 
         It is the one called ``prefer`` where that has room too and is not much busier.
+
+        Raises:
+            Closed: it was closed before, or while this waited.
         """
+        if self._core.closed:
+            raise Closed
         future: asyncio.Future[Lease] = self._core.loop.create_future()
         self._waiters.append(_Waiter(future, avoid, None if prefer in avoid else prefer))
         self._serve()
@@ -67,7 +98,7 @@ class Lessor:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self._release(future.result().state)
+                self._release(future.result())
             raise
 
     def another(self, avoid: frozenset[str]) -> bool:
@@ -80,36 +111,50 @@ class Lessor:
         if news:
             self._core.notice(f"{lease.state.name} allows {news}")
 
+    def went_on(self, lease: Lease) -> None:
+        """A piece of the answer came, and goes on to who asked."""
+        core, state = self._core, lease.state
+        now = core.clock()
+        if not lease.begun:
+            lease.begun = True
+            core.last_served = now
+            core.latencies.append(now - lease.started)
+        back = state.stalled or not state.up
+        state.answered(now, lease.started)
+        if back:
+            core.endpoints.changed(state)
+            self._serve()
+
     def served(self, lease: Lease, tokens: int | None = None) -> None:
         """The request of the lease was answered well."""
         core, state = self._core, lease.state
         now = core.clock()
-        state.answered(now, lease.since)
+        state.answered(now, lease.started)
         state.served(now)
-        state.account.served(now, lease.since, 0, tokens)
+        state.account.served(now, lease.started, 0, tokens)
         state.limit.succeeded(1, state.in_flight)
         core.last_served = now
-        core.latencies.append(now - lease.since)
-        self._release(state)
+        if not lease.begun:  # else it took what who asked took to read it
+            core.latencies.append(now - lease.started)
+        self._release(lease)
 
     def failed(self, lease: Lease, failure: Failure | None) -> None:
         """The request of the lease failed; None where nobody waits for it any more."""
-        state = lease.state
         if failure is not None:
             self.judge(lease, failure)
-        self._release(state)
+        self._release(lease)
 
     def judge(self, lease: Lease, failure: Failure) -> None:
         """Take what a failure says of the endpoint that had the lease."""
         core, state = self._core, lease.state
         now = core.clock()
         if failure.status is not None:
-            state.answered(now, lease.since)
+            state.answered(now, lease.started)
         if failure.kind == "rate_limited":
-            state.account.refused(lease.since, now, failure.retry_after)
+            state.account.refused(lease.started, now, failure.retry_after)
         elif failure.busy:
-            state.limit.overloaded(lease.since, now, failure.message)
-        elif failure.kind == "connect" and state.broke(lease.since, now):
+            state.limit.overloaded(lease.started, now, failure.message)
+        elif failure.kind == "connect" and state.broke(lease.started, now):
             self._health.doubt(state)
         refused = failure.status in SETUP_STATUS
         if refused or (failure.passing and failure.kind != "rate_limited"):
@@ -117,9 +162,12 @@ class Lessor:
             if rests and not state.resting and core.endpoints.others(state):
                 self._health.rest(state, failure)
 
-    def _release(self, state: EndpointState) -> None:
+    def _release(self, lease: Lease) -> None:
+        state = lease.state
         state.in_flight -= 1
+        del state.carriers[lease]
         self._core.in_flight -= 1
+        self._members.ended(state)
         self._core.endpoints.changed(state)
         self._serve()
 
@@ -148,7 +196,9 @@ class Lessor:
             state.in_flight += 1
             state.turns += 1 / state.weight
             core.in_flight += 1
-            future.set_result(Lease(state, now, state.account.started(now)))
+            lease = Lease(state, [], now, mark=state.account.started(now))
+            state.carriers[lease] = None
+            future.set_result(lease)
         for state in passed:
             core.endpoints.changed(state)
         wait = core.endpoints.unpark(now) if core.endpoints.parked else None
@@ -174,4 +224,6 @@ class Lessor:
         if self._timer is not None:
             self._timer.cancel()
         for waiter in self._waiters:
-            waiter.future.cancel()
+            if not waiter.future.done():
+                waiter.future.set_exception(Closed())
+        self._waiters.clear()

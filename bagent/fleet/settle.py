@@ -126,9 +126,8 @@ class Settler:
         """Give up the other requests that carry a call which was answered."""
         for state in self._core.endpoints.states:
             for carrier in state.carriers:
-                if call in carrier.group and carrier.task is not None and not carrier.given_up:
-                    carrier.given_up = "another endpoint answered first"
-                    carrier.task.cancel()
+                if call in carrier.group:
+                    carrier.give_up("another endpoint answered first")
 
     def _halve(self, carrier: Carrier, exchange: Exchange, group_id: str) -> None:
         """A group was refused for what is in it: its halves go on until the bad row is alone."""

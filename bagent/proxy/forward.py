@@ -15,9 +15,9 @@ from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
 from bagent.backends.rate_headers import read_rate_limits
-from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
+from bagent.backends.transport import NETWORK_ERRORS, Patience, Transport, network_failure
 from bagent.clocks import unix
-from bagent.fleet.leasing import Lease, Lessor
+from bagent.fleet.leasing import Closed, Lease, Lessor
 from bagent.proxy.clients import Homes, client_name, session_name
 from bagent.proxy.meter import Meter, Record
 from bagent.types import Failure
@@ -75,6 +75,18 @@ class Forwarder:
         self._timeouts = timeouts
         self._patience = patience
         self._homes = Homes()
+        self._busy = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def busy(self) -> int:
+        """Requests that clients wait for now."""
+        return self._busy
+
+    async def idle(self) -> None:
+        """Wait until no client waits for anything."""
+        await self._idle.wait()
 
     async def forward(self, request: web.Request, path: str, body: bytes) -> web.StreamResponse:
         """Answer ``request`` with what an endpoint says to ``body`` at ``path``."""
@@ -82,9 +94,12 @@ class Forwarder:
         session = session_name(request.headers)
         record = Record(name, path, unix())
         self._meter.arrived(record)
+        self._busy += 1
+        self._idle.clear()
         failure = Failure("overloaded", "no endpoint has room", passing=True, status=503)
         avoid: frozenset[str] = frozenset()
         without: list[tuple[Lease, Failure]] = []
+        moved = False  # once: what takes its time everywhere would else end nowhere
         try:
             while record.tries < MOST_TRIES:
                 try:
@@ -92,8 +107,12 @@ class Forwarder:
                         lease = await self._lessor.take(avoid, self._homes.of(session))
                 except TimeoutError:
                     break
+                except Closed:
+                    failure = Failure("overloaded", "the proxy ends", passing=True, status=503)
+                    break
+                lease.stays = moved
                 record.tries += 1
-                record.endpoint = lease.state.name
+                record.endpoint, record.status = lease.state.name, None
                 result = await self._try(request, path, body, lease, record)
                 if not isinstance(result, Failure):
                     if record.failure is None:
@@ -102,6 +121,7 @@ class Forwarder:
                             self._lessor.judge(old, told)
                     return result
                 failure, avoid = result, avoid | {lease.state.name}
+                moved |= bool(lease.given_up)
                 if result.status in ABSENT:
                     without.append((lease, result))
                     if not self._lessor.another(avoid):
@@ -112,6 +132,9 @@ class Forwarder:
             record.failure = Failure("internal", "the client hung up")
             raise
         finally:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
             self._meter.request(record)
 
     def _note_limits(self, lease: Lease, headers: Mapping[str, str]) -> None:
@@ -126,9 +149,8 @@ class Forwarder:
     ) -> web.StreamResponse | Failure:
         """One try; a failure may be tried elsewhere: no byte of it has gone to the client."""
         endpoint = _as_asked(lease.state.endpoint, request.headers)
-        sent = unix()
-        answer: web.StreamResponse | None = None
-        told: Failure | None = None
+        lease.task = asyncio.current_task()
+        sent, told, lent = unix(), None, True
         try:
             async with self._transport.post(endpoint, path, body, self._timeouts) as found:
                 record.status = found.status
@@ -141,37 +163,51 @@ class Forwarder:
                     told = Failure("bad_response", "a web page instead of an answer", passing=True)
                     return told
                 answer = web.StreamResponse(status=found.status, headers=_passed_on(found.headers))
+                whole = None
                 if found.content_type != SSE:
-                    raw = await _whole(found, endpoint, record)
-                    answer.content_length = len(raw)
-                    await _send(answer.prepare(request))
-                    await _send(answer.write(raw))
+                    whole = await _whole(found, endpoint, record)
                 else:
-                    await _send(answer.prepare(request))
-                    async for piece in found.content.iter_any():
-                        record.take(piece)
-                        await _send(answer.write(piece))
-                await _send(answer.write_eof())
-        except NETWORK_ERRORS as error:
-            told = network_failure(error, endpoint, self._timeouts)
-            if answer is not None and answer.prepared:
+                    await self._pass_on(request, found, answer, lease, record)
+            self._lessor.served(lease)
+            lent = False
+        except (*NETWORK_ERRORS, asyncio.CancelledError) as error:
+            told = _why(error, lease, self._timeouts)
+            if told is None:
+                raise
+            if lease.begun:
                 # The answer has begun; an honest end is a broken one.
                 record.failure = told
                 if request.transport is not None:
                     request.transport.abort()
                 return answer
             return msgspec.structs.replace(told, status=None)
-        except BaseException:
-            if told is None:  # whatever it was, the slot is free again
-                self._lessor.failed(lease, None)
-            raise
-        else:
-            self._lessor.served(lease)
-            return answer
         finally:
-            if told is not None:
-                self._lessor.failed(lease, None if told.status in ABSENT else told)
+            if lent:  # whatever it was, the slot is free again
+                blamed = None if lease.given_up or (told and told.status in ABSENT) else told
+                self._lessor.failed(lease, blamed)
             self._meter.attempt(record, sent, record.status, told.message if told else None)
+        return await _finished(request, answer, whole)
+
+    async def _pass_on(
+        self,
+        request: web.Request,
+        found: aiohttp.ClientResponse | PlainResponse,
+        answer: web.StreamResponse,
+        lease: Lease,
+        record: Record,
+    ) -> None:
+        """Send a stream to the client as it comes; while the client takes its time, no limit of
+        the endpoint's runs."""
+        async with Patience(self._timeouts.first_token, self._timeouts.idle) as patience:
+            async for piece in found.content.iter_any():
+                patience.lift()
+                record.take(piece)
+                begins = not lease.begun
+                self._lessor.went_on(lease)
+                if begins:
+                    await _send(answer.prepare(request))
+                await _send(answer.write(piece))
+                patience.went_on()
 
 
 async def _send(work: object) -> None:
@@ -180,6 +216,30 @@ async def _send(work: object) -> None:
         await work  # type: ignore[misc]
     except (ConnectionError, OSError) as error:
         raise ClientLeft from error
+
+
+async def _finished(
+    request: web.Request, answer: web.StreamResponse, whole: bytes | None
+) -> web.StreamResponse:
+    """The rest of an answer for the client: all of it, where it was no stream."""
+    if whole is not None:
+        answer.content_length = len(whole)
+    if not answer.prepared:
+        await _send(answer.prepare(request))
+    if whole is not None:
+        await _send(answer.write(whole))
+    await _send(answer.write_eof())
+    return answer
+
+
+def _why(error: BaseException, lease: Lease, timeouts: Timeouts) -> Failure | None:
+    """Why a try failed; None where it was cancelled because nobody waits for it any more."""
+    if not isinstance(error, asyncio.CancelledError):
+        return network_failure(error, lease.state.endpoint, timeouts)
+    task = lease.task
+    if not lease.given_up or task is None or task.uncancel() > 0:
+        return None
+    return Failure("connect", lease.given_up, passing=True)
 
 
 async def _whole(

@@ -19,7 +19,7 @@ from bagent.store.current import CurrentLines
 from bagent.store.journal import Journal, Syncer
 from bagent.store.owner import Owner, Renewer
 from bagent.store.rundir import RunDir, RunInfo, Start
-from bagent.types import Attempt, Failure, Json, Outcome, Usage
+from bagent.types import Attempt, EndpointSample, Failure, Json, Outcome, Usage
 
 PART = "all"
 STAGE = "proxy"
@@ -85,6 +85,7 @@ class Meter:
         starts = list(before.starts) if before else []
         start = Start(unix(), PART, platform.node(), os.getpid(), __version__)
         self._count = _rows_of(path, before)
+        self._names = set(endpoints)
         names: list[Json] = [{"name": name} for name in endpoints]
         self._info = RunInfo(
             name=path.name,
@@ -167,6 +168,14 @@ class Meter:
         )
         self._on_usage(record.name, usage)
         self._keep(lambda: self._journal.write(outcome))
+
+    def sample(self, sample: EndpointSample) -> None:
+        """Note how an endpoint stands; one that is not in run.json yet has joined."""
+        if sample.endpoint not in self._names:
+            self._names.add(sample.endpoint)
+            self._info.endpoints.append({"name": sample.endpoint})
+            self._keep(lambda: self._directory.save(self._info, PART))
+        self._keep(lambda: self._journal.write_sample(sample))
 
     def tick(self) -> None:
         """Write what is buffered; call it about every second."""

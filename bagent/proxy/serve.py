@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -18,8 +19,9 @@ from aiohttp import web
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.proof import Prover
 from bagent.backends.transport import Transport
-from bagent.errors import BagentError, UsageError
+from bagent.errors import StoppedEarly, UsageError
 from bagent.fleet.account import Account
 from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
@@ -28,11 +30,18 @@ from bagent.fleet.limiter import InFlightLimit
 from bagent.proxy.forward import Forwarder
 from bagent.proxy.guarding import bearer, is_token
 from bagent.proxy.meter import Meter
-from bagent.types import Usage
+from bagent.types import EndpointSample, Failure, Usage
 
 MOST_BODY = 256 << 20
 TICK_SECONDS = 1.0
 PROBE_SECONDS = 5.0
+
+ABANDON_SECONDS = 0.5
+"""So long requests may take to notice that they are given up."""
+
+PROVE_SECONDS = 30.0
+"""So long an engine that has answered nothing for a minute may take for one token."""
+
 _PREAMBLE_IN_TEXT = re.compile(rb'(?<=")(?:x-(?:anthropic|amz)-[A-Za-z0-9-]+:[^"\\]*\\n)+', re.I)
 
 
@@ -43,6 +52,7 @@ class ProxyConfig(msgspec.Struct, frozen=True):
     must be there where ``host`` is not loopback. ``patience`` is how many seconds a request may
     wait for an endpoint with room. ``strip_preamble`` removes lines such as ``x-anthropic-...:``
     that begin texts of some CLI agents and differ in every session, so that prefixes stay equal.
+    ``drain`` is how many seconds what is in flight may take at the end.
     """
 
     host: str = "127.0.0.1"
@@ -51,18 +61,22 @@ class ProxyConfig(msgspec.Struct, frozen=True):
     patience: float = 600.0
     timeouts: Timeouts = Timeouts()
     strip_preamble: bool = False
+    drain: float = 30.0
 
 
 class Proxy(msgspec.Struct, frozen=True):
     """A proxy that serves: its base address, with ``/v1``, and its run directory.
 
-    ``fault`` gets the reason why it can no longer meter what it serves, such as a full disk:
-    whoever started it should end it then.
+    ``lessor`` is what endpoints may join and leave. ``fault`` gets the reason why it can no longer
+    serve or meter, such as a full disk: whoever started it should end it then. ``busy`` says how
+    many clients wait for an answer.
     """
 
     url: str
     run: Path
-    fault: asyncio.Future[BagentError]
+    lessor: Lessor
+    fault: asyncio.Future[BaseException]
+    busy: Callable[[], int]
 
 
 @asynccontextmanager
@@ -72,10 +86,12 @@ async def start_proxy(
     run: Path,
     notice: Callable[[str], None],
     on_usage: Callable[[str, Usage], None] = lambda name, usage: None,
+    hurried: asyncio.Event | None = None,
 ) -> AsyncIterator[Proxy]:
     """Serve in front of ``states`` until the context is left.
 
-    ``on_usage`` gets what each request took, with the name of who asked.
+    ``on_usage`` gets what each request took, with the name of who asked. At the end what is in
+    flight is waited for, at most as long as ``config`` says and until ``hurried`` is set.
 
     Raises:
         UsageError: the address cannot be had, or is open to others without a token.
@@ -90,38 +106,75 @@ async def start_proxy(
     listening = _listen(config)
     transport = Transport()
     backend = OpenAIBackend(transport, notice=notice)
-    core = Core(
-        states,
-        backend,
-        FleetConfig(concurrency=1 << 20),
-        on_attempt=lambda _: None,
-        on_sample=None,
-        notice=notice,
-        random=Random(1),
-    )
-    lessor = Lessor(core)
-    fault: asyncio.Future[BagentError] = core.loop.create_future()
-    meter = Meter(run, [state.name for state in states], notice, on_usage, fault.set_result)
+    core = _core(states, backend, notice, lambda sample: meter.sample(sample))
+    fault: asyncio.Future[BaseException] = core.loop.create_future()
+
+    def broke(reason: BaseException) -> None:
+        if not fault.done() and not isinstance(reason, StoppedEarly):  # it waits for endpoints
+            fault.set_result(reason)
+
+    core.stopped.add_done_callback(lambda stopped: broke(stopped.result()))
+    lessor = Lessor(core, partial(_proven, Prover(backend)))
+    meter = Meter(run, [state.name for state in states], notice, on_usage, broke)
     forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
-    app = _app(config, forwarder, backend, states)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-    ticker = asyncio.create_task(_tick(meter))
+    for state in states:
+        core.sample(state, "begin")
+    app = _app(config, forwarder, backend, lessor)
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=ABANDON_SECONDS
+    )
+    ticking = core.spawn(_tick(meter, lessor), core.tasks)
     try:
         await runner.setup()
         await web.SockSite(runner, listening).start()
         port = runner.addresses[0][1]
         host = f"[{config.host}]" if ":" in config.host else config.host
-        yield Proxy(f"http://{host}:{port}/v1", run, fault)
+        base = f"http://{host}:{port}/v1"
+        yield Proxy(base, run, lessor, fault, lambda: forwarder.busy)
     finally:
         told = fault.done()
-        lessor.close()
-        await runner.cleanup()
-        ticker.cancel()
-        await asyncio.gather(ticker, *core.probes, return_exceptions=True)
+        await _drain(runner, lessor, forwarder, hurried or asyncio.Event(), config.drain)
+        ticking.cancel()
+        await asyncio.gather(ticking, *core.probes, return_exceptions=True)
         await backend.close()
         meter.close(0)
     if fault.done() and not told:
         raise fault.result()
+
+
+def _core(
+    states: Sequence[EndpointState],
+    backend: OpenAIBackend,
+    notice: Callable[[str], None],
+    on_sample: Callable[[EndpointSample], None],
+) -> Core:
+    return Core(
+        states,
+        backend,
+        FleetConfig(concurrency=1 << 20),
+        on_attempt=lambda _: None,
+        on_sample=on_sample,
+        notice=notice,
+        random=Random(1),
+    )
+
+
+async def _drain(
+    runner: web.AppRunner,
+    lessor: Lessor,
+    forwarder: Forwarder,
+    hurried: asyncio.Event,
+    seconds: float,
+) -> None:
+    """Take no more, let what is in flight end for a while, then end the rest."""
+    for site in list(runner.sites):
+        await site.stop()
+    lessor.close()
+    waits = [asyncio.ensure_future(hurried.wait()), asyncio.ensure_future(forwarder.idle())]
+    await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for one in waits:
+        one.cancel()
+    await runner.cleanup()
 
 
 def _listen(config: ProxyConfig) -> socket.socket:
@@ -137,17 +190,24 @@ def _listen(config: ProxyConfig) -> socket.socket:
         ) from None
 
 
-async def _tick(meter: Meter) -> None:
+async def _tick(meter: Meter, lessor: Lessor) -> None:
     while True:
         await asyncio.sleep(TICK_SECONDS)
+        lessor.tick()
         meter.tick()
+
+
+async def _proven(prover: Prover, endpoint: Endpoint) -> Failure | None:
+    """Ask an endpoint for one token; None where it came."""
+    found = await prover.prove(endpoint, None, PROVE_SECONDS)
+    return found if isinstance(found, Failure) else None
 
 
 def _app(
     config: ProxyConfig,
     forwarder: Forwarder,
     backend: OpenAIBackend,
-    states: Sequence[EndpointState],
+    lessor: Lessor,
 ) -> web.Application:
     async def post(request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -157,7 +217,7 @@ def _app(
 
     async def names() -> list[str]:
         found = await asyncio.gather(
-            *(backend.probe(state.endpoint, PROBE_SECONDS) for state in states if state.up)
+            *(backend.probe(one.endpoint, PROBE_SECONDS) for one in lessor.states if _serves(one))
         )
         told = (one.models for one in found if isinstance(one, Capabilities))
         return list(dict.fromkeys(itertools.chain.from_iterable(told)))
@@ -174,8 +234,9 @@ def _app(
         return web.json_response({"error": error}, status=404)
 
     async def health(request: web.Request) -> web.Response:
-        up = sum(1 for state in states if state.up)
-        return web.json_response({"endpoints": len(states), "up": up}, status=200 if up else 503)
+        stay = [state for state in lessor.states if not state.leaving]
+        up = sum(1 for state in stay if _serves(state))
+        return web.json_response({"endpoints": len(stay), "up": up}, status=200 if up else 503)
 
     app = web.Application(client_max_size=MOST_BODY, middlewares=[_guard(config.token)])
     app.router.add_get("/health", health)
@@ -183,6 +244,11 @@ def _app(
     app.router.add_get("/v1/models/{name:.+}", model)
     app.router.add_post("/v1/{rest:.+}", post)
     return app
+
+
+def _serves(state: EndpointState) -> bool:
+    """Whether an endpoint is one of the fleet, and answers."""
+    return state.up and not (state.stalled or state.leaving)
 
 
 def _model(name: str) -> dict[str, str]:
@@ -220,12 +286,17 @@ def _is_loopback(host: str) -> bool:
 
 
 def plain_states(endpoints: Sequence[Endpoint], limit: int) -> list[EndpointState]:
-    """The states of endpoints that may have ``limit`` requests in flight each."""
-    return [
-        EndpointState(
-            endpoint,
-            InFlightLimit(limit, limit),
-            Account(None, None, ALL_TOLD, hosted=not endpoint.own),
-        )
-        for endpoint in endpoints
-    ]
+    """The states of endpoints that may have ``limit`` requests in flight each, or fewer where a
+    hostfile says so; its weights count as in a run."""
+    return [_state(endpoint, limit) for endpoint in endpoints]
+
+
+def _state(endpoint: Endpoint, limit: int) -> EndpointState:
+    tags = endpoint.tags
+    most = min(limit, int(tags.get("max_concurrency") or limit))
+    return EndpointState(
+        endpoint,
+        InFlightLimit(most, most),
+        Account(None, None, ALL_TOLD, hosted=not endpoint.own),
+        weight=float(tags.get("weight") or tags.get("gpus") or 1),
+    )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from bagent.agents.plan import StagePlan
 from bagent.agents.program import ProgramPlan
 from bagent.agents.told import KEYS, Service, environment_for
-from bagent.errors import BagentError
 from bagent.proxy.serve import ProxyConfig, plain_states, start_proxy
 from bagent.runs.endpoints import Servers
 from bagent.runs.fleets import make_timeouts
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
 
 PER_ENDPOINT = 256
 """Requests in flight per endpoint: programs ask one after the other, so rows are the limit."""
+
+DRAIN = 1.0
+"""Seconds that the proxy waits at the end: the programs that asked are gone by then."""
 
 
 class UsageByName:
@@ -79,7 +81,7 @@ async def open_program(
     environment.pop("HOME", None)  # each row has its own
     program = find_program(spec.command[0], job.source.folder, environment)
     usage = UsageByName()
-    config = ProxyConfig(port=0, timeouts=make_timeouts(job), strip_preamble=True)
+    config = ProxyConfig(port=0, timeouts=make_timeouts(job), strip_preamble=True, drain=DRAIN)
     states = plain_states(servers.endpoints, PER_ENDPOINT)
     proxy = await stack.enter_async_context(
         start_proxy(
@@ -106,7 +108,7 @@ async def open_program(
     )
 
 
-def _stop(asked: asyncio.Future[Stop], fault: asyncio.Future[BagentError]) -> None:
+def _stop(asked: asyncio.Future[Stop], fault: asyncio.Future[BaseException]) -> None:
     """Have the run stop for a fault of its proxy, unless it stops already."""
     if not fault.cancelled() and not asked.done():
         asked.set_result(stop_for(fault.result()))
