@@ -91,7 +91,7 @@ class Health:
                 else:
                     core.sleep(call, now)
         else:
-            if not state.up:
+            if not state.up and found is not None:  # else it left, and nobody asked it
                 self.tell(f"{state.name} answers again")
                 core.backend.forget(state.endpoint)
             state.answered(now)

@@ -63,6 +63,11 @@ class Lessor:
         return len(self._waiters)
 
     @property
+    def closed(self) -> bool:
+        """Whether it lends no more."""
+        return self._core.closed
+
+    @property
     def states(self) -> Sequence[EndpointState]:
         """All endpoints as they are now, those that leave among them."""
         return self._core.endpoints.states

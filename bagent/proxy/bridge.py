@@ -24,6 +24,7 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.json_text import decode_json
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.transport import Transport
+from bagent.proxy.clients import gone
 from bagent.proxy.guarding import bearer, is_token
 from bagent.proxy.openai_words import chunk_bytes, completion, error_of, last_chunks
 from bagent.runs.endpoints import Servers
@@ -123,6 +124,8 @@ class Bridge:
                 await answer.write(chunk)
             await answer.write_eof()
             return answer
+        except ConnectionError:
+            return gone(request)
         finally:
             asking.cancel()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from aiohttp import web
+
 OWN_KEY = "bagent-"
 """A key that begins so is no secret: what follows is the name of who asks."""
 
@@ -33,6 +35,13 @@ def _own_name(headers: Mapping[str, str]) -> str | None:
         key = key or headers.get("x-api-key", "")
         name = key.removeprefix(OWN_KEY) if key.startswith(OWN_KEY) else None
     return name or None
+
+
+def gone(request: web.Request) -> web.Response:
+    """The end of a request whose client hung up: nobody reads it, and nothing is to be logged."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=499)
 
 
 class Homes:

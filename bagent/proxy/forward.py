@@ -18,7 +18,7 @@ from bagent.backends.rate_headers import read_rate_limits
 from bagent.backends.transport import NETWORK_ERRORS, Patience, Transport, network_failure
 from bagent.clocks import unix
 from bagent.fleet.leasing import Closed, Lease, Lessor
-from bagent.proxy.clients import Homes, client_name, session_name
+from bagent.proxy.clients import Homes, client_name, gone, session_name
 from bagent.proxy.meter import Meter, Record
 from bagent.types import Failure
 
@@ -128,8 +128,12 @@ class Forwarder:
                         break
             record.failure = failure
             return _refusal(failure)
-        except (ClientLeft, asyncio.CancelledError):
-            record.failure = Failure("internal", "the client hung up")
+        except (ClientLeft, asyncio.CancelledError) as error:
+            ends = self._lessor.closed and not isinstance(error, ClientLeft)
+            words = "the proxy ended before the answer" if ends else "the client hung up"
+            record.failure = Failure("internal", words)
+            if isinstance(error, ClientLeft):
+                return gone(request)
             raise
         finally:
             self._busy -= 1

@@ -1,0 +1,291 @@
+"""Endpoints lent one request at a time: those that hang or die, that join and leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.errors import StoppedEarly
+from bagent.fleet.core import Core, FleetConfig
+from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.leasing import Closed, Lease, Lessor
+from bagent.fleet.limiter import InFlightLimit
+from bagent.types import EndpointSample, Failure
+from fleet.support_fleet import REFUSED, ScriptedBackend
+from fleet.support_time import run_jumping
+
+SILENT = Failure("timeout", "no whole answer", passing=True)
+
+
+def state(name: str, limit: int = 8) -> EndpointState:
+    return EndpointState(Endpoint(name, f"http://{name}/v1", own=True), InFlightLimit(limit, limit))
+
+
+@dataclass
+class Lent:
+    """A lessor of endpoints that do what the test says, and who asks them."""
+
+    lessor: Lessor
+    core: Core
+    hung: set[str]
+    dead: set[str]
+    samples: list[EndpointSample]
+    notices: list[str]
+    asked: list[tuple[str, float]] = field(default_factory=list)
+    proofs: list[float] = field(default_factory=list)
+
+    def named(self, name: str) -> EndpointState:
+        return next(state for state in self.lessor.states if state.name == name)
+
+    async def ask(self, seconds: float = 1.0, begins: float | None = None) -> list[str]:
+        """One client: which endpoints had its request; the last one answered, or broke it."""
+        had: list[str] = []
+        while True:
+            lease = await self.lessor.take(frozenset(had))
+            lease.task = asyncio.current_task()
+            lease.stays = bool(had)
+            name = lease.state.name
+            had.append(name)
+            self.asked.append((name, asyncio.get_running_loop().time()))
+            try:
+                await self._answer(lease, seconds, begins)
+            except asyncio.CancelledError:
+                if not lease.given_up or lease.task is None or lease.task.uncancel():
+                    raise
+                self.lessor.failed(lease, None)
+                if lease.begun:
+                    return [*had, "broken"]
+                continue
+            self.lessor.served(lease)
+            return had
+
+    async def _answer(self, lease: Lease, seconds: float, begins: float | None) -> None:
+        if begins is not None:
+            await asyncio.sleep(begins)
+            self.lessor.went_on(lease)
+        await asyncio.sleep(seconds)
+        while lease.state.name in self.hung | self.dead:
+            await asyncio.sleep(1.0)
+
+    async def others(self, seconds: float) -> list[list[str]]:
+        """Clients that come one after the other for so long."""
+        loop = asyncio.get_running_loop()
+        end, found = loop.time() + seconds, []
+        while loop.time() < end:
+            found.append(await self.ask())
+        return found
+
+
+def run(names: Iterable[str], work: Callable[[Lent], Awaitable[None]], limit: int = 8) -> Lent:
+    """``work`` with endpoints of these names, ticking."""
+
+    async def main() -> Lent:
+        hung: set[str] = set()
+        dead: set[str] = set()
+        samples: list[EndpointSample] = []
+        notices: list[str] = []
+        proofs: list[float] = []
+        backend = ScriptedBackend(
+            {},
+            {
+                name: lambda number, name=name: SILENT if name in dead else Capabilities()
+                for name in names
+            },
+        )
+        core = Core(
+            [state(name, limit) for name in names],
+            backend,
+            FleetConfig(concurrency=1000),
+            on_attempt=lambda _: None,
+            on_sample=samples.append,
+            notice=notices.append,
+            random=Random(1),
+        )
+
+        async def prove(endpoint: Endpoint) -> Failure | None:
+            proofs.append(core.clock())
+            await asyncio.sleep(30.0 if endpoint.name in hung else 0.5)
+            return SILENT if endpoint.name in hung else None
+
+        lent = Lent(Lessor(core, prove), core, hung, dead, samples, notices, proofs=proofs)
+
+        async def ticking() -> None:
+            while True:
+                await asyncio.sleep(1.0)
+                lent.lessor.tick()
+
+        ticks = asyncio.create_task(ticking())
+        await work(lent)
+        ticks.cancel()
+        lent.lessor.close()
+        assert not core.stopped.done() or isinstance(core.stopped.result(), StoppedEarly)
+        return lent
+
+    return run_jumping(main())
+
+
+def test_what_a_hanging_endpoint_has_goes_elsewhere_and_it_comes_back_by_a_proof_and_a_trial():
+    async def work(lent: Lent) -> None:
+        lent.hung.add("a")
+        first = [asyncio.create_task(lent.ask()) for _ in range(2)]
+        await asyncio.sleep(2.0)
+        assert [name for name, _ in lent.asked] == ["a", "b"]
+        began = asyncio.get_running_loop().time()
+        found = await lent.others(200.0)
+        assert await first[0] == ["a", "b"]
+        moved = next(at for name, at in lent.asked[2:] if at > began + 60 and name == "b")
+        assert moved <= began + 100
+        assert all(had == ["b"] for had in found)
+        assert lent.named("a").stalled
+        lent.hung.clear()
+        await asyncio.sleep(70.0)
+        assert not lent.named("a").stalled
+        assert lent.named("a").room == 1  # on trial
+        await asyncio.gather(*(lent.ask() for _ in range(4)))
+        assert lent.named("a").health == "ok"
+
+    lent = run("ab", work)
+    assert sum("a takes requests but has answered none" in line for line in lent.notices) == 1
+    assert lent.notices[-1] == "a answers again"
+    assert "stalled" in [sample.reason for sample in lent.samples if sample.endpoint == "a"]
+
+
+def test_a_request_that_takes_its_time_stays_where_the_engine_works():
+    async def work(lent: Lent) -> None:
+        long = asyncio.create_task(lent.ask(400.0))
+        await asyncio.sleep(0)
+        await lent.others(300.0)
+        assert await long == ["a"]
+
+    lent = run("ab", work)
+    assert lent.proofs
+    assert lent.core.in_flight == 0
+
+
+def test_a_request_is_taken_away_from_hanging_endpoints_once_only():
+    async def work(lent: Lent) -> None:
+        lent.hung |= {"a", "b"}
+        first = [asyncio.create_task(lent.ask()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await lent.others(300.0)
+        assert {lent.named(name).stalled for name in "ab"} == {True}
+        lent.hung.clear()
+        assert [len(had) for had in await asyncio.gather(*first)] == [2, 2]
+
+    run("abc", work)
+
+
+def test_answers_that_have_begun_stay_with_a_hanging_endpoint_and_end_with_a_dead_one():
+    async def work(lent: Lent) -> None:
+        lent.hung.add("a")
+        stream = asyncio.create_task(lent.ask(1.0, begins=0.5))
+        whole = [asyncio.create_task(lent.ask()) for _ in range(2)]
+        await asyncio.sleep(2.0)
+        await lent.others(200.0)
+        assert {tuple(await one) for one in whole} == {("b",), ("a", "b")}
+        assert not stream.done()
+        lent.dead.add("a")
+        assert await stream == ["a", "broken"]
+
+    run("ab", work)
+
+
+def test_a_client_alone_is_answered_though_its_endpoint_died_without_a_word():
+    async def work(lent: Lent) -> None:
+        lent.dead.add("a")
+        began = asyncio.get_running_loop().time()
+        assert await lent.ask() == ["a", "b"]
+        assert asyncio.get_running_loop().time() - began < 80
+        assert not lent.named("a").up
+        lent.dead.clear()
+        await asyncio.sleep(60.0)
+        assert lent.named("a").up
+
+    lent = run("ab", work)
+    assert lent.notices == ["a does not answer: no whole answer", "a answers again"]
+
+
+def test_pieces_of_streams_show_that_an_endpoint_works():
+    async def work(lent: Lent) -> None:
+        async def stream() -> None:
+            lease = await lent.lessor.take(frozenset())
+            for _ in range(200):
+                await asyncio.sleep(1.0)
+                lent.lessor.went_on(lease)
+            lent.lessor.served(lease)
+
+        streaming = asyncio.create_task(stream())
+        await asyncio.sleep(0)
+        await lent.others(180.0)
+        await streaming
+
+    assert run("ab", work).notices == []
+
+
+def test_who_reads_a_stream_slowly_makes_no_endpoint_look_slow_or_stalled():
+    async def work(lent: Lent) -> None:
+        reading = asyncio.create_task(lent.ask(500.0, begins=0.1))
+        await asyncio.sleep(0)
+        await lent.others(300.0)
+        assert await reading == ["a"]
+        assert max(lent.core.latencies) < 2.0
+
+    lent = run("ab", work)
+    assert (lent.notices, lent.proofs) == ([], [])
+
+
+def test_an_endpoint_that_joined_gets_its_share_and_one_that_left_only_ends_what_it_has():
+    async def work(lent: Lent) -> None:
+        held = asyncio.create_task(lent.ask(50.0))
+        await asyncio.sleep(0)
+        lent.lessor.leave(["a"])
+        waits = asyncio.create_task(lent.ask())
+        await asyncio.sleep(10.0)
+        assert not waits.done()  # nobody may be asked
+        lent.lessor.join([state("b"), state("c")])
+        await asyncio.gather(*(lent.ask() for _ in range(10)))
+        await waits
+        assert await held == ["a"]
+        assert [one.name for one in lent.lessor.states] == ["b", "c"]
+
+    lent = run("a", work)
+    names = [name for name, _ in lent.asked]
+    assert (names.count("a"), abs(names.count("b") - names.count("c")) <= 1) == (1, True)
+    told = [(one.endpoint, one.reason) for one in lent.samples]
+    assert told[:3] == [("a", "left the hostfile"), ("b", "joined"), ("c", "joined")]
+
+
+def test_requests_wait_while_all_endpoints_are_gone_and_go_on_when_one_is_back():
+    async def work(lent: Lent) -> None:
+        lent.dead |= {"a", "b"}
+        lease = await lent.lessor.take(frozenset())
+        other = await lent.lessor.take(frozenset())
+        for one in (lease, other):
+            lent.lessor.failed(one, REFUSED)
+        asked = asyncio.create_task(lent.ask())
+        await asyncio.sleep(500.0)
+        assert not asked.done()
+        lent.dead.discard("b")
+        assert await asked == ["b"]
+
+    run("ab", work)
+
+
+def test_who_waits_when_no_more_is_lent_is_told_so():
+    async def work(lent: Lent) -> None:
+        held = asyncio.create_task(lent.ask())
+        waits = asyncio.create_task(lent.ask())
+        await asyncio.sleep(0)
+        lent.lessor.close()
+        with pytest.raises(Closed):
+            await waits
+        with pytest.raises(Closed):
+            await lent.ask()
+        assert await held == ["a"]
+
+    run("a", work, limit=1)
