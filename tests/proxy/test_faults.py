@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,22 @@ def test_a_full_disk_ends_the_proxy_with_one_line_and_74(tmp_path):
     told = json.loads(next((tmp_path / "run").glob("run*.json")).read_text())
     assert told["starts"][-1]["exit_code"] == EXIT_CANNOT_WRITE
     assert told["total_rows"] == len(codes)
+
+
+def test_signals_that_come_while_a_full_disk_ends_it_change_no_exit_code(tmp_path):
+    with FakeServer({"*": [ok("yes")]}) as fs:
+        (tmp_path / "hosts").write_text(f"{fs.url}\n")
+        args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
+        with Running(args, tmp_path) as proxy:
+            proxy.wait_for_err("next: export")
+            resource.prlimit(proxy.process.pid, resource.RLIMIT_FSIZE, (ROOM, ROOM))
+            while asked(proxy.out.strip()) is not None:
+                pass
+            while proxy.process.poll() is None:
+                with suppress(ProcessLookupError):
+                    proxy.send(signal.SIGTERM)
+            done = proxy.finish()
+    assert done.code == EXIT_CANNOT_WRITE, done.err
 
 
 FULL = """
