@@ -72,8 +72,9 @@ def test_signals_that_come_while_a_full_disk_ends_it_change_no_exit_code(tmp_pat
             while asked(proxy.out.strip()) is not None:
                 pass
             while proxy.process.poll() is None:
-                with suppress(ProcessLookupError):
-                    proxy.send(signal.SIGTERM)
+                proxy.send(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    proxy.process.wait(0.002)
             done = proxy.finish()
     assert done.code == EXIT_CANNOT_WRITE, done.err
 
