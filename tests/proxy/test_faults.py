@@ -43,6 +43,7 @@ def test_a_full_disk_ends_the_proxy_with_one_line_and_74(tmp_path):
         (tmp_path / "hosts").write_text(f"{fs.url}\n")
         args = ["proxy", "--hostfile", "hosts", "--port", "0", "--per-endpoint", "1", "-o", "run"]
         with Running(args, tmp_path) as proxy:
+            proxy.wait_for_out("\n")
             proxy.wait_for_err("next: export")
             resource.prlimit(proxy.process.pid, resource.RLIMIT_FSIZE, (ROOM, ROOM))
             url = proxy.out.strip()
@@ -67,6 +68,7 @@ def test_signals_that_come_while_a_full_disk_ends_it_change_no_exit_code(tmp_pat
         (tmp_path / "hosts").write_text(f"{fs.url}\n")
         args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
         with Running(args, tmp_path) as proxy:
+            proxy.wait_for_out("\n")
             proxy.wait_for_err("next: export")
             resource.prlimit(proxy.process.pid, resource.RLIMIT_FSIZE, (ROOM, ROOM))
             while asked(proxy.out.strip()) is not None:

@@ -171,6 +171,7 @@ def test_an_edited_hostfile_takes_effect_while_clients_ask_and_none_of_them_fail
         hosts.write_text(f"{old.address}\n")
         args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
         proxy = stack.enter_context(Running(args, tmp_path))
+        proxy.wait_for_out("\n")
         proxy.wait_for_err("next: export")
         url, codes, over = proxy.out.strip(), [], threading.Event()
 
@@ -208,6 +209,7 @@ def started(stack: ExitStack, tmp_path: Path, fs: FakeServer) -> Running:
     (tmp_path / "hosts").write_text(f"{fs.address}\n")
     args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
     proxy = stack.enter_context(Running(args, tmp_path))
+    proxy.wait_for_out("\n")
     proxy.wait_for_err("next: export")
     return proxy
 

@@ -70,6 +70,7 @@ def test_rows_are_numbered_on_after_a_start_that_was_killed(tmp_path):
         (tmp_path / "hosts").write_text(f"{fs.url}\n")
         args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
         with Running(args, tmp_path) as proxy:
+            proxy.wait_for_out("\n")
             proxy.wait_for_err("next: export")
             asyncio.run(asked(proxy.out.strip()))
             proxy.send(signal.SIGKILL)
