@@ -234,7 +234,8 @@ class Turn(msgspec.Struct, omit_defaults=True):
     never input text. A later line for the same turn replaces an earlier one, and a turn 0 says
     that the conversation begins anew. ``begun`` are the calls of tools with side effects that were
     started and have no answer among ``messages``. ``request_hash`` (16 hex digits) names the
-    prompt and the settings that the conversation began with; ``at`` is in Unix seconds.
+    prompt and the settings that the conversation began with; ``at`` is in Unix seconds. ``usage``
+    and ``attempts`` are what all of it took so far.
     """
 
     key: str
@@ -247,6 +248,8 @@ class Turn(msgspec.Struct, omit_defaults=True):
     begun: list[ToolCall] = []
     request_hash: str | None = None
     at: float | None = None
+    usage: Usage | None = None
+    attempts: int = 0
 
 
 class EndpointSample(msgspec.Struct, omit_defaults=True):

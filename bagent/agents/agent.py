@@ -93,6 +93,9 @@ class AgentConversation(Conversation):
         self._turns = last.turn
         self._rounds = len(turns)
         self._noted = True
+        if last.usage is not None:
+            self._usage, self._attempts = last.usage, last.attempts
+            self._desk_now().usage, self._desk_now().attempts = last.usage, last.attempts
         messages = list(first.messages or ())
         for turn in turns[:-1]:
             messages += turn.messages
@@ -128,7 +131,7 @@ class AgentConversation(Conversation):
         """Run the tools that a reply asks for; any other reply is the row's answer."""
         self._note_stream(call, delivery)
         if self._desk is not None and call.request.tool_choice != "none":
-            reply = with_calls_of_text(reply)
+            reply = with_calls_of_text(reply, self._agent.tools.definitions)
         if self._desk is None or not _asks_for_tools(reply):
             return super().replied(call, reply, delivery)
         self._last, self._verdict = reply, None
@@ -139,12 +142,13 @@ class AgentConversation(Conversation):
         if reply.usage.prompt is not None and reply.usage.completion is not None:
             self._known = size, reply.usage.prompt + reply.usage.completion
         self._attempts += call.tries
+        self._desk.usage, self._desk.attempts = self._usage, self._attempts
         calls = own_calls(reply, self._turns, self._used)
         if not self._may_call():
             most = self._agent.max_turns
             names = ", ".join(dict.fromkeys(one.name for one in calls))
             words = f"no answer within agent.max_turns: {most}; the last turn asks for {names}"
-            self._end("failed", Failure("max_turns", words))
+            self._end("failed", Failure("max_turns", words, text=reply.text))
             return None
         self._used.update(one.id for one in calls)
         asked = call.request.messages or []

@@ -12,7 +12,7 @@ from bagent.agents.agent_plan import AgentPlan
 from bagent.agents.history import MOST_CALLS, answer_message, begun_message, call_key
 from bagent.clocks import unix
 from bagent.tools import CallContext, ToolResult
-from bagent.types import Json, Message, ToolCall, ToolRecord, Turn
+from bagent.types import Json, Message, ToolCall, ToolRecord, Turn, Usage
 
 MAY_HAVE_RUN = (
     "error: this call was started before the run was interrupted. It may have run, wholly or in"
@@ -72,6 +72,9 @@ class Desk:
         self._unit = unit
         self._spawn = spawn
         self._deadline = deadline
+        self.usage = Usage()
+        """What the turns so far took, with ``attempts``: noted with each."""
+        self.attempts = 0
         self._turn = 0
         self._early: dict[tuple[str, str], list[Started]] = {}
 
@@ -153,7 +156,7 @@ class Desk:
                 started[call.id] = begun
             results |= await self._gather(work, started)
         for call in work.calls:
-            if call.id in results:
+            if call.id in results and call.id not in work.answers:
                 work.answers[call.id] = results[call.id].text
                 self.record(work.turn, call, results[call.id])
         return self._messages(work), list(results.values())
@@ -169,6 +172,7 @@ class Desk:
                 found = one.result or ToolResult("error: the call was stopped", "failed")
                 results[one.call.id] = found
                 work.answers[one.call.id] = found.text
+                self.record(work.turn, one.call, found)  # at once: a part that is noted is whole
             if waiting and any(one.risky for one in over):
                 self.note_part(work, [one.call for one in waiting.values() if one.risky])
         return results
@@ -232,6 +236,8 @@ class Desk:
                 begun=list(begun),
                 request_hash=unit.request_hash,
                 at=round(unix(), 3),
+                usage=self.usage,
+                attempts=self.attempts,
             )
         )
 

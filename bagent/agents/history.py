@@ -26,8 +26,10 @@ def own_calls(reply: Reply, turn: int, used: Container[str]) -> tuple[ToolCall, 
     taken: set[str] = set()
     for place, call in enumerate(reply.tool_calls):
         name = call.id
-        if not name or name in taken or name in used:
-            name = f"call_{turn}_{place}"
+        again = 0
+        while not name or name in taken or name in used:
+            name = f"call_{turn}_{place}" + (f"_{again}" if again else "")
+            again += 1
         taken.add(name)
         found.append(msgspec.structs.replace(call, id=name))
     return tuple(found)

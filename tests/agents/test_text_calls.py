@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from bagent.agents.text_calls import with_calls_of_text
-from bagent.types import Reply, ToolCall
+from bagent.types import Json, Reply, ToolCall
 
 ADD = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 HERMES = f"<tool_call>\n{ADD}\n</tool_call>"
 
 
-def calls_of(text: str) -> list[tuple[str, str]]:
+def calls_of(text: str, *definitions: Json) -> list[tuple[str, str]]:
     """The names and arguments of the calls in a reply of that text."""
-    reply = with_calls_of_text(Reply(text, "stop"))
+    reply = with_calls_of_text(Reply(text, "stop"), definitions)
     assert (reply.text is None) == bool(reply.tool_calls)
     return [(call.name, call.arguments) for call in reply.tool_calls]
 
@@ -26,12 +26,16 @@ def calls_of(text: str) -> list[tuple[str, str]]:
         HERMES.removesuffix("\n</tool_call>"),
         f"[TOOL_CALLS][{ADD}]",
         f"[TOOL_CALLS] {ADD}",
+        '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}',
+        '[TOOL_CALLS]add[CALL_ID]x12[ARGS]{"a": 1, "b": 2}',
+        '[TOOL_CALLS]add{"a": 1, "b": 2}',
         '<function=add>{"a": 1, "b": 2}</function>',
         HERMES.replace("arguments", "parameters"),
         HERMES.replace('{"a": 1, "b": 2}', r'"{\"a\":1,\"b\":2}"'),
     ],
     ids=[
-        *("hermes", "after thinking", "not closed", "mistral", "mistral alone", "llama"),
+        *("hermes", "after thinking", "not closed", "mistral", "mistral alone"),
+        *("mistral 11", "mistral 11 with ids", "mistral 13", "llama"),
         *("parameters", "text in text"),
     ],
 )
@@ -46,6 +50,40 @@ def test_several_calls_in_one_text_keep_their_order_and_have_names_of_their_own(
         ToolCall("call_0", "add", '{"a":1,"b":2}'),
         ToolCall("call_1", "now", "{}"),
     )
+
+
+def test_several_calls_that_say_their_names_first_keep_their_order() -> None:
+    text = '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]{} '
+    assert calls_of(text) == [("add", '{"a":1}'), ("now", "{}")]
+    assert calls_of(f"{text} is a call") == []
+
+
+CODER = """<tool_call>
+<function=find>
+<parameter=ship>
+1628
+</parameter>
+<parameter=year>
+1628
+</parameter>
+<parameter=words>
+a <b>
+ c
+</parameter>
+</function>
+</tool_call>"""
+
+
+def test_a_call_that_names_each_argument_by_itself_is_read_by_the_schema_of_its_tool() -> None:
+    texts = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    schemas = {"ship": {"type": "string"}, "year": {"type": "integer"}, "words": texts}
+    find = {"function": {"name": "find", "parameters": {"properties": schemas}}}
+    wanted = ("find", '{"ship":"1628","year":1628,"words":"a <b>\\n c"}')
+    assert calls_of(CODER, find) == [wanted]
+    assert calls_of(f"{CODER}\n{CODER.removesuffix('</tool_call>')}", find) == [wanted, wanted]
+    assert calls_of("<function=find>\n</function>", find) == [("find", "{}")]
+    assert calls_of(CODER.partition("</function>")[0], find) == []
+    assert calls_of(f"{CODER} he said", find) == []
 
 
 def test_braces_and_marks_inside_the_arguments_end_nothing() -> None:

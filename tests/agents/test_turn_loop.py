@@ -123,10 +123,12 @@ def test_one_good_call_keeps_a_row_with_failing_tools_alive(job_dir, bagent):
 
 
 def test_max_turns_ends_a_row_and_the_last_turn_s_tools_do_not_run(job_dir, bagent):
-    with FakeServer({"*": [calls(("add", '{"a":1,"b":2}'))]}) as fs:
+    turn = calls(("add", '{"a":1,"b":2}'), text="Three so far.")
+    with FakeServer({"*": [turn]}) as fs:
         agent_job(job_dir, fs.url, agent={"max_turns": 3})
         row = finished(bagent, job_dir, code=1)["r1"]
         assert len(fs.requests) == 3
+    assert row["text"] == "Three so far."
     assert (row["status"], row["error_kind"], row["turns"]) == ("failed", "max_turns", 3)
     assert ran(job_dir) == ["1+2", "1+2"]
 

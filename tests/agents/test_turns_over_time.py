@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ from support.jobs import parquet, results_by_id
 from support.replies import delta, gated, hang, ok, stream, tool_delta, usage_chunk
 
 pytestmark = pytest.mark.slow  # tools and signals take their real time
+
+
+def wait_for_noted(job_dir, words):
+    """Block until the journal holds the words."""
+    end = time.monotonic() + 20
+    while not any(
+        words in path.read_text() for path in (job_dir / "runs/job/journal").glob("*.jsonl")
+    ):
+        assert time.monotonic() < end, f"{words} never came"
+        time.sleep(0.02)
 
 
 def overlap(runs):
@@ -93,7 +104,11 @@ def test_a_killed_agent_goes_on_after_its_last_whole_turn(job_dir, bagent):
     assert last.body["messages"] == hung.body["messages"]
     assert ran(job_dir) == ["1+2", "3+4"]
     row = results_by_id(job_dir)["r1"]
-    assert (row["text"], row["turns"]) == ("3 and 7", 3)
+    assert (row["text"], row["turns"], row["attempts"]) == ("3 and 7", 3, 3)
+    paid = [one for one in parquet(job_dir / "runs/job", "attempts") if one["prompt_tokens"]]
+    assert len(paid) == 3
+    for count in ("prompt_tokens", "completion_tokens"):
+        assert row[count] == sum(one[count] for one in paid)  # what each start of the run paid
 
 
 def test_a_call_that_a_kill_cut_short_is_reported_and_not_run_again(job_dir, bagent):
@@ -113,6 +128,23 @@ def test_a_call_that_a_kill_cut_short_is_reported_and_not_run_again(job_dir, bag
     assert ran(job_dir) in (["1+2"], [])  # it had ended, or begun, when the kill came; never twice
     table = parquet(job_dir / "runs/job", "tool_calls")
     assert "may_have_run" in [one["error"] for one in table]
+
+
+def test_a_call_that_ended_before_a_kill_is_in_the_table_though_its_turn_was_not_whole(
+    job_dir, bagent
+):
+    turn = calls(("add", '{"a":1,"b":2}'), ("wait", '{"seconds":60}'))
+    with FakeServer({"*": [turn]}) as fs:
+        agent_job(job_dir, fs.url, stream=False)
+        bagent(["run", "job.yaml"], kill_at=lambda: wait_for_noted(job_dir, '"content":"3"'))
+        fs.set_script({"*": [ok("done")]})
+        assert bagent(["run", "job.yaml"], timeout=30).code == 0
+        assert answers_in(fs.requests[-1].body)[0] == "3"
+    table = parquet(job_dir / "runs/job", "tool_calls")
+    assert sorted((one["name"], one["error"]) for one in table) == [
+        ("add", None),
+        ("wait", "may_have_run"),
+    ]
 
 
 def test_a_call_without_side_effects_is_run_again_after_a_kill(job_dir, bagent):
