@@ -25,7 +25,7 @@ from bagent.job.words import did_you_mean
 from bagent.tools.docstring import read_docstring
 from bagent.tools.loops import Loops
 from bagent.tools.threads import Threads
-from bagent.tools.tool import Arguments, ToolFault
+from bagent.tools.tool import Arguments, ToolFault, error_text
 from bagent.types import Json
 
 
@@ -58,7 +58,9 @@ class _Import:
         if isinstance(error, ModuleNotFoundError) and error.name:
             hint = f"pip install {error.name.partition('.')[0]}"
             raise UsageError(f"no module named {error.name}", hint=hint, at=at) from None
-        raise UsageError(f"importing it fails: {type(error).__name__}: {error}", at=at) from None
+        raise UsageError(
+            f"importing it fails: {type(error).__name__}: {error_text(error)}", at=at
+        ) from None
 
 
 class Files:
@@ -167,7 +169,8 @@ class Function:
 
         def call() -> Any:
             places, names = bound()
-            return made(self.function(*places, **names))
+            result = self.function(*places, **names)
+            return result if inspect.iscoroutine(result) else made(result)
 
         async def call_async() -> Any:
             places, names = bound()
@@ -175,7 +178,15 @@ class Function:
 
         if is_async(self.function):
             return await self.loops.run(call_async)
-        return await self.threads.run(call)
+        answer = await self.threads.run(call)
+        if not inspect.iscoroutine(answer):
+            return answer
+        # A decorator may hide that what it wraps is a coroutine function.
+
+        async def finished() -> Any:
+            return made(await answer)
+
+        return await self.loops.run(finished)
 
     async def run_many(self, calls: Sequence[Arguments]) -> list[str | ToolFault]:
         """The parts of one result that belong to each of several calls.

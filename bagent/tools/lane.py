@@ -12,7 +12,7 @@ from bagent.tools.arguments import canonical, check_arguments, read_arguments
 from bagent.tools.cutting import cut
 from bagent.tools.kept import Kept
 from bagent.tools.pace import Latency, LatencyHistory, Pace
-from bagent.tools.tool import Arguments, Tool, ToolFault, bounded
+from bagent.tools.tool import Arguments, Tool, ToolFault, bounded, error_text
 from bagent.tools.window import Window
 from bagent.types import Json
 
@@ -180,5 +180,5 @@ class Lane:
 
 def in_words(error: BaseException) -> str:
     """One exception as the model may read it: its type and words, bounded."""
-    words = bounded(str(error))
+    words = bounded(error_text(error))
     return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -9,9 +9,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from bagent.tools.tool import ToolFault
+from bagent.tools.tool import ToolFault, error_text
 
 T = TypeVar("T")
 
@@ -24,13 +25,17 @@ class _Loop:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self._over = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            # What a task of the user raises, or a stop() of theirs, is not the end of other calls.
+            while not self._over:
+                with suppress(KeyboardInterrupt, SystemExit):
+                    self.loop.run_forever()
         finally:
             self.loop.close()
 
@@ -49,6 +54,7 @@ class _Loop:
         if rest:
             await asyncio.wait(rest, timeout=GRACE)
         await self.loop.shutdown_asyncgens()
+        self._over = True
         self.loop.call_soon(self.loop.stop)
 
 
@@ -101,8 +107,9 @@ async def _called(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     # Called here, so that what runs before the first await runs in the loop's thread too.
     try:
         return await make()
-    except SystemExit as error:  # would end the loop, and every other call in it
-        raise ToolFault(f"SystemExit: {error}") from None
+    except (KeyboardInterrupt, SystemExit) as error:  # would end the run where it is waited for
+        words = f"{type(error).__name__}: {error_text(error)}".rstrip(": ")
+        raise ToolFault(words) from None
 
 
 async def _nothing() -> None:

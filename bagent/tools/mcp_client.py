@@ -105,8 +105,9 @@ class McpServer:
         if listing.done() and error is None:
             return listing.result()
         listing.cancel()
-        await self.close()
         why = _words(error) if error else f"no list of tools in {self.config.start_seconds:g} s"
+        why += self._last_words()
+        await self.close()
         raise UsageError(f"mcp: {self.config.shown}: {why}")
 
     async def call(self, name: str, arguments: Arguments, *, again: bool) -> str:
@@ -209,7 +210,12 @@ class McpServer:
         if config.url is None:
             program, *rest = config.command
             parameters = StdioServerParameters(
-                command=program, args=rest, env=dict(config.env), cwd=config.cwd
+                command=program,
+                args=rest,
+                env=dict(config.env),
+                cwd=config.cwd,
+                # One byte that is no UTF-8 would end the reader, and with it every later call.
+                encoding_error_handler="replace",
             )
             assert self._stderr is not None
             yield stdio_client(parameters, errlog=self._stderr)  # type: ignore[arg-type]

@@ -33,6 +33,9 @@ from bagent.tools.tool import Arguments, Tool
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
+_CHOOSE = "name those to be offered: mcp: {command: [...], tools: [...]}, or url: for command:"
+"""What a job can do about the tools that an MCP server lists: ``name:`` is only their prefix."""
+
 
 @asynccontextmanager
 async def open_tools(
@@ -65,7 +68,7 @@ async def open_tools(
         # Servers start together: each may take a second or more.
         known: Sequence[Position | None] = places or [None] * len(specs)
         opened = await _all_opened(opener, specs, known)
-        pool = ToolPool(_distinct(opened, known))
+        pool = ToolPool(_distinct(opened, specs, known))
         stack.push_async_callback(pool.close)
         yield pool
 
@@ -93,21 +96,26 @@ async def _opened(opener: _Opener, spec: ToolSpec, at: Position | None) -> list[
         raise
 
 
-def _distinct(opened: list[list[Tool]], places: Sequence[Position | None]) -> list[Tool]:
+def _distinct(
+    opened: list[list[Tool]], specs: Sequence[ToolSpec], places: Sequence[Position | None]
+) -> list[Tool]:
     """The tools, if their names are usable and all different."""
     found: dict[str, Tool] = {}
-    for tools, at in zip(opened, places, strict=True):
+    for tools, spec, at in zip(opened, specs, places, strict=True):
+        own: set[str] = set()
         for tool in tools:
             if not _NAME.fullmatch(tool.name):
                 raise UsageError(
                     f"tool name {tool.name!r}: servers take letters, digits, _ and -, at most 64",
-                    hint="give it another name:",
+                    hint=_CHOOSE if spec.mcp is not None else "give it another name:",
                     at=at,
                 )
             if tool.name in found:
                 words = f"two tools are named {tool.name}"
-                raise UsageError(words, hint="give one another name:", at=at)
+                hint = _CHOOSE if tool.name in own else "give one another name:"
+                raise UsageError(words, hint=hint, at=at)
             found[tool.name] = tool
+            own.add(tool.name)
     return list(found.values())
 
 
@@ -216,7 +224,11 @@ class _Opener:
         if spec.name:
             name = f"{spec.name}_{name}"
         # A schema from elsewhere leads to no file here.
-        schema = load_schema(tool.parameters, self.room.scratch, name)
+        try:
+            schema = load_schema(tool.parameters, self.room.scratch, name)
+        except UsageError as error:
+            error.hint = _CHOOSE
+            raise
         return make_tool(
             spec, name, tool.description, schema, run, side_effects=not tool.reads_only
         )

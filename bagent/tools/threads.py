@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
-from bagent.tools.tool import ToolFault
+from bagent.tools.tool import ToolFault, error_text
 
 T = TypeVar("T")
 
@@ -115,4 +115,4 @@ def in_future(error: BaseException) -> BaseException:
     """An exception that a future takes and that does not end the event loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return ToolFault(f"{type(error).__name__}: {error}".rstrip(": "))
+    return ToolFault(f"{type(error).__name__}: {error_text(error)}".rstrip(": "))

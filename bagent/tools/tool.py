@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -106,6 +107,14 @@ class Tool:
                 "parameters": self.schema.document,
             },
         }
+
+
+def error_text(error: BaseException) -> str:
+    """The words of an exception; none where it fails to say them, which is no reason to end."""
+    words = ""
+    with suppress(Exception):
+        words = str(error)
+    return words
 
 
 def bounded(text: str, limit: int = FAULT_CHARACTERS) -> str:

@@ -1,7 +1,7 @@
 """An MCP server with bad habits, over pipes: ``python support_odd_mcp.py FOLDER``.
 
-It writes words and half messages among its messages, tells that its tools have changed with every
-call, and has one tool fewer by then than it listed.
+It writes words, half messages and bytes that are no UTF-8 among its messages, tells that its tools
+have changed with every call, and has one tool fewer by then than it listed.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def main() -> None:
         if "id" not in message:
             continue
         say('{"jsonrpc": "2.0", "id": ')
+        sys.stdout.buffer.write(b"\xff\xfe\n")
+        sys.stdout.flush()
         if message["method"] == "tools/call":
             say({"method": "notifications/tools/list_changed"})
             say({"id": 999_999, "result": {}})

@@ -241,6 +241,52 @@ def test_what_a_server_writes_among_its_messages_is_passed_over(
     assert "Traceback" not in capfd.readouterr().err
 
 
+LISTING = """
+import json, os, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        version = asked["params"]["protocolVersion"]
+        info = {"name": "odd", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif asked["method"] == "tools/list":
+        if sys.argv[1] == "die":
+            sys.exit("no licence left")
+        names = sys.argv[2:]
+        schema = {"type": "object"}
+        if sys.argv[1] == "odd":
+            schema["properties"] = {"a": {"type": "int"}}
+        result = {"tools": [{"name": name, "inputSchema": schema} for name in names]}
+    else:
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+def listing(folder: Path, *words: str) -> dict[str, Any]:
+    """A server that lists tools as its words say."""
+    (folder / "listing.py").write_text(LISTING)
+    return {"command": [sys.executable, "listing.py", *words]}
+
+
+def test_a_server_that_ends_while_it_lists_is_told_with_its_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no licence left"):
+        call(tmp_path, "x", {"mcp": listing(tmp_path, "die")})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("object", "fine", "x" * 65), ("object", "fine", "a.b", "a_b"), ("odd", "fine")],
+    ids=["long name", "equal names", "no schema"],
+)
+def test_what_a_server_lists_and_cannot_be_offered_is_told_with_the_way_to_choose(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        call(tmp_path, "fine", {"mcp": listing(tmp_path, *words)})
+    assert "tools: [...]" in caught.value.hint
+
+
 def test_nothing_stays_open_when_another_tool_cannot_be_opened(tmp_path: Path) -> None:
     async def main() -> None:
         bad = {"name": "n", "command": ["no-such-program"]}
