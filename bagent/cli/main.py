@@ -86,6 +86,9 @@ def _load(module: str, name: str) -> Any:
 
 
 HELP = ["-h", "--help"]
+END_SECONDS = 10.0
+"""How long the end of the process may take once the run has ended and all is written."""
+
 # Typer carries click inside; this is the public way to its usage error.
 _USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 app = typer.Typer(
@@ -207,7 +210,30 @@ def run_and_exit() -> None:
             numbers.append(signal.SIGHUP)
         for number in numbers:
             signal.signal(number, _stop_before_the_start)
-    sys.exit(main())
+    code = main()
+    if sys.argv[1:2] == ["run"]:
+        _end_within(END_SECONDS, code)
+    sys.exit(code)
+
+
+def _end_within(seconds: float, code: int) -> None:
+    """Leave in any case: threads and processes that tools of the user left are not waited for.
+
+    The interpreter joins every worker of a ``ThreadPoolExecutor``, and every child that
+    ``multiprocessing`` started, however long these take.
+    """
+    import threading
+
+    def leave() -> None:
+        left = sys.modules.get("multiprocessing")
+        for child in left.active_children() if left is not None else ():
+            child.kill()
+        os.write(2, b"bagent: what tools of the job left running was not waited for\n")
+        os._exit(code)
+
+    watch = threading.Timer(seconds, leave)
+    watch.daemon = True
+    watch.start()
 
 
 def _stop_before_the_start(number: int, frame: object) -> None:

@@ -5,11 +5,30 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 MOST_LINES = 10_000
+
+
+@contextmanager
+def own_stdout() -> Iterator[int]:
+    """A descriptor of standard output for rows alone; what else is written there goes to stderr.
+
+    Functions of the user's tools print, and so do programs that they start: a line of theirs among
+    the rows would spoil what reads them. The descriptor stays open: a thread may be writing to it.
+    """
+    sys.stdout.flush()
+    rows = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield rows
+    finally:
+        with suppress(OSError, ValueError):  # closed by a tool, or no room behind stderr
+            sys.stdout.flush()
+        os.dup2(rows, 1)
 
 
 class StdoutWriter:

@@ -29,6 +29,8 @@ class ResultLines:
     """
 
     def __init__(self, store: OpenRun, ordered: bool) -> None:
+        self.descriptor = 1
+        """Where the lines go while the run goes on."""
         self._store = store
         self._ordered = ordered
         self._late = ordered and (store.recorded > 0 or store.last is not None)

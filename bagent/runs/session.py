@@ -67,7 +67,7 @@ class Session:
         self._lines = lines
         self._tally = Tally(time.monotonic)
         self._switch = StopSwitch()
-        self._stdout = StdoutWriter(1, self._stdout_closed) if lines else None
+        self._stdout = StdoutWriter(lines.descriptor, self._stdout_closed) if lines else None
         self._transport = Transport()
         self._reader = LoadReader(self._transport)
         self._fleet: Fleets | None = None

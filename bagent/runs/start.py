@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -76,6 +77,7 @@ def _run_prepared(prepared: Prepared) -> int:
 
 def _run_open(prepared: Prepared, store: OpenRun) -> int:
     from bagent.observe import RunLog
+    from bagent.runs.emit import own_stdout
     from bagent.runs.lines import ResultLines
     from bagent.runs.session import Session
 
@@ -99,7 +101,10 @@ def _run_open(prepared: Prepared, store: OpenRun) -> int:
             return await Session(prepared, store, progress, notice, lines).run()
 
         try:
-            ended = _run(session())
+            with ExitStack() as stack:
+                if lines is not None:
+                    lines.descriptor = stack.enter_context(own_stdout())
+                ended = _run(session())
             progress.update(ended.snapshot)
         finally:
             progress.stop()
