@@ -95,6 +95,7 @@ class Health:
                 self.tell(f"{state.name} answers again")
                 core.backend.forget(state.endpoint)
             state.answered(now)
+            self._try_after_break(state)
             if isinstance(found, Capabilities):
                 self.told(state, found)
             core.sample(state)
@@ -104,6 +105,15 @@ class Health:
                 self.retry(call, failure, delivery)
             core.endpoints.changed(state)
         core.pump()
+
+    def _try_after_break(self, state: EndpointState) -> None:
+        """It may answer probes and break off all else: one call tries it, and where that one broke
+        too, after a rest."""
+        if state.broke_at <= state.last_served:
+            return
+        broke_again, state.trial = state.trial, True
+        if broke_again and not state.resting and self._core.endpoints.others(state):
+            self.rest(state, Failure("connect", "it breaks off what it is sent", passing=True))
 
     def _down(self, state: EndpointState, found: Failure, now: float) -> None:
         core = self._core

@@ -144,7 +144,7 @@ def test_one_of_three_endpoints_that_is_wrong_takes_few_requests_and_no_row(tmp_
         asked = len(wrong.requests)
     assert done.code == 0, done.err
     assert {row["status"] for row in results(tmp_path)} == {"ok"}
-    assert asked < 200
+    assert asked < 128  # once as many as may be in flight there, and a few that try it again
 
 
 def test_an_endpoint_ten_times_slower_gets_a_tenth_of_the_rows(tmp_path):

@@ -176,3 +176,16 @@ def test_an_endpoint_that_answers_nothing_gets_no_more_and_its_rows_go_elsewhere
     assert s.backend.shares["hung"] == 4
     assert any("hung takes requests but has answered none" in line for line in s.notices)
     assert any(sample.endpoint == "hung" and not sample.healthy for sample in s.samples)
+
+
+def test_an_endpoint_that_answers_probes_and_breaks_off_all_else_is_tried_by_single_calls():
+    broken = Failure("connect", "the server closed the connection", passing=True)
+
+    async def main():
+        s = setup({"bad": always(broken, 0.01), "good": always(seconds=1.0)}, limit=32)
+        await s.run(600)
+        return s
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 600
+    assert s.backend.shares["bad"] < 64
