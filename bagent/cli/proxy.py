@@ -23,8 +23,10 @@ from bagent.interrupts import signals_heard
 if TYPE_CHECKING:
     from bagent.backends.endpoint import Endpoint
     from bagent.fleet.endpoint_state import EndpointState
+    from bagent.fleet.leasing import Lessor
     from bagent.proxy.serve import Proxy, ProxyConfig
     from bagent.runs.endpoints import Servers
+    from bagent.runs.watching import HostfileFollower
 
 
 def proxy(
@@ -135,6 +137,7 @@ async def _serve(
     from bagent.runs.stop import HANG_UP
 
     run, hostfile = places
+    follower = _follower(endpoints, hostfile)
     stopped, hurried = asyncio.Event(), asyncio.Event()
     codes = [0]
 
@@ -152,7 +155,7 @@ async def _serve(
             many = f"{len(endpoints)} endpoint{'' if len(endpoints) == 1 else 's'}"
             _notice(f"a proxy in front of {many}; Ctrl-C ends")
             _notice(f"next: export OPENAI_BASE_URL={found.url}")
-            await _until_over(found, stopped, _following(endpoints, states, hostfile, found))
+            await _until_over(found, stopped, _following(follower, found.lessor, states))
             if found.busy():
                 _notice(
                     f"{found.busy()} requests are in flight: they have {config.drain:g} s to end;"
@@ -181,20 +184,25 @@ async def _until_over(found: Proxy, stopped: asyncio.Event, following: Awaitable
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-async def _following(
-    endpoints: Sequence[Endpoint],
-    states: Callable[[Sequence[Endpoint]], list[EndpointState]],
-    hostfile: Path | None,
-    found: Proxy,
-) -> None:
-    """Let endpoints join and leave as the hostfile says, until cancelled."""
+def _follower(endpoints: Sequence[Endpoint], hostfile: Path | None) -> HostfileFollower | None:
+    # Before anything is served: a module whose compiled form meets a full disk is kept cut off.
     from bagent.runs.watching import HostfileFollower
 
     if hostfile is None:
+        return None
+    return HostfileFollower(hostfile, None, os.environ, _notice, endpoints)
+
+
+async def _following(
+    follower: HostfileFollower | None,
+    lessor: Lessor,
+    states: Callable[[Sequence[Endpoint]], list[EndpointState]],
+) -> None:
+    """Let endpoints join and leave as the hostfile says, until cancelled."""
+    if follower is None:
         await asyncio.Event().wait()
-        return
-    follower = HostfileFollower(hostfile, None, os.environ, _notice, endpoints)
-    await follower.follow(found.lessor, states)
+    else:
+        await follower.follow(lessor, states)
 
 
 def _notice(text: str) -> None:
