@@ -23,6 +23,7 @@ from bagent.runs.hosted import (
     check_model,
     host_of,
 )
+from bagent.types import Json
 
 if TYPE_CHECKING:
     from bagent.backends.bedrock import BedrockConfig
@@ -39,7 +40,7 @@ class Servers(msgspec.Struct, frozen=True):
     """Where the calls of a run go. ``context`` and ``slots`` are known for embedded servers.
 
     ``keys`` is where newer keys come from, None where the key does not change; ``bedrock`` is how
-    Bedrock is reached.
+    Bedrock is reached. ``select`` says which endpoints of a hostfile they are; None: all.
     """
 
     endpoints: list[Endpoint]
@@ -49,6 +50,7 @@ class Servers(msgspec.Struct, frozen=True):
     slots: int | None = None
     keys: KeySource | None = None
     bedrock: BedrockConfig | None = None
+    select: Mapping[str, Json] | None = None
 
     @property
     def own(self) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from bagent.proxy.serve import ProxyConfig, plain_states, start_proxy
 from bagent.runs.endpoints import Servers
 from bagent.runs.fleets import make_timeouts
 from bagent.runs.stop import Stop, stop_for
+from bagent.runs.watching import HostfileFollower
 from bagent.tools.environment import tool_environment
 from bagent.tools.opening import find_program
 from bagent.types import Usage
@@ -84,11 +86,18 @@ async def open_program(
     config = ProxyConfig(port=0, timeouts=make_timeouts(job), strip_preamble=True, drain=DRAIN)
     states = plain_states(servers.endpoints, PER_ENDPOINT)
     proxy = await stack.enter_async_context(
-        start_proxy(
-            states, config, run / "proxy" / f"{plan.name}-{part}", lambda _: None, usage.add
-        )
+        start_proxy(states, config, run / "proxy" / f"{plan.name}-{part}", _say_nothing, usage.add)
     )
     proxy.fault.add_done_callback(lambda fault: _stop(asked, fault))
+    if job.hostfile is not None:
+        # The fleet of the run follows it too, and says so.
+        follower = HostfileFollower(
+            job.hostfile.path, job.backend, env, _say_nothing, servers.endpoints, servers.select
+        )
+        following = asyncio.create_task(
+            follower.follow(proxy.lessor, partial(plain_states, limit=PER_ENDPOINT))
+        )
+        stack.callback(following.cancel)
     model = plan.settings.model or ""
     service = Service(proxy.url, model, plan.budget.context, plan.settings.max_tokens)
     environment |= {**environment_for(service), **spec.env}
@@ -106,6 +115,10 @@ async def open_program(
         base_url=proxy.url,
         usage=usage.take,
     )
+
+
+def _say_nothing(text: str) -> None:
+    """What the proxy has to say is of no use to who runs a job."""
 
 
 def _stop(asked: asyncio.Future[Stop], fault: asyncio.Future[BaseException]) -> None:

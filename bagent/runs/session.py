@@ -195,9 +195,9 @@ class Session:
             tasks.append(asyncio.create_task(watch_loads(site.fleet, reader, model)))
             job = site.found.job
             if job.hostfile is not None:
-                path, used = job.hostfile.path, site.found.servers.endpoints
+                path, servers = job.hostfile.path, site.found.servers
                 follower = HostfileFollower(
-                    path, job.backend, env, self._notice, used, site.found.select
+                    path, job.backend, env, self._notice, servers.endpoints, servers.select
                 )
                 following = follower.follow(site.fleet, site.recruiter.states)
                 tasks.append(asyncio.create_task(following))

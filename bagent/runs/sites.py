@@ -67,7 +67,7 @@ class Finder:
         if select and job.hostfile is not None:
             chosen = {h.name for h in select_hosts(read_hostfile(job.hostfile.path), select)}
             kept = [one for one in servers.endpoints if one.name in chosen]
-            servers = msgspec.structs.replace(servers, endpoints=kept)
+            servers = msgspec.structs.replace(servers, endpoints=kept, select=select)
         _check_enough(self.options.min_hosts, job, len(servers.endpoints))
         backend = self._backend(job, servers, raw)
         self.stack.push_async_callback(backend.close)
@@ -78,7 +78,7 @@ class Finder:
             self.asked,
             self.note,
         )
-        return Found(job, servers, backend, known, select)
+        return Found(job, servers, backend, known)
 
     def _backend(self, job: Job, servers: Servers, raw: bool) -> Backend:
         asked = job.sampling.request_fields()
@@ -110,16 +110,12 @@ def _check_enough(wanted: int, job: Job, count: int) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """Servers that were found, and what they tell of themselves.
-
-    ``select`` says which endpoints of a hostfile they are; None: all.
-    """
+    """Servers that were found, and what they tell of themselves."""
 
     job: Job
     servers: Servers
     backend: Backend
     known: Mapping[str, Capabilities]
-    select: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True)

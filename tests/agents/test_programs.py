@@ -162,6 +162,25 @@ def test_a_second_signal_ends_the_programs_at_once(job_dir):
         assert done.code == 130, done.err
 
 
+def test_what_programs_ask_goes_to_the_endpoints_that_the_hostfile_names_now(job_dir):
+    with FakeServer({"*": [ok("old")]}) as old, FakeServer({"*": [ok("new")]}) as new:
+        hosts = job_dir / "hosts.txt"
+        hosts.write_text(f"{old.address}\n")
+        limits = {"concurrency": 2}
+        program_job(job_dir, "", 200, backend="vllm", hostfile="hosts.txt", limits=limits)
+        with Running(["run", "job.yaml", "--progress", "plain"], job_dir) as running:
+            old.wait_for(4)
+            hosts.write_text(f"{new.address}\n")
+            new.wait_for(4)
+            running.wait_for_err("hosts.txt changed: 1 joined, 1 left")
+            asked = len(old.requests)
+            new.wait_for(len(new.requests) + 8)
+            assert len(old.requests) <= asked + 2, "what was in flight"
+            (job_dir / "runs/job/stop").touch()
+            assert running.finish().code == 75
+    assert {row["status"] for row in results_by_id(job_dir).values()} == {"ok"}
+
+
 def test_a_program_that_is_not_there_is_an_error_before_anything_is_sent(job_dir, bagent):
     with FakeServer() as fs:
         program_job(job_dir, fs.url, agent={"command": ["no-such-agent"]})
