@@ -175,7 +175,8 @@ class EndpointState:
             self.refusals += 1
         else:
             self.faults += 1
-        return self.trial or self.refusals >= REFUSALS or self.faults >= FAULTS
+        sick = self.refusals >= REFUSALS or self.faults >= FAULTS
+        return sick or self.trial or self.stalled
 
     def rest(self) -> float:
         """Send it nothing for a while: returns the seconds; then :meth:`try_again`."""
@@ -187,7 +188,7 @@ class EndpointState:
 
     def try_again(self) -> None:
         """The rest is over: one call may try it."""
-        self.resting = False
+        self.resting = self.stalled = False
         self.trial = True
         self.faults = self.refusals = 0
 

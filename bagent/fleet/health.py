@@ -167,8 +167,12 @@ class Health:
         self._watched_at = now
         slowest = max(core.latencies, default=0.0)
         patience = max(STALL_SECONDS, STALL_FACTOR * slowest)
-        for state in core.endpoints.states:
+        for state in list(core.endpoints.states):
             oldest = state.waits_since
+            if state.stalled and not state.carriers and not state.resting and self.prove is None:
+                # All that it had ran out of time while nobody else could be asked.
+                self._end_rest(state)
+                continue
             if oldest is None or state.stalled or not state.up:
                 continue
             since = max(oldest, state.last_good)

@@ -178,6 +178,37 @@ def test_an_endpoint_that_answers_nothing_gets_no_more_and_its_rows_go_elsewhere
     assert any(sample.endpoint == "hung" and not sample.healthy for sample in s.samples)
 
 
+@pytest.mark.parametrize("limit", [1, 4])
+def test_an_endpoint_that_was_frozen_for_longer_than_its_calls_may_take_works_again(limit):
+    frozen_until = 1400.0
+
+    async def main():
+        loop = asyncio.get_running_loop()
+
+        def frozen(row, number):
+            if loop.time() < frozen_until:
+                return Answer(Failure("timeout", "no whole answer", passing=True), 150.0)
+            return Answer(GOOD, 1.0)
+
+        s = setup({"frozen": frozen, "well": always(seconds=1.0)}, limit=limit)
+        watching = asyncio.ensure_future(tick(s))
+        await s.run(1500 * limit)
+        watching.cancel()
+        return s
+
+    async def tick(s):
+        while True:
+            await asyncio.sleep(0.5)
+            s.fleet.tick()
+
+    s = run_jumping(main())
+    assert len(s.recorder.replies) == 1500 * limit
+    assert any("frozen takes requests but has answered none" in line for line in s.notices)
+    early = [at for at, name, _ in s.backend.sent if name == "frozen" and at < frozen_until]
+    assert len(early) <= limit + 3, "it is tried now and then, by one call"
+    assert s.backend.shares["frozen"] > 100 * limit
+
+
 def test_an_endpoint_that_answers_probes_and_breaks_off_all_else_is_tried_by_single_calls():
     broken = Failure("connect", "the server closed the connection", passing=True)
 
