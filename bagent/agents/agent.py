@@ -76,7 +76,13 @@ class AgentConversation(Conversation):
         request_hash = f"{self.request_hash:016x}"
         row = self.row
         unit = Unit(self.key, row.index, self.plan.name, self.answer, request_hash, row.id)
-        self._desk = Desk(self._agent, unit, self._agent_host.spawn, lambda: self.give_up_at)
+        self._desk = Desk(
+            self._agent,
+            unit,
+            self._agent_host.spawn,
+            lambda: self.give_up_at,
+            lambda: (self._usage, self._attempts),
+        )
         self._start = len(call.request.messages)
         if not self._agent.shares:
             self.request_hash = None
@@ -95,7 +101,6 @@ class AgentConversation(Conversation):
         self._noted = True
         if last.usage is not None:
             self._usage, self._attempts = last.usage, last.attempts
-            self._desk_now().usage, self._desk_now().attempts = last.usage, last.attempts
         messages = list(first.messages or ())
         for turn in turns[:-1]:
             messages += turn.messages
@@ -142,7 +147,6 @@ class AgentConversation(Conversation):
         if reply.usage.prompt is not None and reply.usage.completion is not None:
             self._known = size, reply.usage.prompt + reply.usage.completion
         self._attempts += call.tries
-        self._desk.usage, self._desk.attempts = self._usage, self._attempts
         calls = own_calls(reply, self._turns, self._used)
         if not self._may_call():
             most = self._agent.max_turns

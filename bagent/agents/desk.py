@@ -63,18 +63,22 @@ class Desk:
     Args:
         spawn: runs a task that ends with the run.
         deadline: the event loop's time at which the row's own limit is over.
+        spent: what the turns so far took, and in how many attempts: noted with each.
     """
 
     def __init__(
-        self, agent: AgentPlan, unit: Unit, spawn: Spawn, deadline: Callable[[], float | None]
+        self,
+        agent: AgentPlan,
+        unit: Unit,
+        spawn: Spawn,
+        deadline: Callable[[], float | None],
+        spent: Callable[[], tuple[Usage, int]],
     ) -> None:
         self._agent = agent
         self._unit = unit
         self._spawn = spawn
         self._deadline = deadline
-        self.usage = Usage()
-        """What the turns so far took, with ``attempts``: noted with each."""
-        self.attempts = 0
+        self._spent = spent
         self._turn = 0
         self._early: dict[tuple[str, str], list[Started]] = {}
 
@@ -225,6 +229,7 @@ class Desk:
     def note(self, turn: int, messages: list[Message], begun: Sequence[ToolCall] = ()) -> None:
         """Write a turn, whole or not."""
         unit = self._unit
+        usage, attempts = self._spent()
         self._agent.log.write_turn(
             Turn(
                 unit.key,
@@ -236,8 +241,8 @@ class Desk:
                 begun=list(begun),
                 request_hash=unit.request_hash,
                 at=round(unix(), 3),
-                usage=self.usage,
-                attempts=self.attempts,
+                usage=usage,
+                attempts=attempts,
             )
         )
 

@@ -44,6 +44,11 @@ class Endpoint(msgspec.Struct, frozen=True, eq=False):
         """The address without the ``/v1`` at its end: where /health, /version, /tokenize are."""
         return self.url.removesuffix("/v1")
 
+    @property
+    def weight(self) -> float:
+        """Its share of the work beside others, by its tags; 1 where they say nothing."""
+        return float(self.tags.get("weight") or self.tags.get("gpus") or 1)
+
     def without_secrets(self, words: str) -> str:
         """A server's words with the keys that it was sent as ``***``: some servers repeat them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -179,7 +179,7 @@ class HttpExchange:
         pieces = 0
         post, exchange = of
         began = post.began
-        async for data in bounded(response.content.iter_any()):
+        async for data in pieces_of(response):
             if exchange.first_byte is None:
                 exchange.first_byte = self._clock()
             reader.feed(data)
@@ -227,8 +227,15 @@ class HttpExchange:
 async def whole_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
     """The body of an answer."""
     if isinstance(response, PlainResponse):
-        return await response.read()  # it heeds the bound by itself
-    return b"".join([piece async for piece in bounded(response.content.iter_any())])
+        return await response.read()
+    return b"".join([piece async for piece in pieces_of(response)])
+
+
+def pieces_of(response: aiohttp.ClientResponse | PlainResponse) -> AsyncIterator[bytes]:
+    """The body of an answer as it comes; one without an end breaks off."""
+    pieces = response.content.iter_any()
+    # The plain client's connections heed the bound by themselves.
+    return pieces if isinstance(response, PlainResponse) else bounded(pieces)
 
 
 def named(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:

@@ -14,7 +14,7 @@ from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.health import Health, Prove
 from bagent.fleet.members import Members
-from bagent.fleet.settle import SETUP_STATUS
+from bagent.fleet.settle import is_set_up_otherwise
 from bagent.types import Failure
 
 MUCH_BUSIER = 0.5
@@ -161,7 +161,7 @@ class Lessor:
             state.limit.overloaded(lease.started, now, failure.message)
         elif failure.kind == "connect" and state.broke(lease.started, now):
             self._health.doubt(state)
-        refused = failure.status in SETUP_STATUS
+        refused = is_set_up_otherwise(failure)
         if refused or (failure.passing and failure.kind != "rate_limited"):
             rests = state.failed(refused=refused)
             if rests and not state.resting and core.endpoints.others(state):

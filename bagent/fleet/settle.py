@@ -19,9 +19,6 @@ from bagent.types import Failure, Reply
 ROW_STATUS = frozenset({400, 413, 422})
 """HTTP answers to a request that speak of the request, not of the server."""
 
-SETUP_STATUS = frozenset({401, 403, 404})
-"""The usual HTTP answers that say so of a server; see :func:`is_set_up_otherwise`."""
-
 OWN_KINDS = frozenset({"auth", "rejected"})
 """Lasting failures that are the server's own, unless their status speaks of the request: it is set
 up otherwise than the job thinks (401, 404, 405), or something else stands there (a redirect)."""

@@ -298,5 +298,5 @@ def _state(endpoint: Endpoint, limit: int) -> EndpointState:
         endpoint,
         InFlightLimit(most, most),
         Account(None, None, ALL_TOLD, hosted=not endpoint.own),
-        weight=float(tags.get("weight") or tags.get("gpus") or 1),
+        weight=endpoint.weight,
     )

@@ -89,14 +89,13 @@ class Recruiter:
             longest = limits.retry_after_max or NO_CAP
             account = Account(limits.rpm, limits.tpm, longest, hosted=not endpoint.own)
             self._accounts[name] = account
-        weight = float(endpoint.tags.get("weight") or endpoint.tags.get("gpus") or 1)
-        limit, growing = self._limit(endpoint, weight)
-        state = EndpointState(endpoint, limit, account, weight=weight)
+        limit, growing = self._limit(endpoint)
+        state = EndpointState(endpoint, limit, account, weight=endpoint.weight)
         if growing and endpoint.own:
             state.signal = LoadSignal()
         return state
 
-    def _limit(self, endpoint: Endpoint, weight: float) -> tuple[InFlightLimit, bool]:
+    def _limit(self, endpoint: Endpoint) -> tuple[InFlightLimit, bool]:
         """The limit of an endpoint, and whether it finds its own height."""
         given, concurrency = self._limits.per_endpoint, self._limits.concurrency
         cap = int(endpoint.tags.get("max_concurrency") or self._most)
@@ -111,6 +110,7 @@ class Recruiter:
             most = min(cap, self._servers.slots * 2)
         else:
             start, ceiling = auto_limits(self._servers, self._rule)
+            weight = endpoint.weight
             top = max(1, min(cap, round(ceiling * weight)))
             return InFlightLimit(min(top, max(1, round(start * weight))), top), True
         return InFlightLimit(most, most, growing=False), False

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,8 +153,8 @@ class Line(NamedTuple):
 def replaced(indexes: list[SegmentIndex], stage: str) -> Iterator[Line]:
     """The lines that :class:`EditedRows` would have found, had each part seen those of all.
 
-    Of the lines of one row, answer, id and source with several keys only the newest counts. It
-    takes two looks at every line's numbers; only lines of rows that stand twice are read.
+    Of the lines of one row, answer, id and source with several keys only the newest counts. Each
+    line's numbers are looked at; only lines of rows that stand twice are read.
 
     Args:
         indexes: the segments of all parts, in their order.
@@ -163,44 +163,64 @@ def replaced(indexes: list[SegmentIndex], stage: str) -> Iterator[Line]:
     Memory: 8 bytes for each of :data:`_WINDOW` rows.
     """
     void = voided(indexes)
-    ends = [index.ranges()[index.stage_names.index(stage)][1] for index in _of(indexes, stage)]
-    for low in range(0, max(ends, default=-1) + 1, _WINDOW):
+    there = [
+        (index, index.stage_names.index(stage), void.get(place))
+        for place, index in enumerate(indexes)
+        if stage in index.stage_names
+    ]
+    highest = max((index.ranges()[number][1] for index, number, _ in there), default=-1)
+    for low in range(0, highest + 1, _WINDOW):
         window = range(low, low + _WINDOW)
-        keys = array("Q", bytes(8 * _WINDOW))
-        twice: set[int] = set()
-        for row, answer, line in _lines(indexes, stage, void, window):
-            key = line.unit ^ salt_of(stage, answer)
-            before, keys[row - low] = keys[row - low], key
-            if before and before != key:
-                twice.add(row)
+        twice = _twice(there, stage, window)
         rows: dict[tuple[int, int], list[Line]] = {}
-        for row, answer, line in _lines(indexes, stage, void, window) if twice else ():
-            if row in twice:
-                rows.setdefault((row, answer), []).append(line)
-        for lines in rows.values():
-            yield from _older(lines)
+        for index, number, gone in there if twice else ():
+            lines = enumerate(zip(*_columns(index), _kept(index, number, gone), strict=True))
+            for ordinal, (row, answer, unit, kept) in lines:
+                if kept and row in twice:
+                    rows.setdefault((row, answer), []).append(Line(unit, index, ordinal))
+        for found in rows.values():
+            yield from _older(found)
 
 
-def _of(indexes: Sequence[SegmentIndex], stage: str) -> Iterator[SegmentIndex]:
-    return (index for index in indexes if stage in index.stage_names)
+_Part = tuple[SegmentIndex, int, bytearray | None]
+"""A segment, the number of the stage in it, and which of its lines were taken back."""
 
 
-def _lines(
-    indexes: Sequence[SegmentIndex], stage: str, void: Mapping[int, bytearray], window: range
-) -> Iterator[tuple[int, int, Line]]:
-    """(row, answer, line) of the lines in the window that were not taken back."""
-    for place, index in enumerate(indexes):
-        if stage not in index.stage_names:
-            continue
-        wanted = index.stage_names.index(stage)
-        low, high, count = index.ranges()[wanted]
-        if not count or high < window.start or low >= window.stop:
-            continue
-        columns = [index.column(name) for name in ("rows", "answers", "units", "stages")]
-        lines = zip(*columns, void.get(place) or bytes(len(index)), strict=True)
-        for ordinal, (row, answer, unit, number, gone) in enumerate(lines):
-            if number == wanted and not gone and window.start <= row < window.stop:
-                yield row, answer, Line(unit, index, ordinal)
+def _columns(index: SegmentIndex) -> list[Sequence[int]]:
+    return [index.column(name) for name in ("rows", "answers", "units")]
+
+
+def _kept(index: SegmentIndex, number: int, gone: bytearray | None) -> Sequence[bool]:
+    """Which lines are of the stage and were not taken back."""
+    stages = index.column("stages")
+    return [
+        one == number and not out
+        for one, out in zip(stages, gone or bytes(len(index)), strict=True)
+    ]
+
+
+def _twice(there: Sequence[_Part], stage: str, window: range) -> set[int]:
+    """The rows of the window that have lines with several keys."""
+    low, high = window.start, window.stop
+    keys = array("Q", bytes(8 * len(window)))
+    salts: dict[int, int] = {}
+    found: set[int] = set()
+    for index, number, gone in there:
+        lines: Iterable[tuple[int, int, int]] = zip(*_columns(index), strict=True)
+        if gone or len(index.stage_names) > 1:
+            lines = compress(lines, _kept(index, number, gone))
+        for row, answer, unit in lines:
+            if not low <= row < high:
+                continue
+            salt = salts.get(answer)
+            if salt is None:
+                salt = salts[answer] = salt_of(stage, answer)
+            key, at = unit ^ salt, row - low
+            if keys[at] != key:
+                if keys[at]:
+                    found.add(row)
+                keys[at] = key
+    return found
 
 
 def _older(lines: Sequence[Line]) -> Iterator[Line]:

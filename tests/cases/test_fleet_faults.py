@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cases.support_cases import shell
-from support.cli import Completed, Running, run_bagent
+from support.cli import Completed, Running, hanging_names_env, run_bagent
 from support.fake_server import FakeServer
 from support.jobs import results, write_job
 from support.replies import ok, slow
@@ -181,21 +181,9 @@ def test_a_hostfile_of_an_editor_on_windows_a_lost_name_and_a_set_proxy_are_no_t
 def test_names_that_nobody_resolves_hold_up_no_run(tmp_path: Path) -> None:
     """A resolver that hangs, as an unreachable one does, for minutes; on Python's own event loop
     the look-ups of all names, and the end of the process, waited for it."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import socket, sys, time\n"
-        "sys.modules['uvloop'] = None\n"
-        "real = socket.getaddrinfo\n"
-        "def slow(host, *args, **more):\n"
-        "    if str(host).startswith('node'):\n"
-        "        time.sleep(600)\n"
-        "    return real(host, *args, **more)\n"
-        "socket.getaddrinfo = slow\n"
-    )
+    env = hanging_names_env(tmp_path / "site", own_loop=True)
     with serving() as good:
         port = good.rpartition(":")[2]
-        env = {"PYTHONPATH": str(site)}
         done = run_over(tmp_path, f"node[001-100]\nlocalhost:{port}\n", env=env, timeout=50)
     assert done.code == 0, done.err
     assert {row["text"] for row in results(tmp_path)} == {f"of r{n}" for n in range(1, 97)}

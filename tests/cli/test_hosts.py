@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bagent.fleet.hostfile import read_hostfile
-from support.cli import Completed, Running, clean_env
+from support.cli import Completed, Running, clean_env, hanging_names_env
 from support.fake_server import FakeServer
 from support.replies import status
 
@@ -242,20 +242,9 @@ def test_names_that_nobody_resolves_hold_neither_the_others_nor_the_end(
     bagent: Bagent, job_dir: Path, tmp_path: Path
 ) -> None:
     """A resolver that hangs, as an unreachable one does, for minutes."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import socket, time\n"
-        "real = socket.getaddrinfo\n"
-        "def slow(host, *args, **more):\n"
-        "    if str(host).startswith('node'):\n"
-        "        time.sleep(600)\n"
-        "    return real(host, *args, **more)\n"
-        "socket.getaddrinfo = slow\n"
-    )
+    env = hanging_names_env(tmp_path / "site")
     with FakeServer() as fs:
         hosts = write(job_dir, "node[001-300]:8000", f"localhost:{fs.port}", fs.address)
-        env = {"PYTHONPATH": str(site)}
         done = bagent(["hosts", hosts, "--timeout", "6s", "--format", "json"], env=env)
     found = [one["state"] for one in done.lines()]
     assert found == ["dead"] * 300 + ["ready", "ready"]

@@ -289,3 +289,10 @@ def setup(
     return Setup(
         fleet, backend, states, account, attempts=attempts, notices=notices, samples=samples
     )
+
+
+async def ticking(s: Setup) -> None:
+    """What a session does beside the rows, until cancelled."""
+    while True:
+        await asyncio.sleep(0.25)
+        s.fleet.tick()

@@ -14,7 +14,7 @@ from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from fleet.support_fleet import GOOD, REFUSED, Answer, Setup, always, setup
+from fleet.support_fleet import GOOD, REFUSED, Answer, Setup, always, setup, ticking
 from fleet.support_time import run_jumping
 
 REFUSED_AS_LONG = Failure("context_overflow", "HTTP 400: too long", status=400)
@@ -44,12 +44,7 @@ def call_of(s: Setup, tokens: int, *, asked: int | None = 100, **fields: Any) ->
 async def finish(s: Setup, rows: Sequence[int], **fields: Any) -> Setup:
     """Send rows of so many tokens to their ends, ticking as a session does."""
 
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(0.25)
-            s.fleet.tick()
-
-    ticker = asyncio.ensure_future(tick())
+    ticker = asyncio.ensure_future(ticking(s))
     for tokens in rows:
         s.fleet.submit(call_of(s, tokens, **fields))
     await s.fleet.idle()

@@ -8,14 +8,8 @@ from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
 from bagent.types import Failure
-from fleet.support_fleet import GOOD, Answer, always, setup
+from fleet.support_fleet import GOOD, Answer, always, setup, ticking
 from fleet.support_time import run_jumping
-
-
-async def ticking(s):
-    while True:
-        await asyncio.sleep(0.25)
-        s.fleet.tick()
 
 
 def run_with_a_straggler(hedge):

@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from bagent.fleet.retry import RetryPolicy
-from fleet.support_fleet import REFUSED, Setup, always, setup
+from fleet.support_fleet import REFUSED, Setup, always, setup, ticking
 from fleet.support_time import run_jumping
 
 
 async def finish(s: Setup) -> None:
     """Tick as a session does until nothing is left."""
 
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(0.25)
-            s.fleet.tick()
-
-    ticker = asyncio.ensure_future(tick())
+    ticker = asyncio.ensure_future(ticking(s))
     await s.fleet.idle()
     ticker.cancel()
 

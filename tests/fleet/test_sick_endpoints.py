@@ -9,7 +9,17 @@ import pytest
 from bagent.backends.endpoint import Capabilities
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from fleet.support_fleet import BROKEN, FULL, GOOD, REFUSED, Answer, always, setup, throttled
+from fleet.support_fleet import (
+    BROKEN,
+    FULL,
+    GOOD,
+    REFUSED,
+    Answer,
+    always,
+    setup,
+    throttled,
+    ticking,
+)
 from fleet.support_time import run_jumping
 
 NOT_FOUND = Failure("rejected", "HTTP 404: no such model", status=404)
@@ -161,15 +171,10 @@ def test_an_endpoint_that_answers_nothing_gets_no_more_and_its_rows_go_elsewhere
             limit=4,
             probes={"hung": lambda number: REFUSED},
         )
-        watching = asyncio.ensure_future(tick(s))
+        watching = asyncio.ensure_future(ticking(s))
         await s.run(800)
         watching.cancel()
         return s
-
-    async def tick(s):
-        while True:
-            await asyncio.sleep(0.5)
-            s.fleet.tick()
 
     s = run_jumping(main())
     assert len(s.recorder.replies) == 800
@@ -191,15 +196,10 @@ def test_an_endpoint_that_was_frozen_for_longer_than_its_calls_may_take_works_ag
             return Answer(GOOD, 1.0)
 
         s = setup({"frozen": frozen, "well": always(seconds=1.0)}, limit=limit)
-        watching = asyncio.ensure_future(tick(s))
+        watching = asyncio.ensure_future(ticking(s))
         await s.run(1500 * limit)
         watching.cancel()
         return s
-
-    async def tick(s):
-        while True:
-            await asyncio.sleep(0.5)
-            s.fleet.tick()
 
     s = run_jumping(main())
     assert len(s.recorder.replies) == 1500 * limit

@@ -244,3 +244,25 @@ def no_locks_env(folder: Path, error: str = "ENOSYS") -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text("\n".join(lines) + "\n")
     return {"PYTHONPATH": str(folder)}
+
+
+def hanging_names_env(folder: Path, *, own_loop: bool = False) -> dict[str, str]:
+    """An environment whose resolver hangs for minutes at names that begin with ``node``, as an
+    unreachable one does.
+
+    Args:
+        folder: where what does that is written.
+        own_loop: Python's own event loop is used, not uvloop.
+    """
+    folder.mkdir(exist_ok=True)
+    lines = ["sys.modules['uvloop'] = None"] if own_loop else []
+    lines += [
+        "real = socket.getaddrinfo",
+        "def slow(host, *args, **more):",
+        "    if str(host).startswith('node'):",
+        "        time.sleep(600)",
+        "    return real(host, *args, **more)",
+        "socket.getaddrinfo = slow",
+    ]
+    (folder / "sitecustomize.py").write_text("\n".join(["import socket, sys, time", *lines, ""]))
+    return {"PYTHONPATH": str(folder)}
