@@ -225,10 +225,12 @@ def _end_within(seconds: float, code: int) -> None:
     import threading
 
     def leave() -> None:
+        # First the words: once a child is gone, whoever waits for it may end the process.
+        os.write(2, b"bagent: what tools of the job left running was not waited for\n")
         left = sys.modules.get("multiprocessing")
         for child in left.active_children() if left is not None else ():
             child.kill()
-        os.write(2, b"bagent: what tools of the job left running was not waited for\n")
+            child.join(1.0)
         os._exit(code)
 
     watch = threading.Timer(seconds, leave)
