@@ -25,7 +25,7 @@ from bagent.tools.commands import answer_of, without_preamble
 from bagent.tools.tool import ToolFault
 from bagent.types import ErrorKind, Failure, Message, Reply, Row, Usage
 
-PLACE = re.compile(r"\{(prompt|model|base_url|folder|job_folder|id)\}")
+PLACE = re.compile(r"\{(prompt|model|base_url|folder|job_folder|id|key)\}")
 
 
 class ProgramPlan(msgspec.Struct, eq=False):
@@ -33,8 +33,9 @@ class ProgramPlan(msgspec.Struct, eq=False):
 
     ``argv`` may hold ``{prompt}``, ``{model}``, ``{base_url}``, ``{folder}``, ``{job_folder}`` and
     ``{id}``; without ``{prompt}`` the prompt is its standard input. ``env`` is its whole
-    environment but for the key, with the same places other than ``{prompt}``: ``keys`` names the
-    variables that get the key by which a row's requests are told apart. ``folder`` is where each
+    environment but for the key, with the same places other than ``{prompt}``, and ``{key}``:
+    ``keys`` names the variables that get the row's key, which ``row_key`` makes of the name by
+    which the row's requests are told apart. ``folder`` is where each
     row gets a folder of its own, and ``homes`` where it gets a home, which is gone once the program
     has ended well: some keep megabytes there. ``job_folder`` is where the job's files are. ``most``
     rows run at once, each for at most ``seconds`` (None: no limit). ``usage`` gives the tokens that
@@ -44,6 +45,7 @@ class ProgramPlan(msgspec.Struct, eq=False):
     argv: Sequence[str]
     env: Mapping[str, str]
     keys: Sequence[str]
+    row_key: Callable[[str], str]
     folder: Path
     homes: Path
     job_folder: Path
@@ -126,10 +128,14 @@ class ProgramConversation(Conversation):
             "id": "" if self.row.id is None else wire_text(str(self.row.id)),
         }
         argv = [_filled(word, {**told, "prompt": prompt}) for word in program.argv]
-        env = {"HOME": str(home)} | {key: _filled(word, told) for key, word in program.env.items()}
+        # Not in argv: other users of the machine can read that.
+        key = program.row_key(name)
+        env = {"HOME": str(home)} | {
+            variable: _filled(word, {**told, "key": key}) for variable, word in program.env.items()
+        }
         if any("\0" in word for word in (*argv, *env.values())):
             raise ToolFault("the prompt, or the row's id, holds a NUL character")
-        env |= {key: f"bagent-{name}" for key in program.keys if key not in program.env}
+        env |= dict.fromkeys((one for one in program.keys if one not in program.env), key)
         stdin = b"" if any("{prompt}" in word for word in program.argv) else prompt.encode()
         try:
             async with asyncio.timeout(self._left()):

@@ -17,6 +17,7 @@ import msgspec
 import typer
 
 from bagent.cli import options as opt
+from bagent.cli.proxy_access import announce, choose_token, keyless_only, token_file
 from bagent.errors import EXIT_INTERRUPTED, UsageError
 from bagent.interrupts import signals_heard
 
@@ -29,19 +30,39 @@ if TYPE_CHECKING:
     from bagent.runs.watching import HostfileFollower
 
 
+Host = Annotated[
+    str | None, typer.Option("--host", help="Address to listen on; default: 127.0.0.1.")
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", min=0, max=65535, help="Port; default: 8080, 0 takes a free one."),
+]
+Unix = Annotated[
+    Path | None,
+    typer.Option(
+        "--unix", metavar="PATH", help="Listen on a Unix socket that only you may connect to."
+    ),
+]
+TokenEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--token-env",
+        metavar="NAME",
+        help="Variable with the token that clients send as their API key; default: a random one"
+        " where the endpoints need a key.",
+    ),
+]
+
+
 def proxy(
     hostfile: Annotated[
         Path | None, typer.Option("--hostfile", metavar="HOSTS", help="The endpoints.")
     ] = None,
     backend: opt.Backend = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")
-    ] = 8080,
-    token_env: Annotated[
-        str | None,
-        typer.Option("--token-env", metavar="NAME", help="Variable with the token to ask for."),
-    ] = None,
+    host: Host = None,
+    port: Port = None,
+    unix: Unix = None,
+    token_env: TokenEnv = None,
     per_endpoint: Annotated[
         int, typer.Option("--per-endpoint", min=1, help="Requests in flight per endpoint.")
     ] = 256,
@@ -58,21 +79,20 @@ def proxy(
     With --backend NAME it is in front of that one server, also a hosted one, whose key clients
     need not know; requests keep the form that the server takes. Bedrock takes chats in OpenAI's.
 
+    Where a key stands behind it, clients need a token as their API key: that of --token-env, or a
+    random one, which is written to the file "token" of the run directory (mode 0600).
+
     Example: bagent proxy --hostfile hosts.txt --port 8080
 
     Example: bagent proxy --backend anthropic
     """
     from bagent.proxy.serve import ProxyConfig, plain_states
 
-    token = None
-    if token_env is not None:
-        token = os.environ.get(token_env) or None
-        if token is None:
-            raise UsageError(f"the environment variable {token_env} is not set")
+    if unix is not None and (host is not None or port is not None):
+        raise UsageError("--unix excludes --host and --port", hint="leave one out")
     servers = _named(backend, hostfile, per_endpoint) if backend is not None else None
     path = _hostfile(hostfile) if servers is None else None
     endpoints = _endpoints(servers, path)
-    config = ProxyConfig(host, port, token, strip_preamble=strip_preamble)
     run = output or Path("runs") / time.strftime("proxy-%Y%m%d-%H%M%S")
 
     async def serve() -> int:
@@ -83,7 +103,14 @@ def proxy(
 
                 reached = [await stack.enter_async_context(bridged(servers, _notice))]
             states = partial(plain_states, limit=per_endpoint)
-            return await _serve(reached, states, config, (run, path))
+            config = ProxyConfig(
+                host or "127.0.0.1",
+                8080 if port is None else port,
+                unix,
+                choose_token(token_env, reached, unix),
+                strip_preamble=strip_preamble,
+            )
+            return await _serve(reached, states, config, (run, path, token_env))
 
     return asyncio.run(serve())
 
@@ -129,14 +156,14 @@ async def _serve(
     endpoints: Sequence[Endpoint],
     states: Callable[[Sequence[Endpoint]], list[EndpointState]],
     config: ProxyConfig,
-    places: tuple[Path, Path | None],
+    places: tuple[Path, Path | None, str | None],
 ) -> int:
-    """Serve until a signal or a fault; ``places`` are the run directory and the hostfile, which is
-    followed. Returns the exit code."""
+    """Serve until a signal or a fault; ``places`` are the run directory, the hostfile, which is
+    followed, and the variable that holds the token. Returns the exit code."""
     from bagent.proxy.serve import start_proxy
     from bagent.runs.stop import HANG_UP
 
-    run, hostfile = places
+    run, hostfile, token_env = places
     follower = _follower(endpoints, hostfile)
     stopped, hurried = asyncio.Event(), asyncio.Event()
     codes = [0]
@@ -150,12 +177,10 @@ async def _serve(
 
     with signals_heard((signal.SIGINT, signal.SIGTERM, *HANG_UP), heard):
         async with start_proxy(states(endpoints), config, run, _notice, hurried=hurried) as found:
-            sys.stdout.write(f"{found.url}\n")
-            sys.stdout.flush()
-            many = f"{len(endpoints)} endpoint{'' if len(endpoints) == 1 else 's'}"
-            _notice(f"a proxy in front of {many}; Ctrl-C ends")
-            _notice(f"next: export OPENAI_BASE_URL={found.url}")
-            await _until_over(found, stopped, _following(follower, found.lessor, states))
+            with token_file(run, config, token_env) as file:
+                announce(found.url, len(endpoints), config, (token_env, file))
+                joining = _following(follower, found.lessor, keyless_only(states, config))
+                await _until_over(found, stopped, joining)
             if found.busy():
                 _notice(
                     f"{found.busy()} requests are in flight: they have {config.drain:g} s to end;"

@@ -25,7 +25,7 @@ from bagent.backends.json_text import decode_json
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.transport import Transport
 from bagent.proxy.clients import gone
-from bagent.proxy.guarding import bearer, is_token
+from bagent.proxy.guarding import address_guard, new_token, token_guard
 from bagent.proxy.openai_words import chunk_bytes, completion, error_of, last_chunks
 from bagent.runs.endpoints import Servers
 from bagent.types import Failure, Json, Reply
@@ -61,18 +61,14 @@ class Bridge:
 
     def app(self) -> web.Application:
         """The routes."""
-        found = web.Application(client_max_size=MOST_BODY)
+        guards = [address_guard("127.0.0.1"), token_guard(self._token)]
+        found = web.Application(client_max_size=MOST_BODY, middlewares=guards)
         found.router.add_get("/v1/models", self._models)
         found.router.add_post("/v1/chat/completions", self._chat)
         return found
 
-    def _known(self, request: web.Request) -> bool:
-        return is_token(bearer(request), self._token)
-
     async def _models(self, request: web.Request) -> web.Response:
         """Whether there are credentials; which models an account has is not asked."""
-        if not self._known(request):
-            return _refusal(Failure("auth", "a wrong token", status=401))
         found = await self._backend.probe(self._endpoint, PROBE_SECONDS)
         if not isinstance(found, Capabilities):
             return _refusal(found)
@@ -80,8 +76,6 @@ class Bridge:
         return web.json_response({"object": "list", "data": data})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        if not self._known(request):
-            return _refusal(Failure("auth", "a wrong token", status=401))
         try:
             body = decode_json(await request.read())
         except ValueError as error:
@@ -182,7 +176,7 @@ async def bridged(
     (endpoint,) = servers.endpoints
     config = BackendConfig(keys=servers.keys, bedrock=servers.bedrock)
     backend = make_backend(servers.kind, Transport(), config, notice)
-    token = secrets.token_urlsafe(24)
+    token = new_token()
     bridge = Bridge(backend, endpoint, token, timeouts)
     runner = web.AppRunner(
         bridge.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0

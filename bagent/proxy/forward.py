@@ -19,6 +19,7 @@ from bagent.backends.transport import NETWORK_ERRORS, Patience, Transport, netwo
 from bagent.clocks import unix
 from bagent.fleet.leasing import Closed, Lease, Lessor
 from bagent.proxy.clients import Homes, client_name, gone, session_name
+from bagent.proxy.guarding import CLIENT_NAME
 from bagent.proxy.meter import Meter, Record
 from bagent.types import Failure
 
@@ -90,8 +91,9 @@ class Forwarder:
 
     async def forward(self, request: web.Request, path: str, body: bytes) -> web.StreamResponse:
         """Answer ``request`` with what an endpoint says to ``body`` at ``path``."""
-        name = client_name(request.headers) or path
-        session = session_name(request.headers)
+        given = request.get(CLIENT_NAME)
+        name = given or client_name(request.headers) or path
+        session = given or session_name(request.headers)
         record = Record(name, path, unix())
         self._meter.arrived(record)
         self._busy += 1

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import itertools
-import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from bagent.backends.base import Timeouts
-from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.proof import Prover
 from bagent.backends.transport import Transport
@@ -28,13 +25,13 @@ from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
 from bagent.fleet.leasing import Lessor
 from bagent.fleet.limiter import InFlightLimit
 from bagent.proxy.forward import Forwarder
-from bagent.proxy.guarding import bearer, is_token
+from bagent.proxy.guarding import address_guard, is_loopback, token_guard
 from bagent.proxy.meter import Meter
+from bagent.proxy.routes import HEALTH, proxy_app
+from bagent.proxy.unix_socket import UNIX_BASE_URL, listen_unix, remove_socket
 from bagent.types import EndpointSample, Failure, Usage
 
-MOST_BODY = 256 << 20
 TICK_SECONDS = 1.0
-PROBE_SECONDS = 5.0
 
 ABANDON_SECONDS = 0.5
 """So long requests may take to notice that they are given up."""
@@ -42,21 +39,21 @@ ABANDON_SECONDS = 0.5
 PROVE_SECONDS = 30.0
 """So long an engine that has answered nothing for a minute may take for one token."""
 
-_PREAMBLE_IN_TEXT = re.compile(rb'(?<=")(?:x-(?:anthropic|amz)-[A-Za-z0-9-]+:[^"\\]*\\n)+', re.I)
-
 
 class ProxyConfig(msgspec.Struct, frozen=True):
     """Where the proxy listens and whom it lets in.
 
-    ``port`` 0 takes a free one. ``token`` is asked for as a bearer token (or ``x-api-key``); it
-    must be there where ``host`` is not loopback. ``patience`` is how many seconds a request may
-    wait for an endpoint with room. ``strip_preamble`` removes lines such as ``x-anthropic-...:``
-    that begin texts of some CLI agents and differ in every session, so that prefixes stay equal.
-    ``drain`` is how many seconds what is in flight may take at the end.
+    ``port`` 0 takes a free one. ``unix`` is the path of a socket that takes the place of host and
+    port; only this user may connect to it. ``token`` is required of clients as a bearer token (or
+    ``x-api-key``); it must be there where ``host`` is not loopback. ``patience`` is the number of
+    seconds that a request may wait for an endpoint with room. ``strip_preamble`` removes lines such
+    as ``x-anthropic-...:`` that begin texts of some CLI agents and differ in every session, so that
+    prefixes stay equal. ``drain`` is how many seconds what is in flight may take at the end.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
+    unix: Path | None = None
     token: str | None = None
     patience: float = 600.0
     timeouts: Timeouts = Timeouts()
@@ -99,10 +96,6 @@ async def start_proxy(
         WriteError: the run directory cannot be written; at the end only where ``fault`` had not
             told so before.
     """
-    if config.token is None and not _is_loopback(config.host):
-        raise UsageError(
-            f"--host {config.host} is open to others", hint="give a --token-env, or 127.0.0.1"
-        )
     listening = _listen(config)
     transport = Transport()
     backend = OpenAIBackend(transport, notice=notice)
@@ -119,7 +112,11 @@ async def start_proxy(
     forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
     for state in states:
         core.sample(state, "begin")
-    app = _app(config, forwarder, backend, lessor)
+    guards = [
+        address_guard(None if config.unix else config.host),
+        token_guard(config.token, (HEALTH,)),
+    ]
+    app = proxy_app(guards, forwarder, backend, lessor, strip_preamble=config.strip_preamble)
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=ABANDON_SECONDS
     )
@@ -127,16 +124,14 @@ async def start_proxy(
     try:
         await runner.setup()
         await web.SockSite(runner, listening).start()
-        port = runner.addresses[0][1]
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        base = f"http://{host}:{port}/v1"
-        yield Proxy(base, run, lessor, fault, lambda: forwarder.busy)
+        yield Proxy(_base_url(config, listening), run, lessor, fault, lambda: forwarder.busy)
     finally:
         told = fault.done()
         await _drain(runner, lessor, forwarder, hurried or asyncio.Event(), config.drain)
         ticking.cancel()
         await asyncio.gather(ticking, *core.probes, return_exceptions=True)
         await backend.close()
+        remove_socket(config.unix)
         meter.close(0)
     if fault.done() and not told:
         raise fault.result()
@@ -178,16 +173,29 @@ async def _drain(
 
 
 def _listen(config: ProxyConfig) -> socket.socket:
-    """The socket, before anything is written for a proxy that could not serve."""
+    """Return the socket, before anything is written for a proxy that could not serve."""
+    if config.unix is not None:
+        return listen_unix(config.unix)
+    if config.token is None and not is_loopback(config.host):
+        raise UsageError(
+            f"--host {config.host} is open to others", hint="give a --token-env, or 127.0.0.1"
+        )
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         return socket.create_server((config.host, config.port), family=family)
     except OSError as error:
-        words = error.strerror or str(error)
+        reason = error.strerror or str(error)
         raise UsageError(
-            f"cannot listen on {config.host}:{config.port}: {words.lower()}",
+            f"cannot listen on {config.host}:{config.port}: {reason.lower()}",
             hint="choose another --port; 0 takes a free one",
         ) from None
+
+
+def _base_url(config: ProxyConfig, listening: socket.socket) -> str:
+    if config.unix is not None:
+        return UNIX_BASE_URL
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listening.getsockname()[1]}/v1"
 
 
 async def _tick(meter: Meter, lessor: Lessor) -> None:
@@ -201,88 +209,6 @@ async def _proven(prover: Prover, endpoint: Endpoint) -> Failure | None:
     """Ask an endpoint for one token; None where it came."""
     found = await prover.prove(endpoint, None, PROVE_SECONDS)
     return found if isinstance(found, Failure) else None
-
-
-def _app(
-    config: ProxyConfig,
-    forwarder: Forwarder,
-    backend: OpenAIBackend,
-    lessor: Lessor,
-) -> web.Application:
-    async def post(request: web.Request) -> web.StreamResponse:
-        body = await request.read()
-        if config.strip_preamble:
-            body = without_preamble(body)
-        return await forwarder.forward(request, request.path.removeprefix("/v1"), body)
-
-    async def names() -> list[str]:
-        found = await asyncio.gather(
-            *(backend.probe(one.endpoint, PROBE_SECONDS) for one in lessor.states if _serves(one))
-        )
-        told = (one.models for one in found if isinstance(one, Capabilities))
-        return list(dict.fromkeys(itertools.chain.from_iterable(told)))
-
-    async def models(request: web.Request) -> web.Response:
-        data = [_model(name) for name in await names()]
-        return web.json_response({"object": "list", "data": data})
-
-    async def model(request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name in await names():
-            return web.json_response(_model(name))
-        error = {"message": f"no endpoint serves {name}", "type": "not_found", "code": 404}
-        return web.json_response({"error": error}, status=404)
-
-    async def health(request: web.Request) -> web.Response:
-        stay = [state for state in lessor.states if not state.leaving]
-        up = sum(1 for state in stay if _serves(state))
-        return web.json_response({"endpoints": len(stay), "up": up}, status=200 if up else 503)
-
-    app = web.Application(client_max_size=MOST_BODY, middlewares=[_guard(config.token)])
-    app.router.add_get("/health", health)
-    app.router.add_get("/v1/models", models)
-    app.router.add_get("/v1/models/{name:.+}", model)
-    app.router.add_post("/v1/{rest:.+}", post)
-    return app
-
-
-def _serves(state: EndpointState) -> bool:
-    """Whether an endpoint is one of the fleet, and answers."""
-    return state.up and not (state.stalled or state.leaving)
-
-
-def _model(name: str) -> dict[str, str]:
-    """A model as OpenAI's API lists it."""
-    return {"id": name, "object": "model", "owned_by": "bagent"}
-
-
-def _guard(token: str | None) -> web.middleware:  # type: ignore[valid-type]
-    """Lets in who has the token; loopback needs none."""
-
-    @web.middleware
-    async def guard(request: web.Request, handler: object) -> web.StreamResponse:
-        given = bearer(request) or request.headers.get("x-api-key", "")
-        if token is not None and request.path != "/health" and not is_token(given, token):
-            error = {"message": "a wrong token, or none", "type": "auth", "code": 401}
-            return web.json_response({"error": error}, status=401)
-        answer: web.StreamResponse = await handler(request)  # type: ignore[operator]
-        return answer
-
-    return guard
-
-
-def without_preamble(body: bytes) -> bytes:
-    """A request body whose texts do not begin with header-like lines of a session."""
-    return _PREAMBLE_IN_TEXT.sub(b"", body)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def plain_states(endpoints: Sequence[Endpoint], limit: int) -> list[EndpointState]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bagent.agents.plan import StagePlan
 from bagent.agents.program import ProgramPlan
 from bagent.agents.told import KEYS, Service, environment_for
+from bagent.proxy.guarding import client_key, new_token
 from bagent.proxy.serve import ProxyConfig, plain_states, start_proxy
 from bagent.runs.endpoints import Servers
 from bagent.runs.fleets import make_timeouts
@@ -83,7 +84,8 @@ async def open_program(
     environment.pop("HOME", None)  # each row has its own
     program = find_program(spec.command[0], job.source.folder, environment)
     usage = UsageByName()
-    config = ProxyConfig(port=0, timeouts=make_timeouts(job), strip_preamble=True, drain=DRAIN)
+    token = new_token()
+    config = _proxy_config(job, token)
     states = plain_states(servers.endpoints, PER_ENDPOINT)
     proxy = await stack.enter_async_context(
         start_proxy(states, config, run / "proxy" / f"{plan.name}-{part}", _say_nothing, usage.add)
@@ -106,6 +108,7 @@ async def open_program(
         argv=(program, *spec.command[1:]),
         env=environment,
         keys=KEYS,
+        row_key=partial(client_key, token),
         folder=run / "work",
         homes=run / "home",
         job_folder=job.source.folder,
@@ -114,6 +117,12 @@ async def open_program(
         model=model,
         base_url=proxy.url,
         usage=usage.take,
+    )
+
+
+def _proxy_config(job: Job, token: str) -> ProxyConfig:
+    return ProxyConfig(
+        port=0, token=token, timeouts=make_timeouts(job), strip_preamble=True, drain=DRAIN
     )
 
 

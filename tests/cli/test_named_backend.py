@@ -30,10 +30,11 @@ def address(kind: str, url: str) -> str:
     return f"{kind}+http{url.removeprefix('http')}/v1"
 
 
-def asked(url: str) -> dict[str, Any]:
-    """The answer to a small request with a key that only names its client."""
+def asked(url: str, run: Path) -> dict[str, Any]:
+    """The answer to a small request with the proxy's token and the name of its client."""
+    token = (run / "token").read_text().strip()
     body = json.dumps({"model": "m-1", "max_tokens": 9, "messages": QUESTION}).encode()
-    headers = {"Content-Type": "application/json", "x-api-key": "bagent-r1"}
+    headers = {"Content-Type": "application/json", "x-api-key": f"{token}:r1"}
     with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:
         found: dict[str, Any] = json.loads(answer.read())
         return found
@@ -50,7 +51,7 @@ def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
         with Running(command, job_dir, KEYS) as proxy:
             proxy.wait_for_out("/v1", 60)
             url = proxy.out.split()[0]
-            answer = asked(url + PATHS[kind])
+            answer = asked(url + PATHS[kind], job_dir / "run")
             proxy.wait_for_err("allows 600 requests a minute", 60)
             proxy.send(signal.SIGTERM)
             done = proxy.finish()
@@ -70,7 +71,7 @@ def test_bedrock_is_proxied_as_a_server_of_openais_protocol(job_dir: Path) -> No
         command = ["proxy", "--backend", url, "--port", "0", "-o", "run"]
         with Running(command, job_dir, AWS) as proxy:
             proxy.wait_for_out("/v1", 60)
-            answer = asked(proxy.out.split()[0] + "/chat/completions")
+            answer = asked(proxy.out.split()[0] + "/chat/completions", job_dir / "run")
             proxy.send(signal.SIGTERM)
             done = proxy.finish()
     assert answer["choices"][0]["message"]["content"] == "fine"

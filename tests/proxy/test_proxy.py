@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from bagent.errors import UsageError
-from bagent.proxy.guarding import is_token
-from bagent.proxy.serve import without_preamble
+from bagent.proxy.routes import without_preamble
 from proxy.support_proxy import ask, chat, rows_of, through
 from support.fake_server import FakeServer
 from support.replies import close, delta, hang, ok, raw, status, stream
@@ -121,32 +120,6 @@ def test_a_client_that_hangs_up_frees_the_engine(tmp_path):
     with FakeServer({"r1": [hang()]}) as fs:
         through([fs.url], work, tmp_path / "run")
         assert fs.requests[0].cancelled
-
-
-def test_the_token_is_asked_for_and_an_open_address_needs_one(tmp_path):
-    async def work(proxy, session):
-        url = f"{proxy.url}/models"
-        codes = []
-        for headers in (
-            {},
-            {"Authorization": "Bearer no"},
-            {"Authorization": "Bearer t0ken"},
-            {"Authorization": "bearer  t0ken"},
-            {"x-api-key": "t0ken"},
-        ):
-            async with session.get(url, headers=headers) as answer:
-                codes.append(answer.status)
-        return codes
-
-    with FakeServer() as fs:
-        assert through([fs.url], work, tmp_path / "run", token="t0ken") == [401, 401, 200, 200, 200]
-        with pytest.raises(UsageError, match="open to others"):
-            through([fs.url], work, tmp_path / "other", host="0.0.0.0")
-
-
-@pytest.mark.parametrize("given", ["t0ken\udcff", "\udcff", "é", ""])
-def test_a_token_of_any_bytes_is_only_a_wrong_one(given):
-    assert not is_token(given, "t0ken")
 
 
 def test_session_lines_that_begin_a_text_are_dropped():
