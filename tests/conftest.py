@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bagent.cli.main import main
-from support.cli import Completed, clean_env, run_bagent
+from support.cli import Completed, ProcessUse, run_bagent
 from support.fake_server import FakeServer
 
 LONGEST = (
@@ -23,15 +20,19 @@ LONGEST = (
 """What takes longest, the longest first. Files go whole to one of several processes: what begins
 last should be short, so that none of them is alone at the end."""
 
-LOOKS = ("compare", "results", "query", "status", "report", "prices")
-"""Commands that change nothing but files and end by themselves."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest."""
     items.sort(key=lambda item: next(
         (place for place, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST)
     ))  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let tests with the marker ``process`` start processes; the others run commands here."""
+    markers = ("process", "real", "slow")
+    ProcessUse.allowed = any(item.get_closest_marker(name) for name in markers)
 
 
 @pytest.fixture
@@ -53,27 +54,3 @@ def job_dir(tmp_path: Path) -> Path:
 def bagent(job_dir: Path) -> Callable[..., Completed]:
     """``bagent(["run", "job.yaml"], ...)`` in ``job_dir``; see ``run_bagent``."""
     return partial(run_bagent, cwd=job_dir)
-
-
-@pytest.fixture
-def bagent_here(
-    job_dir: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> Callable[..., Completed]:
-    """As ``bagent``, but a command that only looks runs in this process: a tenth of the time."""
-
-    def call(args: list[str], env: dict[str, str] | None = None, **more: Any) -> Completed:
-        if more or str(args[0]) not in LOOKS:
-            return run_bagent(args, job_dir, env, **more)
-        clean = clean_env(job_dir / ".home", env)
-        with monkeypatch.context() as patch:
-            patch.chdir(job_dir)
-            for name in os.environ.keys() - clean.keys():
-                patch.delenv(name)
-            for name, value in clean.items():
-                patch.setenv(name, value)
-            capfdbinary.readouterr()
-            code = main([str(arg) for arg in args])
-            found = capfdbinary.readouterr()
-        return Completed(code, found.out.decode(), found.err.decode(), 0.0)
-
-    return call

@@ -267,10 +267,17 @@ def _open_standard_files() -> None:
 
 
 def _one_line(kind: type[BaseException], error: BaseException, _: Any) -> None:
-    words = f"a fault in bagent: {kind.__name__}: {error} (--debug shows where)"
-    if kind is MemoryError:
-        words = "memory is used up (allow more, or lower limits.concurrency)"
-    # The interpreter's own exit code would be 1, which says that only rows failed.
-    code = _complain(words, EXIT_NEEDS_PERSON)
+    code = report_fault(error)
     sys.stderr.flush()
     os._exit(code)
+
+
+def report_fault(error: BaseException) -> int:
+    """Print one line about an error that nothing handled; returns the exit code.
+
+    The interpreter's own exit code would be 1, which says that only rows failed.
+    """
+    message = f"a fault in bagent: {type(error).__name__}: {error} (--debug shows where)"
+    if isinstance(error, MemoryError):
+        message = "memory is used up (allow more, or lower limits.concurrency)"
+    return _complain(message, EXIT_NEEDS_PERSON)

@@ -119,14 +119,28 @@ def plain_rows(cursor: DuckDBPyConnection) -> Iterator[list[Any]]:
 
 
 def _renew(run_dir: Path, folder: Path) -> None:
-    command = [sys.executable, "-m", "bagent.store.tables", str(run_dir), "--only-stale"]
+    arguments = [str(run_dir), "--only-stale"]
     if folder != run_dir:
-        command += ["--out", str(folder)]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        last = words[-1].removeprefix("bagent: error: ") if words else f"exit {done.returncode}"
+        arguments += ["--out", str(folder)]
+    code, output = run_tables_child(arguments)
+    if code:
+        lines = output.strip().splitlines()
+        last = lines[-1].removeprefix("bagent: error: ") if lines else f"exit {code}"
         raise WriteError(f"the tables of {run_dir} could not be made: {last}")
+
+
+def run_tables_child(arguments: list[str]) -> tuple[int, str]:
+    """Make tables in a child process, which alone pays for DuckDB's memory.
+
+    Args:
+        arguments: the command line of :mod:`bagent.store.tables`.
+
+    Returns:
+        The exit code and what the child wrote to stderr.
+    """
+    command = [sys.executable, "-m", "bagent.store.tables", *arguments]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    return done.returncode, done.stderr.decode("utf-8", "replace")
 
 
 def one_statement(sql: str) -> str:

@@ -49,6 +49,7 @@ def shows_nothing(folder: Path, *told: Completed) -> None:
     assert all(SECRET not in one.out + one.err for one in told)
 
 
+@pytest.mark.process("kill")
 def test_a_run_killed_while_the_provider_works_goes_on_with_the_same_batch(
     job_dir: Path, bagent: Bagent
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_run_killed_while_the_provider_works_goes_on_with_the_same_batch(
     shows_nothing(job_dir, status, done, bagent(["results", "job"]))
 
 
+@pytest.mark.process("signal")
 def test_a_signal_ends_with_75_and_leaves_the_batch_there(job_dir: Path, bagent: Bagent) -> None:
     server = AnthropicServer(Course(("in_progress", "ended"), message()))
     with in_thread(server) as url:

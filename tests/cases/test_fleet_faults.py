@@ -178,6 +178,7 @@ def test_a_hostfile_of_an_editor_on_windows_a_lost_name_and_a_set_proxy_are_no_t
     assert {row["endpoint"] for row in found} == {near, six}
 
 
+@pytest.mark.process("environment")
 def test_names_that_nobody_resolves_hold_up_no_run(tmp_path: Path) -> None:
     """A resolver that hangs, as an unreachable one does, for minutes; on Python's own event loop
     the look-ups of all names, and the end of the process, waited for it."""
@@ -199,6 +200,7 @@ def test_a_server_that_is_being_asked_when_the_run_ends_is_not_said_to_be_dead(
     assert "does not answer" not in done.err
 
 
+@pytest.mark.process("concurrent")
 def test_a_hostfile_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     """Whoever opens a pipe to read waits for who writes, a thread of the run as well."""
     hosts = tmp_path / "hosts.txt"

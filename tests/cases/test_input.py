@@ -274,6 +274,7 @@ def test_results_into_a_closed_pipe_end_quietly(fs, job_dir):
     assert code == "0"
 
 
+@pytest.mark.process("pipe")
 def test_rows_from_a_pipe_are_answered_as_they_come(fs, job_dir):
     fs.set_script(ECHO)
     write_job(job_dir, fs.url, None, input=None, results=NO_TABLES)

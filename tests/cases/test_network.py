@@ -180,6 +180,7 @@ def test_a_port_that_takes_connections_and_says_nothing_is_no_endpoint(job_dir):
     assert done.seconds < 30
 
 
+@pytest.mark.process("concurrent")
 def test_a_server_that_starts_again_is_found_again(fs, job_dir):
     fs.set_script({"*": [slow(0.1, echo())]})
     write_job(job_dir, fs.url, 30, limits={"concurrency": 2, "retries": 1}, results=NO_TABLES)
@@ -258,6 +259,7 @@ def test_an_error_behind_a_proxy_names_the_proxy(job_dir):
     assert "secret" not in done.err
 
 
+@pytest.mark.process("environment")
 @pytest.mark.parametrize("way", ["SSL_CERT_FILE", "ca_file", "nothing"])
 def test_a_certificate_of_the_sites_own_authority_is_taken_where_it_is_named(
     job_dir, tmp_path, way

@@ -213,6 +213,7 @@ def test_a_reader_of_stderr_that_goes_away_costs_no_row(fs, job_dir):
     assert len(results_by_id(job_dir)) == 40
 
 
+@pytest.mark.process("environment")
 def test_a_plain_locale_is_enough(fs, job_dir):
     fs.set_script({"*": [ok("grün \U0001f33f")]})
     write_job(job_dir, fs.url, [{"id": "ü", "text": "x"}], results=NO_TABLES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
+
 from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, statuses
 from support.cli import Running, run_bagent
 from support.jobs import (
@@ -156,6 +158,7 @@ def test_rows_that_failed_in_an_outage_are_the_ones_sent_again(fs, job_dir):
     assert [row["error_kind"] for row in attempts] == ["connect", None]
 
 
+@pytest.mark.process("kill")
 def test_before_its_end_a_run_takes_up_passing_failures_only(fs, job_dir):
     script = {
         "r1": [status(400, error_body(400, "never"))],
@@ -280,6 +283,7 @@ def test_a_limit_a_sample_and_the_whole_go_on_in_one_run(fs, job_dir):
     assert run_json(job_dir / "runs/job")["starts"][-1]["exit_code"] == 0
 
 
+@pytest.mark.process("kill")
 def test_a_killed_run_over_a_pipe_goes_on_with_the_pipe_or_without(fs, job_dir):
     fs.set_script({"r5": [gated(echo())], "*": [echo()]})
     limits = {"concurrency": 1}

@@ -137,6 +137,7 @@ def test_an_answer_that_is_no_object_has_a_column_of_its_own(fs, job_dir, schema
     assert [row["value"] for row in parquet(job_dir / "runs/job", "answers")] == [value, value]
 
 
+@pytest.mark.process("concurrent")
 def test_a_run_can_be_looked_at_while_it_goes_on(fs, job_dir):
     fs.set_script({"r1": [echo()], "r2": [echo()], "*": [gated(echo())]})
     write_job(job_dir, fs.url, 5, limits={"concurrency": 3})
@@ -196,6 +197,7 @@ def test_a_database_that_somebody_holds_open_costs_no_result(fs, job_dir, how):
     assert database(job_dir / "runs/job", "select count(*) n from results") == [{"n": 3}]
 
 
+@pytest.mark.process("concurrent")
 def test_many_readers_and_one_run_do_not_disturb_each_other(fs, job_dir):
     fs.set_script({"*": [echo(delay=0.05)]})
     write_job(job_dir, fs.url, 60, limits={"concurrency": 2})

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from support.cli import Completed, Running, clean_env, run_bagent
 from support.fake_server import FakeServer
@@ -64,6 +65,7 @@ def test_rows_from_stdin_are_looked_at(bagent: Bagent, job_dir: Path, fs: FakeSe
     assert not (job_dir / "runs").exists()
 
 
+@pytest.mark.process("environment")
 def test_any_locale_can_print_any_prompt(bagent: Bagent, job_dir: Path, fs: FakeServer) -> None:
     write_job(job_dir, fs.url)
     (job_dir / "rows.jsonl").write_text('{"id":"ü","text":"日本 \\ud800"}\n', encoding="utf-8")
@@ -91,6 +93,7 @@ def test_a_closed_pipe_ends_quietly(job_dir: Path, fs: FakeServer) -> None:
     assert "Traceback" not in done.stderr and "rror" not in done.stderr
 
 
+@pytest.mark.process("signal")
 def test_ctrl_c_while_an_endpoint_is_silent_ends_quietly(job_dir: Path) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

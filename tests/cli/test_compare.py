@@ -14,8 +14,8 @@ QUICK = "?speedup=50&output_tokens=6&output_spread=fixed"
 
 
 @pytest.fixture
-def bagent(bagent_here):
-    return bagent_here
+def bagent(bagent):
+    return bagent
 
 
 def answer(row: int, value: Any, **changes: Any) -> Any:

@@ -187,6 +187,7 @@ def test_a_file_that_cannot_be_written_is_74(bagent: Bagent, job_dir: Path) -> N
     assert "bagent: error: cannot write no/ready.txt" in done.err
 
 
+@pytest.mark.process("concurrent")
 def test_waiting_ends_when_enough_came_up(job_dir: Path) -> None:
     server = FakeServer()
     with server:  # only to get a port

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import urllib.request
 
+import pytest
+
 from support.cli import Running
 from support.jobs import write_job
 from support.replies import hang, ok
 
 
+@pytest.mark.process("concurrent")
 def test_metrics_are_served_while_the_run_goes_on(fs, job_dir):
     fs.set_script({"r3": [hang(20.0)], "*": [ok("fine")]})
     write_job(job_dir, fs.url, 3, batching={"mode": "single"})

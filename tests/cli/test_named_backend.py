@@ -40,6 +40,7 @@ def asked(url: str, run: Path) -> dict[str, Any]:
         return found
 
 
+@pytest.mark.process("signal")
 @pytest.mark.parametrize("kind", sorted(WIRES))
 def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
     kind: str, job_dir: Path

@@ -18,8 +18,8 @@ from support.stored import make_run, stored
 
 
 @pytest.fixture
-def bagent(bagent_here):
-    return bagent_here
+def bagent(bagent):
+    return bagent
 
 
 @pytest.fixture

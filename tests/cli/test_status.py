@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from bagent.store.owner import Owner
 from bagent.store.rundir import Start
 from support.cli import Running
@@ -84,6 +86,7 @@ def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_counts(bagent
     assert bagent(["status"]).code == 0
 
 
+@pytest.mark.process("concurrent")
 def test_a_run_that_goes_on_is_followed_to_its_end_by_its_directory_alone(job_dir: Path):
     make_run(job_dir / "runs" / "going", [stored(0)], starts=[Start(1.0, exit_code=75)])
     path = job_dir / "runs" / "going"

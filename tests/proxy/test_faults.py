@@ -38,6 +38,7 @@ def asked(url: str) -> int | None:
         return None
 
 
+@pytest.mark.process("concurrent")
 def test_a_full_disk_ends_the_proxy_with_one_line_and_74(tmp_path):
     with FakeServer({"*": [ok("yes")]}) as fs:
         (tmp_path / "hosts").write_text(f"{fs.url}\n")
@@ -66,6 +67,7 @@ def test_a_full_disk_ends_the_proxy_with_one_line_and_74(tmp_path):
     assert told["total_rows"] == len(codes)
 
 
+@pytest.mark.process("signal")
 def test_signals_that_come_while_a_full_disk_ends_it_change_no_exit_code(tmp_path):
     with FakeServer({"*": [ok("yes")]}) as fs:
         (tmp_path / "hosts").write_text(f"{fs.url}\n")

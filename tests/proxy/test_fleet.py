@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from bagent.backends.endpoint import Endpoint
 from bagent.proxy.serve import Proxy, ProxyConfig, plain_states, start_proxy
@@ -164,6 +165,7 @@ def asked(url: str, row: str = "r1") -> int:
         return int(answer.status)
 
 
+@pytest.mark.process("concurrent")
 def test_an_edited_hostfile_takes_effect_while_clients_ask_and_none_of_them_fails(tmp_path):
     with ExitStack() as stack:
         old, new = (stack.enter_context(FakeServer()) for _ in range(2))
@@ -214,6 +216,7 @@ def started(stack: ExitStack, tmp_path: Path, fs: FakeServer) -> Running:
     return proxy
 
 
+@pytest.mark.process("signal")
 def test_a_signal_lets_what_is_in_flight_end_and_a_second_one_does_not(tmp_path):
     with ExitStack() as stack:
         fs = stack.enter_context(FakeServer({"held": [gated(ok("yes"))], "*": [hang()]}))
@@ -242,6 +245,7 @@ def test_a_signal_lets_what_is_in_flight_end_and_a_second_one_does_not(tmp_path)
     assert rows == {"ok": None, "failed": "the proxy ended before the answer"}
 
 
+@pytest.mark.process("signal")
 def test_clients_that_vanish_in_the_middle_leave_no_traceback(tmp_path):
     chunks = [delta("a" * 1000) for _ in range(200)]
     with ExitStack() as stack:

@@ -7,6 +7,7 @@ import json
 import signal
 
 import aiohttp
+import pytest
 
 from bagent.proxy.meter import Meter, Record
 from proxy.support_proxy import ask, chat, rows_of, through
@@ -59,6 +60,7 @@ def test_rows_are_numbered_on_after_a_start_that_ended(tmp_path):
     assert {row["id"]: row["row"] for row in rows_of(tmp_path)} == {"a": 0, "b": 1, "c": 2}
 
 
+@pytest.mark.process("kill")
 def test_rows_are_numbered_on_after_a_start_that_was_killed(tmp_path):
     async def asked(url):
         async with aiohttp.ClientSession() as session:

@@ -220,6 +220,7 @@ def test_a_chunk_does_not_begin_once_there_is_a_signal(fs, order):
     assert read_state(Path(order.folder), order.part) is None
 
 
+@pytest.mark.process("environment")
 def test_without_parsl_one_line_says_what_to_install(job_dir, bagent, tmp_path):
     write_job(job_dir, "http://127.0.0.1:9/v1", 3)
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['parsl'] = None\n")

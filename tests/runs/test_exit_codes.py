@@ -72,6 +72,7 @@ def test_a_wrong_job_is_2_and_nothing_is_sent(fs, job_dir, bagent):
     assert fs.probes == []
 
 
+@pytest.mark.process("concurrent")
 def test_a_live_owner_is_2_naming_it(fs, job_dir, bagent):
     fs.set_script({"*": [gated(echo())]})
     write_job(job_dir, fs.url, 3)
@@ -146,6 +147,7 @@ def test_a_deadline_is_75_and_a_later_run_goes_on(fs, job_dir, bagent):
     assert fs.count("r1") == 1
 
 
+@pytest.mark.process("signal")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
 def test_a_signal_is_75_and_what_is_in_flight_is_kept(fs, job_dir, bagent, number):
     fs.set_script({"*": [gated(echo())]})
@@ -160,6 +162,7 @@ def test_a_signal_is_75_and_what_is_in_flight_is_kept(fs, job_dir, bagent, numbe
     assert len(results_by_id(job_dir)) == 4
 
 
+@pytest.mark.process("concurrent")
 def test_the_stop_file_is_75(fs, job_dir, bagent):
     fs.set_script({"*": [gated(echo())]})
     write_job(job_dir, fs.url, 20, limits={"concurrency": 2})
@@ -228,6 +231,7 @@ def test_first_rows_that_all_fail_alike_are_76_unless_told_otherwise(fs, job_dir
     assert bagent([*RUN, "--no-canary", "--retry", "all"]).code == 1
 
 
+@pytest.mark.process("signal")
 def test_a_second_interrupt_is_130(fs, job_dir):
     fs.set_script({"*": [hang(60)]})
     write_job(job_dir, fs.url, 4)

@@ -69,6 +69,7 @@ def test_a_failure_is_told_with_its_words(tmp_path: Path) -> None:
     assert "cannot make the tables" in words
 
 
+@pytest.mark.process("signal")
 def test_a_run_that_stops_early_makes_no_tables_and_waits_for_none(fs, job_dir):
     fs.set_script({"r2": [hang()], "*": [echo()]})
     write_job(job_dir, fs.url, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from stages.support_stages import RUN, outcomes, run_stages, write_stages
 from support.cli import Running, run_bagent
 from support.fake_server import FakeServer
@@ -77,6 +79,7 @@ def test_a_query_that_finds_nothing_says_so(tmp_path):
     assert "stage ask: the query gave no rows" in done.err
 
 
+@pytest.mark.process("signal")
 def test_a_long_query_ends_with_the_run(tmp_path):
     slow = "SELECT sum(a.range * b.range) AS n FROM range(10000000) a, range(10000000) b, first"
     with FakeServer({"*": [echo()]}) as server:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from stages.support_stages import RUN, outcomes, write_stages
 from support.cli import Running
 from support.fake_server import FakeServer
@@ -22,6 +24,7 @@ def wait_for(server: FakeServer, start: str, count: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.process("concurrent")
 def test_a_second_stage_begins_with_the_first_row_of_the_one_before(tmp_path):
     with FakeServer({"r4": [gated(echo())], "*": [echo()]}) as server:
         write_stages(tmp_path, server.url, 4, [FIRST, SECOND])
@@ -31,6 +34,7 @@ def test_a_second_stage_begins_with_the_first_row_of_the_one_before(tmp_path):
             assert running.finish().code == 0
 
 
+@pytest.mark.process("concurrent")
 def test_a_group_is_asked_about_as_soon_as_it_is_full(tmp_path):
     with FakeServer({"r5": [gated(ok("late"))], "*": [ok("short")]}) as server:
         write_stages(tmp_path, server.url, 6, [FIRST, SUM])

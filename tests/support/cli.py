@@ -1,4 +1,9 @@
-"""Running ``bagent`` as a user does: a process with a clean environment."""
+"""Running ``bagent`` as a user does, with a clean environment.
+
+``run_bagent`` runs a command to its end, in this process unless the test has the marker
+``process``. ``Running`` is a real process that a test can signal, kill or talk to through pipes;
+only tests with that marker may start one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import msgspec
+
+from support.in_process import READ_AT_START, run_in_process
 
 Json = Any
 KillAt = float | Callable[[], object]
@@ -51,12 +58,19 @@ def clean_env(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, s
     return env | dict(extra or {})
 
 
+class ProcessUse:
+    """Whether the test that runs now may start processes; set by ``conftest.py``."""
+
+    allowed = False
+
+
 class Running:
     """A ``bagent`` process that is going on; leaving the ``with`` block kills it."""
 
     def __init__(
         self, args: Sequence[str | Path], cwd: Path, env: Mapping[str, str] | None = None
     ) -> None:
+        assert ProcessUse.allowed, 'this test needs @pytest.mark.process("why")'
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bagent", *map(str, args)],
@@ -188,7 +202,7 @@ def run_bagent(
     timeout: float = 60.0,
     kill_at: KillAt | None = None,
 ) -> Completed:
-    """Run ``bagent`` with ``args`` to its end.
+    """Run ``bagent`` with ``args`` to its end, in this process unless the test may use another.
 
     Args:
         args: the command line after ``bagent``.
@@ -196,14 +210,22 @@ def run_bagent(
         env: variables added to the clean environment.
         stdin: what it reads; None is an empty stdin.
         timeout: seconds; past it the process is killed.
-        kill_at: end it with SIGKILL after that many seconds, or once this function returns
+        kill_at: end the process with SIGKILL after that many seconds, or once this function returns
             (for example ``lambda: fs.wait_for(20)``).
 
     Raises:
         AssertionError: it took longer than ``timeout``.
     """
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    if not ProcessUse.allowed:
+        assert kill_at is None, 'this test needs @pytest.mark.process("why")'
+        early = [name for name in env or () if name.startswith(READ_AT_START)]
+        assert not early, f"{early} needs @pytest.mark.process"
+        started = time.monotonic()
+        words = [str(arg) for arg in args]
+        code, out, err = run_in_process(words, cwd, clean_env(cwd / ".home", env), data)
+        return Completed(code, out, err, time.monotonic() - started)
     with Running(args, cwd, env) as running:
-        data = stdin.encode() if isinstance(stdin, str) else stdin
         feeder = threading.Thread(target=_feed, args=(running, data or b""), daemon=True)
         feeder.start()
         if kill_at is not None:
