@@ -18,7 +18,7 @@ from bagent.agents.history import answer_message, begun_message, calls_of, own_c
 from bagent.agents.host import AgentHost
 from bagent.agents.plan import StagePlan
 from bagent.agents.streaming import FirstCall
-from bagent.agents.text_calls import with_calls_of_text
+from bagent.agents.text_tool_calls import UnreadCallError, parse_text_tool_calls
 from bagent.answers.judge import GOOD_ENDS, Verdict
 from bagent.backends.request import Request, Watch, encode_payload
 from bagent.clocks import unix
@@ -136,7 +136,10 @@ class AgentConversation(Conversation):
         """Run the tools that a reply asks for; any other reply is the row's answer."""
         self._note_stream(call, delivery)
         if self._desk is not None and call.request.tool_choice != "none":
-            reply = with_calls_of_text(reply, self._agent.tools.definitions)
+            try:
+                reply = parse_text_tool_calls(reply, self._agent.tools.definitions)
+            except UnreadCallError as error:
+                return Failure("bad_response", str(error), text=reply.text)
         if self._desk is None or not _asks_for_tools(reply):
             return super().replied(call, reply, delivery)
         self._last, self._verdict = reply, None

@@ -13,7 +13,7 @@ from bagent.agents.agent_plan import AgentPlan
 from bagent.agents.budget import LEAST, MARGIN_TOKENS, TokenBudget
 from bagent.agents.conversation import text_bytes
 from bagent.answers.reask import bounded
-from bagent.answers.thinking import split_thinking
+from bagent.answers.reasoning import split_reasoning
 from bagent.backends.json_text import encode_json
 from bagent.backends.request import Request, encode_payload
 from bagent.clocks import unix
@@ -186,7 +186,7 @@ class Summary:
 
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
         """Put the summary in place, or cut where there is none."""
-        text = split_thinking(reply.text or "").text.strip()
+        text = split_reasoning(reply.text or "").text.strip()
         took = delivery.done - delivery.sent
         self._compacting.take_summary(self._messages, self._recent, text, took)
         return None

@@ -17,8 +17,8 @@ from typing import Literal
 import msgspec
 
 from bagent.answers.decode import NOT_JSON, decode_lenient, decode_strict, malformed_at
+from bagent.answers.reasoning import OPEN, STRAY, closing
 from bagent.answers.sanitize import MAX_DEPTH, clean_text
-from bagent.answers.thinking import OPEN, STRAY, closing
 from bagent.types import Json
 
 How = Literal["plain", "fence", "think", "prose", "repaired"]

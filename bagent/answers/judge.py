@@ -11,8 +11,8 @@ import msgspec
 
 from bagent.answers.decode import NOT_JSON, decode_strict
 from bagent.answers.extract import Extracted, How, extract_json, why_not_json
+from bagent.answers.reasoning import Split, split_reasoning
 from bagent.answers.sanitize import clean_text
-from bagent.answers.thinking import Split, split_thinking
 from bagent.answers.words import shorten
 from bagent.types import ErrorKind, Json, Reply, Status
 
@@ -209,7 +209,7 @@ def _parted(reply: Reply) -> Split:
     """The reply's text and thinking as valid UTF-8; blank text and thinking are none."""
     text = clean_text(reply.text or "")
     reasoning = _clean(reply.reasoning)
-    parted = split_thinking(text) if reasoning is None else Split(reasoning, text)
+    parted = split_reasoning(text) if reasoning is None else Split(reasoning, text)
     if parted.reasoning is None and parted.text.strip():
         return parted
     return parted._replace(
