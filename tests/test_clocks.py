@@ -8,8 +8,6 @@ from itertools import count
 
 import pytest
 
-from backends.support_backend import endpoint, request
-from backends.support_routes import routes_server
 from bagent.backends.anthropic_http import AnthropicBackend
 from bagent.backends.base import Timeouts
 from bagent.backends.bedrock import BedrockBackend
@@ -18,6 +16,8 @@ from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.transport import Transport
 from bagent.clocks import SteadyUnix, unix
 from bagent.tools.pool import ToolPool
+from support.backend_calls import endpoint, request
+from support.routes_server import routes_server
 
 NOON = 1_795_867_200.0  # 2026-11-28 12:00 UTC
 HOUR = 3600.0

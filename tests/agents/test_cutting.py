@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agents.support_agents import check_pairs
 from bagent.agents.compacting import SHORT, cut_answers, with_summary
 from bagent.backends.request import encode_payload
+from support.agent_jobs import check_pairs
 
 Message = dict[str, Any]
 PROMPT: list[Message] = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from fleet.support_fleet import always, setup
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import always, setup
 
 
 def order_of(turns: dict[int, int]) -> list[int]:

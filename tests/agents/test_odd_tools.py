@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.support_agents import agent_job, calls
+from support.agent_jobs import agent_job, calls
 from support.fake_server import FakeServer
 from support.replies import ok
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.support_agents import wait_for_file
+from support.agent_jobs import wait_for_file
 from support.cli import Running
 from support.fake_server import FakeServer
 from support.jobs import results_by_id, write_job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.support_agents import agent_job, calls
+from support.agent_jobs import agent_job, calls
 from support.fake_server import FakeServer
 from support.jobs import parquet
 from support.replies import ok

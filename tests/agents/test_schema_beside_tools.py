@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.support_agents import agent_job, calls, ran
+from support.agent_jobs import agent_job, calls, ran
 from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id
 from support.replies import ok, tool_call

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agents.support_agents import agent_job, answers_in, calls, check_pairs, ran
+from support.agent_jobs import agent_job, answers_in, calls, check_pairs, ran
 from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id
 from support.replies import delta, ok, ok_tools, stream, tool_call

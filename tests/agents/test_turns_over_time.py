@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.support_agents import (
+from support.agent_jobs import (
     agent_job,
     answers_in,
     calls,

@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
-from backends.support_backend import QUICK, backend, endpoint, failure, reply, request
 from bagent.backends.request import CallSettings, OutputFormat
 from bagent.types import Reply
+from support.backend_calls import QUICK, backend, endpoint, failure, reply, request
 from support.fake_server import FakeServer
 from support.replies import close, error_body, gated, ok, ok_tools, status, tool_call
 

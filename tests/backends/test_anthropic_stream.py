@@ -9,9 +9,9 @@ import pytest
 
 from bagent.backends.anthropic_stream import AnthropicStream
 from bagent.types import Failure, Reply
-from support.provider_wire import AnthropicWire, Say, sse
+from support.provider_protocols import AnthropicWire, ModelAnswer, sse
 
-SAY = Say(text="hällo", calls=(("t1", "f", {"a": 1}), ("t2", "g", {})), thought="hm")
+SAY = ModelAnswer(text="hällo", calls=(("t1", "f", {"a": 1}), ("t2", "g", {})), thought="hm")
 
 
 def reader(events: Sequence[bytes]) -> AnthropicStream:
@@ -47,7 +47,7 @@ def test_a_tool_call_is_there_as_soon_as_its_block_ends() -> None:
 
 
 def test_counts_are_cumulative_and_the_last_ones_hold() -> None:
-    found = reader(AnthropicWire().events(Say(completion=41))).result()
+    found = reader(AnthropicWire().events(ModelAnswer(completion=41))).result()
     assert isinstance(found, Reply)
     assert (found.usage.prompt, found.usage.completion) == (30, 41)
 
@@ -60,14 +60,14 @@ def test_pings_are_no_sign_of_an_answer() -> None:
 
 @pytest.mark.parametrize("kept", range(1, 8))
 def test_a_stream_without_its_stop_reason_is_no_answer(kept: int) -> None:
-    events = AnthropicWire().events(Say(text="hello world"))
+    events = AnthropicWire().events(ModelAnswer(text="hello world"))
     found = reader(events[:kept]).result()
     assert isinstance(found, Failure)
     assert (found.kind, found.passing) == ("bad_response", True)
 
 
 def test_a_stream_cut_after_its_stop_reason_is_whole() -> None:
-    events = AnthropicWire().events(Say())
+    events = AnthropicWire().events(ModelAnswer())
     found = reader(events[:-1])
     assert found.whole
     assert not found.done
@@ -75,7 +75,7 @@ def test_a_stream_cut_after_its_stop_reason_is_whole() -> None:
 
 
 def test_garbage_among_the_events_is_a_failure_that_shows_it() -> None:
-    found = reader([*AnthropicWire().events(Say())[:3], b"data: {broken\n\n"]).result()
+    found = reader([*AnthropicWire().events(ModelAnswer())[:3], b"data: {broken\n\n"]).result()
     assert isinstance(found, Failure)
     assert "{broken" in found.message
 

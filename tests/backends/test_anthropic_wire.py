@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from backends.support_providers import WEATHER, call
 from bagent.backends.anthropic_wire import (
     MAX_TOKENS,
     AnthropicWriter,
@@ -20,6 +19,7 @@ from bagent.backends.forms import Form
 from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.request import Request
 from bagent.types import Failure, Message, Reply, Usage
+from support.provider_calls import WEATHER, call
 
 LONG = "rule " * 1000
 MARK = {"type": "ephemeral"}

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.support_groups import OWN, chat, raw_prompt
 from bagent.backends.base import TOO_LONG, Timeouts
 from bagent.backends.counting import PromptCounter
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import CallSettings, Request
 from bagent.types import Failure
+from support.tiny_engine import OWN, chat, raw_prompt
 
 
 class Told:

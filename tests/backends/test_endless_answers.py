@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from backends.support_backend import request
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.transport import Transport
 from bagent.types import Failure
+from support.backend_calls import request
 from support.tls import site_authority
 
 ENOUGH = 1 << 28

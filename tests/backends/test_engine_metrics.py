@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from backends.support_backend import endpoint, raw_server
 from bagent.backends.engine_metrics import (
     MISSING_SECONDS,
     EngineLoad,
@@ -16,6 +15,7 @@ from bagent.backends.engine_metrics import (
     parse_load,
 )
 from bagent.backends.transport import Transport
+from support.backend_calls import endpoint, raw_server
 
 DATA = Path(__file__).parent / "data"
 VLLM = (DATA / "vllm_metrics.txt").read_bytes()

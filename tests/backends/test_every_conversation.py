@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from backends.support_providers import ENGINES, PROVIDERS, WEATHER, Provider, ask, call
 from bagent.types import Json, Message
-from support.provider_wire import Say
+from support.provider_calls import ENGINES, PROVIDERS, WEATHER, Provider, ask, call
+from support.provider_protocols import ModelAnswer
 
 
 @pytest.mark.parametrize("provider", [*PROVIDERS, *ENGINES], ids=lambda one: one.kind)
@@ -29,7 +29,7 @@ def test_a_conversation_that_another_server_held_goes_on(provider: Provider) -> 
         {"role": "user", "content": "Well?"},
         {"role": "tool", "tool_call_id": "call_0", "content": "snow"},
     ]
-    talk = ask(provider, Say(text="wet"), calls=[call(*messages, tools=(WEATHER,))])
+    talk = ask(provider, ModelAnswer(text="wet"), calls=[call(*messages, tools=(WEATHER,))])
     assert talk.reply.text == "wet"
     sent = json.dumps(talk.server.body)
     assert "provider_blocks" not in sent

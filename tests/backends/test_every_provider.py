@@ -7,7 +7,15 @@ import json
 
 import pytest
 
-from backends.support_providers import (
+from bagent.answers.judge import judge
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Capabilities
+from bagent.backends.keys import KeySource
+from bagent.backends.request import OutputFormat, Request, encode_payload
+from bagent.backends.skips import WAIT, skips_of
+from bagent.backends.turns import assistant_message
+from bagent.types import Failure, Message, Reply, ToolCall
+from support.provider_calls import (
     ENGINES,
     PROVIDERS,
     QUICK,
@@ -17,16 +25,8 @@ from backends.support_providers import (
     ask,
     call,
 )
-from bagent.answers.judge import judge
-from bagent.backends.base import Timeouts
-from bagent.backends.endpoint import Capabilities
-from bagent.backends.keys import KeySource
-from bagent.backends.request import OutputFormat, Request, encode_payload
-from bagent.backends.skips import WAIT, skips_of
-from bagent.backends.turns import assistant_message
-from bagent.types import Failure, Message, Reply, ToolCall
+from support.provider_protocols import ModelAnswer
 from support.provider_server import Fault, serve
-from support.provider_wire import Say
 
 CALLS = (("call_a", "weather", {"town": "Bonn"}), ("call_b", "weather", {"town": "Köln"}))
 SCHEMA = OutputFormat(
@@ -51,7 +51,7 @@ both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stre
 
 @both_ways
 def test_an_answer_has_its_text_its_end_and_its_tokens(provider: Provider, stream: bool) -> None:
-    talk = ask(provider, Say(text="hello world"), calls=[call(stream=stream)])
+    talk = ask(provider, ModelAnswer(text="hello world"), calls=[call(stream=stream)])
     found = talk.reply
     assert (found.text, found.finish_reason) == ("hello world", "stop")
     assert (found.usage.prompt, found.usage.cached, found.usage.completion) == (30, 20, 7)
@@ -67,14 +67,14 @@ def test_the_beginning_of_a_streamed_answer_is_told_once(provider: Provider) -> 
     begun: list[str] = []
     text, tools = call(stream=True), call(stream=True, tools=(WEATHER,))
     text.began, tools.began = lambda: begun.append("text"), lambda: begun.append("tools")
-    says = Say(), Say(text=None, calls=CALLS, stop="tool_calls")
+    says = ModelAnswer(), ModelAnswer(text=None, calls=CALLS, stop="tool_calls")
     assert ask(provider, *says, calls=[text, tools]).reply.tool_calls
     assert begun == ["text", "tools"]
 
 
 @both_ways
 def test_tool_calls_come_with_whole_arguments(provider: Provider, stream: bool) -> None:
-    say = Say(text=None, calls=CALLS, stop="tool_calls")
+    say = ModelAnswer(text=None, calls=CALLS, stop="tool_calls")
     talk = ask(provider, say, calls=[call(stream=stream, tools=(WEATHER,))])
     found = talk.reply
     assert found.finish_reason == "tool_calls"
@@ -85,7 +85,7 @@ def test_tool_calls_come_with_whole_arguments(provider: Provider, stream: bool) 
 
 @both_ways
 def test_a_conversation_with_tools_and_thinking_goes_on(provider: Provider, stream: bool) -> None:
-    asked = Say(text="Let me look.", calls=CALLS, stop="tool_calls", thought="Two towns.")
+    asked = ModelAnswer(text="Let me look.", calls=CALLS, stop="tool_calls", thought="Two towns.")
     first = ask(provider, asked, calls=[call(stream=stream, tools=(WEATHER,))]).reply
     assert first.reasoning == "Two towns."
     messages = [
@@ -97,7 +97,9 @@ def test_a_conversation_with_tools_and_thinking_goes_on(provider: Provider, stre
     ]
     # What is journaled and read back must serve as well.
     messages = json.loads(encode_payload(messages))
-    talk = ask(provider, Say(text="wet"), calls=[call(*messages, stream=stream, tools=(WEATHER,))])
+    talk = ask(
+        provider, ModelAnswer(text="wet"), calls=[call(*messages, stream=stream, tools=(WEATHER,))]
+    )
     assert talk.reply.text == "wet"
     if provider.kind in OWN_PROTOCOL:
         assert "s1g==" in json.dumps(talk.server.body["messages"][1])
@@ -106,14 +108,14 @@ def test_a_conversation_with_tools_and_thinking_goes_on(provider: Provider, stre
 
 @both_ways
 def test_a_truncated_answer_is_told_as_such(provider: Provider, stream: bool) -> None:
-    found = ask(provider, Say(text="hel", stop="length"), calls=[call(stream=stream)]).reply
+    found = ask(provider, ModelAnswer(text="hel", stop="length"), calls=[call(stream=stream)]).reply
     assert found.finish_reason == "length"
     assert judge(found, None).status == "truncated"
 
 
 @both_ways
 def test_a_refusal_is_told_as_such(provider: Provider, stream: bool) -> None:
-    say = Say(text=None, stop="refusal")
+    say = ModelAnswer(text=None, stop="refusal")
     found = ask(provider, say, calls=[call(stream=stream)]).reply
     assert judge(found, None).status == "refused"
 
@@ -159,7 +161,7 @@ def test_a_prompt_that_is_too_long_is_told_as_such(provider: Provider) -> None:
 
 @pytest.mark.parametrize("kind", ["cut", "ends", "inner"])
 def test_a_stream_that_breaks_off_is_no_answer(provider: Provider, kind: str) -> None:
-    fault = Fault(kind, after=4, say=Say(text="hello world, and all of you"))
+    fault = Fault(kind, after=4, say=ModelAnswer(text="hello world, and all of you"))
     found = ask(provider, fault, calls=[call(stream=True)]).failure
     assert found.passing
     assert found.kind == ("overloaded" if kind == "inner" else "bad_response")
@@ -202,7 +204,7 @@ def test_nobody_at_the_address_is_told_as_no_connection(
 def test_an_answer_is_waited_for_no_longer_than_its_limits(
     provider: Provider, limits: Timeouts, after: int, words: str
 ) -> None:
-    fault = Fault("hang", after=after, say=Say(text="hello world, and all of you"))
+    fault = Fault("hang", after=after, say=ModelAnswer(text="hello world, and all of you"))
     found = ask(provider, fault, calls=[call(stream=True)], timeouts=limits).failure
     assert (found.kind, found.passing) == ("timeout", True)
     assert found.message.replace(" for ", " within ") == words
@@ -210,7 +212,7 @@ def test_an_answer_is_waited_for_no_longer_than_its_limits(
 
 @both_ways
 def test_a_schema_is_asked_for_natively(provider: Provider, stream: bool) -> None:
-    talk = ask(provider, Say(text='{"n":1}'), calls=[call(stream=stream, output=SCHEMA)])
+    talk = ask(provider, ModelAnswer(text='{"n":1}'), calls=[call(stream=stream, output=SCHEMA)])
     assert talk.reply.text == '{"n":1}'
     body = talk.server.body
     if provider.kind not in OWN_PROTOCOL:
@@ -234,7 +236,7 @@ _REFUSED_SCHEMA = {
 def test_a_refused_schema_is_asked_for_in_words_from_then_on(provider: Provider) -> None:
     asked = call(output=SCHEMA)
     fault = Fault(f"bad:{_REFUSED_SCHEMA.get(provider.kind, _REFUSED_SCHEMA['openai'])}")
-    talk = ask(provider, fault, Say(text='{"n":1}'), calls=[asked, asked])
+    talk = ask(provider, fault, ModelAnswer(text='{"n":1}'), calls=[asked, asked])
     assert talk.exchanges[0].learned
     assert talk.reply.text == '{"n":1}'
     assert len(talk.notices) == 1
@@ -247,7 +249,7 @@ def test_a_refused_schema_is_asked_for_in_words_from_then_on(provider: Provider)
 def test_a_refused_temperature_is_left_out_and_said(provider: Provider) -> None:
     asked = call(sampling={"temperature": 0, "top_p": 0.9})
     fault = Fault("bad:Unsupported value: 'temperature' does not support 0 with this model.")
-    talk = ask(provider, fault, Say(), calls=[asked, asked])
+    talk = ask(provider, fault, ModelAnswer(), calls=[asked, asked])
     assert talk.exchanges[0].learned
     assert talk.reply.text
     assert "temperature" in json.dumps(talk.server.bodies[0])
@@ -272,7 +274,7 @@ def test_system_texts_and_neighbours_of_one_role_keep_their_order(provider: Prov
         {"role": "system", "content": "second rule"},
         {"role": "user", "content": "four"},
     ]
-    talk = ask(provider, Say(), calls=[call(*messages)])
+    talk = ask(provider, ModelAnswer(), calls=[call(*messages)])
     assert talk.reply.text
     text = json.dumps(talk.server.body)
     places = [text.index(word) for word in ('"one"', '"two"', '"three"', '"four"')]
@@ -287,7 +289,7 @@ def test_system_texts_and_neighbours_of_one_role_keep_their_order(provider: Prov
 def test_images_travel_in_the_providers_form(provider: Provider) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     content = [{"type": "text", "text": "What is it?"}, image]
-    talk = ask(provider, Say(), calls=[call({"role": "user", "content": content})])
+    talk = ask(provider, ModelAnswer(), calls=[call({"role": "user", "content": content})])
     assert talk.reply.text
     _, sent = talk.server.body["messages"][0]["content"]
     if provider.kind == "anthropic":
@@ -300,7 +302,7 @@ def test_images_travel_in_the_providers_form(provider: Provider) -> None:
 
 
 def test_the_limit_of_an_answer_has_the_providers_name(provider: Provider) -> None:
-    body = ask(provider, Say(), calls=[call(max_tokens=99)]).server.body
+    body = ask(provider, ModelAnswer(), calls=[call(max_tokens=99)]).server.body
     where = body["inferenceConfig"] if provider.kind == "bedrock" else body
     assert where["maxTokens" if provider.kind == "bedrock" else "max_tokens"] == 99
 
@@ -315,7 +317,7 @@ def test_a_body_of_the_users_own_is_put_into_the_providers_form(provider: Provid
     }
     asked = call()
     settings = Request(type(asked.settings)(None, {}, {}), b"", body=body)
-    talk = ask(provider, Say(), calls=[settings])
+    talk = ask(provider, ModelAnswer(), calls=[settings])
     assert talk.reply.text
     text = json.dumps(talk.server.body)
     assert "0.5" in text
@@ -333,7 +335,7 @@ def test_an_expired_key_is_renewed_once_for_all_calls_in_flight(provider: Provid
         return "key-of-today"
 
     async def main() -> list[object]:
-        async with serve(provider.wire(), Say()) as server:
+        async with serve(provider.wire(), ModelAnswer()) as server:
             server.key = "key-of-today"
             notices: list[str] = []
             keys = KeySource("key-of-yesterday", newer, notices.append)
@@ -355,7 +357,7 @@ def test_an_expired_key_is_renewed_once_for_all_calls_in_flight(provider: Provid
 
 def test_a_probe_tells_that_the_endpoint_is_there(provider: Provider) -> None:
     async def main() -> tuple[Capabilities | Failure, list[object]]:
-        async with serve(provider.wire(), Say()) as server:
+        async with serve(provider.wire(), ModelAnswer()) as server:
             backend = provider.backend(server.url)
             found = await backend.probe(provider.endpoint(server.url), 5.0)
             await backend.close()
@@ -369,7 +371,7 @@ def test_a_probe_tells_that_the_endpoint_is_there(provider: Provider) -> None:
 
 def test_calls_in_flight_at_once_do_not_wait_for_each_other(provider: Provider) -> None:
     async def main() -> int:
-        async with serve(provider.wire(), Fault("hang", after=0), Say()) as server:
+        async with serve(provider.wire(), Fault("hang", after=0), ModelAnswer()) as server:
             backend = provider.backend(server.url)
             to = provider.endpoint(server.url)
             stuck = asyncio.create_task(backend.send(to, [call(stream=True)], QUICK))

@@ -7,12 +7,12 @@ import asyncio
 import msgspec
 import pytest
 
-from backends.support_groups import CHATML, DOWN, OWN, TRIMMED, Setting, TinyEngine, chat
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.group_wire import MOST_PROMPTS
 from bagent.backends.grouping import LEARN_AGAIN, MOST_CHATS
 from bagent.types import Failure, Reply
+from support.tiny_engine import CHATML, DOWN, OWN, TRIMMED, Setting, TinyEngine, chat
 
 ROW = chat("be brief", "what is 2+2?")
 NOT_FOUND = (404, b'{"detail": "Not Found"}')

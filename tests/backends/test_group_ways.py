@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.support_groups import OWN, PLAIN, Setting, TinyEngine, chat, raw_prompt
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.group_wire import MOST_PROMPTS
 from bagent.backends.grouping import MOST_CHATS
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure
+from support.tiny_engine import OWN, PLAIN, Setting, TinyEngine, chat, raw_prompt
 
 RAW = raw_prompt("2+2=")
 ROW = chat("be brief", "what is 2+2?")

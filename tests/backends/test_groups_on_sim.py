@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from backends.support_backend import QUICK, backend
-from backends.support_groups import chat, raw_prompt
 from bagent.backends.base import Exchange
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.sim import parse_sim_url, start_sim
 from bagent.types import Failure, Reply
+from support.backend_calls import QUICK, backend
+from support.tiny_engine import chat, raw_prompt
 
 SCHEMA = OutputFormat(
     "answer",

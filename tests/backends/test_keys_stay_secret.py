@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from backends.support_providers import ENGINES, PROVIDERS, SECRET, Provider
 from support.cli import Completed
 from support.jobs import write_job
-from support.provider_server import Fault, in_thread
-from support.provider_wire import AnthropicWire, OpenAIWire, Say
+from support.provider_calls import ENGINES, PROVIDERS, SECRET, Provider
+from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire
+from support.provider_server import Fault, serve_in_thread
 
 Bagent = Callable[..., Completed]
 EACH = [
@@ -31,7 +31,9 @@ def address(kind: str, url: str) -> str:
 def test_a_key_that_the_server_repeats_stands_in_no_file_and_no_word(
     provider: Provider, job_dir: Path, bagent: Bagent
 ) -> None:
-    with in_thread(provider.wire(), Say(text="fine"), Fault("bad_key"), Say(text="fine")) as server:
+    with serve_in_thread(
+        provider.wire(), ModelAnswer(text="fine"), Fault("bad_key"), ModelAnswer(text="fine")
+    ) as server:
         backend = {"url": address(provider.kind, server.url), "api_key_env": "MY_KEY"}
         write_job(job_dir, "x", 3, backend=backend, model="m-1", limits={"concurrency": 1})
         done = bagent(["run", "job.yaml", "--progress", "plain"], env={"MY_KEY": SECRET})
@@ -64,7 +66,9 @@ def test_a_secret_in_a_query_a_header_or_a_proxy_is_hidden_as_well(
     where: str, job_dir: Path, bagent: Bagent
 ) -> None:
     wire = AnthropicWire() if where == "header" else OpenAIWire()
-    with in_thread(wire, Say(text="fine"), Fault("bad_key"), Say(text="fine")) as server:
+    with serve_in_thread(
+        wire, ModelAnswer(text="fine"), Fault("bad_key"), ModelAnswer(text="fine")
+    ) as server:
         login = server.url.replace("http://", "http://user:${VALUE}@")
         backend = {
             name: value.replace("HERE", server.url).replace("LOGIN", login)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from backends.support_backend import endpoint, raw_server
-from backends.support_routes import Routes, models, routes_server
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.knowledge import learn_more
 from bagent.backends.models_route import learn_models
 from bagent.backends.transport import Transport
 from bagent.types import Failure
+from support.backend_calls import endpoint, raw_server
 from support.fake_server import FakeServer
+from support.routes_server import Routes, models, routes_server
 
 VLLM: Routes = {
     "GET /v1/models": models("m", "vllm", max_model_len=4096),

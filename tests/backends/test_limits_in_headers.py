@@ -7,12 +7,12 @@ import asyncio
 import msgspec
 import pytest
 
-from backends.support_providers import ENGINES, PROVIDERS, QUICK, Provider, call
 from bagent.backends.base import Exchange
 from bagent.backends.skips import LIMITS, skips_of
 from bagent.types import Failure
+from support.provider_calls import ENGINES, PROVIDERS, QUICK, Provider, call
+from support.provider_protocols import ModelAnswer
 from support.provider_server import Fault, serve
-from support.provider_wire import Say
 
 TOLD = {
     "openai": {
@@ -37,7 +37,7 @@ def provider(request: pytest.FixtureRequest) -> Provider:
 
 def exchanges(
     provider: Provider,
-    *script: Say | Fault,
+    *script: ModelAnswer | Fault,
     own: bool = False,
     stream: bool = False,
     told: dict[str, str] | None = None,
@@ -46,7 +46,7 @@ def exchanges(
 
     async def main() -> list[Exchange]:
         async with serve(provider.wire(), *script) as server:
-            server.told = TOLD[provider.kind] if told is None else told
+            server.response_headers = TOLD[provider.kind] if told is None else told
             backend = provider.backend(server.url)
             to = msgspec.structs.replace(provider.endpoint(server.url), own=own)
             found = [await backend.send(to, [call(stream=stream)], QUICK) for _ in range(2)]
@@ -86,7 +86,7 @@ def test_when_to_come_back_is_read_in_every_form(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_an_answer_brings_the_accounts_limits(provider: Provider, stream: bool) -> None:
-    found = exchanges(provider, Say(), stream=stream)[0].limits
+    found = exchanges(provider, ModelAnswer(), stream=stream)[0].limits
     if LIMITS in skips_of(provider.kind).untold:
         assert found is None, "it tells none: the fleet finds its pace by refusals"
         return
@@ -102,6 +102,6 @@ def test_a_refusal_brings_them_too(provider: Provider) -> None:
 
 def test_an_engine_of_ones_own_is_looked_at_only_once_it_has_refused() -> None:
     provider = PROVIDERS[0]
-    assert [one.limits for one in exchanges(provider, Say(), own=True)] == [None, None]
-    after = exchanges(provider, Fault("throttled"), Say(), own=True)
+    assert [one.limits for one in exchanges(provider, ModelAnswer(), own=True)] == [None, None]
+    after = exchanges(provider, Fault("throttled"), ModelAnswer(), own=True)
     assert [one.limits is not None for one in after] == [True, True]

@@ -8,7 +8,7 @@ import time
 
 from aiohttp import web
 
-from backends.support_backend import backend, endpoint
+from support.backend_calls import backend, endpoint
 
 
 def listed(refusals, own, told=None):

@@ -7,7 +7,9 @@ import contextlib
 
 import pytest
 
-from backends.support_backend import (
+from bagent.backends.base import Timeouts
+from bagent.types import Failure
+from support.backend_calls import (
     QUICK,
     SkippingLoop,
     ask,
@@ -20,8 +22,6 @@ from backends.support_backend import (
     send,
     skip,
 )
-from bagent.backends.base import Timeouts
-from bagent.types import Failure
 from support.fake_server import FakeServer
 from support.replies import close, ok, status
 

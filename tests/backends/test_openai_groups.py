@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from backends.support_backend import QUICK, backend, endpoint
-from backends.support_groups import PLAIN, chat, raw_prompt
 from bagent.backends.base import Exchange
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure, Reply, Usage
+from support.backend_calls import QUICK, backend, endpoint
 from support.fake_server import FakeServer
 from support.replies import context_overflow, echo, error_body, ok, ok_reasoning, status
+from support.tiny_engine import PLAIN, chat, raw_prompt
 
 SCHEMA = OutputFormat("answer", b'{"type":"object"}', strict=False)
 

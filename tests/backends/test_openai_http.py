@@ -9,7 +9,11 @@ import zlib
 
 import pytest
 
-from backends.support_backend import (
+from bagent.backends.endpoint import Capabilities
+from bagent.backends.models_route import read_models
+from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.types import Failure, ToolCall, Usage
+from support.backend_calls import (
     PLAIN,
     QUICK,
     ask,
@@ -21,10 +25,6 @@ from backends.support_backend import (
     request,
     send,
 )
-from bagent.backends.endpoint import Capabilities
-from bagent.backends.models_route import read_models
-from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.types import Failure, ToolCall, Usage
 from support.fake_server import FakeServer
 from support.replies import (
     at_barrier,

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from backends.support_backend import QUICK, backend, endpoint, failure, reply, request
 from bagent.backends.request import CallSettings, OutputFormat, Request
+from support.backend_calls import QUICK, backend, endpoint, failure, reply, request
 from support.fake_server import FakeServer
 from support.replies import error_body, ok, status
 

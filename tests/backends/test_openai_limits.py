@@ -9,7 +9,11 @@ import time
 
 import pytest
 
-from backends.support_backend import (
+from bagent.backends.base import Timeouts
+from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.transport import Transport
+from bagent.types import Failure, Reply
+from support.backend_calls import (
     QUICK,
     ask,
     backend,
@@ -20,10 +24,6 @@ from backends.support_backend import (
     request,
     send,
 )
-from bagent.backends.base import Timeouts
-from bagent.backends.openai_http import OpenAIBackend
-from bagent.backends.transport import Transport
-from bagent.types import Failure, Reply
 from support.replies import delta, hang, ok, slow, stream
 
 LIMIT = 0.3

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from backends.support_backend import QUICK, ask, endpoint, failure, raw_server, reply, send
 from bagent.backends.transport import Transport, reused, was_idle
+from support.backend_calls import QUICK, ask, endpoint, failure, raw_server, reply, send
 from support.fake_server import FakeServer
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -21,7 +21,7 @@ BODY = b'{"model": "m", "messages": [{"role": "user", "content": "id=r1"}], "max
 
 ASK = """
 import sys
-from backends.support_backend import ask
+from support.backend_calls import ask
 print(ask(sys.argv[1]).results[0])
 """
 

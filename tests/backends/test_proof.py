@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from backends.support_backend import endpoint
-from backends.support_routes import Routes, routes_server
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.proof import Proof, Prover
 from bagent.backends.transport import Transport
 from bagent.types import Failure
+from support.backend_calls import endpoint
 from support.fake_server import FakeServer
 from support.replies import hang, ok, status
+from support.routes_server import Routes, routes_server
 
 CHAT = {"choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "length"}]}
 TEXT = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}

@@ -7,11 +7,11 @@ import json
 import msgspec
 import pytest
 
-from backends.support_providers import PROVIDERS, WEATHER, ask, call
 from bagent.backends.call_joiner import ToolCallJoiner
 from bagent.backends.chat_stream import StreamReader
 from bagent.types import Reply
-from support.provider_wire import Say
+from support.provider_calls import PROVIDERS, WEATHER, ask, call
+from support.provider_protocols import ModelAnswer
 
 CALLS = (("call_a", "weather", {"town": "Bonn"}), ("call_b", "weather", {"town": "Köln"}))
 
@@ -25,7 +25,7 @@ def watched(provider, *, stream=True):
         return told[-1].append
 
     request = msgspec.structs.replace(call(stream=stream, tools=(WEATHER,)), watch=watch)
-    talk = ask(provider, Say(text=None, calls=CALLS, stop="tool_calls"), calls=[request])
+    talk = ask(provider, ModelAnswer(text=None, calls=CALLS, stop="tool_calls"), calls=[request])
     return talk.reply, told
 
 

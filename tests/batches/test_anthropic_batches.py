@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from batches.support_runs import SCHEMA, Killed, Options, Run, row, run_rows, served
-from batches.support_services import Answer, AnthropicServer, Course, ended_as, message
+from support.batch_runs import SCHEMA, Killed, Options, Run, row, run_rows, served
+from support.batch_services import Answer, AnthropicServer, Course, ended_as, message
 
 OVER = ("in_progress", "ended")
 

@@ -16,8 +16,8 @@ from bagent.backends.endpoint import Endpoint
 from bagent.batches.bedrock_service import BedrockBatches, Place, read_job
 from bagent.errors import NeedsPerson
 from bagent.money.prices import Price
-from batches.support_aws import ROLE, AwsServer, Job
-from batches.support_runs import Killed, Options, Run, row, run_rows, served
+from support.aws_batches import ROLE, AwsServer, Job
+from support.batch_runs import Killed, Options, Run, row, run_rows, served
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from batches.support_runs import SCHEMA, Killed, Options, Run, row, run_rows, served
-from batches.support_services import Course, OpenAIServer, good, never_asked
+from support.batch_runs import SCHEMA, Killed, Options, Run, row, run_rows, served
+from support.batch_services import Course, OpenAIServer, good, never_asked
 
 ROWS = 5
 SIZE = 3

@@ -11,7 +11,7 @@ from bagent.batches.parcel import Item, ParcelFiles, ParcelReader, ParcelWriter
 from bagent.batches.record import BatchRecord
 from bagent.batches.standing import standing
 from bagent.types import Usage
-from batches.support_runs import row
+from support.batch_runs import row
 
 
 def record(number: int) -> BatchRecord:

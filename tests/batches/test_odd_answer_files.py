@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from batches.support_runs import Run, row, run_rows, served
-from batches.support_services import Course, OpenAIServer, good, refused
+from support.batch_runs import Run, row, run_rows, served
+from support.batch_services import Course, OpenAIServer, good, refused
 
 Lines = Callable[[list[str]], list[str]]
 

@@ -14,8 +14,8 @@ from aiohttp import web
 from bagent.batches.openai_service import read_line
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.types import Reply
-from batches.support_runs import SCHEMA, Options, Run, in_thread, row, run_rows, served
-from batches.support_services import (
+from support.batch_runs import SCHEMA, Options, Run, in_thread, row, run_rows, served
+from support.batch_services import (
     Answer,
     Course,
     OpenAIServer,

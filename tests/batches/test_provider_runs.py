@@ -15,8 +15,8 @@ from bagent.job.load import JobRequest, load_job
 from bagent.runs.options import RunOptions
 from bagent.runs.plan import tier_fields
 from bagent.runs.prepare import prepare
-from batches.support_runs import in_thread
-from batches.support_services import AnthropicServer, Course, OpenAIServer, message
+from support.batch_runs import in_thread
+from support.batch_services import AnthropicServer, Course, OpenAIServer, message
 from support.cli import Completed, Running
 from support.jobs import journal_lines, write_job
 

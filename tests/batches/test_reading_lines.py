@@ -10,7 +10,7 @@ import pytest
 from bagent.batches.openai_service import read_batch, read_line
 from bagent.batches.service import number_of
 from bagent.types import Failure, Reply
-from batches.support_services import chat_body
+from support.batch_services import chat_body
 
 
 def line(response: Any, error: Any = None) -> bytes:

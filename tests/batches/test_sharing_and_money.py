@@ -11,8 +11,8 @@ import pytest
 from bagent.errors import NeedsPerson
 from bagent.money.prices import Price
 from bagent.types import Row
-from batches.support_runs import SCHEMA, Options, Run, row, run_rows, served
-from batches.support_services import Course, OpenAIServer, good, nothing, refused
+from support.batch_runs import SCHEMA, Options, Run, row, run_rows, served
+from support.batch_services import Course, OpenAIServer, good, nothing, refused
 
 PRICE = Price("openai", "m-1", 1000.0, 2000.0, batch=0.5)
 """Dear: 7 and 3 tokens cost 0.0065 dollars in a batch."""

@@ -11,7 +11,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
 from bagent.batches.web import Web, fetch_all
 from bagent.types import Failure
-from batches.support_runs import served
+from support.batch_runs import served
 
 
 class Files:

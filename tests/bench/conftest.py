@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.support_bench import Measure, measure_in
+from support.simulated_fleets import Measure, measure_in
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from bagent.bench.charts import Axes, Cell, Series, lines, short, strip
 from bagent.bench.gate import LOAD_NUMBERS
 from bagent.bench.page import MOST_ROWS, page
-from bench.support_bench import DEAD, addresses, measure_in, simulated
+from support.simulated_fleets import DEAD, addresses, measure_in, simulated
 
 VOID = {"meta", "br"}
 

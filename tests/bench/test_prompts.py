@@ -24,9 +24,9 @@ from bagent.bench.prompts import (
     json_schema,
     stream_fields,
 )
-from bench.support_bench import simulated
 from support.fake_server import FakeServer
 from support.replies import ABSENT, ok
+from support.simulated_fleets import simulated
 
 
 def test_words_are_all_different() -> None:

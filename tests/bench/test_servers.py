@@ -14,7 +14,7 @@ from bagent.bench.records import RowFile
 from bagent.bench.servers import ServerWatch
 from bagent.fleet.hostfile import hosts_in
 from bagent.runs.endpoints import host_endpoints
-from bench.support_bench import addresses, simulated
+from support.simulated_fleets import addresses, simulated
 
 
 def test_counters_are_read_during_a_load_and_at_its_ends(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from bagent.bench.run_router import RunRouter
 from bagent.bench.shape import StageSpec
 from bagent.bench.shots import ShotMaker, Spot
 from bagent.bench.trace import Recorded
-from bench.support_bench import Measure, addresses, simulated
+from support.simulated_fleets import Measure, addresses, simulated
 
 TALK = StageSpec(number=0, load="c=1", turns=2)
 

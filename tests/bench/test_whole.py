@@ -11,9 +11,9 @@ import pytest
 
 from bagent.bench.plan import Slo
 from bagent.errors import UsageError
-from bench.support_bench import DEAD, Measure, addresses, simulated
 from support.fake_server import FakeServer
 from support.replies import ABSENT, ok, slow, status
+from support.simulated_fleets import DEAD, Measure, addresses, simulated
 
 pytestmark = pytest.mark.slow  # each test is a whole load
 

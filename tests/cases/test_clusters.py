@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, shell
 from support.cli import Running, no_locks_env, run_bagent
 from support.jobs import results_by_id, rows, write_job
 from support.replies import echo, gated, hang, slow
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, shell
 
 pytestmark = pytest.mark.slow  # time limits and locks take their real time
 

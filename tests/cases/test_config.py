@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, statuses
 from support.cli import run_bagent
 from support.jobs import write_job, write_rows
 from support.replies import echo
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, statuses
 
 HEAD = "model: fake-model\ninput: rows.jsonl\n"
 PROMPT = "prompt: {user: 'id={{ id }} {{ text }}'}\n"

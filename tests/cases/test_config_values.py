@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, error_of
 from support.cli import run_bagent
 from support.jobs import write_job, write_rows
 from support.replies import echo
+from support.run_outcomes import NO_TABLES, RUN, error_of
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from cases.support_cases import shell
 from support.cli import Completed, Running, hanging_names_env, run_bagent
 from support.fake_server import FakeServer
 from support.jobs import results, write_job
 from support.replies import ok, slow
+from support.run_outcomes import shell
 
 Json = Any
 Spoil = Callable[[list[Json]], list[Json]]

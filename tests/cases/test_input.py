@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, statuses
 from support.cli import Running, clean_env, run_bagent
 from support.jobs import parquet, results_by_id, write_job
 from support.replies import echo
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, statuses
 
 ECHO = {"*": [echo()]}
 

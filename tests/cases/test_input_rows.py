@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, error_of, run_rows
 from support.cli import run_bagent
 from support.jobs import sql, write_job
 from support.replies import echo
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows
 
 pytestmark = pytest.mark.slow
 

@@ -6,11 +6,10 @@ import socket
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, run_rows, statuses
 from support.cli import Running, run_bagent
 from support.fake_server import FakeServer
+from support.forward_proxy import ForwardProxy
 from support.jobs import results_by_id, run_json, write_job
-from support.proxy import ForwardProxy
 from support.replies import (
     close,
     cut_body,
@@ -24,6 +23,7 @@ from support.replies import (
     status,
     stream,
 )
+from support.run_outcomes import NO_TABLES, RUN, run_rows, statuses
 from support.tls import site_authority
 
 # --- too many requests ----------------------------------------------------------------------------

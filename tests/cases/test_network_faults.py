@@ -8,12 +8,12 @@ from email.utils import formatdate
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, run_rows, statuses
 from support.cli import no_locks_env, run_bagent
 from support.fake_server import FakeServer
+from support.forward_proxy import ForwardProxy
 from support.jobs import results_by_id, write_job
-from support.proxy import ForwardProxy
 from support.replies import delta, echo, error_body, hang, ok, status, stream, wire
+from support.run_outcomes import NO_TABLES, RUN, run_rows, statuses
 
 pytestmark = pytest.mark.slow
 

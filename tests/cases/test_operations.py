@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, run_rows, shell
 from support.cli import run_bagent
 from support.jobs import results_by_id, write_job
 from support.replies import at_barrier, close, echo, error_body, hang, ok, raw, slow, status
+from support.run_outcomes import NO_TABLES, RUN, run_rows, shell
 
 BAGENT = f"{sys.executable} -m bagent"
 

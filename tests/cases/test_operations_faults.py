@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, run_rows, shell
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import at_barrier, echo, error_body, raw, slow, status
+from support.run_outcomes import NO_TABLES, RUN, run_rows, shell
 
 pytestmark = pytest.mark.slow
 BAGENT = f"{sys.executable} -m bagent {' '.join(RUN)}"

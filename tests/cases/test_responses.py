@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, run_rows, statuses
 from support.cli import run_bagent
 from support.jobs import results_by_id, write_job
 from support.replies import (
@@ -21,6 +20,7 @@ from support.replies import (
     tool_call,
     usage_chunk,
 )
+from support.run_outcomes import NO_TABLES, RUN, run_rows, statuses
 
 GOOD = ok("good")
 QUICK = {"retries": 3, "concurrency": 50}

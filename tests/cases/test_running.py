@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, statuses
 from support.cli import Running, run_bagent
 from support.jobs import (
     journal_files,
@@ -28,6 +27,7 @@ from support.replies import (
     ok,
     status,
 )
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, statuses
 
 SAME = ("text", "output", "status", "prompt_sha256", "output_sha256", "prompt_tokens", "model")
 

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, run_rows, statuses
 from support.cli import run_bagent
 from support.jobs import parquet, results_by_id, rows, sql, write_job
 from support.replies import echo, error_body, ok, raw, status
+from support.run_outcomes import NO_TABLES, RUN, run_rows, statuses
 
 pytestmark = pytest.mark.slow
 

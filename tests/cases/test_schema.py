@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, statuses
 from support.cli import run_bagent
 from support.jobs import parquet, write_job
 from support.replies import error_body, ok, ok_json, status
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, statuses
 
 PERSON = {
     "type": "object",

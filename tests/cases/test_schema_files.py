@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, error_of, run_rows, statuses
 from support.cli import run_bagent
 from support.jobs import write_job
 from support.replies import ok, ok_json
+from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, statuses
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from cases.support_cases import NO_TABLES, RUN, run_rows
 from support.cli import Running, run_bagent
 from support.jobs import database, parquet, results_by_id, sql, write_job
 from support.replies import echo, gated, ok, ok_json, status
+from support.run_outcomes import NO_TABLES, RUN, run_rows
 
 ANY = {"type": "object", "properties": {"a": {"type": "integer"}}}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cases.support_cases import RUN, run_rows
 from support.cli import run_bagent
 from support.jobs import database, parquet, results_by_id, sql, write_job
 from support.replies import echo, ok, ok_json, status
+from support.run_outcomes import RUN, run_rows
 
 pytestmark = pytest.mark.slow
 

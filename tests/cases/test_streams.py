@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cases.support_cases import NO_TABLES, run_rows
 from support.jobs import write_job
 from support.replies import delta, error_body, ok, status, stream, usage_chunk
+from support.run_outcomes import NO_TABLES, run_rows
 
 GOOD = ok("good")
 

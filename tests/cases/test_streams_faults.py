@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cases.support_cases import NO_TABLES, run_rows
 from support.jobs import parquet, write_job
 from support.replies import delta, ok, ok_json, stream, usage_chunk, wire
+from support.run_outcomes import NO_TABLES, run_rows
 
 pytestmark = pytest.mark.slow
 

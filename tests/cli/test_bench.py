@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from bagent.fleet.hostfile import read_hostfile
-from bench.support_bench import DEAD, addresses, simulated
 from support.cli import Completed, Running
 from support.fake_server import FakeServer
 from support.replies import hang, ok
+from support.simulated_fleets import DEAD, addresses, simulated
 
 pytestmark = pytest.mark.slow  # minutes: run with the real parts
 

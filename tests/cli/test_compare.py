@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from support.jobs import write_job
-from support.stored import make_run, stored
+from support.stored_runs import make_run, stored
 
 QUICK = "?speedup=50&output_tokens=6&output_spread=fixed"
 

@@ -14,8 +14,8 @@ import pytest
 from support.cli import Completed, Running
 from support.jobs import results
 from support.provider_bedrock import BedrockWire
-from support.provider_server import Fault, in_thread
-from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
+from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
+from support.provider_server import Fault, serve_in_thread
 
 Bagent = Callable[..., Completed]
 SECRET = "key-5up3rs3cret"
@@ -45,9 +45,12 @@ def asked(url: str, run: Path) -> dict[str, Any]:
 def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
     kind: str, job_dir: Path
 ) -> None:
-    with in_thread(WIRES[kind](), Say(text="fine")) as server:
+    with serve_in_thread(WIRES[kind](), ModelAnswer(text="fine")) as server:
         server.key = SECRET
-        server.told = {"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-requests": "599"}
+        server.response_headers = {
+            "x-ratelimit-limit-requests": "600",
+            "x-ratelimit-remaining-requests": "599",
+        }
         command = ["proxy", "--backend", address(kind, server.url), "--port", "0", "-o", "run"]
         with Running(command, job_dir, KEYS) as proxy:
             proxy.wait_for_out("/v1", 60)
@@ -67,7 +70,7 @@ def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
 
 @pytest.mark.slow  # boto3 and a whole proxy take seconds; the bridge itself is tested beside it
 def test_bedrock_is_proxied_as_a_server_of_openais_protocol(job_dir: Path) -> None:
-    with in_thread(BedrockWire(), Fault("throttled"), Say(text="fine")) as server:
+    with serve_in_thread(BedrockWire(), Fault("throttled"), ModelAnswer(text="fine")) as server:
         url = f"bedrock://us-east-1?endpoint={server.url}"
         command = ["proxy", "--backend", url, "--port", "0", "-o", "run"]
         with Running(command, job_dir, AWS) as proxy:
@@ -88,7 +91,9 @@ def test_bedrock_is_proxied_as_a_server_of_openais_protocol(job_dir: Path) -> No
 
 @pytest.mark.slow  # boto3 and a whole load test take seconds
 def test_bedrock_is_load_tested_with_its_own_streams(job_dir: Path, bagent: Bagent) -> None:
-    with in_thread(BedrockWire(), Say(text="hello to all of you", completion=5)) as server:
+    with serve_in_thread(
+        BedrockWire(), ModelAnswer(text="hello to all of you", completion=5)
+    ) as server:
         url = f"bedrock://us-east-1?endpoint={server.url}"
         command = ["bench", "--backend", url, "--model", "m-1", "-o", "out"]
         options = ["--concurrency", "2", "--requests", "6", "--warmup", "0", "--repeats", "1"]
@@ -108,7 +113,7 @@ def test_bedrock_is_load_tested_with_its_own_streams(job_dir: Path, bagent: Bage
 def test_a_hosted_model_is_load_tested_by_openais_protocol(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
-    with in_thread(OpenAIWire(), Say()) as server:
+    with serve_in_thread(OpenAIWire(), ModelAnswer()) as server:
         server.key = SECRET
         command = ["bench", "--backend", address(kind, server.url), "--model", "m-1"]
         options = ["--concurrency", "2", "--requests", "8", "--warmup", "0", "--repeats", "1"]

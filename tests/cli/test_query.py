@@ -14,7 +14,7 @@ import pytest
 from bagent.store.journal import Journal
 from bagent.store.tables import Options, make_tables
 from bagent.types import Attempt, ToolRecord
-from support.stored import make_run, stored
+from support.stored_runs import make_run, stored
 
 
 @pytest.fixture

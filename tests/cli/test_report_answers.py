@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.pages import read
+from support.report_pages import read
 from support.troubled_runs import TROUBLES
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from bagent.store.readers import RESULT_NAMES
 from bagent.store.tables import Options, make_tables
-from support.stored import make_run, stored
+from support.stored_runs import make_run, stored
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from bagent.store.owner import Owner
 from bagent.store.rundir import Start
 from support.cli import Running
-from support.stored import make_run, stored
+from support.stored_runs import make_run, stored
 
 
 def described(bagent, run: str) -> dict:

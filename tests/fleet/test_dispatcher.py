@@ -10,8 +10,8 @@ from bagent.errors import WriteError
 from bagent.fleet.dispatcher import STARTED_AT_ONCE
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from fleet.support_fleet import BROKEN, FULL, GOOD, LASTING, Answer, always, setup, throttled
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import BROKEN, FULL, GOOD, LASTING, Answer, always, setup, throttled
 
 # --- who gets what ------------------------------------------------------------------------------
 

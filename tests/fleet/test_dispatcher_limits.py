@@ -11,7 +11,8 @@ from bagent.backends.base import Timeouts
 from bagent.errors import WriteError
 from bagent.fleet.grouping import GroupRule
 from bagent.fleet.retry import RetryPolicy
-from fleet.support_fleet import (
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import (
     BROKEN,
     FULL,
     GOOD,
@@ -22,7 +23,6 @@ from fleet.support_fleet import (
     setup,
     throttled,
 )
-from fleet.support_time import run_jumping
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from bagent.backends.endpoint import Capabilities
 from bagent.errors import StoppedEarly
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from fleet.support_fleet import BROKEN, GOOD, REFUSED, Answer, always, setup
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import BROKEN, GOOD, REFUSED, Answer, always, setup
 
 NO_RETRIES = RetryPolicy(retries=0)
 DOWN = {"a": lambda number: REFUSED}

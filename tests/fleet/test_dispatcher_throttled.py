@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from bagent.fleet.retry import RetryPolicy
-from fleet.support_fleet import FULL, GOOD, Answer, always, setup, throttled
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import FULL, GOOD, Answer, always, setup, throttled
 
 
 def windows(allowed, told=None, seconds=0.05):

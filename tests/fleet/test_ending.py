@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from bagent.fleet.ending import WINDOW, Ending
-from fleet.support_fleet import always, setup
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import always, setup
 
 
 def seen(slow=60.0, fast=1.0):

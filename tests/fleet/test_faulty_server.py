@@ -9,8 +9,8 @@ import pytest
 
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from fleet.support_fleet import GOOD, Answer, setup, throttled
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import GOOD, Answer, setup, throttled
 
 OVERLOADED = Failure("overloaded", "HTTP 529: Overloaded", True, 529, busy=True)
 CUT = Failure("bad_response", "the stream broke off", True, 200)

@@ -14,8 +14,8 @@ from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from fleet.support_fleet import GOOD, REFUSED, Answer, Setup, always, setup, ticking
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import GOOD, REFUSED, Answer, Setup, always, setup, ticking
 
 REFUSED_AS_LONG = Failure("context_overflow", "HTTP 400: too long", status=400)
 """The server's own word."""

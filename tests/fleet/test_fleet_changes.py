@@ -8,8 +8,8 @@ from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
 from bagent.types import Failure
-from fleet.support_fleet import GOOD, Answer, always, setup, ticking
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import GOOD, Answer, always, setup, ticking
 
 
 def run_with_a_straggler(hedge):

@@ -9,8 +9,8 @@ import pytest
 
 from bagent.fleet.grouping import GroupRule, Supply, group_size
 from bagent.types import Failure
-from fleet.support_fleet import GOOD, Answer, always, setup
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import GOOD, Answer, always, setup
 
 HUNDREDS = GroupRule(size=100, single=False)
 AUTO = GroupRule(single=False)

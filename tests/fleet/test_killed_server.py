@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from backends.support_backend import backend
-from backends.support_groups import raw_prompt
-from backends.support_routes import models
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.account import Account
 from bagent.fleet.call import Call
@@ -22,7 +19,10 @@ from bagent.fleet.grouping import GroupRule
 from bagent.fleet.limiter import InFlightLimit
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Attempt
-from fleet.support_fleet import Recorder
+from support.backend_calls import backend
+from support.routes_server import models
+from support.scripted_fleet import Recorder
+from support.tiny_engine import raw_prompt
 
 LIMIT = 64
 

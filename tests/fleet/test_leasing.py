@@ -16,8 +16,8 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.leasing import Closed, Lease, Lessor
 from bagent.fleet.limiter import InFlightLimit
 from bagent.types import EndpointSample, Failure
-from fleet.support_fleet import REFUSED, ScriptedBackend
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import REFUSED, ScriptedBackend
 
 SILENT = Failure("timeout", "no whole answer", passing=True)
 

@@ -9,7 +9,7 @@ import pytest
 from bagent.backends.engine_metrics import EngineLoad
 from bagent.fleet.limiter import InFlightLimit
 from bagent.fleet.load_signal import LoadSignal, Verdict, follow, grown
-from fleet.support_engine import Client, Engine
+from support.queueing_engine import Client, Engine
 
 
 def look(running: int, waiting: int, **fields: float) -> EngineLoad:

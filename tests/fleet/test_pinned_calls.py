@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from bagent.fleet.retry import RetryPolicy
-from fleet.support_fleet import REFUSED, Setup, always, setup, ticking
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import REFUSED, Setup, always, setup, ticking
 
 
 async def finish(s: Setup) -> None:

@@ -13,9 +13,9 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.fleet.grouping import GroupRule
 from bagent.fleet.prefixes import PrefixRule
 from bagent.sim.config import EngineConfig
-from fleet.support_cache import Case, run
-from fleet.support_fleet import always, setup
-from fleet.support_time import run_jumping
+from support.cached_fleets import Case, run
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import always, setup
 
 ROOMY = EngineConfig(max_num_seqs=64, kv_tokens=131_072, prefill=20_000.0, decode=50.0)
 

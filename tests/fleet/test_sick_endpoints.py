@@ -9,7 +9,8 @@ import pytest
 from bagent.backends.endpoint import Capabilities
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from fleet.support_fleet import (
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import (
     BROKEN,
     FULL,
     GOOD,
@@ -20,7 +21,6 @@ from fleet.support_fleet import (
     throttled,
     ticking,
 )
-from fleet.support_time import run_jumping
 
 NOT_FOUND = Failure("rejected", "HTTP 404: no such model", status=404)
 NO_KEY = Failure("auth", "HTTP 401", status=401)

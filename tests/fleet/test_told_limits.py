@@ -7,8 +7,8 @@ import time
 from itertools import pairwise
 
 from bagent.backends.rate_headers import Allowance, RateLimits
-from fleet.support_fleet import GOOD, Answer, setup, throttled
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import GOOD, Answer, setup, throttled
 
 PER_MINUTE = 120
 

@@ -7,7 +7,7 @@ import pytest
 from bagent.errors import JobError, UsageError
 from bagent.hpc.site import load_site, merged, read_site, site_names
 from bagent.job.spec_cluster import ClusterSpec
-from hpc.support_submit import CLUSTER, plan_of
+from support.submit_plans import CLUSTER, plan_of
 
 
 def test_everything_that_is_missing_is_named_at_once():

@@ -9,7 +9,7 @@ import pytest
 from bagent.errors import JobError, UsageError
 from bagent.hpc.pool import Around, make_pool_plan
 from bagent.job.load import JobRequest, load_job
-from hpc.support_submit import JOB
+from support.submit_plans import JOB
 
 CWD = Path("/home/ada/genes")
 IN_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bagent.hpc.script import batch_script
-from hpc.support_submit import CLUSTER, plan_of
+from support.submit_plans import CLUSTER, plan_of
 
 GOLDEN = Path(__file__).parent / "golden"
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"

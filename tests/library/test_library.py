@@ -16,7 +16,7 @@ from bagent.errors import JobError, NeedsPerson, UsageError
 from bagent.store.readers import RESULT_NAMES
 from support.jobs import rows, write_job
 from support.replies import ok, slow
-from support.stored import make_run, stored
+from support.stored_runs import make_run, stored
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from bagent.backends.request import CallSettings, Request
 from bagent.money.gpu_time import GpuTimeBackend, SharedTime
 from bagent.money.prices import gpu_pricer
 from bagent.types import Failure, Reply, Usage
-from fleet.support_fleet import ScriptedBackend
+from support.scripted_fleet import ScriptedBackend
 
 REQUEST = Request(CallSettings("m", {}, {}), b"0")
 LIMITS = Timeouts()

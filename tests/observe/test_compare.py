@@ -15,7 +15,7 @@ from bagent.observe.compare import Question, Sameness, compare_runs
 from bagent.observe.gold import GoldFile, score_run
 from bagent.store.asking import connect
 from bagent.store.tables import Options, make_tables
-from support.stored import make_run, stored
+from support.stored_runs import make_run, stored
 
 
 def answer(row: int, value: Any, **changes: Any) -> Any:

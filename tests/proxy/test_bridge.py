@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from backends.support_providers import SECRET, WEATHER, call
 from bagent.backends.base import Timeouts
 from bagent.backends.bedrock import BedrockConfig
 from bagent.backends.endpoint import Endpoint
@@ -21,15 +20,16 @@ from bagent.proxy.bridge import bridged
 from bagent.runs.endpoints import Servers
 from bagent.types import Failure, Message, Reply
 from support.provider_bedrock import BedrockWire
+from support.provider_calls import SECRET, WEATHER, call
+from support.provider_protocols import ModelAnswer
 from support.provider_server import Fault, ProviderServer, serve
-from support.provider_wire import Say
 
 CALLS = (("call_a", "weather", {"town": "Bonn"}), ("call_b", "weather", {"town": "Köln"}))
 LIMITS = Timeouts(connect=5, first_token=5, idle=5, total=10)
 Work = Callable[[Endpoint, ProviderServer], Awaitable[Any]]
 
 
-def behind(*script: Say | Fault, work: Work) -> Any:
+def behind(*script: ModelAnswer | Fault, work: Work) -> Any:
     """What ``work`` returns, done with the bridge's endpoint in front of Bedrock."""
 
     async def main() -> Any:
@@ -46,7 +46,7 @@ def behind(*script: Say | Fault, work: Work) -> Any:
     return asyncio.run(main())
 
 
-def asked(*asks: tuple[Say | Fault, Request]) -> list[Reply | Failure]:
+def asked(*asks: tuple[ModelAnswer | Fault, Request]) -> list[Reply | Failure]:
     """What bagent's own client of OpenAI's protocol makes of the bridge's answers."""
 
     async def work(endpoint: Endpoint, _: ProviderServer) -> list[Reply | Failure]:
@@ -60,7 +60,7 @@ def asked(*asks: tuple[Say | Fault, Request]) -> list[Reply | Failure]:
 
 
 def test_an_answer_has_its_text_its_thinking_its_end_and_its_tokens() -> None:
-    say = Say(text="hello world", thought="Let me see.")
+    say = ModelAnswer(text="hello world", thought="Let me see.")
     for found in asked((say, call()), (say, call(stream=True))):
         assert isinstance(found, Reply)
         assert (found.text, found.reasoning) == ("hello world", "Let me see.")
@@ -69,7 +69,7 @@ def test_an_answer_has_its_text_its_thinking_its_end_and_its_tokens() -> None:
 
 
 def test_tool_calls_come_with_whole_arguments() -> None:
-    say = Say(text="Let me look.", calls=CALLS, stop="tool_calls")
+    say = ModelAnswer(text="Let me look.", calls=CALLS, stop="tool_calls")
     calls = [call(stream=stream, tools=(WEATHER,)) for stream in (False, True)]
     for found in asked(*((say, one) for one in calls)):
         assert isinstance(found, Reply)
@@ -97,7 +97,7 @@ def test_a_failure_keeps_its_kind(stream: bool) -> None:
 
 
 def test_a_stream_that_breaks_off_is_no_answer() -> None:
-    say = Say(text="hello to all of you")
+    say = ModelAnswer(text="hello to all of you")
     faults = [Fault(kind, after=4, say=say) for kind in ("ends", "inner", "cut")]
     for found in asked(*((fault, call(stream=True)) for fault in faults)):
         assert isinstance(found, Failure)
@@ -117,7 +117,7 @@ def test_pieces_pass_as_they_come() -> None:
         return first.decode()
 
     # The server never ends the answer: what has come of it is here all the same.
-    stuck = Fault("hang", after=3, say=Say(text="hello to all of you"))
+    stuck = Fault("hang", after=3, say=ModelAnswer(text="hello to all of you"))
     first = behind(stuck, work=work)
     assert json.loads(first.removeprefix("data: "))["choices"][0]["delta"]["content"]
 
@@ -140,8 +140,8 @@ def test_thinking_is_given_back_for_clients_that_do_not_know_of_it() -> None:
             assert (await chat())["content"] == "wet"
         return server.bodies[1]["messages"][1]["content"]
 
-    first = Say(text=None, calls=CALLS, stop="tool_calls", thought="Two towns.")
-    blocks = behind(first, Say(text="wet"), work=work)
+    first = ModelAnswer(text=None, calls=CALLS, stop="tool_calls", thought="Two towns.")
+    blocks = behind(first, ModelAnswer(text="wet"), work=work)
     assert blocks[0]["reasoningContent"]["reasoningText"]["signature"] == "s1g=="
 
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_asked_is_refused_in_openais_form(
         ):
             return answer.status, await answer.json(), len(server.bodies)
 
-    found, body, calls = behind(Say(), work=work)
+    found, body, calls = behind(ModelAnswer(), work=work)
     assert (found, calls) == (status, 0)
     assert body["error"]["message"]
 
@@ -189,6 +189,6 @@ def test_a_schema_that_a_model_refuses_is_asked_for_in_words() -> None:
             return (await answer.json())["choices"][0]["message"]["content"], server.bodies
 
     refusal = Fault("bad:This model doesn't support the outputConfig.textFormat field.")
-    text, bodies = behind(refusal, Say(text='{"n":1}'), work=work)
+    text, bodies = behind(refusal, ModelAnswer(text='{"n":1}'), work=work)
     assert text == '{"n":1}'
     assert ["outputConfig" in body for body in bodies] == [True, False]

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from bagent.proxy.clients import Homes, client_name, session_name
-from proxy.support_proxy import ask, rows_of, through
 from support.fake_server import FakeServer
+from support.proxy_calls import ask, rows_of, through
 from support.replies import close, ok, status
 
 

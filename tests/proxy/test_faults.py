@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import EXIT_CANNOT_WRITE
-from proxy.support_proxy import chat, rows_of
 from support.cli import Running
 from support.fake_server import FakeServer
 from support.jobs import results_by_id, write_job
+from support.proxy_calls import chat, rows_of
 from support.replies import ok
 
 ROOM = 4000

@@ -18,9 +18,9 @@ import pytest
 
 from bagent.backends.endpoint import Endpoint
 from bagent.proxy.serve import Proxy, ProxyConfig, plain_states, start_proxy
-from proxy.support_proxy import Work, ask, chat, rows_of
 from support.cli import Running, run_bagent
 from support.fake_server import FakeServer
+from support.proxy_calls import Work, ask, chat, rows_of
 from support.replies import delta, gated, hang, ok, stream
 
 

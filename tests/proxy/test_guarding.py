@@ -17,9 +17,9 @@ from bagent.backends.endpoint import Endpoint
 from bagent.errors import UsageError
 from bagent.proxy.guarding import holds_key, is_token
 from bagent.proxy.unix_socket import listen_unix
-from proxy.support_proxy import ask, chat, rows_of, through
 from support.cli import Running
 from support.fake_server import FakeServer
+from support.proxy_calls import ask, chat, rows_of, through
 from support.replies import ok
 
 

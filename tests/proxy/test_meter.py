@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 
 from bagent.proxy.meter import Meter, Record
-from proxy.support_proxy import ask, chat, rows_of, through
 from support.cli import Running
 from support.fake_server import FakeServer
+from support.proxy_calls import ask, chat, rows_of, through
 from support.replies import gated, ok, status
 
 

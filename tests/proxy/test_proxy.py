@@ -8,8 +8,8 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.proxy.routes import without_preamble
-from proxy.support_proxy import ask, chat, rows_of, through
 from support.fake_server import FakeServer
+from support.proxy_calls import ask, chat, rows_of, through
 from support.replies import close, delta, hang, ok, raw, status, stream
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bagent.fleet.hostfile import read_hostfile
-from bench.support_bench import DEAD, addresses, simulated
 from real.serve_vllm import VllmServer
 from support.chromium import CHROMIUM, look
 from support.cli import Completed
+from support.simulated_fleets import DEAD, addresses, simulated
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
 

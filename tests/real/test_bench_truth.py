@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.support_bench import measure_in
 from real.serve_vllm import VllmServer
+from support.simulated_fleets import measure_in
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 

@@ -12,8 +12,8 @@ from real.serve_vllm import VllmServer
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import parquet, results, write_job
-from support.provider_server import in_thread
-from support.provider_wire import AnthropicWire, Json, Say
+from support.provider_protocols import AnthropicWire, Json, ModelAnswer
+from support.provider_server import serve_in_thread
 from support.replies import ok, ok_tools, tool_call
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
@@ -136,12 +136,12 @@ class LooseWire(AnthropicWire):
 
 def test_claude_code_calls_a_tool_and_its_last_words_are_the_answer(job_dir: Path) -> None:
     claude = program("claude", "claude_code")
-    asked = Say(
+    asked = ModelAnswer(
         text=None,
         stop="tool_use",
         calls=(("toolu_1", "Bash", {"command": "echo 42 > out.txt", "description": "write"}),),
     )
-    with in_thread(LooseWire(), asked, Say(text="It says 42.")) as server:
+    with serve_in_thread(LooseWire(), asked, ModelAnswer(text="It says 42.")) as server:
         command = [str(claude), "--print", "--allowedTools", "Bash"]
         backend = {"url": f"anthropic+{server.url}/v1", "api_key_env": "MY_KEY"}
         write_job(

@@ -8,7 +8,7 @@ import pytest
 
 from bagent.observe.report import About, make_page
 from support.chromium import CHROMIUM, look
-from support.pages import TableRun
+from support.report_pages import TableRun
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 

@@ -14,9 +14,9 @@ import pytest
 
 from bagent.stages.uncertainty import clusters, kernel_entropy, semantic_entropy
 from real.serve_vllm import VllmServer
-from stages.support_stages import outcomes, texts
 from support.cli import run_bagent
 from support.jobs import write_job
+from support.stage_jobs import outcomes, texts
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

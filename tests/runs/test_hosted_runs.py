@@ -12,8 +12,8 @@ from support.cli import Completed
 from support.jobs import results, write_job
 from support.provider_bedrock import BedrockWire
 from support.provider_engines import DynamoWire, SglangWire, VllmWire
-from support.provider_server import Fault, in_thread
-from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
+from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
+from support.provider_server import Fault, serve_in_thread
 
 pytestmark = pytest.mark.slow  # each test is a run on every provider
 
@@ -54,8 +54,8 @@ def test_one_job_runs_on_every_backend_and_leaves_no_key_behind(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
     wire = (KINDS | ENGINES)[kind]
-    script = (Fault("overloaded"), Fault("ends"), Fault("bad_key"), Say(text="fine"))
-    with in_thread(wire(), *script) as server:
+    script = (Fault("overloaded"), Fault("ends"), Fault("bad_key"), ModelAnswer(text="fine"))
+    with serve_in_thread(wire(), *script) as server:
         limits = {"concurrency": 1, "retries": 3}
         write_job(job_dir, "x", 5, backend=backend(kind, server.url), model="m-1", limits=limits)
         done = bagent(RUN, env={"MY_KEY": SECRET})
@@ -79,7 +79,7 @@ def test_refusals_of_a_rate_limit_cost_a_row_none_of_its_tries(
 ) -> None:
     throttled, rows = Fault("throttled"), 4
     wire = (KINDS | ENGINES)[kind]()
-    with in_thread(wire, *[throttled, throttled, Say(text="fine")] * rows) as server:
+    with serve_in_thread(wire, *[throttled, throttled, ModelAnswer(text="fine")] * rows) as server:
         if kind != "bedrock":
             server.told = {"Retry-After": "0.3"}
         limits = {"concurrency": 1, "retries": 1}
@@ -94,7 +94,7 @@ def test_refusals_of_a_rate_limit_cost_a_row_none_of_its_tries(
 def test_a_users_own_prices_give_each_row_its_cost(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
-    with in_thread(KINDS[kind](), Say(prompt=30, cached=20, completion=7)) as server:
+    with serve_in_thread(KINDS[kind](), ModelAnswer(prompt=30, cached=20, completion=7)) as server:
         prices = {"input": 10, "output": 100, "cached": 1}
         write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1", prices=prices)
         done = bagent(RUN, env={"MY_KEY": SECRET})
@@ -106,7 +106,7 @@ def test_a_users_own_prices_give_each_row_its_cost(
 def test_a_budget_is_kept_and_the_same_command_goes_on(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
-    with in_thread(KINDS[kind](), Say(prompt=30, cached=0, completion=60)) as server:
+    with serve_in_thread(KINDS[kind](), ModelAnswer(prompt=30, cached=0, completion=60)) as server:
         write_job(
             job_dir,
             "x",
@@ -131,7 +131,7 @@ def test_a_budget_is_kept_and_the_same_command_goes_on(
 def test_a_budget_without_a_price_is_refused_before_anything_is_sent(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
-    with in_thread(KINDS[kind](), Say()) as server:
+    with serve_in_thread(KINDS[kind](), ModelAnswer()) as server:
         write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1")
         done = bagent([*RUN, "--budget", "5"], env={"MY_KEY": SECRET})
     assert done.code == 2
@@ -142,7 +142,7 @@ def test_a_budget_without_a_price_is_refused_before_anything_is_sent(
 def test_spent_money_ends_the_run_for_a_person_to_act(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
-    with in_thread(KINDS[kind](), Say(), Fault("no_money")) as server:
+    with serve_in_thread(KINDS[kind](), ModelAnswer(), Fault("no_money")) as server:
         write_job(
             job_dir,
             "x",
@@ -161,7 +161,7 @@ def test_spent_money_ends_the_run_for_a_person_to_act(
 def test_what_a_provider_has_no_word_for_is_refused_before_anything_is_sent(
     kind: str, keys: dict[str, Any], job_dir: Path, bagent: Bagent
 ) -> None:
-    with in_thread(KINDS[kind](), Say()) as server:
+    with serve_in_thread(KINDS[kind](), ModelAnswer()) as server:
         write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1", sampling=keys)
         done = bagent(RUN, env={"MY_KEY": SECRET})
     assert done.code == 2
@@ -198,7 +198,7 @@ def test_a_key_command_is_asked_again_when_a_key_expires(job_dir: Path, bagent: 
     command.write_text("#!/bin/sh\ncat key.txt\nprintf key-new-1234 > key.txt\n")
     command.chmod(0o755)
     (job_dir / "key.txt").write_text("key-old-1234")
-    with in_thread(AnthropicWire(), Say()) as server:
+    with serve_in_thread(AnthropicWire(), ModelAnswer()) as server:
         server.key = "key-new-1234"
         url = f"anthropic+{server.url}"
         write_job(job_dir, "x", 5, backend={"url": url, "api_key_command": ["./key.sh"]})
@@ -211,7 +211,7 @@ def test_a_key_command_is_asked_again_when_a_key_expires(job_dir: Path, bagent: 
 def test_check_tells_what_a_job_would_cost_by_its_own_prices(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
-    with in_thread(KINDS[kind](), Say()) as server:
+    with serve_in_thread(KINDS[kind](), ModelAnswer()) as server:
         prices = {"input": 10, "output": 100}
         write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1", prices=prices)
         done = bagent(["check", "job.yaml"], env={"MY_KEY": SECRET})

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from support.cli import clean_env
-from support.fake_process import FakeProcess
+from support.fake_server import FakeProcess
 from support.jobs import write_job
 from support.replies import canned, slow
 

@@ -12,8 +12,8 @@ from bagent.errors import UsageError
 from bagent.runs.named import named_servers
 from support.cli import Completed
 from support.provider_bedrock import BedrockWire
-from support.provider_server import Fault, in_thread
-from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
+from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
+from support.provider_server import Fault, serve_in_thread
 
 Bagent = Callable[..., Completed]
 SECRET = "key-5up3rs3cret"
@@ -46,7 +46,7 @@ def address(kind: str, url: str) -> str:
 def test_hosts_proves_a_named_server_and_says_what_its_protocol_lacks(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
-    with in_thread(KINDS[kind](), Say()) as server:
+    with serve_in_thread(KINDS[kind](), ModelAnswer()) as server:
         command = ["hosts", "--backend", address(kind, server.url), "--model", "m-1"]
         done = bagent([*command, "--format", "json"], env=KEYS)
     assert done.code == 0, done.err
@@ -60,7 +60,7 @@ def test_hosts_proves_a_named_server_and_says_what_its_protocol_lacks(
 
 
 def test_a_wrong_key_is_told_without_it(job_dir: Path, bagent: Bagent) -> None:
-    with in_thread(KINDS["anthropic"](), Fault("bad_key")) as server:
+    with serve_in_thread(KINDS["anthropic"](), Fault("bad_key")) as server:
         where = address("anthropic", server.url)
         done = bagent(["hosts", "--backend", where, "--model", "m-1"], env=KEYS)
     assert done.code == 1

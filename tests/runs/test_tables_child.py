@@ -14,7 +14,7 @@ from bagent.runs.tables_child import TablesChild
 from support.cli import Running
 from support.jobs import write_job
 from support.replies import echo, hang
-from support.stored import make_run, stored
+from support.stored_runs import make_run, stored
 
 
 def test_a_child_that_waits_makes_the_tables_of_what_was_written_meanwhile(tmp_path: Path) -> None:

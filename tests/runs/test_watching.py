@@ -9,8 +9,8 @@ from contextlib import suppress
 from bagent.backends.engine_metrics import EngineLoad
 from bagent.fleet.load_signal import LoadSignal
 from bagent.runs.watching import watch_loads
-from fleet.support_fleet import always, setup
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import always, setup
 
 
 class Told:

@@ -12,11 +12,11 @@ from bagent.errors import UsageError
 from bagent.job.load import JobRequest, load_job
 from bagent.runs.equipping import opened_tools
 from bagent.runs.stagejobs import prepare_stages
-from stages.support_stages import RUN, run_stages, texts, write_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import journal_lines
 from support.replies import echo, ok, ok_tools, tool_call
+from support.stage_jobs import RUN, run_stages, texts, write_stages
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 SECOND = {"kind": "map", "name": "second", "prompt": "two id={{ id }} <{{ first }}>"}

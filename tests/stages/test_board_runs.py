@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stages.support_stages import outcomes, run_stages
 from support.fake_server import FakeServer
 from support.replies import canned, echo, ok, ok_json, status
+from support.stage_jobs import outcomes, run_stages
 
 
 def board(*sections: str, rounds: int = 2) -> dict[str, object]:

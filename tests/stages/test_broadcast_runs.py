@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stages.support_stages import RUN, outcomes, write_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.replies import echo, ok
+from support.stage_jobs import RUN, outcomes, write_stages
 
 ALL = {"kind": "broadcast", "name": "all", "prompt": "id={{ id }} {{ text }}"}
 SUM = {"kind": "reduce", "name": "sum", "by": "id", "prompt": "sum {{ n }}: {{ responses }}"}

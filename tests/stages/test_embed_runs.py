@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stages.support_stages import RUN, outcomes, run_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import sql
 from support.replies import echo, status
+from support.stage_jobs import RUN, outcomes, run_stages
 
 EMBED = {"kind": "embed", "name": "vector", "prompt": "{{ text }}"}
 

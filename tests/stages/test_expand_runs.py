@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from stages.support_stages import RUN, outcomes, run_stages, texts
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import journal_lines, results
 from support.replies import echo, ok_json
+from support.stage_jobs import RUN, outcomes, run_stages, texts
 
 PLAN_SCHEMA = {"type": "object", "properties": {"parts": {"type": "array"}}, "required": ["parts"]}
 PLAN = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stages.support_stages import outcomes, run_stages, texts
 from support.fake_server import FakeServer
 from support.replies import echo
+from support.stage_jobs import outcomes, run_stages, texts
 
 NOTE = {"kind": "map", "name": "note", "prompt": "note id={{ id }}"}
 PIECE = {"kind": "expand", "name": "piece", "split": {"field": "text", "tokens": 8}}

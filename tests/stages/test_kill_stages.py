@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stages.support_stages import NO_TABLES, RUN, outcomes, write_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import canned
+from support.stage_jobs import NO_TABLES, RUN, outcomes, write_stages
 
 pytestmark = pytest.mark.slow  # minutes: run with the real parts
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stages.support_stages import NO_TABLES, RUN, run_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import results, write_job
 from support.replies import echo, ok, status
+from support.stage_jobs import NO_TABLES, RUN, run_stages
 
 pytestmark = pytest.mark.slow  # each test is several runs
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from stages.support_stages import outcomes, run_stages, texts
 from support.fake_server import FakeServer
 from support.jobs import sql
 from support.replies import echo, ok, status
+from support.stage_jobs import outcomes, run_stages, texts
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 SECOND = {"kind": "map", "name": "second", "prompt": "two id={{ id }} <{{ first }}> {{ text }}"}

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from stages.support_stages import RUN, outcomes, run_stages, write_stages
 from support.cli import Running, run_bagent
 from support.fake_server import FakeServer
 from support.replies import echo
+from support.stage_jobs import RUN, outcomes, run_stages, write_stages
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 

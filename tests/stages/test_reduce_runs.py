@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from stages.support_stages import RUN, outcomes, run_stages, texts
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import canned, echo, ok, status
+from support.stage_jobs import RUN, outcomes, run_stages, texts
 
 LEAF = {"kind": "map", "name": "leaf", "prompt": "leaf id={{ id }} {{ text }}"}
 REDUCE = {

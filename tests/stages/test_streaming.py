@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from stages.support_stages import RUN, outcomes, write_stages
 from support.cli import Running
 from support.fake_server import FakeServer
 from support.replies import echo, gated, ok
+from support.stage_jobs import RUN, outcomes, write_stages
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 SECOND = {"kind": "map", "name": "second", "prompt": "two <{{ first }}>"}

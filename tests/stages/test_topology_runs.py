@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stages.support_stages import NO_TABLES, RUN, outcomes, texts
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import echo, ok, ok_json, status
+from support.stage_jobs import NO_TABLES, RUN, outcomes, texts
 
 Json = Any
 REDUCE = {"prompt": "sum {{ n }} at {{ level }}: {{ responses }}"}

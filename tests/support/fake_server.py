@@ -19,10 +19,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import os
 import signal
 import ssl
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
@@ -34,10 +37,10 @@ from aiohttp import web
 if not __package__:  # started as a program: its neighbours are found from tests/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from support.options import Options
 from support.replies import Reply, Script
-from support.script_server import ScriptServer
-from support.seen import Seen
+from support.request_log import ReceivedRequest
+from support.server_handler import ScriptServer
+from support.server_options import Options
 
 Json = Any
 
@@ -50,7 +53,7 @@ class FakeServer:
             default: an answer made from the prompt's hash for every row.
         ssl_context: serve HTTPS.
         allow_faults: do not mind requests that a strict server would refuse.
-        options: the fields of :class:`support.options.Options`.
+        options: the fields of :class:`support.server_options.Options`.
 
     Leaving the ``with`` block well fails the test where the client sent a malformed request or
     a row that the script does not know, unless ``allow_faults``.
@@ -93,12 +96,12 @@ class FakeServer:
         return f"{self.base}/v1"
 
     @property
-    def requests(self) -> list[Seen]:
+    def requests(self) -> list[ReceivedRequest]:
         """The requests for answers so far, in the order of arrival."""
         return list(self.server.ledger.requests)
 
     @property
-    def probes(self) -> list[Seen]:
+    def probes(self) -> list[ReceivedRequest]:
         """Every other request so far: models, health, metrics, tokens, unknown paths."""
         return list(self.server.ledger.probes)
 
@@ -121,7 +124,7 @@ class FakeServer:
         """Return how many requests carried the row."""
         return self.server.ledger.counts[row_id]
 
-    def of(self, row_id: str) -> list[Seen]:
+    def of(self, row_id: str) -> list[ReceivedRequest]:
         """Return the requests that carried the row, in the order of arrival."""
         return [seen for seen in self.requests if row_id in seen.rows]
 
@@ -260,6 +263,83 @@ async def serve(
         await runner.cleanup()
 
 
+class FakeProcess:
+    """The scripted server in a process: fast, and untouched by what happens to the test.
+
+    Args:
+        folder: where its port file, script and log go.
+        script: as for :class:`FakeServer`.
+        options: the fields of :class:`support.server_options.Options`.
+    """
+
+    def __init__(self, folder: Path, script: Script | None = None, **options: Any) -> None:
+        self.folder = folder
+        self.port = 0
+        self._log = folder / "fake-server.log"
+        self._script = folder / "fake-server.json"
+        options.setdefault("keep_requests", False)
+        file = {"script": script, "options": options}
+        self._script.write_bytes(msgspec.json.encode(file))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The base URL of the API."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def address(self) -> str:
+        """``127.0.0.1:PORT``, a hostfile line."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> Self:
+        """Start the process and wait until it listens, on the port of the last time if any.
+
+        Raises:
+            RuntimeError: it ended or did not listen within 20 seconds.
+        """
+        port_file = self.folder / "fake-server.port"
+        port_file.unlink(missing_ok=True)
+        command = [sys.executable, str(Path(__file__)), "--port-file", str(port_file)]
+        command += ["--script", str(self._script), "--log", str(self._log)]
+        command += ["--port", str(self.port)]
+        self._process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": ""})
+        end = time.monotonic() + 20
+        while not port_file.exists():
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the fake server did not start: {self._process.poll()}")
+            time.sleep(0.02)
+        self.port = int(port_file.read_text())
+        return self
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Return the log: one entry per request that is over, in the order of ending."""
+        if not self._log.exists():
+            return []
+        whole = self._log.read_bytes().rpartition(b"\n")[0]
+        return [msgspec.json.decode(line) for line in whole.splitlines()]
+
+    def stop(self) -> None:
+        """End the process with SIGTERM and wait for it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait(10)
+
+    def kill(self) -> None:
+        """End the process with SIGKILL, as a crash of the server would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
 class ScriptFile(msgspec.Struct, forbid_unknown_fields=True):
     """What ``--script`` names."""
 
@@ -267,7 +347,7 @@ class ScriptFile(msgspec.Struct, forbid_unknown_fields=True):
     options: Options = msgspec.field(default_factory=Options)
 
 
-def log_line(seen: Seen) -> bytes:
+def log_line(seen: ReceivedRequest) -> bytes:
     """Return the line of the log for a request that is over."""
     line = {
         "number": seen.number,

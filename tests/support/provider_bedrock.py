@@ -1,4 +1,4 @@
-"""Bedrock's Converse as a server speaks it; see :mod:`support.provider_wire`."""
+"""Bedrock's Converse as a server speaks it; see :mod:`support.provider_protocols`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import struct
 import zlib
 
-from support.provider_wire import STOP_WORDS, Json, Say, pieces, results_complaint
+from support.provider_protocols import STOP_WORDS, Json, ModelAnswer, pieces, results_complaint
 
 _BEDROCK_STOP = {**STOP_WORDS, "refusal": "content_filtered"}
 
@@ -39,7 +39,7 @@ class BedrockWire:
         """By the path."""
         return path.endswith("/converse-stream")
 
-    def whole(self, say: Say) -> Json:
+    def whole(self, say: ModelAnswer) -> Json:
         """The answer of Converse."""
         return {
             "output": {"message": {"role": "assistant", "content": self._blocks(say)}},
@@ -48,7 +48,7 @@ class BedrockWire:
             "metrics": {"latencyMs": 5},
         }
 
-    def events(self, say: Say) -> list[bytes]:
+    def events(self, say: ModelAnswer) -> list[bytes]:
         """The events of ConverseStream, framed."""
         events: list[tuple[str, Json]] = [("messageStart", {"role": "assistant"})]
         for index, block in enumerate(self._blocks(say)):
@@ -73,7 +73,7 @@ class BedrockWire:
         return [event_frame(name, fields) for name, fields in events]
 
     @staticmethod
-    def _blocks(say: Say) -> list[Json]:
+    def _blocks(say: ModelAnswer) -> list[Json]:
         blocks: list[Json] = []
         if say.thought:
             told = {"text": say.thought, "signature": "s1g=="}
@@ -87,7 +87,7 @@ class BedrockWire:
         return blocks
 
     @staticmethod
-    def _usage(say: Say) -> Json:
+    def _usage(say: ModelAnswer) -> Json:
         return {
             "inputTokens": say.prompt - say.cached - say.written,
             "outputTokens": say.completion,

@@ -1,11 +1,11 @@
-"""Engines that speak OpenAI's protocol each in its own way; see :mod:`support.provider_wire`.
+"""Engines that speak OpenAI's protocol each in its own way; see :mod:`support.provider_protocols`.
 
 Sources: vLLM 0.33, SGLang 0.5.23 and NVIDIA Dynamo 1.6, as released.
 """
 
 from __future__ import annotations
 
-from support.provider_wire import Json, OpenAIWire, Say, sse
+from support.provider_protocols import Json, ModelAnswer, OpenAIWire, sse
 
 _OVERFLOW = "This model's maximum context length is 100 tokens. However, your request has 110."
 _BAD_KEY = "Unauthorized: key-5up3rs3cret"
@@ -39,7 +39,7 @@ class VllmWire(OpenAIWire):
 class SglangWire(VllmWire):
     """SGLang: flat error bodies, reasoning under ``reasoning_content``, a full queue is 503."""
 
-    def whole(self, say: Say) -> Json:
+    def whole(self, say: ModelAnswer) -> Json:
         """A chat completion; ``matched_stop`` beside the finish reason."""
         found = super().whole(say)
         choice = found["choices"][0]
@@ -47,7 +47,7 @@ class SglangWire(VllmWire):
         _reasoned(choice["message"])
         return {**found, "metadata": {"weight_version": "default"}}
 
-    def events(self, say: Say) -> list[bytes]:
+    def events(self, say: ModelAnswer) -> list[bytes]:
         """Chunks whose thinking has SGLang's name."""
         return [
             event.replace(b'"reasoning":', b'"reasoning_content":') for event in super().events(say)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -11,18 +10,22 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from support.http_servers import in_thread, serve_app
 from support.provider_bedrock import BedrockWire
-from support.provider_wire import Say, Wire
+from support.provider_protocols import ModelAnswer, Wire
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What goes wrong with an answer: see :meth:`support.provider_wire.Wire.error` for ``kind``,
-    and ``cut`` (the connection drops), ``inner`` (an error among the events), ``ends`` (the
-    stream ends early), ``hang``: after ``after`` pieces of ``say``."""
+    """What goes wrong with an answer.
+
+    ``kind`` is one of :meth:`support.provider_protocols.Wire.error`, or after ``after`` pieces of
+    ``say``: ``cut`` (the connection drops), ``inner`` (an error among the events), ``ends`` (the
+    stream ends early), ``hang``.
+    """
 
     kind: str
     after: int = 3
-    say: Say = Say()
+    say: ModelAnswer = ModelAnswer()
 
 
 class ProviderServer:
@@ -33,10 +36,10 @@ class ProviderServer:
         headers: their headers, names in lower case.
         paths: their paths.
         faults: what the provider would have refused.
-        told: headers of every answer.
+        response_headers: headers of every answer.
     """
 
-    def __init__(self, wire: Wire, script: list[Say | Fault]) -> None:
+    def __init__(self, wire: Wire, script: list[ModelAnswer | Fault]) -> None:
         self.wire = wire
         self.script = script
         self.bodies: list[Any] = []
@@ -45,7 +48,7 @@ class ProviderServer:
         self.faults: list[str] = []
         self.models: list[str] = ["m-1"]
         self.key: str | None = None
-        self.told: dict[str, str] = {}
+        self.response_headers: dict[str, str] = {}
         self.url = ""
 
     @property
@@ -81,24 +84,26 @@ class ProviderServer:
 
     def _refuse(self, kind: str) -> web.Response:
         status, headers, body = self.wire.error(kind)
-        return web.json_response(body, status=status, headers={**headers, **self.told})
+        return web.json_response(body, status=status, headers={**headers, **self.response_headers})
 
-    async def _whole(self, request: web.Request, say: Say, step: Say | Fault) -> web.Response:
+    async def _whole(
+        self, request: web.Request, say: ModelAnswer, step: ModelAnswer | Fault
+    ) -> web.Response:
         if isinstance(step, Fault) and request.transport is not None:
             if step.kind == "hang":
                 await asyncio.sleep(30)
             request.transport.abort()
-        return web.json_response(self.wire.whole(say), headers=self.told)
+        return web.json_response(self.wire.whole(say), headers=self.response_headers)
 
     async def _stream(
-        self, request: web.Request, say: Say, step: Say | Fault
+        self, request: web.Request, say: ModelAnswer, step: ModelAnswer | Fault
     ) -> web.StreamResponse:
         kind = (
             "application/vnd.amazon.eventstream"
             if isinstance(self.wire, BedrockWire)
             else "text/event-stream"
         )
-        response = web.StreamResponse(headers={"Content-Type": kind, **self.told})
+        response = web.StreamResponse(headers={"Content-Type": kind, **self.response_headers})
         await response.prepare(request)
         events = self.wire.events(say)
         if isinstance(step, Fault):
@@ -118,42 +123,17 @@ class ProviderServer:
 
 
 @asynccontextmanager
-async def serve(wire: Wire, *script: Say | Fault) -> AsyncIterator[ProviderServer]:
+async def serve(wire: Wire, *script: ModelAnswer | Fault) -> AsyncIterator[ProviderServer]:
     """A listening server; its ``url`` has no path."""
-    found = ProviderServer(wire, list(script) or [Say()])
+    server = ProviderServer(wire, list(script) or [ModelAnswer()])
     app = web.Application(client_max_size=1 << 26)
-    app.router.add_route("*", "/{path:.*}", found.handle)
-    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    found.url = f"http://{host}:{port}"
-    try:
-        yield found
-    finally:
-        await runner.cleanup()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    async with serve_app(app) as server.url:
+        yield server
 
 
 @contextmanager
-def in_thread(wire: Wire, *script: Say | Fault) -> Iterator[ProviderServer]:
+def serve_in_thread(wire: Wire, *script: ModelAnswer | Fault) -> Iterator[ProviderServer]:
     """A provider's server with an event loop of its own."""
-    ready = threading.Event()
-    found: list[Any] = []
-
-    async def main() -> None:
-        async with serve(wire, *script) as server:
-            over = asyncio.Event()
-            found.extend((server, over, asyncio.get_running_loop()))
-            ready.set()
-            await over.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    ready.wait(10)
-    server, over, loop = found
-    try:
+    with in_thread(serve(wire, *script)) as server:
         yield server
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join(10)

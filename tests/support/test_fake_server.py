@@ -14,11 +14,10 @@ import jsonschema
 import pytest
 
 from support import replies
-from support.fake_process import FakeProcess
-from support.fake_server import FakeServer
-from support.instances import instance
-from support.proxy import ForwardProxy
+from support.fake_server import FakeProcess, FakeServer
+from support.forward_proxy import ForwardProxy
 from support.replies import ok, status
+from support.schema_values import instance
 from support.tls import site_authority
 
 Json = Any

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bagent.errors import UsageError
-from tools.support_tools import ENV, answers, once, opened
+from support.tool_pools import ENV, answers, once, opened
 
 PYTHON = {"builtin": "python_eval"}
 SHELL = {"builtin": "shell"}

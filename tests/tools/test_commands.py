@@ -14,7 +14,7 @@ import pytest
 from bagent.errors import UsageError
 from bagent.tools import CallContext, ToolResult
 from bagent.tools.commands import without_preamble
-from tools.support_tools import ENV, asked, once, opened
+from support.tool_pools import ENV, asked, once, opened
 
 SHOW = (
     "import json,os,sys; print(json.dumps([sys.argv[1:], json.load(sys.stdin), dict(os.environ)]))"

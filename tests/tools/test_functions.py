@@ -13,7 +13,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import CallContext, ToolPool, ToolResult
-from tools.support_tools import answers, asked, once, opened
+from support.tool_pools import answers, asked, once, opened
 
 SOURCE = '''
 from __future__ import annotations

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from bagent.errors import UsageError
 from bagent.tools import ToolResult
-from tools.support_tools import asked, once, opened
+from support.tool_pools import asked, once, opened
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SIZE = 2 << 20

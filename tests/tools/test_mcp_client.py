@@ -20,12 +20,12 @@ import pytest
 from bagent.errors import UsageError
 from bagent.tools import ToolPool, ToolResult
 from bagent.tools.mcp_client import McpConfig, McpServer
-from tools.support_tools import ENV, asked, opened
+from support.tool_pools import ENV, asked, opened
 
 pytestmark = pytest.mark.slow  # each test starts a real server
 
 pytest.importorskip("mcp")
-SERVER = str(Path(__file__).with_name("support_mcp.py"))
+SERVER = str(Path(__file__).parents[1] / "support/mcp_server.py")
 
 
 def small(folder: Path, **keys: Any) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def test_a_server_that_hangs_at_its_start_is_given_up_and_ended(tmp_path: Path) 
 def test_what_a_server_writes_among_its_messages_is_passed_over(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, str(Path(SERVER).with_name("support_odd_mcp.py")), str(tmp_path)]
+    command = [sys.executable, str(Path(SERVER).with_name("odd_mcp_server.py")), str(tmp_path)]
 
     async def main() -> tuple[list[str], list[ToolResult]]:
         async with opened(tmp_path, {"mcp": {"command": command}}) as pool:
@@ -372,7 +372,7 @@ def test_what_checks_results_is_loaded_before_the_first_call(tmp_path: Path) -> 
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "from tools.support_tools import opened\n"
+        "from support.tool_pools import opened\n"
         f"entry = {small(tmp_path)!r}\n"
         "async def main():\n"
         f"    async with opened(Path({str(tmp_path)!r}), entry):\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bagent.tools import ToolResult
-from tools.support_tools import asked, opened
+from support.tool_pools import asked, opened
 
 SOURCE = """
 import asyncio, functools, sys

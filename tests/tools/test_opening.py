@@ -14,7 +14,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import Policy, open_tools
-from tools.support_tools import ENV, asked, opened, spec
+from support.tool_pools import ENV, asked, opened, spec
 
 ENTRIES: dict[str, dict[str, Any]] = {
     "http_get": {"builtin": "http_get", "allow_hosts": ["example.org"]},

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bagent.tools import CallContext, Policy, Tool, ToolFault, ToolPool, ToolResult
-from fleet.support_time import run_jumping
-from tools.support_tools import answers, asked, tool
+from support.jumping_loop import run_jumping
+from support.tool_pools import answers, asked, tool
 
 ADD = {
     "type": "object",

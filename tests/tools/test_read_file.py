@@ -14,7 +14,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import ToolResult
-from tools.support_tools import once
+from support.tool_pools import once
 
 
 @pytest.fixture

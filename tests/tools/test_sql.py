@@ -13,7 +13,7 @@ import pytest
 from bagent.errors import UsageError
 from bagent.tools import ToolPool, ToolResult
 from bagent.tools.sql import table_name
-from tools.support_tools import ENV, answers, asked, once, opened
+from support.tool_pools import ENV, answers, asked, once, opened
 
 ENDLESS = "SELECT count(*) FROM range(10000000000) a, range(10000000000) b WHERE a.range > b.range"
 LOOKUP = "SELECT id, name FROM ships WHERE id IN $id ORDER BY name"

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from bagent.errors import UsageError
 from bagent.tools import ToolResult
 from bagent.tools.web_search import search_config
-from tools.support_tools import ENV, asked, once, opened
+from support.tool_pools import ENV, asked, once, opened
 
 KEY = "key-123"
 BRAVE = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bagent.observe.report import About
-from support.pages import TableRun
+from support.report_pages import TableRun
 
 
 @pytest.fixture

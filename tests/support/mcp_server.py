@@ -1,4 +1,4 @@
-"""A small MCP server for tests: ``python support_mcp.py stdio FOLDER`` or ``http FOLDER``.
+"""A small MCP server for tests: ``python mcp_server.py stdio FOLDER`` or ``http FOLDER``.
 
 It writes its process id to ``FOLDER/starts``, one line a start, and with ``http`` its port to
 ``FOLDER/port``.

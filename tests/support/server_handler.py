@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from support import checks, wire
-from support.options import Options
+from support import request_checks, response_bodies
 from support.replies import Reply, Script, canned, error_body
-from support.seen import Ledger, Seen
+from support.request_log import ReceivedRequest, RequestLog
+from support.server_options import Options
 
 Json = Any
 
@@ -45,10 +45,10 @@ class ScriptServer:
 
     def __init__(self, script: Script | None, options: Options) -> None:
         self.options = options
-        self.ledger = Ledger(keep=options.keep_requests)
-        self.edit: Callable[[Json, Seen], Json] | None = None
-        self.check: Callable[[Seen], str | None] | None = None
-        self.on_end: Callable[[Seen], object] | None = None
+        self.ledger = RequestLog(keep=options.keep_requests)
+        self.edit: Callable[[Json, ReceivedRequest], Json] | None = None
+        self.check: Callable[[ReceivedRequest], str | None] | None = None
+        self.on_end: Callable[[ReceivedRequest], object] | None = None
         self.healthy = options.health_status
         self._row = re.compile(options.row_pattern)
         self._decoder = msgspec.json.Decoder()
@@ -89,7 +89,7 @@ class ScriptServer:
         peer = self._connections.setdefault(protocol, len(self._connections) + 1)
         raw = await request.read()
         self._number += 1
-        seen = Seen(
+        seen = ReceivedRequest(
             number=self._number,
             method=request.method,
             path=request.path,
@@ -115,13 +115,13 @@ class ScriptServer:
     # ---------------------------------------------------------------- answers
 
     async def _generate(
-        self, kind: str, seen: Seen, request: web.BaseRequest
+        self, kind: str, seen: ReceivedRequest, request: web.BaseRequest
     ) -> web.StreamResponse:
         try:
             seen.body = self._decoder.decode(seen.raw)
         except (msgspec.DecodeError, UnicodeDecodeError):
             seen.body = None
-        seen.prompts = checks.prompts(kind, seen.body)
+        seen.prompts = request_checks.prompts(kind, seen.body)
         found = (self._row.search(prompt) for prompt in seen.prompts)
         seen.rows = tuple(match[1] if match else "" for match in found)
         self.ledger.begin(seen)
@@ -138,7 +138,9 @@ class ScriptServer:
             if self.on_end is not None:
                 self.on_end(seen)
 
-    async def _admit(self, kind: str, seen: Seen, request: web.BaseRequest) -> web.StreamResponse:
+    async def _admit(
+        self, kind: str, seen: ReceivedRequest, request: web.BaseRequest
+    ) -> web.StreamResponse:
         options = self.options
         if options.drop_reused and seen.reused:
             return _drop(request, reset=False)
@@ -164,7 +166,7 @@ class ScriptServer:
         self._recent.append(now)
         return True
 
-    def _complaint(self, kind: str, seen: Seen) -> str | None:
+    def _complaint(self, kind: str, seen: ReceivedRequest) -> str | None:
         """Return what is wrong with the request; a fault is noted unless it was asked for."""
         for name, other in self.options.refuse.items():
             if isinstance(seen.body, dict) and name in seen.body:
@@ -172,7 +174,7 @@ class ScriptServer:
                     f"Unsupported parameter: '{name}' is not supported with this model. "
                     f"Use '{other}' instead."
                 )
-        words = checks.complaint(kind, seen.body) if self.options.strict else None
+        words = request_checks.complaint(kind, seen.body) if self.options.strict else None
         if words is None and self.check is not None:
             words = self.check(seen)
         if words is not None:
@@ -180,10 +182,10 @@ class ScriptServer:
         return words
 
     async def _scripted(
-        self, kind: str, seen: Seen, request: web.BaseRequest
+        self, kind: str, seen: ReceivedRequest, request: web.BaseRequest
     ) -> web.StreamResponse:
         if kind == "embeddings":
-            body = wire.embeddings(seen, self.options.model)
+            body = response_bodies.embeddings(seen, self.options.model)
             return _json(self.edit(body, seen) if self.edit else body)
         replies = self._next(seen.rows)
         if replies is None:
@@ -200,21 +202,21 @@ class ScriptServer:
         schema = self.options.schema
         if self.options.ignore_response_format:
             seen.body.pop("response_format", None)
-        body = wire.response(kind, seen, replies, schema, self.options.model)
+        body = response_bodies.response(kind, seen, replies, schema, self.options.model)
         self._reorder(body)
         if seen.body.get("return_prompt_text") and kind == "chat":
-            body["prompt_text"] = checks.render(seen.body["messages"])
+            body["prompt_text"] = request_checks.render(seen.body["messages"])
         if seen.body.get("return_token_ids") and self.options.flavour == "vllm":
-            wire.add_token_ids(kind, body, seen)
+            response_bodies.add_token_ids(kind, body, seen)
         if self.edit is not None:
             body = self.edit(body, seen)
-        headers = wire.headers(replies[0])
+        headers = response_bodies.headers(replies[0])
         if seen.body.get("stream"):
-            chunks = wire.streamed(kind, body, seen.body)
+            chunks = response_bodies.streamed(kind, body, seen.body)
             reply = Reply(action="stream", chunks=chunks, headers=headers)
             return await self._stream(reply, request)
         written = any(reply.action == "answer" for reply in replies)
-        data = wire.encode_reply(body) if written else wire.encode(body)
+        data = response_bodies.encode_reply(body) if written else response_bodies.encode(body)
         return await _body(replies[0], 200, data, headers, request)
 
     def _next(self, rows: tuple[str, ...]) -> list[Reply] | None:
@@ -269,15 +271,17 @@ class ScriptServer:
             request.transport.write(reply.content or b"")
             await asyncio.sleep(0.02)
             return _drop(request, reset=False)
-        data = reply.content if reply.content is not None else wire.encode_reply(reply.body)
-        return await _body(reply, reply.status, data, wire.headers(reply), request)
+        data = (
+            reply.content if reply.content is not None else response_bodies.encode_reply(reply.body)
+        )
+        return await _body(reply, reply.status, data, response_bodies.headers(reply), request)
 
     async def _stream(self, reply: Reply, request: web.BaseRequest) -> web.StreamResponse:
         headers = {"Content-Type": "text/event-stream", **reply.headers}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         for chunk in reply.chunks:
-            data = wire.sse(chunk)
+            data = response_bodies.sse(chunk)
             step = reply.split or len(data) or 1
             for start in range(0, len(data), step):
                 await response.write(data[start : start + step])
@@ -294,7 +298,7 @@ class ScriptServer:
 
     # ---------------------------------------------------------------- everything else
 
-    def _probe(self, seen: Seen) -> web.Response:
+    def _probe(self, seen: ReceivedRequest) -> web.Response:
         options, path = self.options, seen.path.rstrip("/")
         if path.endswith("/models"):
             return self._models(seen)
@@ -309,12 +313,14 @@ class ScriptServer:
         if path.endswith("/metrics"):
             return web.Response(text=self._metrics(), content_type="text/plain")
         if path.endswith("/detokenize"):
-            return _json({"prompt": checks.decode_tokens(msgspec.json.decode(seen.raw)["tokens"])})
+            return _json(
+                {"prompt": request_checks.decode_tokens(msgspec.json.decode(seen.raw)["tokens"])}
+            )
         if path.endswith("/tokenize"):
             return self._tokenize(msgspec.json.decode(seen.raw))
         return _error(404, "Not Found")
 
-    def _models(self, seen: Seen) -> web.Response:
+    def _models(self, seen: ReceivedRequest) -> web.Response:
         options = self.options
         if options.api_key and seen.headers.get("authorization") != f"Bearer {options.api_key}":
             return _error(401)
@@ -331,8 +337,8 @@ class ScriptServer:
     def _tokenize(self, body: Json) -> web.Response:
         text = body.get("prompt")
         if text is None:
-            text = checks.render(body["messages"], body.get("add_generation_prompt", True))
-        tokens = checks.encode_tokens(text)
+            text = request_checks.render(body["messages"], body.get("add_generation_prompt", True))
+        tokens = request_checks.encode_tokens(text)
         limit = self.options.max_model_len
         return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
@@ -352,7 +358,7 @@ class ScriptServer:
 
 
 def _json(value: Json, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    body = wire.encode(value)
+    body = response_bodies.encode(value)
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 

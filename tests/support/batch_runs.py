@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -42,7 +41,9 @@ from bagent.stages.sharing import Sharing
 from bagent.store.index import Policy, load_index
 from bagent.store.journal import Journal
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
-from fleet.support_fleet import ScriptedBackend
+from support import http_servers
+from support.http_servers import serve_app
+from support.scripted_fleet import ScriptedBackend
 
 BEGIN = 1_000_000.0
 SCHEMA = {
@@ -163,42 +164,16 @@ class MortalSpool(Spool):
         raise Killed(f"at change {number}")
 
 
-@asynccontextmanager
-async def served(server: Server) -> AsyncIterator[str]:
+def served(server: Server) -> AbstractAsyncContextManager[str]:
     """The server on a port of its own; its address."""
-    runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
+    return serve_app(server.app())
 
 
 @contextmanager
 def in_thread(server: Server) -> Iterator[str]:
     """The server with an event loop of its own; its address."""
-    ready = threading.Event()
-    found: list[Any] = []
-
-    async def main() -> None:
-        async with served(server) as url:
-            over = asyncio.Event()
-            found.extend((url, over, asyncio.get_running_loop()))
-            ready.set()
-            await over.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    ready.wait(10)
-    url, over, loop = found
-    try:
+    with http_servers.in_thread(served(server)) as url:
         yield url
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join(10)
 
 
 def make_service(kind: str, url: str, notice: Callable[[str], None]) -> BatchService:

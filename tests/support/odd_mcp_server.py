@@ -1,4 +1,4 @@
-"""An MCP server with bad habits, over pipes: ``python support_odd_mcp.py FOLDER``.
+"""An MCP server with bad habits, over pipes: ``python odd_mcp_server.py FOLDER``.
 
 It writes words, half messages and bytes that are no UTF-8 among its messages, tells that its tools
 have changed with every call, and has one tool fewer by then than it listed.

@@ -22,8 +22,8 @@ from bagent.sim.config import BLOCK, EngineConfig
 from bagent.sim.driver import Driver, Flight
 from bagent.sim.tokens import block_hashes, pack
 from bagent.types import Failure, Reply
-from fleet.support_fleet import Recorder
-from fleet.support_time import run_jumping
+from support.jumping_loop import run_jumping
+from support.scripted_fleet import Recorder
 
 SETTINGS = CallSettings(model="m", sampling={}, extra={})
 SINGLE = GroupRule(stream_every=50)

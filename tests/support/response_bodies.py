@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from support.checks import encode_tokens, message_text, render
-from support.instances import instance
 from support.replies import ABSENT, AUTO, Reply
-from support.seen import Seen
+from support.request_checks import encode_tokens, message_text, render
+from support.request_log import ReceivedRequest
+from support.schema_values import instance
 
 Json = Any
 
@@ -105,7 +105,9 @@ def usage(replies: Sequence[Reply], prompts: Sequence[str], texts: Sequence[str 
     }
 
 
-def response(kind: str, seen: Seen, replies: Sequence[Reply], schema: Json, model: str) -> Json:
+def response(
+    kind: str, seen: ReceivedRequest, replies: Sequence[Reply], schema: Json, model: str
+) -> Json:
     """Return the body of a good answer that is not streamed.
 
     Args:
@@ -150,7 +152,7 @@ def _choice(kind: str, index: int, reply: Reply, text: str | None) -> dict[str, 
     return choice
 
 
-def add_token_ids(kind: str, answer: Json, seen: Seen) -> None:
+def add_token_ids(kind: str, answer: Json, seen: ReceivedRequest) -> None:
     """Add the token ids of answers, and of prompts where vLLM has a place for them."""
     count = seen.body.get("n") or 1
     for place, choice in enumerate(answer["choices"]):
@@ -205,7 +207,7 @@ def _deltas(message: dict[str, Json]) -> list[Json]:
     return deltas
 
 
-def embeddings(seen: Seen, model: str) -> Json:
+def embeddings(seen: ReceivedRequest, model: str) -> Json:
     """Return the body of an answer to ``/v1/embeddings``: eight numbers per text."""
     data = []
     for index, prompt in enumerate(seen.prompts):

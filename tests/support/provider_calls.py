@@ -19,8 +19,8 @@ from bagent.backends.transport import Transport
 from bagent.types import Failure, Reply
 from support.provider_bedrock import BedrockWire
 from support.provider_engines import DynamoWire, SglangWire, VllmWire
+from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
 from support.provider_server import Fault, ProviderServer, serve
-from support.provider_wire import AnthropicWire, OpenAIWire, Say, Wire
 
 SECRET = "key-5up3rs3cret"
 QUICK = Timeouts(connect=5.0, first_token=5.0, idle=5.0, total=10.0)
@@ -113,7 +113,7 @@ def call(
 
 def ask(
     provider: Provider,
-    *script: Say | Fault,
+    *script: ModelAnswer | Fault,
     calls: list[Request] | None = None,
     timeouts: Timeouts = QUICK,
 ) -> Talk:

@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from support.http_servers import serve_app
+
 Routes = Mapping[str, Any]
 """``"GET /v1/models"`` -> a JSON value, a status, or text that is sent as it is."""
 
@@ -20,7 +22,7 @@ async def routes_server(routes: Routes, missing: int = 404) -> AsyncIterator[tup
     """
     asked: list[str] = []
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(request: web.Request) -> web.StreamResponse:
         await request.read()
         line = f"{request.method} {request.path}"
         asked.append(line)
@@ -33,13 +35,10 @@ async def routes_server(routes: Routes, missing: int = 404) -> AsyncIterator[tup
             return web.Response(text=answer)
         return web.json_response(answer)
 
-    runner = web.ServerRunner(web.Server(handle, access_log=None), shutdown_timeout=0.2)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", asked
-    finally:
-        await runner.cleanup()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    async with serve_app(app) as url:
+        yield f"{url}/v1", asked
 
 
 def models(name: str, owner: str, **more: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Providers' wire forms for one neutral answer, and the rules that each makes of requests.
 
-``Say`` is what a model says; a wire writes it as its provider would, whole or streamed, and
+``ModelAnswer`` is what a model says; a wire writes it as its provider would, whole or streamed, and
 complains of requests that the provider would refuse.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 Json = Any
 
 
-class Say(msgspec.Struct, frozen=True, kw_only=True):
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. ``calls`` are (id, name, arguments); ``thought`` is thinking with a signature.
 
     ``prompt`` counts the whole prompt, ``cached`` what was read from a cache and ``written``
@@ -43,11 +43,11 @@ class Wire(Protocol):
         """Whether the request asks for a stream."""
         ...
 
-    def whole(self, say: Say) -> Json:
+    def whole(self, say: ModelAnswer) -> Json:
         """The body of an answer."""
         ...
 
-    def events(self, say: Say) -> list[bytes]:
+    def events(self, say: ModelAnswer) -> list[bytes]:
         """The pieces of a streamed answer."""
         ...
 
@@ -79,7 +79,7 @@ class OpenAIWire:
         """By the field ``stream``."""
         return bool(body.get("stream"))
 
-    def whole(self, say: Say) -> Json:
+    def whole(self, say: ModelAnswer) -> Json:
         """A chat completion."""
         message: dict[str, Json] = {"role": "assistant", "content": say.text}
         if say.thought:
@@ -91,7 +91,7 @@ class OpenAIWire:
         choice = {"index": 0, "message": message, "finish_reason": self._stop(say)}
         return {"id": "c1", "model": "m-1", "choices": [choice], "usage": self._usage(say)}
 
-    def events(self, say: Say) -> list[bytes]:
+    def events(self, say: ModelAnswer) -> list[bytes]:
         """Chunks, the usage in one of its own."""
         deltas: list[dict[str, Json]] = []
         if say.thought:
@@ -120,11 +120,11 @@ class OpenAIWire:
         return {"id": call_id, "type": "function", "function": function}
 
     @staticmethod
-    def _stop(say: Say) -> str:
+    def _stop(say: ModelAnswer) -> str:
         return "stop" if say.stop == "refusal" else say.stop
 
     @staticmethod
-    def _usage(say: Say) -> Json:
+    def _usage(say: ModelAnswer) -> Json:
         details = {"cached_tokens": say.cached}
         tokens = {"prompt_tokens": say.prompt, "completion_tokens": say.completion}
         return {**tokens, "prompt_tokens_details": details}
@@ -180,7 +180,7 @@ class AnthropicWire:
         """By the field ``stream``."""
         return bool(body.get("stream"))
 
-    def whole(self, say: Say) -> Json:
+    def whole(self, say: ModelAnswer) -> Json:
         """A message."""
         return {
             "id": "msg_1",
@@ -192,7 +192,7 @@ class AnthropicWire:
             "usage": self._usage(say),
         }
 
-    def events(self, say: Say) -> list[bytes]:
+    def events(self, say: ModelAnswer) -> list[bytes]:
         """The six kinds of events, the counts cumulative."""
         usage = {**self._usage(say), "output_tokens": 1}
         start = {**self.whole(say), "content": [], "stop_reason": None, "usage": usage}
@@ -210,7 +210,7 @@ class AnthropicWire:
         return [sse(event, event["type"]) for event in events]
 
     @staticmethod
-    def _blocks(say: Say) -> list[Json]:
+    def _blocks(say: ModelAnswer) -> list[Json]:
         blocks: list[Json] = []
         if say.thought:
             blocks.append({"type": "thinking", "thinking": say.thought, "signature": "s1g=="})
@@ -238,7 +238,7 @@ class AnthropicWire:
         return {**block, "input": {}}, deltas
 
     @staticmethod
-    def _stop(say: Say) -> dict[str, Json]:
+    def _stop(say: ModelAnswer) -> dict[str, Json]:
         reason = STOP_WORDS.get(say.stop, say.stop)
         if say.stop != "refusal":
             return {"stop_reason": reason, "stop_sequence": None}
@@ -246,7 +246,7 @@ class AnthropicWire:
         return {"stop_reason": reason, "stop_details": details}
 
     @staticmethod
-    def _usage(say: Say) -> Json:
+    def _usage(say: ModelAnswer) -> Json:
         return {
             "input_tokens": say.prompt - say.cached - say.written,
             "cache_creation_input_tokens": say.written,

@@ -12,7 +12,7 @@ Json = Any
 
 
 @dataclass(slots=True)
-class Seen:
+class ReceivedRequest:
     """One request. Times are seconds of ``time.monotonic()``, comparable across processes.
 
     ``rows`` are the row ids found in its prompts, one per prompt; ``prompts`` the prompt texts.
@@ -42,11 +42,11 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Ledger:
+class RequestLog:
     """Every request so far, safe to read from another thread."""
 
-    requests: list[Seen] = field(default_factory=list)
-    probes: list[Seen] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
+    probes: list[ReceivedRequest] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     keep: bool = True
@@ -56,7 +56,7 @@ class Ledger:
     finished: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def begin(self, seen: Seen) -> None:
+    def begin(self, seen: ReceivedRequest) -> None:
         """Note that a request for an answer came in."""
         with self.changed:
             if self.keep:
@@ -67,7 +67,7 @@ class Ledger:
             self.peak = max(self.peak, self.in_flight)
             self.changed.notify_all()
 
-    def end(self, seen: Seen, status: int | None) -> None:
+    def end(self, seen: ReceivedRequest, status: int | None) -> None:
         """Note that a request was answered, dropped or given up."""
         with self.changed:
             seen.status = status
@@ -77,7 +77,7 @@ class Ledger:
             self.finished += 1
             self.changed.notify_all()
 
-    def probe(self, seen: Seen) -> None:
+    def probe(self, seen: ReceivedRequest) -> None:
         """Note a request that asks for no answer."""
         with self.changed:
             if self.keep:

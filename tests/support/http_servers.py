@@ -1,0 +1,51 @@
+"""Serving an aiohttp application on 127.0.0.1, and servers in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import TypeVar
+
+from aiohttp import web
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def serve_app(app: web.Application) -> AsyncIterator[str]:
+    """Serve ``app`` on a free port; yields its URL without a path."""
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@contextmanager
+def in_thread(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Enter ``server`` in a thread with an event loop of its own, and leave it at the end."""
+    ready = threading.Event()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+    entered: list[T] = []
+
+    async def main() -> None:
+        async with server as value:
+            entered.append(value)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
+    thread.start()
+    assert ready.wait(10), "the server did not start"
+    try:
+        yield entered[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
