@@ -126,3 +126,11 @@ def _get(env: Mapping[str, str], name: str) -> tuple[str, str]:
         if spelling in env:
             return spelling, env[spelling].strip()
     return name, ""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` is a name or an address of this machine's loopback."""
+    if host.lower().rstrip(".") in ("localhost", "ip6-localhost"):
+        return True
+    address = _address(host)
+    return address is not None and address.is_loopback

@@ -38,12 +38,12 @@ def input_words(job: Job) -> tuple[str, ...]:
     return (*named, *(["sql"] if source.sql is not None else []))
 
 
-def endpoint_report(one: Probed) -> EndpointReport:
-    """What one endpoint told; never its headers."""
+def endpoint_report(one: Probed, secrets: frozenset[str] = frozenset()) -> EndpointReport:
+    """What one endpoint told; never its headers, nor ``secrets``."""
     found = one.found
     return EndpointReport(
         name=one.endpoint.name,
-        url=one.endpoint.url,
+        url=mask_text(one.endpoint.url, secrets),
         alive=one.alive,
         error=one.failure.message if one.failure else None,
         models=found.models if found else (),
@@ -51,6 +51,7 @@ def endpoint_report(one: Probed) -> EndpointReport:
         version=one.version,
         engine=found.engine if found else None,
         kv_tokens=one.kv_tokens,
+        not_asked=one.not_asked,
     )
 
 

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import urlsplit
 
 import msgspec
 
 from bagent.agents.plan import StagePlan
 from bagent.backends.choose import BackendConfig, make_backend
+from bagent.backends.proxy import is_loopback
 from bagent.backends.transport import Transport
 from bagent.checks import describing
+from bagent.checks.effects import effects_of
 from bagent.checks.estimate import (
     Sizes,
     cost_report,
@@ -35,9 +38,10 @@ from bagent.checks.warming import warming
 from bagent.interrupts import run_interruptible
 from bagent.job.prompt import Prompt
 from bagent.money.prices import Price
+from bagent.observe.words import counted
 from bagent.rows import RowSource
 from bagent.runs.costs import price_of
-from bagent.runs.equipping import opened_tools, with_tools
+from bagent.runs.equipping import opened_tools, runs_nothing, with_tools
 from bagent.runs.options import RunOptions
 from bagent.runs.plan import deduped, make_plan, resolve_model
 from bagent.runs.prepare import Prepared, open_input, prepare
@@ -62,13 +66,15 @@ class CheckOptions:
 
     ``run`` are the options as ``bagent run`` takes them. ``rows`` is how many rows are looked at,
     ``prompts`` how many of them are shown. ``price`` is in dollars per million tokens of prompts
-    and of answers, None where unknown.
+    and of answers, None where unknown. ``open`` lets the check do what the job brings: import and
+    start its tools, run its ``api_key_command`` and send its keys.
     """
 
     run: RunOptions
     rows: int = 200
     prompts: int = 2
     price: tuple[float, float] | None = None
+    open: bool = False
 
 
 def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport:
@@ -84,18 +90,21 @@ def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport
     try:
         view, written = first_view(prepared)
         report = run_interruptible(_report(options, view, source))
-        return msgspec.structs.replace(report, stages=written)
+        effects = effects_of(prepared.job, options.run.env)
+        return msgspec.structs.replace(report, stages=written, effects=effects)
     finally:
         source.close()
 
 
 async def _report(options: CheckOptions, prepared: Prepared, source: RowSource) -> CheckReport:
     async with AsyncExitStack() as stack:
-        target = await find_target(prepared.job, options.run.env, stack)
+        target = await find_target(prepared.job, options.run.env, stack, keys=options.open)
         found = measure(source, options.rows, limit=options.run.limit, piped=prepared.piped)
         prepared.warnings += source.warnings
         found = as_asked(prepared, found[0]), found[1]
-        pool = await stack.enter_async_context(opened_tools(prepared.job, options.run.env))
+        only = (lambda _: True) if options.open else runs_nothing
+        tools = opened_tools(prepared.job, options.run.env, only)
+        pool = await stack.enter_async_context(tools)
         return await _Look(options, prepared, target, found, pool).report()
 
 
@@ -125,7 +134,7 @@ class _Look:
         )
         backend = make_backend(servers.kind, transport, config)
         try:
-            probed = await probe_all(backend, transport, self._target.servers)
+            probed = await probe_all(backend, transport, self._target)
             model = self._model(probed)
             plan = make_plan(self._prepared, self._target.servers, model, known_of(probed))
             if self._pool is not None:
@@ -135,7 +144,10 @@ class _Look:
             counted = await count_some(sample, tokenizer) if tokenizer else {}
         finally:
             await backend.close()
-        return self._told(probed, plan, sample, sizes_of(sample, counted), tokenizer)
+        report = self._told(probed, plan, sample, sizes_of(sample, counted), tokenizer)
+        return msgspec.structs.replace(
+            report, opened=self._options.open, tools=tuple(plan.settings.tools)
+        )
 
     def _model(self, probed: Sequence[Probed]) -> str | None:
         job = self._prepared.job
@@ -162,7 +174,8 @@ class _Look:
         if self._target.servers.kind in _NO_TOKENIZER:
             return None
         for one in probed:
-            if one.found is not None and one.endpoint.name not in _HOSTED:
+            sends = self._options.open or is_loopback(urlsplit(one.endpoint.url).hostname or "")
+            if one.found is not None and one.endpoint.name not in _HOSTED and sends:
                 return ServerTokenizer(transport, one.endpoint, model)
         return None
 
@@ -183,17 +196,13 @@ class _Look:
         automatic = job.sampling.max_tokens is None and not prepared.own_bodies
         long_rows = too_long(sample, sizes, context)
         failing = describing.failing(sample)
-        warnings = [
-            *prepared.warnings,
-            *describing.brace_warnings(prepared, self._rows),
-            *describing.doubts(prepared, plan, probed),
-        ]
+        warnings = self._warnings(plan, probed)
         return CheckReport(
             job=job.name,
             file=str(options.run.job),
             backend=describing.backend_words(job),
             planned=self._target.planned,
-            endpoints=tuple(describing.endpoint_report(one) for one in probed),
+            endpoints=tuple(describing.endpoint_report(one, job.source.secrets) for one in probed),
             model=plan.settings.model,
             model_auto=job.model == "auto",
             context=context,
@@ -226,6 +235,24 @@ class _Look:
             dead=describing.dead(probed),
             refused=describing.refused(probed),
         )
+
+    def _warnings(self, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
+        return [
+            *self._prepared.warnings,
+            *describing.brace_warnings(self._prepared, self._rows),
+            *describing.doubts(self._prepared, plan, probed),
+            *self._not_opened(),
+        ]
+
+    def _not_opened(self) -> list[str]:
+        """Tools whose definitions are not among what was counted."""
+        agent = self._prepared.job.agent
+        if self._options.open or agent is None:
+            return []
+        count = sum(not runs_nothing(tool) for tool in agent.tools)
+        if not count:
+            return []
+        return [f"{counted(count, 'tool')} not opened: definitions are not counted (--open does)"]
 
     # --- what is shared -------------------------------------------------------------------------
 

@@ -9,7 +9,10 @@ from bagent.types import Json, Message
 
 
 class EndpointReport(msgspec.Struct, frozen=True):
-    """One endpoint. ``context`` and ``kv_tokens`` are in tokens; null: it did not tell."""
+    """One endpoint. ``context`` and ``kv_tokens`` are in tokens; null: it did not tell.
+
+    ``not_asked`` says why it was not asked, or did not answer a question without a key.
+    """
 
     name: str
     url: str
@@ -20,6 +23,7 @@ class EndpointReport(msgspec.Struct, frozen=True):
     version: str | None
     engine: str | None
     kv_tokens: int | None
+    not_asked: str | None = None
 
 
 class SchemaReport(msgspec.Struct, frozen=True):
@@ -151,6 +155,27 @@ class ReorderReport(msgspec.Struct, frozen=True):
     yaml: str
 
 
+class ExecuteReport(msgspec.Struct, frozen=True):
+    """Something that a run would execute: ``kind`` is the key of the job that names it."""
+
+    kind: str
+    what: str
+
+
+class SendReport(msgspec.Struct, frozen=True):
+    """A variable of the environment whose value a run would send, and to whom."""
+
+    variable: str
+    to: str
+
+
+class EffectsReport(msgspec.Struct, frozen=True):
+    """What a run would execute and send."""
+
+    executes: tuple[ExecuteReport, ...] = ()
+    sends: tuple[SendReport, ...] = ()
+
+
 class CheckReport(msgspec.Struct, frozen=True):
     """Everything that ``bagent check`` found.
 
@@ -160,7 +185,8 @@ class CheckReport(msgspec.Struct, frozen=True):
     both are cut after some, ``failing_count`` and ``too_long_count`` say how many there are.
     ``dead`` says why no endpoint answers, ``refused`` why all of them refuse the key; else null.
     ``stages`` are those of a topology, written out as YAML; then all numbers are of the first one
-    that asks.
+    that asks. ``effects`` are what a run would do; where ``opened``, the check did so too, and
+    ``tools`` are the definitions that the model gets.
     """
 
     job: str
@@ -195,3 +221,6 @@ class CheckReport(msgspec.Struct, frozen=True):
     dead: str | None = None
     refused: str | None = None
     stages: str | None = None
+    effects: EffectsReport = EffectsReport()
+    opened: bool = False
+    tools: tuple[Json, ...] = ()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -16,7 +17,9 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.json_text import decode_json
 from bagent.backends.transport import NETWORK_ERRORS, Transport
 from bagent.job.backend import BackendRef
+from bagent.job.mask import carried
 from bagent.job.spec import Job
+from bagent.redaction import header_is_secret, looks_secret
 from bagent.runs.endpoints import Servers, open_servers
 from bagent.types import Failure, Json
 
@@ -33,18 +36,22 @@ class Target(msgspec.Struct, frozen=True):
     """What the job would talk to.
 
     ``planned`` says in words what a run would start by itself, None where servers are there
-    already; ``model`` is then the model that it would have.
+    already; ``model`` is then the model that it would have. ``withheld`` names the endpoints whose
+    key, or other headers, are not sent; ``not_asked`` says by name why an endpoint is not asked.
     """
 
     servers: Servers
     planned: str | None = None
     model: str | None = None
+    withheld: frozenset[str] = frozenset()
+    not_asked: Mapping[str, str] = MappingProxyType({})
 
 
 class Probed(msgspec.Struct, frozen=True):
     """What one endpoint told; ``failure`` is why it told nothing.
 
     ``version`` is the server's own word. ``kv_tokens`` is how many tokens its KV cache holds.
+    ``not_asked`` says why it was not asked, or not with its key.
     """
 
     endpoint: Endpoint
@@ -52,6 +59,7 @@ class Probed(msgspec.Struct, frozen=True):
     failure: Failure | None = None
     version: str | None = None
     kv_tokens: int | None = None
+    not_asked: str | None = None
 
     @property
     def alive(self) -> bool:
@@ -59,8 +67,13 @@ class Probed(msgspec.Struct, frozen=True):
         return self.failure is None or self.failure.status is not None
 
 
-async def find_target(job: Job, env: Mapping[str, str], stack: AsyncExitStack) -> Target:
+async def find_target(
+    job: Job, env: Mapping[str, str], stack: AsyncExitStack, *, keys: bool
+) -> Target:
     """The endpoints that ``job`` names; servers that a run would start are not started.
+
+    Without ``keys`` no ``api_key_command`` is run, and the endpoints have neither key nor headers
+    of the job.
 
     Raises:
         UsageError: it names none, a key is missing, the hostfile or the address is wrong.
@@ -73,7 +86,56 @@ async def find_target(job: Job, env: Mapping[str, str], stack: AsyncExitStack) -
         if ref.kind == "sim":
             return _simulated(ref)
     nowhere = Path(os.devnull)
-    return Target(await open_servers(job, env, stack, log_file=nowhere, notice=lambda _: None))
+    servers = await open_servers(
+        job, env, stack, log_file=nowhere, notice=lambda _: None, run_commands=keys
+    )
+    if keys:
+        return Target(servers)
+    reasons = {one.name: reason_not_to_ask(one, servers.kind, job) for one in servers.endpoints}
+    not_asked = {name: reason for name, reason in reasons.items() if reason is not None}
+    bare = without_keys(servers, job)
+    withheld = {
+        one.name
+        for one, other in zip(servers.endpoints, bare.endpoints, strict=True)
+        if servers.keys or (one.headers, one.query) != (other.headers, other.query)
+    }
+    return Target(bare, withheld=frozenset(withheld), not_asked=not_asked)
+
+
+def without_keys(servers: Servers, job: Job) -> Servers:
+    """Return ``servers`` whose requests carry nothing that the job or the environment adds."""
+    carried_values = carried(job.source.variables)
+
+    def bare(endpoint: Endpoint) -> Endpoint:
+        headers = {
+            name: value
+            for name, value in endpoint.headers.items()
+            if not header_is_secret(name) and not _holds(value, carried_values)
+        }
+        query = {
+            name: value
+            for name, value in endpoint.query.items()
+            if not looks_secret(name) and not _holds(value, carried_values)
+        }
+        return msgspec.structs.replace(endpoint, headers=headers, query=query)
+
+    return msgspec.structs.replace(
+        servers, endpoints=[bare(one) for one in servers.endpoints], keys=None
+    )
+
+
+def _holds(text: str, values: Iterable[str]) -> bool:
+    return any(value in text for value in values)
+
+
+def reason_not_to_ask(endpoint: Endpoint, kind: str, job: Job) -> str | None:
+    """Return why an endpoint is not asked without ``--open``, None where it may be asked."""
+    if kind == "bedrock":
+        return "not asked: every request to it is signed with a key"
+    address = {endpoint.url, endpoint.proxy or ""}
+    if any(_holds(part, carried(job.source.variables)) for part in address):
+        return "not asked: its address holds a variable of the environment"
+    return None
 
 
 def _simulated(ref: BackendRef) -> Target:
@@ -97,20 +159,25 @@ def _local(ref: BackendRef) -> Target:
     return Target(servers, words, local.model)
 
 
-async def probe_all(backend: Backend, transport: Transport, servers: Servers) -> list[Probed]:
-    """Ask all endpoints in parallel what they serve, in their order."""
+async def probe_all(backend: Backend, transport: Transport, target: Target) -> list[Probed]:
+    """Ask all endpoints of ``target`` in parallel what they serve, in their order."""
+    servers = target.servers
     gate = asyncio.Semaphore(PROBES_AT_ONCE)
 
     async def probe(endpoint: Endpoint) -> Probed:
+        if endpoint.name in target.not_asked:
+            return Probed(endpoint, not_asked=target.not_asked[endpoint.name])
         async with gate:
-            found = await backend.probe(endpoint, PROBE_SECONDS)
-            if isinstance(found, Failure):
-                return Probed(endpoint, failure=found)
+            result = await backend.probe(endpoint, PROBE_SECONDS)
+            if isinstance(result, Failure):
+                if endpoint.name in target.withheld and result.status in (401, 403):
+                    return Probed(endpoint, not_asked="it wants a key, which was not sent")
+                return Probed(endpoint, failure=result)
             if not servers.own:
-                return Probed(endpoint, found)
+                return Probed(endpoint, result)
             version = await _version(transport, endpoint)
             return Probed(
-                endpoint, found, version=version, kv_tokens=await _kv(transport, endpoint)
+                endpoint, result, version=version, kv_tokens=await _kv(transport, endpoint)
             )
 
     return list(await asyncio.gather(*(probe(endpoint) for endpoint in servers.endpoints)))

@@ -43,6 +43,7 @@ def report_text(report: CheckReport) -> str:
         _lines(_numbers(report)),
         *([_lines(_sharing(report.sharing, report))] if report.sharing else []),
         *([_reorder(report)] if report.reorder else []),
+        *([_tools(report)] if report.opened and report.tools else []),
     ]
     return "\n".join(block for block in blocks if block)
 
@@ -88,13 +89,30 @@ def _job(report: CheckReport) -> Iterator[tuple[str, str]]:
         yield "schema", _schema(report.schema)
     yield "streaming", report.stream
     yield "results", visible(report.results)
+    yield from _effects(report)
     label = "request"
     for key, value in report.parameters.items():
         yield label, f"{visible(key)}: {_parameter(key, value)}"
         label = ""
 
 
+def _effects(report: CheckReport) -> Iterator[tuple[str, str]]:
+    """What a run executes and sends."""
+    label = "executes"
+    for step in report.effects.executes:
+        yield label, f"{step.kind}: {visible(step.what, 300)}"
+        label = ""
+    label = "sends"
+    for one in report.effects.sends:
+        yield label, f"{visible(one.variable)} to {visible(one.to, 300)}"
+        label = ""
+    if report.effects.executes or report.effects.sends:
+        yield "", "done by this check" if report.opened else "by a run; nothing of it was done here"
+
+
 def _endpoint(one: EndpointReport) -> str:
+    if one.not_asked:
+        return f"{one.name}, {one.not_asked} (--open sends it)"
     parts = [one.name, "answers" if one.alive else "no answer"]
     if one.error:
         parts.append(visible(one.error, 300))
@@ -318,6 +336,12 @@ def _reorder(report: CheckReport) -> str:
     if found.points_back:
         words.append(("", f'read it once: the moved text says "{found.points_back}"'))
     return _lines(words) + "\n" + _control_free(found.yaml)
+
+
+def _tools(report: CheckReport) -> str:
+    """The definitions of the tools as requests have them, whole."""
+    text = msgspec.json.format(msgspec.json.encode(report.tools), indent=2).decode()
+    return f"the tools as the model gets them:\n{_control_free(text)}\n"
 
 
 def _control_free(text: str) -> str:

@@ -26,13 +26,18 @@ def check(
     rows: opt.LookRows = 200,
     prompts: opt.Prompts = 2,
     price: opt.Price = None,
+    open_: opt.OpenTools = False,
     as_json: opt.AsJson = False,
     debug: opt.Debug = False,
 ) -> int:
     """Look at a job without generating: prompts, tokens, cost, and what a prefix cache reuses.
 
+    It executes nothing that the job brings, sends no key and no header of it, and lists what a run
+    would execute and which variables it would send to whom. With --open it imports and starts the
+    job's tools, shows their definitions and sends its keys.
+
     Exit codes: 0 the job is right, also with warnings; 2 something written is wrong; 75 no
-    endpoint answers; 76 every endpoint refuses the key.
+    endpoint answers; 76 every endpoint refuses the key (--open).
 
     Example: bagent check job.yaml --rows 500 --price 0.15,0.60
     """
@@ -52,7 +57,7 @@ def check(
         env=dict(os.environ),
         cwd=Path.cwd(),
     )
-    report = look(CheckOptions(options, rows, prompts, read_price(price)))
+    report = look(CheckOptions(options, rows, prompts, read_price(price), open_))
     if as_json:
         import msgspec
 

@@ -79,6 +79,10 @@ LookRows = Annotated[
 Prompts = Annotated[
     int, typer.Option("--prompts", min=0, metavar="N", help="Show this many prompts.")
 ]
+OpenTools = Annotated[
+    bool,
+    typer.Option("--open", help="Import and start the job's tools, and send its keys."),
+]
 Price = Annotated[
     Text,
     typer.Option("--price", metavar="IN,OUT", help="Dollars per million prompt and answer tokens."),

@@ -156,7 +156,7 @@ def _load(request: JobRequest, file: YamlFile) -> Job:
             data=data,
             root=file.spot,
             texts=texts,
-            secrets=frozenset(substitution.secrets),
+            variables=tuple(substitution.uses),
         )
     )
 

@@ -19,6 +19,7 @@ from bagent.errors import Position
 from bagent.job.backend import BackendRef
 from bagent.job.context import LoadContext
 from bagent.job.kinds import Flag, Kind, Whole, Words, wrong
+from bagent.job.mask import written_secrets
 from bagent.job.origin import Origin
 from bagent.job.places import PathIn, Place, shown_path
 from bagent.job.section import Section
@@ -28,6 +29,7 @@ from bagent.job.spec_limits import LimitsSpec, PricesSpec
 from bagent.job.spec_output import BatchingSpec, OutputSpec, ResultsSpec, SamplingSpec
 from bagent.job.spec_prompt import InputSpec, PromptSpec
 from bagent.job.spec_stages import StagePart, StageSpec, TopologySpec, check_order
+from bagent.job.variables import VariableUse
 from bagent.job.words import shown
 from bagent.job.yamlfile import Spot, YamlMap, find
 from bagent.types import Json
@@ -62,7 +64,7 @@ class JobSource:
     ``file`` is the job file as given, None for a text. ``folder`` is what its paths are relative
     to, ``cwd`` the current folder at load; both absolute. ``text`` is the file's text, ``data``
     its values with spots after all options. ``texts`` holds the content of prompt, schema and
-    tool files by absolute path. ``secrets`` are values never to be shown.
+    tool files by absolute path. ``variables`` are the uses of ``${VAR}``.
     """
 
     file: Path | None = None
@@ -72,7 +74,12 @@ class JobSource:
     data: Json = None
     root: Spot = field(default_factory=lambda: Spot("job"))
     texts: Mapping[Path, str] = field(default_factory=dict)
-    secrets: frozenset[str] = frozenset()
+    variables: tuple[VariableUse, ...] = ()
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """Values of variables that are not to be shown, see :mod:`bagent.job.mask`."""
+        return written_secrets(self.variables)
 
     def spot(self, path: tuple[str | int, ...]) -> Spot:
         """The spot of the deepest value on ``path`` that stands in the file."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from bagent.errors import Position
 from bagent.job.context import LoadContext
@@ -16,30 +17,25 @@ from bagent.job.yamlfile import Spot, YamlList, YamlMap
 from bagent.types import Json
 
 _VARIABLE = re.compile(r"\$(\$\{)|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?:(:-)([^}]*))?\})?")
-_SECRET_WORDS = frozenset({"key", "apikey", "token", "secret", "secrets", "password", "passwd"}) | {
-    "pwd",
-    "credential",
-    "credentials",
-    "auth",
-    "authorization",
-}
 _NEVER_IN = frozenset({"prompt", "schema", "parameters"})
 
 
-def looks_secret(name: str) -> bool:
-    """True if a variable, header or key of this name probably holds a secret."""
-    words = re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
-    return not _SECRET_WORDS.isdisjoint(words)
+class VariableUse(NamedTuple):
+    """One ``${VAR}`` of a job: the variable, what it was replaced with, and where it stands."""
+
+    name: str
+    value: str
+    path: tuple[str | int, ...]
 
 
 class Substitution:
-    """One pass over a job's values; ``secrets`` gathers the values of secret-looking variables."""
+    """One pass over a job's values; ``uses`` gathers the variables that were replaced."""
 
     def __init__(self, context: LoadContext, text: str = "") -> None:
         self._env: Mapping[str, str] = context.env
         self._problems = context.problems
         self._text = text
-        self.secrets: set[str] = set()
+        self.uses: list[VariableUse] = []
 
     def apply(self, value: Json, spot: Spot, path: tuple[str | int, ...] = ()) -> Json:
         """``value`` at ``path`` with variables replaced; faults go to the context's problems."""
@@ -56,15 +52,15 @@ class Substitution:
             return items
         if not isinstance(value, str) or "${" not in value or _is_content(path):
             return value
-        return self._scalar(value, spot)
+        return self._scalar(value, spot, path)
 
-    def _scalar(self, value: str, spot: Spot) -> Json:
+    def _scalar(self, value: str, spot: Spot, path: tuple[str | int, ...]) -> Json:
         count = 0
 
         def replaced(found: re.Match[str]) -> str:
             nonlocal count
             count += 1
-            return "${" if found[1] else self._value(found, value, spot)
+            return "${" if found[1] else self._value(found, value, spot, path)
 
         text = _VARIABLE.sub(replaced, value)
         whole = count == 1 and _VARIABLE.fullmatch(value) is not None and not value.startswith("$$")
@@ -75,7 +71,9 @@ class Substitution:
                 return resolved
         return SourceText.of(text, from_command=from_command, from_variable=whole)
 
-    def _value(self, found: re.Match[str], value: str, spot: Spot) -> str:
+    def _value(
+        self, found: re.Match[str], value: str, spot: Spot, path: tuple[str | int, ...]
+    ) -> str:
         name, has_default, default = found[2], found[3], found[4]
         if name is None:
             rest = value[found.start() :].split()[0]
@@ -95,8 +93,8 @@ class Substitution:
                 f"export it, or write ${{{name}:-default}}",
             )
             return ""
-        if looks_secret(name) and set_to:
-            self.secrets.add(set_to)
+        if set_to:
+            self.uses.append(VariableUse(name, set_to, path))
         return set_to
 
     def _position(self, spot: Spot, piece: str) -> Position:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Collection
 from typing import Any
@@ -12,14 +11,13 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.proxy import is_loopback
 
 NAME_SEPARATOR = ":"
 """Between the token and the name of who asks, in one key: ``TOKEN:NAME``."""
 
 CLIENT_NAME = web.RequestKey("client_name", str)
 """The name that a client gave behind the token, for :mod:`bagent.proxy.clients`."""
-
-_LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
 
 _HARMLESS_HEADERS = frozenset({"content-type", "accept", "user-agent", "anthropic-version"})
 
@@ -114,16 +112,6 @@ def refusal(status: int, kind: str, message: str) -> web.Response:
     """Return an error in OpenAI's form."""
     error = {"message": message, "type": kind, "code": status, "param": None}
     return web.json_response({"error": error}, status=status)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is a name or an address of loopback."""
-    if host.lower().rstrip(".") in _LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_local(url: str) -> bool:

@@ -17,6 +17,7 @@ from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.proof import Prover
+from bagent.backends.proxy import is_loopback
 from bagent.backends.transport import Transport
 from bagent.errors import StoppedEarly, UsageError
 from bagent.fleet.account import Account
@@ -25,7 +26,7 @@ from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
 from bagent.fleet.leasing import Lessor
 from bagent.fleet.limiter import InFlightLimit
 from bagent.proxy.forward import Forwarder
-from bagent.proxy.guarding import address_guard, is_loopback, token_guard
+from bagent.proxy.guarding import address_guard, token_guard
 from bagent.proxy.meter import Meter
 from bagent.proxy.routes import HEALTH, proxy_app
 from bagent.proxy.unix_socket import UNIX_BASE_URL, listen_unix, remove_socket

@@ -33,6 +33,17 @@ if TYPE_CHECKING:
 OWN_KINDS = frozenset({"vllm", "sglang", "dynamo", "local", "sim"})
 """Engines of the user's own: no environment proxy, and the schema is described in the prompt."""
 
+_USUAL_KEYS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "openai": (("OPENAI_API_KEY",),),
+    "anthropic": (("ANTHROPIC_API_KEY",), ("ANTHROPIC_AUTH_TOKEN",)),
+    "bedrock": (
+        ("AWS_BEARER_TOKEN_BEDROCK",),
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    ),
+    "vllm": (("VLLM_API_KEY",),),
+}
+"""The variables that hold the key of a kind of server; the first that are set count."""
+
 _OPENAI = "https://api.openai.com/v1"
 
 
@@ -65,8 +76,11 @@ async def open_servers(
     *,
     log_file: Path,
     notice: Callable[[str], None],
+    run_commands: bool = True,
 ) -> Servers:
     """The servers that ``job`` names; embedded ones are started, and stop with ``stack``.
+
+    Without ``run_commands`` no ``api_key_command`` is run.
 
     Raises:
         UsageError: a key is missing, or the backend is not one that can be spoken to.
@@ -75,7 +89,7 @@ async def open_servers(
     """
     ref = job.backend
     if job.hostfile is not None:
-        return hostfile_servers(job.hostfile.path, ref, env, notice)
+        return hostfile_servers(job.hostfile.path, ref, env, notice, run_commands=run_commands)
     if ref is None:
         raise UsageError(
             "the job names no backend", hint="write backend: vllm://HOST:PORT, or local"
@@ -84,7 +98,7 @@ async def open_servers(
         return await _start_local(ref, stack, log_file, notice)
     if ref.kind == "sim" and ref.base is None:
         return await _start_sim(ref, stack, notice)
-    return plain_servers(job, ref, env, notice)
+    return plain_servers(job, ref, env, notice, run_commands=run_commands)
 
 
 def plain_servers(
@@ -92,6 +106,8 @@ def plain_servers(
     ref: BackendRef,
     env: Mapping[str, str],
     notice: Callable[[str], None] = lambda _: None,
+    *,
+    run_commands: bool = True,
 ) -> Servers:
     """The one server at the address of ``ref``, which nothing has to be started for.
 
@@ -99,11 +115,10 @@ def plain_servers(
         UsageError: a key or the model is missing, or the address.
     """
     check_model(job, ref)
+    key = api_key(ref, env, run_commands=run_commands)
     if ref.kind == "bedrock":
-        key = api_key(ref, env)
         endpoint, reached = bedrock_endpoint(ref, env, key), bedrock_config(job, ref, env)
         return Servers([endpoint], ref.kind, keys=_keys(ref, key, notice), bedrock=reached)
-    key = api_key(ref, env)
     return Servers(
         [endpoint_of(ref, env, key)],
         ref.kind,
@@ -127,19 +142,23 @@ def hostfile_servers(
     ref: BackendRef | None,
     env: Mapping[str, str],
     notice: Callable[[str], None] = lambda _: None,
+    *,
+    run_commands: bool = True,
 ) -> Servers:
     """The endpoints of a hostfile: engines of the user's own, reached without any proxy.
 
     Headers and key of ``ref`` hold for all; a line's ``api_key_env`` goes before it.
     """
-    key = _fleet_key(ref, env)
-    endpoints = host_endpoints(read_hostfile(path), path, ref, env, key)
+    key = _fleet_key(ref, env, run_commands=run_commands)
+    endpoints = host_endpoints(read_hostfile(path), path, ref, env, key, run_commands=run_commands)
     kind = ref.kind if ref and ref.kind in OWN_KINDS else "vllm"
     return Servers(endpoints, kind, keys=_keys(ref, key, notice))
 
 
-def _fleet_key(ref: BackendRef | None, env: Mapping[str, str]) -> str | None:
-    return api_key(ref, env) if ref is not None else env.get("VLLM_API_KEY")
+def _fleet_key(ref: BackendRef | None, env: Mapping[str, str], *, run_commands: bool) -> str | None:
+    if ref is None:
+        return env.get("VLLM_API_KEY")
+    return api_key(ref, env, run_commands=run_commands)
 
 
 def host_endpoints(
@@ -148,12 +167,14 @@ def host_endpoints(
     ref: BackendRef | None,
     env: Mapping[str, str],
     key: str | None = None,
+    *,
+    run_commands: bool = True,
 ) -> list[Endpoint]:
     """The endpoints of ``hosts``, which were read from ``path``; see :func:`hostfile_servers`.
 
     ``key`` is the fleet's, where it is known already.
     """
-    key = key or _fleet_key(ref, env)
+    key = key or _fleet_key(ref, env, run_commands=run_commands)
     endpoints = []
     for host in hosts:
         headers = {"Content-Type": "application/json", **(ref.all_headers if ref else {})}
@@ -218,10 +239,38 @@ def _base_of(ref: BackendRef, env: Mapping[str, str]) -> str:
     return base if urlsplit(base).path.strip("/") else f"{base}/v1"
 
 
-def api_key(ref: BackendRef, env: Mapping[str, str]) -> str | None:
+def key_variables(ref: BackendRef | None, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables whose values :func:`api_key` and its kin would send to the servers of
+    ``ref``; None stands for a hostfile alone."""
+    if ref is not None and ref.api_key_env:
+        return (ref.api_key_env,)
+    if ref is not None and ref.api_key_command:
+        return ()
+    kind = ref.kind if ref is not None else "vllm"
+    for names in _USUAL_KEYS.get(kind, ()):
+        if any(env.get(name) for name in names):
+            return names
+    return ()
+
+
+def server_address(ref: BackendRef, env: Mapping[str, str]) -> str:
+    """Return ``host[:port]`` of the one server of ``ref``, or a name for one that bagent starts.
+
+    Raises:
+        UsageError: it has no address.
+    """
+    if ref.base is None and ref.kind in ("local", "sim"):
+        return f"the {ref.kind} server of the run"
+    if ref.kind == "bedrock":
+        return host_of(bedrock_endpoint(ref, env, None).url)
+    return host_of(anthropic_base(ref, env) if ref.kind == "anthropic" else _base_of(ref, env))
+
+
+def api_key(ref: BackendRef, env: Mapping[str, str], *, run_commands: bool = True) -> str | None:
     """The key that ``ref`` names, or its kind's usual one; None where none is needed.
 
-    A key is never sent to an address that it was not named for.
+    A key is never sent to an address that it was not named for. Without ``run_commands`` the key
+    of an ``api_key_command`` is None too.
     """
     if ref.api_key_env:
         value = env.get(ref.api_key_env)
@@ -232,7 +281,7 @@ def api_key(ref: BackendRef, env: Mapping[str, str]) -> str | None:
             )
         return value.strip()
     if ref.api_key_command:
-        return run_key_command(ref.api_key_command)
+        return run_key_command(ref.api_key_command) if run_commands else None
     if ref.kind == "openai":
         value = env.get("OPENAI_API_KEY")
         if not value and not any(name.lower() == "authorization" for name in ref.all_headers):

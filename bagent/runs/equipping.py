@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from bagent.agents.plan import StagePlan
 from bagent.agents.streaming import StreamChoice
 from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError
+from bagent.job.parts import Path, stage_parts
 from bagent.runs.endpoints import Servers
 from bagent.runs.openrun import OpenRun
 from bagent.runs.stop import Stop
@@ -22,7 +23,7 @@ from bagent.types import Json
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
-    from bagent.job.spec_stages import StagePart
+    from bagent.job.spec_agent import ToolSpec
     from bagent.tools import ToolPool
 
 COMBINE = frozenset({"openai", "anthropic", "bedrock"})
@@ -110,9 +111,19 @@ class Equipment:
         return self._turns
 
 
+def runs_nothing(tool: ToolSpec) -> bool:
+    """Return whether opening ``tool`` executes nothing that the job brings and reads no database.
+
+    A Python file is imported and an MCP server started; a program runs only once it is called.
+    """
+    return bool(tool.command) or tool.builtin not in (None, "sql")
+
+
 @asynccontextmanager
-async def opened_tools(job: Job, env: Mapping[str, str]) -> AsyncIterator[ToolPool | None]:
-    """The tools of ``job``, closed at the end; None where it has none.
+async def opened_tools(
+    job: Job, env: Mapping[str, str], only: Callable[[ToolSpec], bool] = lambda _: True
+) -> AsyncIterator[ToolPool | None]:
+    """The tools of ``job`` that ``only`` lets pass, closed at the end; None where it has none.
 
     Raises:
         UsageError: a tool cannot be opened.
@@ -124,28 +135,19 @@ async def opened_tools(job: Job, env: Mapping[str, str]) -> AsyncIterator[ToolPo
     from bagent.tools import open_tools  # only jobs with tools load what they need
 
     path = agent_path(job)
-    places = [job.source.position((*path, "tools", n)) for n in range(len(spec.tools))]
+    chosen = [(number, tool) for number, tool in enumerate(spec.tools) if only(tool)]
+    places = [job.source.position((*path, "tools", number)) for number, _ in chosen]
+    tools = [tool for _, tool in chosen]
     async with open_tools(
-        spec.tools, job.source.folder, env, allow_code=spec.allow_code, places=places
+        tools, job.source.folder, env, allow_code=spec.allow_code, places=places
     ) as pool:
         yield pool
 
 
-def agent_path(job: Job) -> tuple[str | int, ...]:
+def agent_path(job: Job) -> Path:
     """Where the agent of ``job`` stands in the file: the job's own, or the one of a stage."""
-    parts: list[tuple[tuple[str | int, ...], StagePart | None]] = []
-    for number, stage in enumerate(job.stages):
-        parts.append((("stages", number), stage))
-        sections = enumerate(stage.sections)
-        parts += [(("stages", number, "sections", place), one) for place, one in sections]
-    topology = job.topology
-    for key in ("plan", "reduce", "judge"):
-        parts.append((("topology", key), getattr(topology, key)))
-    for key in ("steps", "sections"):
-        several = enumerate(getattr(topology, key))
-        parts += [(("topology", key, place), one) for place, one in several]
-    for path, part in parts:
-        if part is not None and part.agent is not None and part.agent is job.agent:
+    for path, part in stage_parts(job):
+        if part.agent is not None and part.agent is job.agent:
             return (*path, "agent")
     return ("agent",)
 

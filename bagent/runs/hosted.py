@@ -52,7 +52,7 @@ def anthropic_headers(ref: BackendRef, env: Mapping[str, str], key: str | None) 
             if anthropic_base(ref, env) != f"{ANTHROPIC}/v1":
                 # vLLM and gateways want the key where OpenAI's clients have it.
                 headers["Authorization"] = f"Bearer {key}"
-        elif ref.base is None:
+        elif ref.base is None and not ref.api_key_command:
             raise UsageError(
                 "ANTHROPIC_API_KEY is not set",
                 hint="export ANTHROPIC_API_KEY=..., or name api_key_env",

@@ -75,6 +75,13 @@ def search_config(url: str | None, key_env: str | None, env: Mapping[str, str]) 
     return SearchConfig(service, url or ADDRESSES[service], key)
 
 
+def search_target(url: str | None, key_env: str | None, env: Mapping[str, str]) -> tuple[str, str]:
+    """Return the variable that holds the key, and the address that it is sent to."""
+    service = _service(url, key_env, env)
+    names = (key_env,) if key_env else KEYS[service]
+    return next((name for name in names if env.get(name)), names[0]), url or ADDRESSES[service]
+
+
 def _service(url: str | None, key_env: str | None, env: Mapping[str, str]) -> Service:
     text = f"{url or ''} {key_env or ''}".lower()
     if "brave" in text:

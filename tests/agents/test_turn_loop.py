@@ -241,9 +241,9 @@ def test_equal_rows_share_an_answer_only_where_no_tool_has_side_effects(job_dir,
 def test_check_opens_the_tools_and_shows_what_the_model_is_told_of_them(job_dir, bagent):
     with FakeServer() as fs:
         agent_job(job_dir, fs.url)
-        good = bagent(["check", "job.yaml"])
+        good = bagent(["check", "job.yaml", "--open"])
         agent_job(job_dir, fs.url, tools=("add", "nowhere"))
-        bad = bagent(["check", "job.yaml"])
+        bad = bagent(["check", "job.yaml", "--open"])
         assert fs.requests == []
     assert good.code == 0 and '"name":"add"' in good.out.replace(" ", ""), good.err
     assert bad.code == 2 and "nowhere" in bad.err

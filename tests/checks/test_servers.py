@@ -17,13 +17,15 @@ from bagent.job.load import JobRequest, load_job
 from support.fake_server import FakeServer
 
 
-def target_of(folder: Path, head: str, env: Mapping[str, str] | None = None) -> Target:
+def target_of(
+    folder: Path, head: str, env: Mapping[str, str] | None = None, *, keys: bool = True
+) -> Target:
     text = f'{head}\ninput: rows.jsonl\nprompt: "{{{{ x }}}}"\n'
     request = JobRequest(path=folder / "job.yaml", text=text, cwd=folder, env=env or {})
 
     async def find() -> Target:
         async with AsyncExitStack() as stack:
-            return await find_target(load_job(request), env or {}, stack)
+            return await find_target(load_job(request), env or {}, stack, keys=keys)
 
     return asyncio.run(find())
 
@@ -33,7 +35,7 @@ def probe(target: Target) -> list[Probed]:
         transport = Transport()
         backend = OpenAIBackend(transport)
         try:
-            return await probe_all(backend, transport, target.servers)
+            return await probe_all(backend, transport, target)
         finally:
             await backend.close()
 

@@ -210,6 +210,88 @@ def test_a_refused_key_is_76(check: Check, job_dir: Path) -> None:
     assert "prompt of row r1" in done.out
 
 
+SECRET = "s3cr3t-value"
+BROUGHT = {
+    "python": ({"agent": {"tools": [{"python": "tools.py:f"}]}}, "executes", "tools.py:f"),
+    "mcp": (
+        {"agent": {"tools": [{"mcp": ["sh", "-c", "touch ran"]}]}},
+        "executes",
+        "sh -c 'touch ran'",
+    ),
+    "api_key_command": (
+        {"backend": {"url": "URL", "api_key_command": "touch ran; echo key"}},
+        "executes",
+        "touch ran; echo key",
+    ),
+    "stage": (
+        {"stages": [{"kind": "map", "agent": {"tools": [{"mcp": ["sh", "-c", "touch ran"]}]}}]},
+        "executes",
+        "sh -c 'touch ran'",
+    ),
+    "key": ({"backend": {"url": "URL", "api_key_env": "AWS_KEY"}}, "sends", "AWS_KEY"),
+    "header": ({"backend": {"url": "URL", "headers": {"A": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
+    "query": ({"backend": {"url": "URL", "query": {"a": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
+    "path": ({"backend": "URL/${AWS_KEY}"}, "sends", "AWS_KEY"),
+    "hosts": ({"hostfile": "hosts.txt", "backend": "vllm"}, "sends", "AWS_KEY"),
+    "vllm": ({"backend": "vllm+URL"}, "sends", "VLLM_API_KEY"),
+}
+
+
+@pytest.mark.parametrize(("keys", "list_name", "expected"), BROUGHT.values(), ids=BROUGHT)
+def test_check_executes_nothing_of_the_job_sends_no_key_and_lists_both(
+    check: Check, job_dir: Path, fs: FakeServer, keys: Json, list_name: str, expected: str
+) -> None:
+    text = msgspec.json.encode(keys).decode().replace("URL", fs.url)
+    write_job(job_dir, fs.url, 2, **msgspec.json.decode(text))
+    (job_dir / "tools.py").write_text(
+        'open("ran", "w")\ndef f(x: int) -> int:\n    """Count."""\n    return x\n'
+    )
+    (job_dir / "hosts.txt").write_text(f"{fs.address} api_key_env=AWS_KEY\n")
+    env = {"AWS_KEY": SECRET, "VLLM_API_KEY": SECRET}
+    done = check(["job.yaml", "--json"], env=env)
+
+    assert done.code == 0, done.err
+    assert not (job_dir / "ran").exists()
+    assert not [one for one in fs.probes if SECRET in f"{one.path} {one.headers}"]
+    effects = looked(done)["effects"]
+    if list_name == "executes":
+        assert any(expected in one["what"] for one in effects["executes"])
+    else:
+        assert {"variable": expected, "to": fs.address} in effects["sends"]
+    assert SECRET not in done.out + done.err
+
+
+def test_open_imports_and_starts_tools_shows_them_whole_and_sends_the_key(
+    check: Check, job_dir: Path
+) -> None:
+    (job_dir / "tools.py").write_text(
+        'def count_rows(x: int) -> int:\n    """Count them."""\n    return x\n'
+    )
+    with FakeServer(flavour="vllm", api_key=SECRET) as fs:
+        backend = {"url": vllm(fs), "api_key_env": "KEY"}
+        agent = {"tools": [{"python": "tools.py:count_rows"}]}
+        write_job(job_dir, "x", 2, backend=backend, agent=agent)
+        closed = check(["job.yaml"], env={"KEY": SECRET})
+        opened = check(["job.yaml", "--open"])
+
+    assert closed.code == opened.code == 0
+    assert "it wants a key, which was not sent" in " ".join(closed.out.split())
+    assert "1 tool not opened" in closed.err and "count_rows(" not in closed.out
+    assert '"description": "Count them."' in opened.out
+    assert f"{fs.address}, answers" in opened.out
+
+
+def test_prompts_are_counted_by_other_machines_only_with_open(
+    check: Check, job_dir: Path, fs: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bagent.checks.look.is_loopback", lambda host: False)
+    with FakeServer(flavour="vllm") as fs:
+        write_job(job_dir, vllm(fs), 2)
+        assert looked(check(["job.yaml", "--json"]))["tokens"]["how"] == "characters"
+        assert "POST" not in {one.method for one in fs.probes}
+        assert looked(check(["job.yaml", "--json", "--open"]))["tokens"]["how"] == "tokenize"
+
+
 def test_a_model_that_is_not_served_is_a_warning(
     check: Check, job_dir: Path, fs: FakeServer
 ) -> None:

@@ -46,7 +46,6 @@ def test_a_masked_job_without_settings_loads_again(load, tmp_path):
 def test_names_that_only_sound_like_secrets_stay(load):
     masked = load(TEXT).masked()
     assert masked["backend"]["api_key_env"] == "MY_KEY"
-    assert masked["backend"]["headers"] == {"X-Team": "blue"}
     assert masked["sampling"]["max_tokens"] == 5
     assert masked["output"]["schema"]["properties"]["password"] == {"type": "string"}
 
@@ -83,6 +82,39 @@ def test_secrets_are_masked_wherever_they_stand(load, text):
     assert "s3cr3t-value" not in written
 
 
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("backend: {url: vllm, headers: {X-Team: blue}}", "backend.headers.X-Team"),
+        ("backend: {url: vllm, headers: {X-A: 'a ${GH_PAT} b'}}", "backend.headers.X-A"),
+        (
+            "backend: {url: vllm, headers: {User-Agent: 'a/${GH_PAT}'}}",
+            "backend.headers.User-Agent",
+        ),
+        ("backend: {url: vllm, query: {v: '${GH_PAT}'}}", "backend.query.v"),
+        ("backend: 'https://h/v1/${GH_PAT}'", "backend.url"),
+        ("agent: {command: [a, '-p${GH_PAT}']}", "agent.command.1"),
+        ("agent: {tools: [{mcp: 'npx x ${GH_PAT}'}]}", "agent.tools.0.mcp.command.2"),
+        ("agent: {tools: [{command: [a], name: t, env: {A: '${SHORT}'}}]}", "agent.tools.0.env.A"),
+        ("cluster: {env: {A: '${GH_PAT}'}}", "cluster.env.A"),
+    ],
+)
+def test_headers_and_what_variables_put_into_carriers_are_masked(load, text, path):
+    env = {"GH_PAT": "corporate", "SHORT": "ab"}
+    value = load(f"input: corporate.jsonl\nprompt: y\nname: ab\n{text}\n", env=env).masked()
+    assert value["input"]["path"][0].endswith("/corporate.jsonl") and value["name"] == "ab"
+    for key in path.split("."):
+        value = value[int(key) if key.isdecimal() else key]
+    assert "***" in value and not {"corporate", "blue", "ab"} & {value, value[2:11]}
+
+
+def test_hosts_and_ports_of_variables_and_harmless_headers_are_shown(load):
+    text = "backend: {url: 'vllm://${HEAD_NODE}:${PORT}', headers: {User-Agent: mine}}\n"
+    job = load(f"input: x\nprompt: y\n{text}", env={"HEAD_NODE": "x1000c0", "PORT": "8123"})
+    assert job.masked()["backend"]["url"] == "vllm://x1000c0:8123"
+    assert job.masked()["backend"]["headers"] == {"User-Agent": "mine"}
+
+
 def test_a_short_secret_is_masked_only_where_it_stands_alone(load):
     job = load("input: x\nprompt: y\nmodel: '${K_TOKEN}'\nname: about\n", env={"K_TOKEN": "ab"})
     masked = job.masked()
@@ -113,6 +145,8 @@ def test_the_usual_forms_of_secrets_are_masked_in_texts(text, masked):
         (["--backend", "https://h/v1?code=hunter2"], "--backend 'https://h/v1?code=***'"),
         (["--set", "backend.headers.x-api-key=hunter2"], "--set 'backend.headers.x-api-key=***'"),
         (["--set=backend.query.sig=hunter2"], "'--set=backend.query.sig=***'"),
+        (["--set", "agent.env.GH_PAT=hunter2"], "--set 'agent.env.GH_PAT=***'"),
+        (["--set", "backend.headers.X-Pass=hunter2"], "--set 'backend.headers.X-Pass=***'"),
         (["--set", "backend.api_key_env=MY_KEY"], "--set backend.api_key_env=MY_KEY"),
         (["--set", "sampling.max_tokens=5"], "--set sampling.max_tokens=5"),
     ],

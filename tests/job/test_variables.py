@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.job.variables import looks_secret
+from bagent.redaction import looks_secret
 
 ENV = {"N": "8", "HOST": "h1", "EMPTY": "", "QUOTED": "a: b", "T": "true", "LIST": "[a]"}
 
