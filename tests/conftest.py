@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,9 @@ import pytest
 from support.cli import Completed, ProcessUse, run_bagent
 from support.fake_server import FakeServer
 
+# Workers of xdist inherit it, so that all have the same seed, also around midnight.
+SEED = os.environ.setdefault("BAGENT_TEST_SEED", datetime.date.today().isoformat())
+
 LONGEST = (
     "tests/runs/test_kill.py",
     "tests/runs/test_exit_codes.py",
@@ -19,6 +24,11 @@ LONGEST = (
 )
 """What takes longest, the longest first. Files go whole to one of several processes: what begins
 last should be short, so that none of them is alone at the end."""
+
+
+def pytest_report_header() -> str:
+    """Print the seed of the disturbed runs."""
+    return f"BAGENT_TEST_SEED={SEED} (set it to repeat the disturbed runs of a day)"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
