@@ -65,8 +65,7 @@ def test_rows_of_an_endpoint_that_has_gone_are_taken_by_the_others():
 def test_new_rows_are_shared_equally_beside_rows_that_come_back():
     async def main():
         s = setup({"e0": always(), "e1": always()}, limit=8)
-        for row in range(8):
-            s.fleet.submit(s.call(row))
+        s.submit(*range(8))
         await second_turns(s, {100: "e0", 101: "e0"})
         return s
 

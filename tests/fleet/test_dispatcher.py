@@ -11,20 +11,25 @@ from bagent.fleet.dispatcher import STARTED_AT_ONCE
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
 from support.jumping_loop import run_jumping
-from support.scripted_fleet import BROKEN, FULL, GOOD, LASTING, Answer, always, setup, throttled
+from support.scripted_fleet import (
+    BROKEN,
+    GOOD,
+    LASTING,
+    Answer,
+    always,
+    run_rows,
+    setup,
+    throttled,
+)
 
 # --- who gets what ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [2, 3, 16])
-@pytest.mark.parametrize("concurrency", [10, 1000])
+@pytest.mark.parametrize(("count", "concurrency"), [(2, 1000), (3, 10), (16, 10)])
 def test_equal_endpoints_get_equal_shares(count, concurrency):
-    async def main():
-        s = setup({f"e{i}": always() for i in range(count)}, limit=8, concurrency=concurrency)
-        await s.run(100 * count)
-        return s
-
-    shares = run_jumping(main()).backend.shares
+    shares = run_rows(
+        {f"e{i}": always() for i in range(count)}, 100 * count, limit=8, concurrency=concurrency
+    ).backend.shares
     assert len(shares) == count
     assert all(95 <= share <= 105 for share in shares.values())
 
@@ -58,34 +63,26 @@ def test_endpoints_are_used_in_proportion_to_their_limits():
 
 @pytest.mark.parametrize(("concurrency", "limit"), [(5, 100), (100, 5), (1, 1), (7, 4)])
 def test_neither_the_whole_nor_an_endpoints_limit_is_ever_passed(concurrency, limit):
-    async def main():
-        scripts = {
-            name: lambda row, number: Answer(BROKEN if row % 7 == 0 else GOOD, 0.1 + row % 3)
-            for name in ("a", "b", "c")
-        }
-        s = setup(scripts, limit=limit, concurrency=concurrency)
-        await s.run(200)
-        return s
-
-    peak = run_jumping(main()).backend.peak
+    scripts = {
+        name: lambda row, number: Answer(BROKEN if row % 7 == 0 else GOOD, 0.1 + row % 3)
+        for name in ("a", "b", "c")
+    }
+    peak = run_rows(scripts, 200, limit=limit, concurrency=concurrency).backend.peak
     assert peak["all"] == min(concurrency, 3 * limit)
     assert max(peak[name] for name in "abc") <= limit
 
 
 def test_an_endpoint_that_answers_well_gets_more_and_more():
-    async def main():
-        s = setup({"a": always()}, limit=4, growing=True, concurrency=64)
-        await s.run(1000)
-        return s
-
-    assert run_jumping(main()).backend.peak["a"] == 64
+    assert (
+        run_rows({"a": always()}, 1000, limit=4, growing=True, concurrency=64).backend.peak["a"]
+        == 64
+    )
 
 
 def test_urgent_calls_go_before_new_rows():
     async def main():
         s = setup({"a": always()}, limit=1)
-        for row in range(5):
-            s.fleet.submit(s.call(row))
+        s.submit(*range(5))
         s.fleet.submit(s.call(100), urgent=True)
         s.fleet.submit(s.call(101), urgent=True)
         await s.fleet.idle()
@@ -181,12 +178,7 @@ def test_deliveries_and_attempts_tell_where_and_when():
 
 
 def test_a_row_that_keeps_failing_ends_after_its_tries():
-    async def main():
-        s = setup({"a": always(BROKEN)}, retry=RetryPolicy(retries=3))
-        await s.run(5)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": always(BROKEN)}, 5, retry=RetryPolicy(retries=3))
     assert s.tries() == dict.fromkeys(range(5), 4)
     failure, delivery = s.recorder.failures[0]
     assert (failure.kind, failure.message) == ("overloaded", "HTTP 500 (4 tries)")
@@ -194,12 +186,7 @@ def test_a_row_that_keeps_failing_ends_after_its_tries():
 
 
 def test_a_lasting_failure_ends_its_row_at_once_and_no_other():
-    async def main():
-        s = setup({"a": lambda row, number: Answer(LASTING if row == 3 else GOOD)})
-        await s.run(5)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": lambda row, number: Answer(LASTING if row == 3 else GOOD)}, 5)
     assert sorted(s.recorder.replies) == [0, 1, 2, 4]
     assert s.recorder.failures[3][0] == LASTING
     assert s.tries()[3] == 1
@@ -220,14 +207,9 @@ def test_a_reply_that_is_no_good_is_asked_for_again_within_the_tries():
 
 
 def test_a_row_that_waits_for_its_next_try_holds_no_slot():
-    async def main():
-        scripts = {"a": lambda row, number: Answer(BROKEN if row == 0 else GOOD, 1.0)}
-        policy = RetryPolicy(retries=2, base=100.0, longest=100.0)
-        s = setup(scripts, limit=1, retry=policy)
-        await s.run(50)
-        return s
-
-    s = run_jumping(main())
+    scripts = {"a": lambda row, number: Answer(BROKEN if row == 0 else GOOD, 1.0)}
+    policy = RetryPolicy(retries=2, base=100.0, longest=100.0)
+    s = run_rows(scripts, 50, limit=1, retry=policy)
     others = [s.recorder.ended_at[row] for row in range(1, 50)]
     assert max(others) <= 1000.0 + 52
     assert s.recorder.ended_at[0] > 1200
@@ -254,29 +236,10 @@ def test_lessons_cost_no_try_however_many_endpoints_teach_them():
     def teacher(row, number):
         return Answer(LASTING, 0.1, learned=True) if number == 0 else Answer()
 
-    async def main():
-        scripts = {f"e{i}": teacher for i in range(10)}
-        s = setup(scripts, limit=1, retry=RetryPolicy(retries=0))
-        await s.run(1)
-        return s
-
-    s = run_jumping(main())
+    scripts = {f"e{i}": teacher for i in range(10)}
+    s = run_rows(scripts, 1, limit=1, retry=RetryPolicy(retries=0))
     assert s.recorder.replies
     assert len(s.attempts) == 11
-
-
-def test_throttling_does_not_use_up_what_a_closed_connection_costs_nothing_of():
-    def script(row, number):
-        if number < 4:
-            return Answer(FULL, 0.01)
-        return Answer(LASTING, 0.01, again=True) if number == 4 else Answer()
-
-    async def main():
-        s = setup({"a": script}, retry=RetryPolicy(retries=0))
-        await s.run(1)
-        return s
-
-    assert run_jumping(main()).recorder.replies
 
 
 def test_an_error_of_a_handler_stops_the_run():
@@ -309,8 +272,7 @@ def test_an_error_of_the_backend_stops_the_run_and_frees_the_slots():
 def test_thousands_of_requests_do_not_start_in_one_turn_of_the_loop():
     async def main():
         s = setup({f"e{n}": always() for n in range(100)}, limit=8)
-        for row in range(600):
-            s.fleet.submit(s.call(row))
+        s.submit(*range(600))
         first = sum(state.in_flight for state in s.states)
         began = asyncio.get_running_loop().time()
         while sum(state.in_flight for state in s.states) < 600:

@@ -20,6 +20,7 @@ from support.scripted_fleet import (
     REFUSED,
     Answer,
     always,
+    run_rows,
     setup,
     throttled,
 )
@@ -35,12 +36,9 @@ from support.scripted_fleet import (
     ],
 )
 def test_the_limit_of_a_row_ends_it_whatever_it_waits_for(answer):
-    async def main():
-        s = setup({"a": lambda row, number: answer}, retry=RetryPolicy(retries=10**6))
-        await s.run(20, row_seconds=10.0)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows(
+        {"a": lambda row, number: answer}, 20, row_seconds=10.0, retry=RetryPolicy(retries=10**6)
+    )
     assert sorted(s.recorder.failures) == list(range(20))
     assert s.recorder.ended_at[0] <= 1010.3
     lived = [s.recorder.ended_at[row] - s.recorder.started_at[row] for row in range(20)]
@@ -128,8 +126,7 @@ def test_rows_with_little_time_left_go_apart_so_that_they_end_nobody_else_s_requ
 def test_draining_waits_for_what_is_in_flight_and_forgets_the_rest():
     async def main():
         s = setup({"a": always(seconds=3.0)}, limit=4)
-        for row in range(10):
-            s.fleet.submit(s.call(row))
+        s.submit(*range(10))
         await asyncio.sleep(1)
         late = await s.fleet.drain(10.0)
         await s.fleet.idle()
@@ -145,8 +142,7 @@ def test_draining_waits_for_what_is_in_flight_and_forgets_the_rest():
 def test_draining_gives_up_what_is_late_and_says_how_many():
     async def main():
         s = setup({"a": lambda row, n: Answer(seconds=1.0 if row < 2 else 100.0)}, limit=6)
-        for row in range(10):
-            s.fleet.submit(s.call(row))
+        s.submit(*range(10))
         late = await s.fleet.drain(5.0)
         return s, late, asyncio.get_running_loop().time(), s.fleet.stats()
 
@@ -161,8 +157,7 @@ def test_draining_gives_up_what_is_late_and_says_how_many():
 def test_what_fails_while_draining_stays_unfinished():
     async def main():
         s = setup({"a": lambda row, n: Answer([BROKEN, LASTING, REFUSED, FULL][row])}, limit=4)
-        for row in range(4):
-            s.fleet.submit(s.call(row))
+        s.submit(*range(4))
         await s.fleet.drain(60.0)
         await asyncio.sleep(600)
         return s
@@ -218,8 +213,7 @@ def test_forgetting_says_how_many_calls_stay_unfinished():
     async def main():
         scripts = {"a": lambda row, n: Answer(throttled(600.0) if row == 0 else GOOD, 1.0)}
         s = setup(scripts, limit=2)
-        for row in range(7):
-            s.fleet.submit(s.call(row))
+        s.submit(*range(7))
         await asyncio.sleep(1.5)
         return s.fleet.abandon_waiting(), s.fleet.stats()
 

@@ -12,7 +12,7 @@ from bagent.errors import StoppedEarly
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
 from support.jumping_loop import run_jumping
-from support.scripted_fleet import BROKEN, GOOD, REFUSED, Answer, always, setup
+from support.scripted_fleet import BROKEN, GOOD, REFUSED, Answer, always, run_rows, setup
 
 NO_RETRIES = RetryPolicy(retries=0)
 DOWN = {"a": lambda number: REFUSED}
@@ -24,13 +24,8 @@ def until(end, before, after):
 
 
 def test_a_dead_endpoint_costs_its_rows_no_try_and_the_others_take_them():
-    async def main():
-        scripts = {"dead": always(REFUSED, 0.01), "well": always()}
-        s = setup(scripts, limit=8, retry=NO_RETRIES, probes={"dead": lambda number: REFUSED})
-        await s.run(200)
-        return s
-
-    s = run_jumping(main())
+    scripts = {"dead": always(REFUSED, 0.01), "well": always()}
+    s = run_rows(scripts, 200, limit=8, retry=NO_RETRIES, probes={"dead": lambda number: REFUSED})
     assert len(s.recorder.replies) == 200
     assert s.backend.shares["dead"] == 8
     assert s.notices == ["dead does not answer: connection refused"]
@@ -55,13 +50,8 @@ def test_four_endpoints_that_each_die_and_come_back_in_turn_cost_no_row_and_no_t
     def probe(name):
         return lambda number: REFUSED if is_down(name) else Capabilities()
 
-    async def main():
-        probes = {name: probe(name) for name in deaths}
-        s = setup({name: script(name) for name in deaths}, retry=NO_RETRIES, probes=probes)
-        await s.run(1500)
-        return s
-
-    s = run_jumping(main())
+    probes = {name: probe(name) for name in deaths}
+    s = run_rows({name: script(name) for name in deaths}, 1500, retry=NO_RETRIES, probes=probes)
     assert len(s.recorder.replies) == 1500
     for name, death in deaths.items():
         assert any(at > death + 6 for at, to, _ in s.backend.sent if to == name), name
@@ -70,12 +60,7 @@ def test_four_endpoints_that_each_die_and_come_back_in_turn_cost_no_row_and_no_t
 
 
 def test_an_endpoint_that_answers_a_probe_costs_tries():
-    async def main():
-        s = setup({"a": always(REFUSED, 0.01)}, retry=RetryPolicy(retries=2))
-        await s.run(3)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": always(REFUSED, 0.01)}, 3, retry=RetryPolicy(retries=2))
     assert s.tries() == {0: 3, 1: 3, 2: 3}
     assert s.recorder.failures[0][0].message == "connection refused (3 tries)"
     assert s.notices == []
@@ -85,13 +70,10 @@ def test_an_endpoint_that_answers_a_probe_costs_tries():
 def test_a_bad_answer_to_a_probe_shows_that_somebody_is_there(code):
     found = Failure("overloaded", "HTTP", passing=True, status=code)
 
-    async def main():
-        probes = {"a": lambda number: found}
-        s = setup({"a": always(REFUSED, 0.01)}, retry=RetryPolicy(retries=1), probes=probes)
-        await s.run(1)
-        return s
-
-    assert run_jumping(main()).tries() == {0: 2}
+    probes = {"a": lambda number: found}
+    assert run_rows(
+        {"a": always(REFUSED, 0.01)}, 1, retry=RetryPolicy(retries=1), probes=probes
+    ).tries() == {0: 2}
 
 
 def test_an_endpoint_in_doubt_gets_nothing_more_until_a_probe_is_back():
@@ -107,29 +89,19 @@ def test_an_endpoint_in_doubt_gets_nothing_more_until_a_probe_is_back():
 
 
 def test_one_lost_connection_of_a_busy_endpoint_stops_nothing_and_counts():
-    async def main():
-        def script(row, number):
-            return Answer(REFUSED, 5.0) if row == 0 else Answer(GOOD, 0.1)
+    def script(row, number):
+        return Answer(REFUSED, 5.0) if row == 0 else Answer(GOOD, 0.1)
 
-        s = setup({"a": script}, limit=4, retry=NO_RETRIES)
-        await s.run(200)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": script}, 200, limit=4, retry=NO_RETRIES)
     assert len(s.backend.probed) == 1
     assert list(s.recorder.failures) == [0]
     assert len(s.recorder.replies) == 199
 
 
 def test_an_endpoint_that_comes_back_is_used_again():
-    async def main():
-        down = until(1060.0, Answer(REFUSED, 0.01), Answer(GOOD, 1.0))
-        probes = {"a": until(1060.0, REFUSED, Capabilities())}
-        s = setup({"a": down, "b": always()}, limit=2, retry=NO_RETRIES, probes=probes)
-        await s.run(400)
-        return s
-
-    s = run_jumping(main())
+    down = until(1060.0, Answer(REFUSED, 0.01), Answer(GOOD, 1.0))
+    probes = {"a": until(1060.0, REFUSED, Capabilities())}
+    s = run_rows({"a": down, "b": always()}, 400, limit=2, retry=NO_RETRIES, probes=probes)
     assert len(s.recorder.replies) == 400
     assert s.backend.shares["a"] > 50
     assert s.notices == ["a does not answer: connection refused", "a answers again"]
@@ -139,14 +111,9 @@ def test_an_endpoint_that_comes_back_is_used_again():
 
 
 def test_a_single_endpoint_that_restarts_costs_no_try():
-    async def main():
-        down = until(1090.0, Answer(REFUSED, 0.01), Answer(GOOD, 1.0))
-        probes = {"a": until(1090.0, REFUSED, Capabilities())}
-        s = setup({"a": down}, limit=4, retry=NO_RETRIES, probes=probes, outage=120.0)
-        await s.run(20)
-        return s
-
-    s = run_jumping(main())
+    down = until(1090.0, Answer(REFUSED, 0.01), Answer(GOOD, 1.0))
+    probes = {"a": until(1090.0, REFUSED, Capabilities())}
+    s = run_rows({"a": down}, 20, limit=4, retry=NO_RETRIES, probes=probes, outage=120.0)
     assert len(s.recorder.replies) == 20
     assert max(s.tries().values()) == 2
 
@@ -168,15 +135,6 @@ def test_a_run_stops_when_all_endpoints_are_gone_for_long():
     assert 120 <= seconds <= 160
     assert s.recorder.ended_at == {}
     assert s.fleet.abandon_waiting() == 10
-
-
-def test_the_words_fit_a_single_endpoint():
-    async def main():
-        s = setup({"a": always(REFUSED, 0.01)}, probes=DOWN, outage=10.0)
-        s.fleet.submit(s.call(0))
-        return await s.fleet.stopped
-
-    assert str(run_jumping(main())).startswith("the endpoint does not answer since 1")
 
 
 def test_an_outage_counts_from_when_the_last_endpoint_went():
@@ -204,8 +162,7 @@ def test_what_was_in_flight_when_an_endpoint_died_is_taken_by_others_at_once():
             return Answer(REFUSED, 0.5 + number)
 
         s = setup({"a": dying, "b": always()}, limit=4, retry=NO_RETRIES, probes=DOWN)
-        for row in range(8):
-            s.fleet.submit(s.call(row))
+        s.submit(*range(8))
         await s.fleet.idle()
         return s
 
@@ -215,15 +172,10 @@ def test_what_was_in_flight_when_an_endpoint_died_is_taken_by_others_at_once():
 
 
 def test_an_answer_proves_an_endpoint_well_whatever_a_probe_said():
-    async def main():
-        def script(row, number):
-            return Answer(REFUSED, 0.1) if number == 1 else Answer(GOOD, 3.0)
+    def script(row, number):
+        return Answer(REFUSED, 0.1) if number == 1 else Answer(GOOD, 3.0)
 
-        s = setup({"a": script}, limit=2, retry=NO_RETRIES, probes=DOWN)
-        await s.run(20)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": script}, 20, limit=2, retry=NO_RETRIES, probes=DOWN)
     assert len(s.recorder.replies) == 20
     assert len(s.backend.probed) <= 4
 
@@ -231,23 +183,13 @@ def test_an_answer_proves_an_endpoint_well_whatever_a_probe_said():
 def test_a_certificate_that_is_not_trusted_ends_its_row_and_starts_no_probe():
     lasting = Failure("connect", "certificate not trusted")
 
-    async def main():
-        s = setup({"a": always(lasting, 0.01)})
-        await s.run(3)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": always(lasting, 0.01)}, 3)
     assert s.backend.probed == []
     assert s.tries() == {0: 1, 1: 1, 2: 1}
 
 
 def test_answers_that_are_errors_are_no_outage():
-    async def main():
-        s = setup({"a": always(BROKEN, 0.01)}, retry=RetryPolicy(retries=10), outage=1.0)
-        await s.run(3)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": always(BROKEN, 0.01)}, 3, retry=RetryPolicy(retries=10), outage=1.0)
     assert s.backend.probed == []
     assert sorted(s.recorder.failures) == [0, 1, 2]
 
@@ -255,18 +197,14 @@ def test_answers_that_are_errors_are_no_outage():
 def test_a_server_that_died_after_it_had_answered_a_probe_costs_its_rows_no_try():
     cut = Failure("connect", "the connection was closed", passing=True)
 
-    async def main():
-        dying = {0: Answer(cut, 0.01), 2: Answer(cut, 0.05), 4: Answer(cut, 0.05)}
-        answered = iter([Capabilities()])
-        s = setup(
-            {"a": lambda row, number: dying.get(row, Answer(GOOD, 1.0)), "b": always()},
-            limit=3,
-            retry=NO_RETRIES,
-            probes={"a": lambda number: next(answered, REFUSED)},
-        )
-        await s.run(30)
-        return s
-
-    s = run_jumping(main())
+    dying = {0: Answer(cut, 0.01), 2: Answer(cut, 0.05), 4: Answer(cut, 0.05)}
+    answered = iter([Capabilities()])
+    s = run_rows(
+        {"a": lambda row, number: dying.get(row, Answer(GOOD, 1.0)), "b": always()},
+        30,
+        limit=3,
+        retry=NO_RETRIES,
+        probes={"a": lambda number: next(answered, REFUSED)},
+    )
     assert len(s.recorder.replies) == 30
     assert s.backend.shares["a"] == 3

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from bagent.fleet.retry import RetryPolicy
-from support.jumping_loop import run_jumping
-from support.scripted_fleet import FULL, GOOD, Answer, always, setup, throttled
+from support.scripted_fleet import FULL, GOOD, Answer, always, run_rows, throttled
 
 
 def windows(allowed, told=None, seconds=0.05):
@@ -27,13 +26,8 @@ def windows(allowed, told=None, seconds=0.05):
 
 @pytest.mark.parametrize("told", [None, 1.0])
 def test_a_small_rate_limit_fails_no_row_and_costs_no_try(told):
-    async def main():
-        policy = RetryPolicy(retries=3)
-        s = setup({"a": windows(5, told)}, limit=50, concurrency=50, retry=policy)
-        await s.run(100)
-        return s
-
-    s = run_jumping(main())
+    policy = RetryPolicy(retries=3)
+    s = run_rows({"a": windows(5, told)}, 100, limit=50, concurrency=50, retry=policy)
     assert len(s.recorder.replies) == 100
     assert len(s.backend.sent) < 300
     assert any("too many requests" in notice for notice in s.notices)
@@ -41,15 +35,10 @@ def test_a_small_rate_limit_fails_no_row_and_costs_no_try(told):
 
 
 def test_a_refusal_pauses_all_endpoints_of_the_account():
-    async def main():
-        def once(row, number):
-            return Answer(throttled(60.0), 0.5) if number == 0 else Answer()
+    def once(row, number):
+        return Answer(throttled(60.0), 0.5) if number == 0 else Answer()
 
-        s = setup({"a": once, "b": always()}, limit=2)
-        await s.run(40)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": once, "b": always()}, 40, limit=2)
     refused = 1000.5
     later = [at for at, _, _ in s.backend.sent if at > refused]
     assert min(later) >= refused + 60
@@ -59,24 +48,16 @@ def test_a_refusal_pauses_all_endpoints_of_the_account():
 
 
 def test_no_row_comes_back_earlier_than_told_and_not_all_at_once():
-    async def main():
-        s = setup({"a": lambda row, n: Answer(throttled(30.0) if n < 20 else GOOD, 0.1)}, limit=20)
-        await s.run(20)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows(
+        {"a": lambda row, n: Answer(throttled(30.0) if n < 20 else GOOD, 0.1)}, 20, limit=20
+    )
     again = [s.backend.times(row)[1] for row in range(20)]
     assert min(again) >= 1030.1
     assert len(set(again)) > 10
 
 
 def test_a_wait_beyond_the_cap_is_capped_and_said():
-    async def main():
-        s = setup({"a": lambda row, number: Answer(throttled(86400.0) if number == 0 else GOOD)})
-        await s.run(1)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": lambda row, number: Answer(throttled(86400.0) if number == 0 else GOOD)}, 1)
     first, second = s.backend.times(0)
     assert 121 <= second - first <= 134
     (notice,) = s.notices
@@ -85,25 +66,15 @@ def test_a_wait_beyond_the_cap_is_capped_and_said():
 
 
 def test_a_full_server_costs_no_try_and_its_limit_is_cut():
-    async def main():
-        s = setup({"a": lambda row, n: Answer(FULL if n < 30 else GOOD, 0.1)}, limit=16)
-        await s.run(16)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": lambda row, n: Answer(FULL if n < 30 else GOOD, 0.1)}, 16, limit=16)
     assert len(s.recorder.replies) == 16
     assert s.states[0].limit.value < 16
 
 
 def test_a_row_that_is_refused_for_ever_while_others_get_through_ends_with_its_patience():
-    async def main():
-        scripts = {"a": lambda row, number: Answer(FULL if row == 0 else GOOD, 1.0)}
-        policy = RetryPolicy(retries=2, throttled=600.0)
-        s = setup(scripts, limit=2, retry=policy)
-        await s.run(1500)
-        return s
-
-    s = run_jumping(main())
+    scripts = {"a": lambda row, number: Answer(FULL if row == 0 else GOOD, 1.0)}
+    policy = RetryPolicy(retries=2, throttled=600.0)
+    s = run_rows(scripts, 1500, limit=2, retry=policy)
     assert list(s.recorder.failures) == [0]
     assert s.recorder.failures[0][0].message == "HTTP 503: busy (refused for 600 s)"
     assert 600 <= s.recorder.ended_at[0] - 1000 < 700
@@ -111,35 +82,20 @@ def test_a_row_that_is_refused_for_ever_while_others_get_through_ends_with_its_p
 
 @pytest.mark.parametrize("refusal", [throttled(), FULL])
 def test_rows_that_are_refused_while_nothing_gets_through_end_sooner(refusal):
-    async def main():
-        s = setup({"a": always(refusal, 0.01)}, retry=RetryPolicy(retries=3))
-        await s.run(3)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": always(refusal, 0.01)}, 3, retry=RetryPolicy(retries=3))
     assert sorted(s.recorder.failures) == [0, 1, 2]
     assert "nothing else got through" in s.recorder.failures[0][0].message
     assert max(s.recorder.ended_at.values()) - 1000 < 200
 
 
 def test_a_server_that_asks_for_a_long_wait_gets_it_however_few_tries_are_wanted():
-    async def main():
-        scripts = {"a": lambda row, number: Answer(throttled(60.0) if number < 2 else GOOD, 0.1)}
-        s = setup(scripts, retry=RetryPolicy(retries=0))
-        await s.run(1)
-        return s
-
-    assert run_jumping(main()).recorder.replies
+    scripts = {"a": lambda row, number: Answer(throttled(60.0) if number < 2 else GOOD, 0.1)}
+    assert run_rows(scripts, 1, retry=RetryPolicy(retries=0)).recorder.replies
 
 
 def test_a_fixed_rate_holds_over_all_endpoints():
-    async def main():
-        scripts = {name: always(seconds=0.1) for name in "abc"}
-        s = setup(scripts, per_minute=120, lookahead=500)
-        await s.run(240)
-        return s
-
-    s = run_jumping(main())
+    scripts = {name: always(seconds=0.1) for name in "abc"}
+    s = run_rows(scripts, 240, per_minute=120, lookahead=500)
     times = [at for at, _, _ in s.backend.sent]
     assert all(later - at >= 60 - 1e-6 for at, later in zip(times, times[120:], strict=False))
     assert times[-1] - times[0] == pytest.approx(119.5, rel=0.01)

@@ -49,10 +49,7 @@ def run_of(count):
     async def main():
         s = setup({"fast": always(seconds=1.0), "slow": always(seconds=50.0)}, limit=4)
         began = asyncio.get_running_loop().time()
-        s.fleet.expect(True)
-        await s.feed(count)
-        s.fleet.expect(False)
-        await s.fleet.idle()
+        await s.run(count, announced=True)
         return asyncio.get_running_loop().time() - began, s.backend.shares
 
     return run_jumping(main())

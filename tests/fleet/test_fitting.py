@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -52,20 +52,30 @@ async def finish(s: Setup, rows: Sequence[int], **fields: Any) -> Setup:
     return s
 
 
-def test_rows_that_are_short_for_the_context_are_never_counted():
-    async def main() -> Setup:
-        return await finish(fleet_of({"a": 4096}), [10, 500, 960])
+def run_fitted(
+    contexts: dict[str, int | None],
+    rows: Sequence[int],
+    prepare: Callable[[Setup], object] = lambda s: None,
+    **config: Any,
+) -> Setup:
+    """Send rows of so many tokens to engines with these contexts, once ``prepare`` is done."""
 
-    s = run_jumping(main())
+    async def main() -> Setup:
+        s = fleet_of(contexts, **config)
+        prepare(s)
+        return await finish(s, rows)
+
+    return run_jumping(main())
+
+
+def test_rows_that_are_short_for_the_context_are_never_counted():
+    s = run_fitted({"a": 4096}, [10, 500, 960])
     assert s.backend.counted == []
     assert len(s.recorder.replies) == 3
 
 
 def test_a_row_that_cannot_fit_ends_as_context_overflow_and_is_never_sent():
-    async def main() -> Setup:
-        return await finish(fleet_of({"a": 4096}), [3990, 3996, 3997, 5000])
-
-    s = run_jumping(main())
+    s = run_fitted({"a": 4096}, [3990, 3996, 3997, 5000])
     assert sorted(s.recorder.replies) == [3990, 3996]
     assert {row for _, _, row in s.backend.sent} == {3990, 3996}
     failure, delivery = s.recorder.failures[3997]
@@ -96,14 +106,12 @@ def test_a_chat_that_is_over_by_less_than_engines_differ_is_left_to_the_server()
 
 
 def test_what_an_endpoint_does_not_count_because_it_is_too_long_is_too_long():
-    async def main() -> Setup:
-        s = fleet_of({"short": 2048, "long": 8192})
+    def prepare(s: Setup) -> None:
         for state in s.states:
             context = state.context or 0
             s.backend.counts[state.name] = lambda row, most=context: row if row < most else TOO_LONG
-        return await finish(s, [100, 3000, 8300, 9000])
 
-    s = run_jumping(main())
+    s = run_fitted({"short": 2048, "long": 8192}, [100, 3000, 8300, 9000], prepare)
     assert sorted(s.recorder.replies) == [100, 3000]
     assert s.recorder.failures[9000][0].message == (
         "the prompt contains at least 8193 tokens that is more than the context length of 8192"
@@ -112,13 +120,11 @@ def test_what_an_endpoint_does_not_count_because_it_is_too_long_is_too_long():
 
 
 def test_where_nobody_counts_a_row_is_sent_and_the_server_decides():
-    async def main() -> Setup:
-        s = fleet_of({"a": 4096, "b": 4096})
+    def prepare(s: Setup) -> None:
         s.backend.counts, s.backend.count_seconds = {}, 0.1
         s.backend.scripts = {name: lambda row, number: Answer(REFUSED_AS_LONG) for name in "ab"}
-        return await finish(s, [4090, 4100, 9000, 9001])
 
-    s = run_jumping(main())
+    s = run_fitted({"a": 4096, "b": 4096}, [4090, 4100, 9000, 9001], prepare)
     assert len(s.backend.sent) == 4
     assert {failure for failure, _ in s.recorder.failures.values()} == {REFUSED_AS_LONG}
     assert sorted(s.recorder.failures) == [4090, 4100, 9000, 9001]
@@ -138,10 +144,7 @@ def test_an_endpoint_that_counts_too_slowly_is_left_alone_for_a_while():
 
 
 def test_other_engines_than_vllm_may_take_a_prompt_that_leaves_less_than_max_tokens():
-    async def main() -> Setup:
-        return await finish(fleet_of({"a": 4096}, engine="sglang"), [4050, 4095, 4096])
-
-    s = run_jumping(main())
+    s = run_fitted({"a": 4096}, [4050, 4095, 4096], engine="sglang")
     assert sorted(s.recorder.replies) == [4050, 4095]
     assert sorted(s.recorder.failures) == [4096]
 
@@ -170,15 +173,15 @@ def test_rows_that_do_not_fit_leave_room_for_those_behind_them():
 
 
 def test_a_row_that_one_endpoint_refuses_as_too_long_goes_to_a_longer_context():
-    async def main() -> Setup:
-        s = fleet_of({"short": 2048, "long": 8192}, limit=4)
+    def prepare(s: Setup) -> None:
         s.backend.counts = {}
         s.backend.scripts["short"] = lambda row, number: Answer(
             GOOD if row < 1950 else REFUSED_AS_LONG
         )
-        return await finish(s, [*range(10, 20), *range(2000, 2010)])
 
-    s = run_jumping(main())
+    s = run_fitted(
+        {"short": 2048, "long": 8192}, [*range(10, 20), *range(2000, 2010)], prepare, limit=4
+    )
     assert sorted(s.recorder.replies) == [*range(10, 20), *range(2000, 2010)]
     tries = {row: [name for _, name, sent in s.backend.sent if sent == row] for row in (2000, 2009)}
     assert all(names[-1] == "long" and len(names) <= 2 for names in tries.values())
@@ -199,10 +202,7 @@ def test_a_row_without_max_tokens_gets_what_the_context_leaves_where_it_goes():
 
 
 def test_an_endpoint_that_tells_no_context_may_have_what_no_other_can_hold():
-    async def main() -> Setup:
-        return await finish(fleet_of({"short": 2048, "untold": None}), [1000, 5000])
-
-    s = run_jumping(main())
+    s = run_fitted({"short": 2048, "untold": None}, [1000, 5000])
     assert {row: name for _, name, row in s.backend.sent}[5000] == "untold"
 
 
@@ -220,13 +220,13 @@ def test_a_row_of_one_endpoint_is_held_against_that_ones_context():
 
 
 def test_while_the_only_long_endpoint_is_dead_its_rows_fail_for_a_passing_reason():
-    async def main() -> Setup:
-        s = fleet_of({"short": 2048, "long": 8192}, retry=RetryPolicy(retries=2))
+    def prepare(s: Setup) -> None:
         s.backend.scripts["long"] = always(REFUSED, 0.01)
         s.backend.probes["long"] = lambda number: REFUSED
-        return await finish(s, [100, 200, 3000, 4000])
 
-    s = run_jumping(main())
+    s = run_fitted(
+        {"short": 2048, "long": 8192}, [100, 200, 3000, 4000], prepare, retry=RetryPolicy(retries=2)
+    )
     assert sorted(s.recorder.replies) == [100, 200]
     for row in (3000, 4000):
         failure = s.recorder.failures[row][0]
@@ -248,11 +248,8 @@ def test_where_endpoints_have_different_models_nothing_is_counted():
 
 
 def test_how_dense_texts_are_is_learned_from_the_first_counts():
-    async def main() -> Setup:
-        # four bytes are a token here: all of these fit well, which one count shows
-        return await finish(fleet_of({"a": 4096}), range(2600, 2700))
-
-    s = run_jumping(main())
+    # four bytes are a token here: all of these fit well, which one count shows
+    s = run_fitted({"a": 4096}, range(2600, 2700))
     assert len(s.recorder.replies) == 100
     assert len(s.backend.counted) <= 16
 

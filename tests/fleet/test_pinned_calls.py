@@ -35,12 +35,9 @@ def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_tries_and_others_are_u
         scripts = {"dead": always(REFUSED, 0.01), "well": always()}
         probes = {"dead": lambda number: REFUSED}
         s = setup(scripts, retry=RetryPolicy(retries=2), probes=probes)
-        for row in range(4):
-            s.fleet.submit(s.call(row, only="dead"))
-        for row in range(4, 8):
-            s.fleet.submit(s.call(row, only="well"))
-        for row in range(8, 20):
-            s.fleet.submit(s.call(row))
+        s.submit(*range(4), only="dead")
+        s.submit(*range(4, 8), only="well")
+        s.submit(*range(8, 20))
         await finish(s)
         return s
 

@@ -44,21 +44,20 @@ def modes(case):
     return run(replace(case, mode="never")), run(case)
 
 
-@pytest.mark.parametrize("order", ["interleaved", "shuffled"])
-def test_documents_in_any_order_are_read_nearly_once(order):
-    without, with_care = modes(Case(asked([8] * 100, order)))
+def test_documents_in_any_order_are_read_nearly_once():
+    without, with_care = modes(Case(asked([8] * 100, "shuffled")))
     assert with_care.hits > 0.8 > 0.6 > without.hits
     assert with_care.seconds < 0.5 * without.seconds
 
 
 def test_sorted_rows_gain_too():
-    without, with_care = modes(Case(asked([16] * 40)))
+    without, with_care = modes(Case(asked([16] * 20)))
     assert with_care.hits > without.hits
     assert with_care.seconds <= without.seconds
 
 
 def test_lists_of_prompts_hold_rows_that_begin_alike():
-    rows = asked([16] * 40, "shuffled")
+    rows = asked([16] * 20, "shuffled")
     case = Case(rows, group=GroupRule(single=False), limit=64, config=ROOMY)
     without, with_care = modes(case)
     assert with_care.hits > without.hits + 0.05

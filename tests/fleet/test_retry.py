@@ -185,33 +185,6 @@ def test_a_row_does_not_sleep_beyond_its_time():
         assert decide_once(failure, call=a_call(give_up_at=110.0), now=100.0).delay is not None
 
 
-def test_a_full_server_is_waited_on_while_others_get_through():
-    policy, call = RetryPolicy(retries=2, throttled=1800.0), a_call()
-    for step in range(100):
-        now = 10.0 * step
-        assert decide(policy, call, BUSY, now, Random(1), now - 1.0).delay is not None
-
-
-@pytest.mark.parametrize(("retries", "least", "most"), [(0, 15, 30), (1, 15, 40), (5, 200, 500)])
-def test_a_server_that_serves_nobody_is_waited_on_the_longer_the_more_tries_are_wanted(
-    retries, least, most
-):
-    policy, call, now = RetryPolicy(retries=retries), a_call(), 0.0
-    while (decision := decide(policy, call, BUSY, now, Random(1), float("-inf"))).delay is not None:
-        now += decision.delay
-    assert least <= now <= most
-    assert "nothing else got through" in decision.reason
-
-
-def test_a_server_that_serves_nobody_is_waited_on_for_four_of_its_own_waits():
-    policy, call = RetryPolicy(retries=0), a_call()
-    delays = [
-        decide(policy, call, told(60.0), now, Random(1), float("-inf")).delay
-        for now in (0.0, 65.0, 130.0, 195.0, 260.0)
-    ]
-    assert [delay is None for delay in delays] == [False, False, False, False, True]
-
-
 def streamed_call(**fields):
     request = Request(CallSettings("m", {}, {}), b"[]", stream=True)
     return Call(None, request, "key", 0, "map", 0, **fields)

@@ -17,9 +17,9 @@ from support.scripted_fleet import (
     REFUSED,
     Answer,
     always,
+    run_rows,
     setup,
     throttled,
-    ticking,
 )
 
 NOT_FOUND = Failure("rejected", "HTTP 404: no such model", status=404)
@@ -36,55 +36,35 @@ SICK = [NOT_FOUND, NO_KEY, BROKEN, FULL, MOVED, NO_POST, BEHIND_PROXY, NO_REASON
 
 @pytest.mark.parametrize("sick", SICK, ids=lambda failure: failure.message)
 def test_an_endpoint_that_fails_at_once_draws_few_calls_and_harms_no_row(sick):
-    async def main():
-        scripts = {"sick": always(sick, 0.01), "well": always(seconds=1.0)}
-        s = setup(scripts, limit=8)
-        await s.run(400)
-        return s
-
-    s = run_jumping(main())
+    scripts = {"sick": always(sick, 0.01), "well": always(seconds=1.0)}
+    s = run_rows(scripts, 400, limit=8)
     assert len(s.recorder.replies) == 400
     assert s.backend.shares["sick"] < 40
     assert any("sick answers only badly" in line for line in s.notices)
 
 
 def test_where_every_endpoint_refuses_alike_the_rows_fail_with_its_words():
-    async def main():
-        s = setup({"a": always(NO_KEY, 0.01), "b": always(NO_KEY, 0.01)}, limit=4)
-        await s.run(20)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": always(NO_KEY, 0.01), "b": always(NO_KEY, 0.01)}, 20, limit=4)
     assert len(s.recorder.failures) == 20
     assert {failure.message for failure, _ in s.recorder.failures.values()} == {"HTTP 401"}
 
 
 def test_one_row_that_no_endpoint_has_leaves_all_endpoints_at_work():
-    async def main():
-        def script(row, number):
-            return Answer(NOT_FOUND if row == 5 else GOOD, 0.5)
+    def script(row, number):
+        return Answer(NOT_FOUND if row == 5 else GOOD, 0.5)
 
-        s = setup(dict.fromkeys("abcd", script), limit=4)
-        await s.run(200)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows(dict.fromkeys("abcd", script), 200, limit=4)
     assert set(s.recorder.failures) == {5}
     assert len(s.recorder.replies) == 199
     assert s.notices == []
 
 
 def test_an_endpoint_that_got_well_again_gets_its_share_again():
-    async def main():
-        def script(row, number):
-            ill = asyncio.get_running_loop().time() < 1003.0
-            return Answer(BROKEN, 0.01) if ill else Answer(GOOD, 1.0)
+    def script(row, number):
+        ill = asyncio.get_running_loop().time() < 1003.0
+        return Answer(BROKEN, 0.01) if ill else Answer(GOOD, 1.0)
 
-        s = setup({"a": script, "b": always()}, limit=8)
-        await s.run(600)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": script, "b": always()}, 600, limit=8)
     assert len(s.recorder.replies) == 600
     assert s.backend.shares["a"] > 150
 
@@ -105,52 +85,43 @@ def test_a_rate_limit_of_one_account_holds_up_no_other():
 
 
 def test_a_rate_limit_of_a_shared_account_holds_up_all_of_its_endpoints():
-    async def main():
-        def script(row, number):
-            return Answer(throttled(10.0), 0.1) if number < 1 else Answer(GOOD, 0.5)
+    def script(row, number):
+        return Answer(throttled(10.0), 0.1) if number < 1 else Answer(GOOD, 0.5)
 
-        s = setup({"a": script, "b": script}, limit=1)
-        await s.run(10)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": script, "b": script}, 10, limit=1)
     starts = sorted(at for at, _, _ in s.backend.sent)
     assert not [at for at in starts if 1000.2 < at < 1010.0]
 
 
 def test_rows_of_a_row_that_kills_endpoints_cost_no_try_and_it_runs_last_and_alone():
-    async def main():
-        dead_until = {}
+    dead_until = {}
 
-        def script_of(name):
-            def script(row, number):
-                now = asyncio.get_running_loop().time()
-                if now < dead_until.get(name, 0.0):
-                    return Answer(REFUSED, 0.01)
-                if row == 3:
-                    dead_until[name] = now + 4.0
-                    return Answer(CLOSED, 0.5)
-                return Answer(GOOD, 0.5)
+    def script_of(name):
+        def script(row, number):
+            now = asyncio.get_running_loop().time()
+            if now < dead_until.get(name, 0.0):
+                return Answer(REFUSED, 0.01)
+            if row == 3:
+                dead_until[name] = now + 4.0
+                return Answer(CLOSED, 0.5)
+            return Answer(GOOD, 0.5)
 
-            return script
+        return script
 
-        def probe_of(name):
-            return lambda number: (
-                REFUSED
-                if asyncio.get_running_loop().time() < dead_until.get(name, 0.0)
-                else Capabilities()
-            )
-
-        s = setup(
-            {name: script_of(name) for name in "ab"},
-            limit=1,
-            retry=RetryPolicy(retries=0),
-            probes={name: probe_of(name) for name in "ab"},
+    def probe_of(name):
+        return lambda number: (
+            REFUSED
+            if asyncio.get_running_loop().time() < dead_until.get(name, 0.0)
+            else Capabilities()
         )
-        await s.run(60)
-        return s
 
-    s = run_jumping(main())
+    s = run_rows(
+        {name: script_of(name) for name in "ab"},
+        60,
+        limit=1,
+        retry=RetryPolicy(retries=0),
+        probes={name: probe_of(name) for name in "ab"},
+    )
     assert len(s.recorder.replies) == 59
     failure, _ = s.recorder.failures[3]
     assert failure.message == "3 endpoints died while they worked on this row"
@@ -160,23 +131,18 @@ def test_rows_of_a_row_that_kills_endpoints_cost_no_try_and_it_runs_last_and_alo
 
 
 def test_an_endpoint_that_answers_nothing_gets_no_more_and_its_rows_go_elsewhere_once_it_is_dead():
-    async def main():
-        gate = asyncio.Event()
+    gate = asyncio.Event()
 
-        def silent(row, number):
-            return Answer(GOOD, gate=gate)
+    def silent(row, number):
+        return Answer(GOOD, gate=gate)
 
-        s = setup(
-            {"hung": silent, "well": always(seconds=1.0)},
-            limit=4,
-            probes={"hung": lambda number: REFUSED},
-        )
-        watching = asyncio.ensure_future(ticking(s))
-        await s.run(800)
-        watching.cancel()
-        return s
-
-    s = run_jumping(main())
+    s = run_rows(
+        {"hung": silent, "well": always(seconds=1.0)},
+        800,
+        ticks=True,
+        limit=4,
+        probes={"hung": lambda number: REFUSED},
+    )
     assert len(s.recorder.replies) == 800
     assert s.backend.shares["hung"] == 4
     assert any("hung takes requests but has answered none" in line for line in s.notices)
@@ -187,21 +153,14 @@ def test_an_endpoint_that_answers_nothing_gets_no_more_and_its_rows_go_elsewhere
 def test_an_endpoint_that_was_frozen_for_longer_than_its_calls_may_take_works_again(limit):
     frozen_until = 1400.0
 
-    async def main():
-        loop = asyncio.get_running_loop()
+    def frozen(row, number):
+        if asyncio.get_running_loop().time() < frozen_until:
+            return Answer(Failure("timeout", "no whole answer", passing=True), 150.0)
+        return Answer(GOOD, 1.0)
 
-        def frozen(row, number):
-            if loop.time() < frozen_until:
-                return Answer(Failure("timeout", "no whole answer", passing=True), 150.0)
-            return Answer(GOOD, 1.0)
-
-        s = setup({"frozen": frozen, "well": always(seconds=1.0)}, limit=limit)
-        watching = asyncio.ensure_future(ticking(s))
-        await s.run(1500 * limit)
-        watching.cancel()
-        return s
-
-    s = run_jumping(main())
+    s = run_rows(
+        {"frozen": frozen, "well": always(seconds=1.0)}, 1500 * limit, ticks=True, limit=limit
+    )
     assert len(s.recorder.replies) == 1500 * limit
     assert any("frozen takes requests but has answered none" in line for line in s.notices)
     early = [at for at, name, _ in s.backend.sent if name == "frozen" and at < frozen_until]
@@ -212,11 +171,6 @@ def test_an_endpoint_that_was_frozen_for_longer_than_its_calls_may_take_works_ag
 def test_an_endpoint_that_answers_probes_and_breaks_off_all_else_is_tried_by_single_calls():
     broken = Failure("connect", "the server closed the connection", passing=True)
 
-    async def main():
-        s = setup({"bad": always(broken, 0.01), "good": always(seconds=1.0)}, limit=32)
-        await s.run(600)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"bad": always(broken, 0.01), "good": always(seconds=1.0)}, 600, limit=32)
     assert len(s.recorder.replies) == 600
     assert s.backend.shares["bad"] < 64

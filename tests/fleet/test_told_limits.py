@@ -7,8 +7,7 @@ import time
 from itertools import pairwise
 
 from bagent.backends.rate_headers import Allowance, RateLimits
-from support.jumping_loop import run_jumping
-from support.scripted_fleet import GOOD, Answer, setup, throttled
+from support.scripted_fleet import GOOD, Answer, run_rows, throttled
 
 PER_MINUTE = 120
 
@@ -37,13 +36,8 @@ def bucket(left=PER_MINUTE, *, all_at=None):
 
 
 def test_no_row_is_refused_by_a_provider_that_tells_what_it_allows():
-    async def main():
-        script = bucket()
-        s = setup({"a": script, "b": script}, limit=8, hosted=True)
-        await s.run(600)
-        return s
-
-    s = run_jumping(main())
+    script = bucket()
+    s = run_rows({"a": script, "b": script}, 600, limit=8, hosted=True)
     assert len(s.recorder.replies) == 600
     assert len(s.backend.sent) == 600, "none was sent twice"
     assert s.fleet.stats().throttle_answers == 0
@@ -53,23 +47,13 @@ def test_no_row_is_refused_by_a_provider_that_tells_what_it_allows():
 
 
 def test_after_the_first_answers_rows_start_at_the_providers_pace():
-    async def main():
-        s = setup({"a": bucket()}, limit=4, hosted=True)
-        await s.run(50)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": bucket()}, 50, limit=4, hosted=True)
     gaps = [later - at for at, later in pairwise(at for at, _, _ in s.backend.sent[4:])]
     assert 0.45 < min(gaps) <= max(gaps) < 0.6
     assert s.notices == ["a allows 120 requests a minute"]
 
 
 def test_rows_wait_for_a_bucket_that_others_have_emptied():
-    async def main():
-        s = setup({"a": bucket(left=2)}, limit=2, hosted=True)
-        await s.run(20)
-        return s
-
-    s = run_jumping(main())
+    s = run_rows({"a": bucket(left=2)}, 20, limit=2, hosted=True)
     assert len(s.recorder.replies) == 20
     assert s.fleet.stats().throttle_answers == 0

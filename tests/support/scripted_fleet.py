@@ -22,6 +22,7 @@ from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
 from bagent.types import Attempt, EndpointSample, Failure, Reply
+from support.jumping_loop import run_jumping
 
 SETTINGS = CallSettings(model="m", sampling={}, extra={})
 GOOD = Reply(text="yes", finish_reason="stop")
@@ -226,17 +227,41 @@ class Setup:
             self.recorder.started_at[row] = now
             self.fleet.submit(self.call(row, give_up_at=end))
 
-    async def run(self, count: int, row_seconds: float | None = None) -> None:
-        """Feed rows and wait for their ends; a reason to stop is raised."""
-        work = asyncio.ensure_future(self._whole(count, row_seconds))
+    def submit(self, *rows: int, urgent: bool = False, **fields: Any) -> None:
+        """Submit the calls of these rows at once."""
+        for row in rows:
+            self.fleet.submit(self.call(row, **fields), urgent=urgent)
+
+    async def run(
+        self,
+        count: int,
+        row_seconds: float | None = None,
+        *,
+        announced: bool = False,
+        ticks: bool = False,
+    ) -> None:
+        """Feed rows and wait for their ends; a reason to stop is raised.
+
+        Args:
+            count: the rows to feed.
+            row_seconds: the time limit of each row.
+            announced: the fleet knows that more rows come, until the last one is there.
+            ticks: tick as a session does.
+        """
+        work = asyncio.ensure_future(self._whole(count, row_seconds, announced))
+        ticker = asyncio.ensure_future(ticking(self)) if ticks else None
         await asyncio.wait([work, self.fleet.stopped], return_when=asyncio.FIRST_COMPLETED)
+        if ticker is not None:
+            ticker.cancel()
         if self.fleet.stopped.done():
             work.cancel()
             raise self.fleet.stopped.result()
         await work
 
-    async def _whole(self, count: int, row_seconds: float | None) -> None:
+    async def _whole(self, count: int, row_seconds: float | None, announced: bool) -> None:
+        self.fleet.expect(announced)
         await self.feed(count, row_seconds)
+        self.fleet.expect(False)
         await self.fleet.idle()
 
     def tries(self) -> dict[int, int]:
@@ -258,10 +283,12 @@ def setup(
     hosted: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
     together: Together = nullcontext,
+    limits: dict[str, int | None] | None = None,
+    learns: dict[str, int] | None = None,
     **config: Any,
 ) -> Setup:
     """A fleet of one endpoint per script; call it inside the loop."""
-    backend = ScriptedBackend(scripts, probes or {})
+    backend = ScriptedBackend(scripts, probes or {}, limits=limits or {}, learns=learns or {})
     account = Account(per_minute, None, 120.0, hosted=hosted)
     states = [
         EndpointState(
@@ -296,3 +323,25 @@ async def ticking(s: Setup) -> None:
     while True:
         await asyncio.sleep(0.25)
         s.fleet.tick()
+
+
+def run_rows(
+    scripts: dict[str, Script],
+    count: int,
+    *,
+    row_seconds: float | None = None,
+    announced: bool = False,
+    ticks: bool = False,
+    **options: Any,
+) -> Setup:
+    """Run ``count`` rows to their ends on a clock that jumps; returns the fleet after it.
+
+    The arguments are those of :func:`setup` and :meth:`Setup.run`.
+    """
+
+    async def main() -> Setup:
+        s = setup(scripts, **options)
+        await s.run(count, row_seconds, announced=announced, ticks=ticks)
+        return s
+
+    return run_jumping(main())
