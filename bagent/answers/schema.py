@@ -21,7 +21,7 @@ from bagent.answers.dialects import DEFAULT, DIALECTS, Dialect, dialect_of, walk
 from bagent.answers.keywords import no_schema, unknown_keywords
 from bagent.answers.sanitize import MAX_DEPTH, clean_json, nested_deeper
 from bagent.answers.sources import SchemaFiles
-from bagent.answers.strict import keeps_strict_rules
+from bagent.answers.strict import keeps_strict_rules, with_types
 from bagent.answers.words import phrases, pointer, shorten
 from bagent.errors import Position, SchemaError
 from bagent.types import Json
@@ -43,10 +43,10 @@ class OutputSchema:
 
     Attributes:
         document: the self-contained JSON Schema, all references of the form ``#/...``.
-        text: ``document`` as compact JSON, for servers.
+        text: ``document`` as compact JSON, for servers; an ``enum`` or ``const`` has a ``type``.
         pretty: ``document`` as indented JSON, for prompts.
         warnings: what is doubtful about the schema, one line each.
-        strict: whether OpenAI's strict mode takes ``document``.
+        strict: whether OpenAI's strict mode takes ``text``.
         columns: ``(name, DuckDB type)`` of the typed columns of the answers table.
         column_properties: for each column the property that it holds; None for the column
             ``value`` of a schema that is not for objects.
@@ -97,12 +97,13 @@ class OutputSchema:
         document = Bundler(files, dialect, check).bundle(root, name, at)
         validator = _compile(document, dialect, at)
         found = columns_of(document)
+        sent = with_types(document)
         return cls(
             document,
-            text=msgspec.json.encode(document),
+            text=msgspec.json.encode(sent),
             pretty=json.dumps(document, indent=2, ensure_ascii=False),
             warnings=(*files.warnings, *_unknown_formats(document), *unknown_keywords(document)),
-            strict=keeps_strict_rules(document),
+            strict=keeps_strict_rules(sent),
             columns=[*found.columns],
             column_properties=found.properties,
             _validator=validator,

@@ -9,9 +9,11 @@ still enforced by validation, a refused one fails every row.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from bagent.answers.dialects import Pointer, walk
+from bagent.types import Json
 
 _KEYWORDS = frozenset(
     (
@@ -25,10 +27,33 @@ _KEYWORDS = frozenset(
 _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
 )
-_TYPED = frozenset({"type", "enum", "const", "anyOf", "$ref"})
+_TYPED = frozenset({"type", "anyOf", "$ref"})
 _MAX_LEVELS = 10
 _MAX_PROPERTIES = 5000
 _MAX_ENUM = 1000
+
+
+_NAMES: dict[type, str] = {
+    str: "string", bool: "boolean", int: "integer", float: "number",
+    type(None): "null", list: "array", dict: "object",
+}  # fmt: skip
+
+
+def with_types(document: Json) -> Json:
+    """Return a copy of ``document`` in which each ``enum`` and ``const`` has a ``type``.
+
+    OpenAI refuses a strict schema without it, and the values say what it is.
+    """
+    copied = copy.deepcopy(document)
+    for _, schema in walk(copied):
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if schema.keys() & {"type", "anyOf", "oneOf", "allOf", "$ref"} or not values:
+            continue
+        names = list(dict.fromkeys(_NAMES[type(value)] for value in values))
+        if "number" in names:  # which takes whole numbers as well
+            names = [name for name in names if name != "integer"]
+        schema["type"] = names[0] if len(names) == 1 else names
+    return copied
 
 
 def keeps_strict_rules(document: dict[str, Any]) -> bool:

@@ -56,9 +56,10 @@ class BodyWriter:
     ``model`` empty sends no model at all, for servers that have only one.
     ``completion_limit`` names the parameter that bounds the answer: ``max_tokens``, or
     ``max_completion_tokens`` for OpenAI's newer models. ``native_schema`` False leaves
-    ``response_format`` out, for endpoints that refuse it, ``without`` the sampling parameters
-    of these names. ``hints`` says how conversations that return from their tools are put forward:
-    by a ``lower`` or a ``higher`` priority, or by ``nvext``; empty for not at all.
+    ``response_format`` out, for endpoints that refuse it, ``strict`` False asks for no strict mode
+    of schemas and tools, ``without`` leaves out the sampling parameters of these names. ``hints``
+    says how conversations that return from their tools are put forward: by a ``lower`` or a
+    ``higher`` priority, or by ``nvext``; empty for not at all.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class BodyWriter:
         messages_key: str = "messages",
         without: frozenset[str] = frozenset(),
         hints: str = "",
+        strict: bool = True,
     ) -> None:
         self.model = model
         self.native_schema = native_schema
+        self._strict = strict
         self._limit_key = completion_limit
         self._messages_key = messages_key
         self._without = without
@@ -130,13 +133,14 @@ class BodyWriter:
         for name in self._without:
             fields.pop(name, None)
         if settings.tools:
-            fields["tools"] = list(settings.tools)
+            tools = list(settings.tools)
+            fields["tools"] = tools if self._strict else [*map(_without_strict, tools)]
         if settings.output is not None and self.native_schema:
             schema: dict[str, Any] = {
                 "name": settings.output.name,
                 "schema": msgspec.Raw(settings.output.document),
             }
-            if settings.output.strict:
+            if settings.output.strict and self._strict:
                 schema["strict"] = True
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         fields.update(settings.extra)
@@ -152,6 +156,11 @@ class BodyWriter:
         if self._limit_key not in fields and fields.get("max_tokens") is not None:
             fields[self._limit_key] = fields.pop("max_tokens")
         return encode_payload(fields)
+
+
+def _without_strict(tool: Json) -> Json:
+    function = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return {**tool, "function": function}
 
 
 def _payload(request: Request) -> bytes:

@@ -16,6 +16,9 @@ _NO_SCHEMA = re.compile(
     r"|output_?(config|format)|text_?format",
     re.IGNORECASE,
 )
+_NOT_STRICT = re.compile(
+    r"invalid[_ ](json[_ ])?schema|invalid_function_parameters|\bstrict\b", re.IGNORECASE
+)
 _NEW_LIMIT = re.compile(
     r"max_tokens\b.*\bmax_completion_tokens|max_completion_tokens\b.*\bmax_tokens",
     re.IGNORECASE | re.DOTALL,
@@ -41,7 +44,7 @@ class Form(msgspec.Struct, frozen=True):
     """The form of a request; see :class:`bagent.backends.chat_wire.BodyWriter`.
 
     ``without`` names sampling parameters that are left out, ``hints`` how returning conversations
-    are put forward.
+    are put forward. ``strict`` False asks for no strict mode of schemas and tools.
     """
 
     native_schema: bool = True
@@ -49,6 +52,7 @@ class Form(msgspec.Struct, frozen=True):
     stream: bool = True
     without: frozenset[str] = frozenset()
     hints: str = ""
+    strict: bool = True
 
 
 FIRST_FORM = Form()
@@ -81,7 +85,10 @@ class Forms:
             return False
         words = failure.message
         change: dict[str, object]
-        if (
+        if used.strict and _asks_strictly(request, used) and _NOT_STRICT.search(words):
+            change = {"strict": False}
+            told = "refuses the schema in strict mode; it is sent without"
+        elif (
             request.settings.output is not None
             and request.body is None
             and self._enforce == "auto"
@@ -107,6 +114,15 @@ class Forms:
         if told and after != before:
             self._notice(f"{endpoint.name} {told} ({words})")
         return True
+
+
+def _asks_strictly(request: Request, used: Form) -> bool:
+    """Return whether the answer's schema, or a tool, was sent in strict mode."""
+    settings = request.settings
+    if request.body is not None:
+        return False
+    output = settings.output is not None and settings.output.strict and used.native_schema
+    return output or any(tool["function"].get("strict") for tool in settings.tools)
 
 
 def _refused_name(request: Request, words: str, used: Form) -> str | None:

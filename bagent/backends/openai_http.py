@@ -55,7 +55,7 @@ class OpenAIBackend:
         self._clock = clock
         self._forms = Forms(enforce, notice)
         self._abilities = Abilities()
-        self._writers: dict[tuple[str, bool, str, frozenset[str], str], BodyWriter] = {}
+        self._writers: dict[tuple[str, bool, str, frozenset[str], str, bool], BodyWriter] = {}
         self._served: dict[str, str] = {}
         self._groups = Groups(batching, clock, notice)
         self._learner = Learner(self._groups, self._ask, self.probe, self._model)
@@ -216,7 +216,7 @@ class OpenAIBackend:
     def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> BodyWriter:
         model = self._model(endpoint, request)
         native = form.native_schema and self._enforce != "prompt"
-        key = (model, native, form.completion_limit, form.without, form.hints)
+        key = (model, native, form.completion_limit, form.without, form.hints, form.strict)
         writer = self._writers.get(key)
         if writer is None:
             writer = BodyWriter(
@@ -225,6 +225,7 @@ class OpenAIBackend:
                 completion_limit=form.completion_limit,
                 without=form.without,
                 hints=form.hints,
+                strict=form.strict,
             )
             self._writers[key] = writer
         return writer

@@ -90,6 +90,7 @@ class OpenAIBatches(LearnedForms):
                 native_schema=form.native_schema,
                 completion_limit=form.completion_limit,
                 without=form.without,
+                strict=form.strict,
             )
         payload = "prompt" if request.prompt is not None else None
         body = writer.body(request, key=payload, stream=False)

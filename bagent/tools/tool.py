@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from bagent.answers.schema import OutputSchema
+from bagent.answers.strict import with_types
 from bagent.types import Json
 
 FaultKind = Literal["unknown_tool", "bad_arguments", "failed", "timeout", "overloaded"]
@@ -104,7 +105,7 @@ class Tool:
             "function": {
                 "name": self.name,
                 "description": self.description,
-                "parameters": self.schema.document,
+                "parameters": with_types(self.schema.document),
             },
         }
 

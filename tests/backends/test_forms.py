@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from bagent.backends.chat_wire import BodyWriter
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.forms import FIRST_FORM, Form, Forms
-from bagent.backends.request import CallSettings, Request
+from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure
 
 HERE = Endpoint("here", "http://here/v1")
@@ -74,3 +77,29 @@ def test_a_parameter_that_a_model_refuses_is_left_out_and_said(words: str, name:
 def test_other_refusals_teach_nothing(words: str) -> None:
     learned, form, notices = taught(words)
     assert (learned, form, notices) == (False, FIRST_FORM, [])
+
+
+def test_a_refused_strict_schema_is_sent_without_strict_before_it_goes_to_the_prompt() -> None:
+    notices: list[str] = []
+    forms = Forms("auto", notices.append)
+    output = OutputFormat("answer", b"{}", strict=True)
+    request = Request(CallSettings("m", {}, {}, output=output), b"[]")
+    words = "Invalid schema for response_format 'answer': schema must have a 'type' key."
+    forms_used = []
+    while forms.learn(
+        HERE, request, Failure("rejected", words, status=400), forms.of(HERE, request)
+    ):
+        form = forms.of(HERE, request)
+        forms_used.append((form.strict, form.native_schema))
+    assert forms_used == [(False, True), (False, False)]
+    assert len(notices) == 2
+
+
+def test_a_refused_strict_tool_is_sent_without_strict() -> None:
+    tool = {"type": "function", "function": {"name": "pick", "parameters": {}, "strict": True}}
+    forms = Forms("auto", list[str]().append)
+    request = Request(CallSettings("m", {}, {}, tools=[tool]), b"[]")
+    words = "Invalid schema for function 'pick': In context=(), schema must have a 'type' key."
+    assert forms.learn(HERE, request, Failure("rejected", words, status=400), FIRST_FORM)
+    body = json.loads(BodyWriter("m", strict=forms.of(HERE, request).strict).body(request))
+    assert "strict" not in body["tools"][0]["function"]
