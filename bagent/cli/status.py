@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 if TYPE_CHECKING:
-    from bagent.store.rundir import RunDir
+    from bagent.store.rundir import RunDir, RunInfo
+    from bagent.store.totals import Totals
 
 
 def status(
@@ -47,11 +48,12 @@ def status(
     if json:
         write_rows(list(found[0]), [list(one.values()) for one in found], "jsonl")
     elif run is None:
-        shown = ("run", "state", "exit_code", "ok", "not_ok", "rows_per_s", "last")
+        shown = ("run", "state", "exit_code", "ok", "failed", "remaining", "rows_per_s", "last")
         write_rows(shown, [[one[name] for name in shown] for one in found], "table")
     else:
         batches = [("batches", line) for line in cast("list[str]", found[0].pop("batches"))]
-        pairs = [(name, value) for name, value in found[0].items() if value not in (None, {}, [])]
+        pairs: list[tuple[str, object]] = [("rows", _rows_text(found[0]))]
+        pairs += [(name, value) for name, value in found[0].items() if value not in (None, {}, [])]
         pairs += batches
         place = next((n for n, pair in enumerate(pairs) if pair[0] == "by_stage"), None)
         if place is not None:
@@ -94,17 +96,19 @@ def follow_run(run: RunDir, interval: float, *, json: bool) -> None:
 
 def state_line(state: dict[str, Any]) -> str:
     """A state as :func:`describe` gives it, in one line for people."""
-    from bagent.observe.words import kinds, rate, visible
+    from bagent.observe.words import duration, kinds, rate, visible
 
-    parts = [f"{state['ok']:,} ok"]
-    if state["not_ok"]:
-        parts.append(f"{state['not_ok']:,} not ok ({kinds(state['by_kind'], 3)})")
+    parts = [_rows_text(state)]
+    if state["failed"]:
+        parts[0] += f" ({kinds(state['by_kind'], 3)})"
     stages = []
     for stage, count in list(state["by_stage"].items())[:STAGES]:
-        bad = f" and {count['not_ok']:,} not" if count["not_ok"] else ""
-        stages.append(f"{visible(stage, 30)} {count['ok']:,}{bad}")
+        bad = f", {count['failed']:,} failed" if count["failed"] else ""
+        stages.append(f"{visible(stage, 30)} {count['ok']:,} ok{bad}")
     if stages:
-        parts[-1] += f" [{', '.join(stages)}]"
+        parts.append(f"[{', '.join(stages)}]")
+    if state["eta_s"] is not None:
+        parts.append(f"ETA {duration(state['eta_s'])}")
     if state["rows_per_s"] is not None:
         parts.append(f"{rate(state['rows_per_s'])} rows/s")
     if state["completion_tokens"] is not None:
@@ -128,7 +132,8 @@ def describe(run: RunDir) -> dict[str, object]:
     now = time.time()
     notes: list[str] = []
     info = run.look(_say)
-    counts = summary(run.path, notes.append)
+    counts = summary(run.path, notes.append, info)
+    totals = counts.totals
     live = [record for record in owners(run.path).values() if is_live(record, now)]
     code = info.exit_code if info else None
     if live:
@@ -137,17 +142,22 @@ def describe(run: RunDir) -> dict[str, object]:
         state = "interrupted"
     else:
         state = "ended" if code in (0, 1) else "stopped"
-    ok = counts.statuses.get("ok", 0)
+    total, exact, remaining, eta = _size(run, info, totals, state)
     share = cache_share(run.path)
     return {
         "run": run.path.name,
         "state": state,
         "exit_code": None if live else code,
-        "ok": ok,
-        "not_ok": counts.finished - ok,
-        "by_status": counts.statuses,
+        "total": total,
+        "total_is_exact": exact,
+        "ok": totals.ok,
+        "accepted": totals.accepted,
+        "failed": totals.failed,
+        "remaining": remaining,
+        "eta_s": eta,
+        "by_status": totals.by_status,
         "by_stage": _by_stage(counts.stages, info.stages if info else ()),
-        "by_kind": counts.kinds,
+        "by_kind": totals.by_kind,
         "rows_per_s": None if counts.rows_per_second is None else round(counts.rows_per_second, 1),
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
@@ -162,12 +172,52 @@ def describe(run: RunDir) -> dict[str, object]:
     }
 
 
+def _size(
+    run: RunDir, info: RunInfo | None, totals: Totals, state: str
+) -> tuple[int | None, bool, int | None, float | None]:
+    """Return how many rows there are, whether that is exact, how many have no result, and the ETA.
+
+    An ended run has a result for each row; else they are what its last start knew of its end.
+    """
+    from bagent.store.progress_file import read_progress
+
+    if state == "ended":
+        return totals.rows, True, 0, None
+    progress = read_progress(run.path, info.parts if info else ())
+    if progress is None or progress.remaining is None:
+        return None, False, None, None
+    total = progress.total
+    remaining = progress.remaining
+    if total is not None:
+        total = max(total, totals.rows)
+        remaining = total - totals.rows
+    else:
+        total = totals.rows + remaining
+    eta = None
+    if state == "running" and progress.eta_s is not None:
+        eta = round(max(0.0, progress.at + progress.eta_s - time.time()), 1)
+    return total, progress.total_is_exact, remaining, eta
+
+
+def _rows_text(state: Mapping[str, Any]) -> str:
+    from bagent.observe.words import totals_text
+    from bagent.store.totals import Totals
+
+    totals = Totals(state["ok"], state["accepted"], state["failed"])
+    return totals_text(
+        totals,
+        total=state["total"],
+        exact=state["total_is_exact"],
+        remaining=state["remaining"],
+    )
+
+
 def _by_stage(
     counts: Mapping[str, tuple[int, int]], order: Sequence[str]
 ) -> dict[str, dict[str, int]]:
     """Counts in the order of the job's stages; of what has not begun there are none."""
     names = dict.fromkeys([name for name in order if name in counts] + list(counts))
-    return {name: {"ok": counts[name][0], "not_ok": counts[name][1]} for name in names}
+    return {name: {"ok": counts[name][0], "failed": counts[name][1]} for name in names}
 
 
 def _say(words: str) -> None:

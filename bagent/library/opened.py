@@ -41,10 +41,10 @@ class OpenedRun:
         return self._directory.path
 
     def summary(self) -> RunSummary:
-        """Counts by status and kind, tokens, cost, speed."""
+        """Return the totals, counts by status and kind, tokens, cost, speed."""
         from bagent.store.readers import summary
 
-        return summary(self.path, _warn)
+        return summary(self.path, _warn, self._directory.look(_warn))
 
     def results(
         self, *, statuses: Iterable[str] | None = None, with_input: bool = False

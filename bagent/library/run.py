@@ -196,7 +196,7 @@ class Run:
             kind = event.pop("event", None) if isinstance(event, dict) else None
             if kind == "summary":
                 self.path = Path(event["run"])
-                self._words += event["lines"][:1]
+                self._words += [event["ending"]]
             elif kind in ("progress", "end") and self._on_progress is not None:
                 self._on_progress(event)
 

@@ -43,7 +43,7 @@ class History:
     def add(self, s: Snapshot) -> None:
         """Take a snapshot, if a step is over."""
         if s.elapsed_s - self._marks[-1][0] >= STEP_S:
-            self._marks.append((s.elapsed_s, s.done, s.tokens.completion.total or 0))
+            self._marks.append((s.elapsed_s, s.this_start.done, s.tokens.completion.total or 0))
 
     def rates(self, column: int) -> list[float]:
         """Per second for each step: column 1 is rows, 2 answer tokens."""

@@ -142,7 +142,7 @@ def _of_snapshot(s: Snapshot) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"bagent_{name}", help_text, value=value)
 
     for name, help_text, label, counts in (
-        ("rows", "Finished rows by status.", "status", s.by_status),
+        ("rows", "Finished rows by status.", "status", s.this_start.by_status),
         ("failed_tries", "Failed tries by error kind.", "error_kind", s.failed_tries),
     ):
         family = CounterMetricFamily(f"bagent_{name}", help_text, labels=[label])
@@ -150,7 +150,7 @@ def _of_snapshot(s: Snapshot) -> Iterator[Metric]:
             family.add_metric([word], count)
         yield family
     yield from counter("rows_finished_earlier", "Rows that an earlier start finished.", s.skipped)
-    yield from gauge("rows_remaining", "Rows still to finish, about.", s.remaining)
+    yield from gauge("rows_remaining", "Rows still to finish, about.", s.to_do)
     yield from gauge("eta_seconds", "Seconds until the end, about.", s.eta_s)
     yield from counter("requests", "HTTP requests.", s.requests)
     yield from counter("retries", "Tries after a row's first.", s.retries)

@@ -22,12 +22,17 @@ class Phrase(NamedTuple):
 
 
 def position(s: Snapshot) -> str:
-    """How far the run is: ``1,204 of ~5,000 rows (24 %)``, or ``1,204 rows`` without a size."""
-    finished = s.skipped + s.done
-    if s.total is None or s.fraction is None:
-        return counted(finished, "row")
+    """How far the run is: ``1,204 of ~5,000 rows (24 %)``, or ``1,204 rows`` without a size.
+
+    Of a job with several stages, what it makes in all of them is counted: ``results``.
+    """
+    if s.to_do is None or s.fraction is None:
+        return counted(max(s.totals.rows, s.this_start.done), "row")
+    if s.total is None:
+        finished = s.skipped + s.this_start.done
+        return f"{finished:,} of ~{counted(finished + s.to_do, 'result')} ({percent(s.fraction)})"
     about = "" if s.total_is_exact else "~"
-    return f"{finished:,} of {about}{counted(s.total, 'row')} ({percent(s.fraction)})"
+    return f"{s.total - s.to_do:,} of {about}{counted(s.total, 'row')} ({percent(s.fraction)})"
 
 
 def arrival(s: Snapshot) -> str:
@@ -36,14 +41,16 @@ def arrival(s: Snapshot) -> str:
 
 
 def results(s: Snapshot) -> list[Phrase]:
-    """What came out so far, failures by kind."""
+    """What came out so far, over all starts of the run; failures by kind."""
     phrases = [Phrase(f"{s.ok:,} ok", "good")]
     if s.failed:
         phrases.append(Phrase(f"{s.failed:,} failed ({kinds(s.by_kind, _TOP_KINDS)})", "bad"))
-    if s.copied:
-        phrases.append(Phrase(f"{s.copied:,} copied"))
-    if s.skipped:
-        phrases.append(Phrase(f"{s.skipped:,} finished earlier"))
+    if s.accepted:
+        phrases.append(Phrase(f"{s.accepted:,} truncated (accepted)"))
+    if s.this_start.copied:
+        phrases.append(Phrase(f"{s.this_start.copied:,} copied"))
+    if s.resumed:
+        phrases.append(Phrase(f"this start: {s.this_start.sent:,} sent"))
     return phrases
 
 
@@ -76,7 +83,7 @@ def work(s: Snapshot) -> list[Phrase]:
     if fleet.endpoints_up < fleet.endpoints:
         up = f"{fleet.endpoints_up:,} of {counted(fleet.endpoints, 'endpoint')} up"
         phrases.append(Phrase(up, "wait" if fleet.endpoints_up else "bad"))
-    if s.quiet_s >= _QUIET_S and s.remaining != 0:
+    if s.quiet_s >= _QUIET_S and s.to_do != 0:
         phrases.append(Phrase(f"nothing finished for {duration(s.quiet_s)}", "wait"))
     return phrases
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from bagent.observe.caches import CacheRate
+from bagent.store.totals import Totals
 from bagent.types import FeedStats, FleetStats
 
 
@@ -90,32 +91,71 @@ class StageCount(msgspec.Struct, frozen=True):
     failed: int
 
 
+class StartCounts(msgspec.Struct, frozen=True):
+    """What this start did.
+
+    ``done`` rows ended: ``ok``, ``failed`` or with an accepted truncated answer. ``sent`` of them
+    were sent to an endpoint, ``copied`` took the answer to an equal request.
+    """
+
+    done: int
+    ok: int
+    failed: int
+    sent: int
+    copied: int
+    by_status: dict[str, int] = {}
+
+
+class RunTotals(msgspec.Struct, frozen=True):
+    """The totals of the whole run as a display needs them.
+
+    ``repeats`` rows have a failure of an earlier start and will be sent again. ``changes`` is the
+    part of this start, by outcome code. ``staged``: the job has several stages, so that nobody
+    knows how many rows the last one gets.
+    """
+
+    totals: Totals
+    repeats: int = 0
+    changes: dict[int, int] = {}
+    staged: bool = False
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything that is known about a run at one moment.
 
-    ``done`` counts finished (row, stage, answer) triples of this process, ``ok`` and ``failed``
-    split it; ``skipped`` rows were finished by an earlier one. ``remaining``, ``fraction``
-    (0 to 1) and ``eta_s`` are None where the size of the input is not known. ``requests``
-    counts HTTP requests, ``throttled`` those that were told to slow down, ``tries`` one row's
-    part in one request, ``retries`` those after a row's first, ``failed_tries`` the unsuccessful
-    ones by kind. ``quiet_s`` is how long ago the last row ended (the begin, if none has).
-    ``errors`` are the groups, largest first; ``errors_other`` failed rows are in none of them.
-    ``by_stage`` has the stages in the order in which their first rows ended.
-    ``cache`` is what prefix caches knew by the endpoints' counters, None where none told.
+    ``total``, ``ok``, ``accepted``, ``failed``, ``by_status`` and ``by_kind`` speak of the whole
+    run, whichever start wrote the results; of a job with several stages the last one counts.
+    ``accepted`` rows have a truncated answer that the job accepts. ``remaining`` rows have no
+    result yet. ``to_do`` results this start has still to make, in all stages, also those of rows
+    that failed earlier and are sent again; ``fraction`` (0 to 1) and ``eta_s`` follow from it.
+    Each is None where nobody knows it; ``total_is_exact`` tells whether ``total`` and
+    ``remaining`` are more than estimates.
+
+    ``this_start`` and everything below it is of this start alone: ``skipped`` rows were finished
+    by an earlier one. ``requests`` counts HTTP requests, ``throttled`` those that were told to slow
+    down, ``tries`` one row's part in one request, ``retries`` those after a row's first,
+    ``failed_tries`` the unsuccessful ones by kind. ``quiet_s`` is how long ago the last row ended
+    (the begin, if none has). ``errors`` are the groups, largest first; ``errors_other`` failed
+    rows are in none of them. ``by_stage`` has the stages in the order in which their first rows
+    ended. ``cache`` is what prefix caches knew by the endpoints' counters, None where none told.
+    ``changes`` is what this start adds to the totals, by outcome code.
     """
 
     elapsed_s: float
     quiet_s: float
-    done: int
+    total: int | None
+    total_is_exact: bool
     ok: int
+    accepted: int
     failed: int
-    skipped: int
     remaining: int | None
+    to_do: int | None
     fraction: float | None
     eta_s: float | None
     by_status: dict[str, int]
     by_kind: dict[str, int]
-    copied: int
+    this_start: StartCounts
+    skipped: int
     tokens: Tokens
     cost_usd: float | None
     cost_unknown: int
@@ -136,19 +176,29 @@ class Snapshot(msgspec.Struct, frozen=True):
     feed: FeedStats
     cache: CacheRate | None = None
     by_stage: dict[str, StageCount] = {}
+    changes: dict[int, int] = {}
+
+    def with_totals(self, totals: Totals) -> Snapshot:
+        """Return this state with the totals of the whole run as the journal has them."""
+        return msgspec.structs.replace(
+            self,
+            total=None if self.remaining is None else totals.rows + self.remaining,
+            ok=totals.ok,
+            accepted=totals.accepted,
+            failed=totals.failed,
+            by_status=totals.by_status,
+            by_kind=totals.by_kind,
+        )
 
     @property
-    def total(self) -> int | None:
-        """Estimated number of rows altogether, None where unknown."""
-        return None if self.remaining is None else self.skipped + self.done + self.remaining
+    def totals(self) -> Totals:
+        """The rows of the whole run that have a result."""
+        return Totals(self.ok, self.accepted, self.failed, self.by_status, self.by_kind)
 
     @property
-    def total_is_exact(self) -> bool:
-        """Whether the whole input has been read, so that ``total`` is no estimate.
-
-        With several stages it is one: rows of one become rows of the next.
-        """
-        return self.feed.ended and len(self.by_stage) < 2
+    def resumed(self) -> bool:
+        """Whether an earlier start left results that count."""
+        return self.skipped > 0 or self.totals.rows > self.this_start.done
 
     @property
     def first_try_share(self) -> float | None:

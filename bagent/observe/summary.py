@@ -24,6 +24,7 @@ from bagent.observe.words import (
     money,
     percent,
     rate,
+    totals_text,
     visible,
 )
 from bagent.types import PASSING_KINDS
@@ -81,11 +82,9 @@ def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
     if info.brief:
         return list(_aligned([*_in_brief(s, info), *_next(s, info)], info.color))
     pairs = [
-        ("bagent", _headline(s, info)),
         *_rows(s, info),
-        *_measures(s),
-        *_schema(s),
-        *_requests(s),
+        ("ended", headline(s, info)),
+        *_of_this_start([*_measures(s), *_schema(s), *_requests(s)], s),
         *_errors(s),
         ("results", info.results),
         *_next(s, info),
@@ -98,7 +97,14 @@ def _in_brief(s: Snapshot, info: EndInfo) -> list[tuple[str, str]]:
     rows = list(_rows(s, info))
     if info.exit_code == EXIT_OK:
         return [(label, text) for label, text in rows if label == "warning"]
-    return [("bagent", _headline(s, info)), *rows]
+    return [*rows, ("ended", headline(s, info))]
+
+
+def _of_this_start(pairs: list[tuple[str, str]], s: Snapshot) -> Iterator[tuple[str, str]]:
+    """Mark what does not speak of the whole run."""
+    for label, text in pairs:
+        marked = s.resumed and label != "warning"
+        yield label, f"{text} (this start)" if marked else text
 
 
 def _aligned(pairs: list[tuple[str, str]], color: bool) -> Iterator[str]:
@@ -109,7 +115,7 @@ def _aligned(pairs: list[tuple[str, str]], color: bool) -> Iterator[str]:
 
 
 _COLORS = {
-    "bagent": "1",
+    "rows": "1",
     "failed": "31",
     "errors": "31",
     "warning": "33",
@@ -118,7 +124,8 @@ _COLORS = {
 }
 
 
-def _headline(s: Snapshot, info: EndInfo) -> str:
+def headline(s: Snapshot, info: EndInfo) -> str:
+    """Return how the run ended, on one line."""
     words = _HEADLINES.get(info.exit_code, f"ended with exit code {info.exit_code}")
     if info.exit_code == EXIT_OK and s.failed:
         words = "finished, with no more failed rows than allowed"
@@ -126,21 +133,36 @@ def _headline(s: Snapshot, info: EndInfo) -> str:
 
 
 def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
-    bad = {status: n for status, n in s.by_status.items() if status != "ok"}
-    parts = [f"{s.ok:,} ok", f"{s.failed:,} not ok"]
-    if s.copied:
-        parts.append(f"{s.copied:,} copied from equal requests")
-    if s.skipped:
-        parts.append(f"{s.skipped:,} finished earlier")
-    if s.remaining and info.exit_code not in (EXIT_OK, EXIT_ROWS_FAILED):
-        about = "" if s.total_is_exact else "about "
-        parts.append(f"{about}{s.remaining:,} left")
-    yield "rows", ", ".join(parts)
-    if bad:
+    """The whole run: its rows, why some failed, and what this start did where it resumed."""
+    yield "rows", whole_run(s, ended=info.exit_code in (EXIT_OK, EXIT_ROWS_FAILED))
+    if s.failed:
+        bad = {status: n for status, n in s.by_status.items() if status != "ok"}
+        if s.accepted:
+            bad["truncated"] -= s.accepted
+        bad = {status: n for status, n in bad.items() if n}
         yield "failed", f"by status: {kinds(bad)}; by kind: {kinds(s.by_kind)}"
-    if not s.done and not s.skipped and info.exit_code == EXIT_OK:
+    if not s.total and not s.this_start.done and info.exit_code == EXIT_OK:
         what = "none of the input's rows was selected" if s.feed.read else "the input has no rows"
         yield "warning", what
+
+
+def whole_run(s: Snapshot, *, ended: bool) -> str:
+    """Return the totals of the run: ``200 rows: 168 ok, 32 failed; this start: 178 sent``.
+
+    Args:
+        s: the state.
+        ended: all rows have a result.
+    """
+    text = totals_text(
+        s.totals,
+        total=s.totals.rows if ended else s.total,
+        exact=ended or s.total_is_exact,
+        remaining=None if ended else s.remaining,
+    )
+    start = [f"{s.this_start.sent:,} sent"] if s.resumed else []
+    if s.this_start.copied:
+        start.append(f"{s.this_start.copied:,} copied from equal requests")
+    return f"{text}; this start: {', '.join(start)}" if start else text
 
 
 def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:

@@ -10,9 +10,26 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from bagent.observe.caches import Caches
+from bagent.observe.estimates import (
+    estimate_to_do,
+    finished_share,
+    is_read_whole,
+    rates_over,
+    seconds_left,
+)
 from bagent.observe.groups import ErrorGroups
 from bagent.observe.histogram import LogHistogram
-from bagent.observe.snapshot import Rates, Snapshot, StageCount, TokenCount, Tokens
+from bagent.observe.snapshot import (
+    Rates,
+    RunTotals,
+    Snapshot,
+    StageCount,
+    StartCounts,
+    TokenCount,
+    Tokens,
+)
+from bagent.store.codec import OK_CODE, code_of
+from bagent.store.totals import ACCEPTED_CODE, Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome
 
 WINDOW_S = 30
@@ -101,10 +118,10 @@ class Tally:
 
     __slots__ = (
         "_answers",
-        "_by_kind",
         "_by_stage",
         "_cached",
         "_clock",
+        "_codes",
         "_completion",
         "_copied",
         "_cost",
@@ -115,13 +132,13 @@ class Tally:
         "_group",
         "_last",
         "_no_counts",
-        "_not_ok",
         "_not_valid",
         "_pending",
         "_prompt",
         "_reasoning",
         "_requests",
         "_retries",
+        "_sent",
         "_start",
         "_throttled",
         "_tries",
@@ -141,14 +158,13 @@ class Tally:
         self._window = _Window(self._start)
         self.latency = LogHistogram()
         self.ttft = LogHistogram()
-        self._not_ok: dict[str, int] = {}
-        self._by_kind: dict[str, int] = {}
+        self._codes: Counter[int] = Counter()
         self._by_stage: dict[str, int] = {}
         self._failed_by_stage: dict[str, int] = {}
         self._failed_tries: dict[str, int] = {}
         self._errors = ErrorGroups()
         self._pending: list[Outcome] = []
-        self._done = self._copied = self._answers = self._no_counts = 0
+        self._done = self._sent = self._copied = self._answers = self._no_counts = 0
         self._prompt, self._cached, self._completion, self._reasoning = (_Sum(0) for _ in range(4))
         self._cost = _Sum(0.0)
         self._valid = self._not_valid = 0
@@ -194,6 +210,8 @@ class Tally:
         self._done += len(rows)
         for stage, count in Counter([o.stage for o in rows]).items():
             self._by_stage[stage] = self._by_stage.get(stage, 0) + count
+        self._codes[OK_CODE] += sum(o.status == "ok" for o in rows)
+        self._sent += sum(o.attempts > 0 and o.copied_from is None for o in rows)
         self._answers += len(answers)
         self._cached.add([o.cached_tokens for o in answers])
         self._reasoning.add([o.reasoning_tokens for o in answers])
@@ -209,12 +227,12 @@ class Tally:
         answers = []
         for o in rows:
             status = o.status
-            if status != "ok":
-                self._not_ok[status] = self._not_ok.get(status, 0) + 1
-                kind = o.error_kind or status
-                self._by_kind[kind] = self._by_kind.get(kind, 0) + 1
+            code = code_of(status, o.error_kind)
+            if code not in (OK_CODE, ACCEPTED_CODE):
                 self._failed_by_stage[o.stage] = self._failed_by_stage.get(o.stage, 0) + 1
                 self._errors.add(o)
+            if code != OK_CODE:
+                self._codes[code] += 1
             if o.copied_from is not None:
                 self._copied += 1
             elif (
@@ -242,29 +260,42 @@ class Tally:
         if new_request and (a.status_code == 429 or kind == "rate_limited"):
             self._throttled += 1
 
-    def snapshot(self, fleet: FleetStats, feed: FeedStats) -> Snapshot:
-        """Everything counted so far, with what the fleet and the input tell of themselves."""
+    def snapshot(
+        self, fleet: FleetStats, feed: FeedStats, run: RunTotals | None = None
+    ) -> Snapshot:
+        """Everything counted so far, with what the fleet and the input report of themselves.
+
+        Args:
+            fleet: the fleet now.
+            feed: the input now.
+            run: the totals of the whole run; None: this start is all of it.
+        """
         self._fold()
         now = self._clock()
         elapsed = max(0.0, now - self._start)
         recent, overall, speed = self._speeds(now, elapsed)
-        remaining = remaining_rows(self._done, fleet, feed)
-        finished = feed.skipped + self._done
-        failed = sum(self._not_ok.values())
-        ok = self._done - failed
+        to_do = estimate_to_do(self._done, fleet, feed)
+        run = run or RunTotals(Totals.of(self._codes))
+        totals = run.totals
+        remaining = None if to_do is None or run.staged else max(0, to_do - run.repeats)
+        total = None if remaining is None else totals.rows + remaining
+        finished = feed.skipped + self._done if total is None else total - (to_do or 0)
         return Snapshot(
             elapsed_s=elapsed,
             quiet_s=max(0.0, now - self._last),
-            done=self._done,
-            ok=ok,
-            failed=failed,
-            skipped=feed.skipped,
+            total=total,
+            total_is_exact=total is not None and is_read_whole(feed),
+            ok=totals.ok,
+            accepted=totals.accepted,
+            failed=totals.failed,
             remaining=remaining,
-            fraction=_fraction(finished, remaining),
-            eta_s=_eta(remaining, speed, fleet.throttled_s),
-            by_status=({"ok": ok} if ok else {}) | self._not_ok,
-            by_kind=dict(self._by_kind),
-            copied=self._copied,
+            to_do=to_do,
+            fraction=finished_share(finished, to_do),
+            eta_s=seconds_left(to_do, speed, fleet.throttled_s),
+            by_status=totals.by_status,
+            by_kind=totals.by_kind,
+            this_start=self._this_start(),
+            skipped=feed.skipped,
             tokens=self._tokens(),
             cost_usd=self._cost.known(self._answers),
             cost_unknown=self._cost.unknown,
@@ -286,7 +317,12 @@ class Tally:
             feed=feed,
             cache=self.caches.rate(self.by_endpoint),
             by_stage=self._stages(),
+            changes=run.changes,
         )
+
+    def _this_start(self) -> StartCounts:
+        own = Totals.of(self._codes)
+        return StartCounts(self._done, own.ok, own.failed, self._sent, self._copied, own.by_status)
 
     def _stages(self) -> dict[str, StageCount]:
         failed = self._failed_by_stage
@@ -312,8 +348,8 @@ class Tally:
             prompt = None
         if self._completion.known(self._answers) is None:
             completion = None
-        recent = _rates(span, rows, prompt, completion)
-        overall = _rates(
+        recent = rates_over(span, rows, prompt, completion)
+        overall = rates_over(
             elapsed,
             self._done,
             self._prompt.known(self._answers),
@@ -321,54 +357,3 @@ class Tally:
         )
         speed = recent if rows >= _ENOUGH_ROWS else overall
         return recent, overall, speed.rows_per_s
-
-
-def remaining_rows(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
-    """How many rows are still to be finished, None where the input's size is not known.
-
-    Rows not yet read are reckoned from the input's size, from how many rows came per unit so
-    far, and from how many of those that were not skipped became work; rows that wait or are in
-    flight are counted, and so are those that were read and not begun: all of a small file.
-    """
-    waiting = max(fleet.in_flight + fleet.ready + fleet.retrying, feed.wanted - done)
-    if feed.ended:
-        return waiting
-    if feed.size is None:
-        return None
-    if feed.position >= feed.size:
-        return waiting
-    if feed.position <= 0 or feed.read <= 0:
-        return None
-    taken = feed.read - feed.skipped
-    work_per_row = (done + waiting) / taken if taken > 0 else 1.0
-    unread = (feed.size - feed.position) * feed.read / feed.position
-    return waiting + round(unread * work_per_row)
-
-
-def _rates(span_s: float, rows: int, prompt: int | None, completion: int | None) -> Rates:
-    def per_second(number: int) -> float:
-        return number / span_s if span_s > 0 else 0.0
-
-    return Rates(
-        span_s=span_s,
-        rows_per_s=per_second(rows),
-        prompt_tokens_per_s=None if prompt is None else per_second(prompt),
-        completion_tokens_per_s=None if completion is None else per_second(completion),
-    )
-
-
-def _fraction(finished: int, remaining: int | None) -> float | None:
-    if remaining is None:
-        return None
-    total = finished + remaining
-    return finished / total if total else 1.0
-
-
-def _eta(remaining: int | None, rows_per_s: float, throttled_s: float) -> float | None:
-    if remaining is None:
-        return None
-    if remaining == 0:
-        return 0.0
-    if rows_per_s <= 0:
-        return None
-    return max(remaining / rows_per_s, throttled_s)

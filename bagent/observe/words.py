@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from bagent.store.totals import Totals
 
 
 def visible(text: str, limit: int | None = None) -> str:
@@ -91,6 +94,28 @@ def percent(share: float) -> str:
 def counted(number: int, one: str, many: str | None = None) -> str:
     """``1 row``, ``2,000 rows``: the number with its word."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def totals_text(
+    totals: Totals, *, total: int | None, exact: bool = True, remaining: int | None = None
+) -> str:
+    """Return the totals of a run: ``200 rows: 168 ok, 20 failed, 12 remaining``.
+
+    Args:
+        totals: the rows that have a result.
+        total: how many rows there are altogether; None: nobody knows.
+        exact: whether ``total`` and ``remaining`` are no estimates.
+        remaining: how many rows have no result yet.
+    """
+    about = "at least " if total is None else "" if exact else "about "
+    parts = [f"{totals.ok:,} ok"]
+    if totals.accepted:
+        parts.append(f"{totals.accepted:,} truncated (accepted)")
+    parts.append(f"{totals.failed:,} failed")
+    if remaining:
+        parts.append(f"{about}{remaining:,} remaining")
+    rows = counted(totals.rows if total is None else total, "row")
+    return f"{about}{rows}: {', '.join(parts)}"
 
 
 def kinds(counts: Mapping[str, int], top: int | None = None) -> str:

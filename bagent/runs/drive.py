@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Drive:
     """One run's work. ``sites`` are servers with the model asked for there; ``run`` takes all rows
-    and returns when each has ended; ``advice`` gets the reason to stop, once there is one."""
+    and returns when each has ended; ``advice`` gets the reason to stop, once there is one;
+    ``codes`` counts the rows of the last of several stages by outcome code."""
 
     fleets: Fleets
     sites: Sequence[tuple[Site, str | None]]
     run: Callable[[Feeder], Awaitable[None]]
     advice: asyncio.Future[StopAdvice]
+    codes: Callable[[], Counter[int]] = Counter
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,6 +51,8 @@ from bagent.runs.stop import FLUSH_SECONDS, GRACE_SECONDS, STOP_SIGNALS, stoppab
 from bagent.runs.worker import encode_options
 from bagent.runs.workers import (
     Worker,
+    codes_before,
+    final_state,
     finish,
     most_at_once,
     part_options,
@@ -98,6 +100,7 @@ def run_parsl(options: RunOptions, workers: int) -> int:
         rows.close()
         notes: list[str] = []
         take_directory(prepared, prepared.job.fingerprint_parts(), notes)
+        before = codes_before(prepared)
         at_once = most_at_once(prepared.job.limits, min(plan.slots, count))
         parts = [_timed(own, deadline) for own in part_options(prepared, count, at_once)]
         progress = display(options)
@@ -115,10 +118,11 @@ def run_parsl(options: RunOptions, workers: int) -> int:
                 open_pool(plan, run_chunk, folder) as pool,
             ):
                 chunks = [Worker(replace(own, notes=notes_path)) for own in parts]
-                Head(prepared, chunks, pool, progress, limits).run(signals)
+                Head(prepared, chunks, pool, progress, limits, before).run(signals)
+            state = final_state(prepared, chunks, progress, before)
         finally:
             progress.stop()
-    return finish(prepared, chunks, progress)
+    return finish(prepared, chunks, progress, state)
 
 
 def chunk_count(plan: PoolPlan, rows: int | None) -> int:
@@ -196,6 +200,7 @@ class Head:
         pool: the workers.
         progress: where the states are shown.
         limits: how many at once, where, and until when.
+        before: the outcomes of earlier starts, by code.
     """
 
     def __init__(
@@ -205,7 +210,9 @@ class Head:
         pool: Pool,
         progress: Progress,
         limits: Limits,
+        before: Mapping[int, int],
     ) -> None:
+        self._before = before
         self._prepared = prepared
         self._chunks = chunks
         self._pool = pool
@@ -283,7 +290,7 @@ class Head:
         if self._stopped_at is not None:
             return False
         state = chunk.worker.state
-        chunk.idle = 0 if state is not None and state.done else chunk.idle + 1
+        chunk.idle = 0 if state is not None and state.this_start.done else chunk.idle + 1
         own_jobs = self._limits.plan.where in ("slurm", "pbs")
         return (lost or own_jobs) and chunk.idle < TRIES
 
@@ -304,7 +311,7 @@ class Head:
             told = read_state(self._folder, chunk.part)
             if told is not None and told.state is not None:
                 chunk.worker.state = told.state
-        state = whole_state(self._chunks)
+        state = whole_state(self._chunks, self._before)
         if state is not None:
             self._progress.update(state)
         if self._stopped_at is not None:

@@ -7,40 +7,62 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from bagent.observe import Distribution, ErrorGroup, Rates, Snapshot, TokenCount, Tokens
+from bagent.observe import (
+    Distribution,
+    ErrorGroup,
+    Rates,
+    Snapshot,
+    StartCounts,
+    TokenCount,
+    Tokens,
+)
+from bagent.observe.estimates import finished_share
+from bagent.store.totals import Totals
 from bagent.types import FeedStats, FleetStats
 
 MOST_GROUPS = 20
 
 
-def merged(states: Sequence[Snapshot]) -> Snapshot:
-    """One state of all ``states``, of which there is at least one.
+def merged(
+    states: Sequence[Snapshot], before: Mapping[int, int], *, staged: bool = False
+) -> Snapshot:
+    """Return one state of all ``states``, of which there is at least one.
+
+    Args:
+        states: those of the workers.
+        before: the outcomes that were there before any of them began, by code.
+        staged: the job has several stages.
 
     Counts and speeds are sums. The workers' rows are drawn by lot from the same input and go to
     the same endpoints, so their medians and 99th percentiles are averaged by how many rows stand
     behind them; means and maxima are exact.
     """
-    remaining = [s.remaining for s in states if s.remaining is not None]
-    known = len(remaining) == len(states)
-    done, skipped = sum(s.done for s in states), sum(s.skipped for s in states)
-    left = sum(remaining) if known else None
-    total = done + skipped + (left or 0)
-    etas = [s.eta_s for s in states if s.eta_s is not None]
+    changes = _sum_codes(*(state.changes for state in states))
+    totals = Totals.of(_sum_codes(before, changes))
+    to_do = _sum_all(s.to_do for s in states)
+    remaining = _sum_all(s.remaining for s in states)
+    total = None if remaining is None or staged else totals.rows + remaining
+    start = _start([s.this_start for s in states])
+    skipped = sum(s.skipped for s in states)
+    finished = skipped + start.done if total is None else total - (to_do or 0)
     groups, others = _errors(states)
     costs = [s.cost_usd for s in states if s.cost_usd is not None]
     return Snapshot(
         elapsed_s=max(s.elapsed_s for s in states),
         quiet_s=min(s.quiet_s for s in states),
-        done=done,
-        ok=sum(s.ok for s in states),
-        failed=sum(s.failed for s in states),
+        total=total,
+        total_is_exact=total is not None and all(s.total_is_exact for s in states),
+        ok=totals.ok,
+        accepted=totals.accepted,
+        failed=totals.failed,
+        remaining=remaining,
+        to_do=to_do,
+        fraction=finished_share(finished, to_do),
+        eta_s=_latest(s.eta_s for s in states),
+        by_status=totals.by_status,
+        by_kind=totals.by_kind,
+        this_start=start,
         skipped=skipped,
-        remaining=left,
-        fraction=(done + skipped) / total if known and total else None,
-        eta_s=max(etas) if etas and len(etas) == len(states) else None,
-        by_status=_sums(s.by_status for s in states),
-        by_kind=_sums(s.by_kind for s in states),
-        copied=sum(s.copied for s in states),
         tokens=_tokens([s.tokens for s in states]),
         cost_usd=sum(costs) if costs else None,
         cost_unknown=sum(s.cost_unknown for s in states),
@@ -59,7 +81,41 @@ def merged(states: Sequence[Snapshot]) -> Snapshot:
         errors_other=others,
         fleet=_fleet([s.fleet for s in states]),
         feed=_feed([s.feed for s in states]),
+        changes=dict(changes),
     )
+
+
+def _latest(etas: Iterable[float | None]) -> float | None:
+    known = list(etas)
+    return None if None in known else max(eta for eta in known if eta is not None)
+
+
+def _start(parts: Sequence[StartCounts]) -> StartCounts:
+    return StartCounts(
+        done=sum(part.done for part in parts),
+        ok=sum(part.ok for part in parts),
+        failed=sum(part.failed for part in parts),
+        sent=sum(part.sent for part in parts),
+        copied=sum(part.copied for part in parts),
+        by_status=_sums(part.by_status for part in parts),
+    )
+
+
+def _sum_codes(*counts: Mapping[int, int]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for count in counts:
+        total.update(count)
+    return total
+
+
+def _sum_all(values: Iterable[int | None]) -> int | None:
+    """The sum; None where one of the values is not known."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

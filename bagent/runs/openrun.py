@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,20 +18,23 @@ from bagent import __version__
 from bagent.answers.schema import OutputSchema
 from bagent.clocks import unix
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError
-from bagent.runs.laststage import LastStage, last_stage, stage_names
+from bagent.runs.laststage import last_stage, stage_names
+from bagent.runs.live_totals import LiveTotals
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.tables_child import TablesChild
 from bagent.runs.taking_up import missing_of, policy_for
-from bagent.store.codec import OK_CODE, unit_of
+from bagent.store.codec import unit_of
 from bagent.store.edited import EditedRows, Missing
-from bagent.store.index import DoneIndex, Policy, count_outcomes, load_index, open_indexes
+from bagent.store.index import DoneIndex, Policy, load_index
 from bagent.store.journal import Journal, Syncer
 from bagent.store.near import units_of
 from bagent.store.owner import Owner, Renewer, is_live, owners
+from bagent.store.progress_file import ProgressFile
 from bagent.store.readers import AnswerStore, Wanted, encode_result, iter_results
 from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
 from bagent.store.segments import part_order
 from bagent.store.tables import input_reader
+from bagent.store.totals import LastStage, run_codes
 from bagent.types import Json, Outcome, Row
 
 
@@ -51,14 +55,19 @@ class OpenRun:
     renewer: Renewer
     done: DoneIndex
     info: RunInfo
+    live_totals: LiveTotals
     keep_input: bool
     on_change: OnChange
     earlier: AnswerStore | None = None
     tables: TablesChild | None = None
     notes: list[str] = field(default_factory=list)
     last: LastStage | None = None
+    progress: ProgressFile = field(init=False)
     missing: Missing | None = None
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.progress = ProgressFile(self.path, self.part)
 
     @property
     def path(self) -> Path:
@@ -90,6 +99,8 @@ class OpenRun:
         has = self.done.has
         units = [unit_of(row.key, STAGE, answer) for answer in range(answers)]
         found = [answer for answer, unit in enumerate(units) if not has(unit)]
+        for answer in found:
+            self.live_totals.read(units[answer])
         if found and self.missing is not None:
             for unit in units:
                 self.missing.meet(unit)
@@ -155,18 +166,10 @@ class OpenRun:
         """Whether somebody asked the run to stop by the file ``stop``."""
         return self.directory.stop_requested()
 
-    def counts(self) -> tuple[int, int]:
-        """Current outcomes, and how many of them are not ok, over all starts of this part.
-
-        Of a job with several stages only those of the last one count.
-        """
-        part = None if self.part == "all" else self.part
-        if self.last is not None:
-            return self.last.counts(self.path, part)
+    def codes(self) -> Counter[int]:
+        """Count the rows of this part over all its starts by the codes of their outcomes."""
         self.journal.save_index()
-        codes = count_outcomes(open_indexes(self.path, lambda _: None, part=part))
-        total = sum(codes.values())
-        return total, total - codes[OK_CODE]
+        return run_codes(self.path, None if self.part == "all" else self.part, self.last)
 
     def earlier_lines(self) -> Iterator[bytes]:
         """Result lines of the rows that are left as they are, in the order of writing."""
@@ -222,11 +225,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
     owner = Owner.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
         undo.callback(owner.release)
-        changed = directory.check_fingerprint(
-            _with_model(directory, fingerprints), "refuse" if on_change == "fresh" else on_change
-        )
-        if changed:
-            notes.append(f"{', '.join(changed)} changed; finished rows are kept as they are")
+        _check_unchanged(directory, fingerprints, on_change, notes)
         info = directory.load()
         policy = policy_for(options, info)
         directory.clear_stop()
@@ -237,7 +236,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
             report=notes.append,
             new_segment=owner.took_over,
         )
-        done = _finished(directory, journal, policy, prepared.part, notes)
+        done, live_totals = _finished(directory, journal, policy, prepared.part, notes)
         earlier = _earlier(prepared)
         info = _new_info(prepared, info, fingerprints)
         directory.save(info, prepared.part)
@@ -255,6 +254,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         renewer,
         done,
         info,
+        live_totals,
         prepared.job.results.keep_input,
         on_change,
         earlier=earlier,
@@ -265,15 +265,33 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
     )
 
 
+def _check_unchanged(
+    directory: RunDir, fingerprints: dict[str, str], on_change: OnChange, notes: list[str]
+) -> list[str]:
+    """Return what changed of the job, where the options let the run go on all the same.
+
+    Raises:
+        ChangedError: something changed, and they do not.
+    """
+    changed = directory.check_fingerprint(
+        _with_model(directory, fingerprints), "refuse" if on_change == "fresh" else on_change
+    )
+    if changed:
+        notes.append(f"{', '.join(changed)} changed; finished rows are kept as they are")
+    return changed
+
+
 def _finished(
     directory: RunDir, journal: Journal, policy: Policy, part: str, notes: list[str]
-) -> DoneIndex:
+) -> tuple[DoneIndex, LiveTotals]:
     """What earlier starts finished; ``journal`` is told what new outcomes may take the place of."""
     # Rows that another division finished are finished too, whichever part now has them.
     done = load_index(directory.path, None, policy, report=notes.append, seen_by=part)
     if done.codes:
         journal.edited = EditedRows(done.indexes)
-    return done
+    live_totals = LiveTotals(done)
+    journal.on_take_back = live_totals.taken_back
+    return done, live_totals
 
 
 def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
@@ -343,6 +361,7 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
         endpoints=before.endpoints if before else [],
         rows=rows,
         stages=stage_names(prepared.stages) or [STAGE],
+        query_last=bool(prepared.stages) and prepared.stages[-1].spec.kind == "sql",
         answer_columns=_all_columns(prepared),
         keep_input=job.results.keep_input,
         parquet=job.results.parquet,

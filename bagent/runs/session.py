@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,10 +14,17 @@ import msgspec
 
 from bagent.backends.engine_metrics import LoadReader
 from bagent.backends.transport import Transport
-from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED, StoppedEarly
+from bagent.clocks import unix
+from bagent.errors import (
+    EXIT_CANNOT_WRITE,
+    EXIT_INTERRUPTED,
+    EXIT_NEEDS_PERSON,
+    EXIT_STOPPED,
+    StoppedEarly,
+)
 from bagent.fleet.deadline import read_deadline
 from bagent.hpc.asking import job_end
-from bagent.observe import Live, Progress, Snapshot, Tally
+from bagent.observe import Live, Progress, RunTotals, Snapshot, Tally
 from bagent.runs.costs import Purse, stage_price
 from bagent.runs.drive import Drive, Hooks
 from bagent.runs.emit import StdoutWriter
@@ -30,6 +38,8 @@ from bagent.runs.staged import staged_drive
 from bagent.runs.stop import Stop, StopSwitch, stdout_gone, stop_for
 from bagent.runs.watching import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
 from bagent.stages.feeder import Feeder
+from bagent.store.progress_file import RunProgress
+from bagent.store.totals import Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
 
 TICK_SECONDS = 0.25
@@ -72,6 +82,7 @@ class Session:
         self._reader = LoadReader(self._transport)
         self._fleet: Fleets | None = None
         self._feeder: Feeder | None = None
+        self._drive: Drive | None = None
         progress.attach(Live(self._tally, lambda: self._fleet.states if self._fleet else ()))
 
     async def run(self) -> Ended:
@@ -106,9 +117,9 @@ class Session:
         try:
             drive = await self._drive_of(finder)
         except StoppedEarly as error:
-            return Ended(stop_for(error), self._snapshot())
+            return self._ended(stop_for(error))
         if drive is None:
-            return Ended(self._switch.asked.result(), self._snapshot())
+            return self._ended(self._switch.asked.result())
         return await self._go(drive)
 
     async def _drive_of(self, finder: Finder) -> Drive | None:
@@ -151,7 +162,7 @@ class Session:
     async def _go(self, drive: Drive) -> Ended:
         rows = self._prepared.rows
         assert rows is not None
-        self._fleet = drive.fleets
+        self._fleet, self._drive = drive.fleets, drive
         # Where rows are printed, each must be seen to be printed in its place; stages need all.
         whole = self._lines is not None or bool(self._prepared.stages)
         rows.remember(self._store.pieces, None if whole else self._all_finished)
@@ -175,7 +186,17 @@ class Session:
         stop = await self._finish_stdout(stop)
         if stop is not None and self._switch.code is not None:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
-        return Ended(stop, self._snapshot())
+        return self._ended(stop)
+
+    def _ended(self, stop: Stop | None) -> Ended:
+        """The end of the sending, with the totals counted from the journal."""
+        codes = None
+        # In haste, or where the journal cannot be read, what was counted on the way has to do.
+        if stop is None or stop.code not in (EXIT_INTERRUPTED, EXIT_CANNOT_WRITE):
+            codes = self._store.codes()
+        snapshot = self._snapshot(codes, whole=stop is None)
+        self._note_progress(snapshot, last=True)
+        return Ended(stop, snapshot)
 
     async def _last_readings(self, drive: Drive) -> None:
         """Read the cache counters at the end of the rows, where that is done at once."""
@@ -287,12 +308,18 @@ class Session:
             snapshot = self._snapshot()
             if self._fleet is not None:
                 # Rows of stages come from other rows, so there nobody knows how many are left.
-                self._fleet.tick(None if self._prepared.stages else snapshot.remaining)
+                self._fleet.tick(None if self._prepared.stages else snapshot.to_do)
             if self._feeder is not None and self._feeder.ended:
                 self._store.input_ended()
             if self._store.stop_requested():
                 self._switch.ask(Stop(EXIT_STOPPED, f"{self._store.path / 'stop'} is there"))
             self._progress.update(snapshot)
+            self._note_progress(snapshot)
+
+    def _note_progress(self, s: Snapshot, *, last: bool = False) -> None:
+        """Tell readers of the run directory how far this start is."""
+        state = RunProgress(unix(), s.total, s.total_is_exact, s.remaining, s.eta_s)
+        self._store.progress.write(state, last=last)
 
     # --- what comes of the rows -----------------------------------------------------------------
 
@@ -321,6 +348,8 @@ class Session:
         if outcome.endpoint is not None or outcome.copied_from or outcome.status != "ok":
             # What a stage made without asking is no answer.
             self._tally.outcome(outcome)
+        if not self._prepared.stages:
+            self._store.live_totals.outcome(outcome)
         if self._stdout is not None and self._lines is not None:
             for line in self._lines.add(outcome, location, row):
                 self._stdout.put(line)
@@ -328,7 +357,13 @@ class Session:
     def _stdout_closed(self, error: OSError) -> None:
         self._switch.ask(stdout_gone(error))
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, codes: Counter[int] | None = None, *, whole: bool = False) -> Snapshot:
+        """Return the state now.
+
+        Args:
+            codes: the totals by outcome code, once they were counted from the journal.
+            whole: all rows have ended.
+        """
         fleet = self._fleet.stats() if self._fleet else NO_FLEET
         rows = self._prepared.rows
         position, size = rows.progress() if rows is not None else (0, None)
@@ -343,4 +378,13 @@ class Session:
             # Stages read what was finished again, for those behind it: there it tells nothing.
             wanted=feeder.wanted if feeder and not self._prepared.stages else 0,
         )
-        return self._tally.snapshot(fleet, feed)
+        return self._tally.snapshot(fleet, feed, self._run_totals(codes, whole))
+
+    def _run_totals(self, codes: Counter[int] | None, whole: bool) -> RunTotals:
+        live = self._store.live_totals
+        if not self._prepared.stages:
+            totals = Totals.of(live.codes if codes is None else codes)
+            return RunTotals(totals, live.repeats_pending, dict(live.changes))
+        if codes is None:
+            codes = self._drive.codes() if self._drive is not None else Counter()
+        return RunTotals(Totals.of(codes), changes=dict(codes), staged=not whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from bagent.stages.reduce import ReduceStage
 from bagent.stages.reducing import Reducer, ReduceRule
 from bagent.stages.stage import Entrance, Names, Stage, World
 from bagent.store.earlier import EarlierOutcomes
+from bagent.store.totals import Totals
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ async def staged_drive(prepared: Prepared, finder: Finder, hooks: Hooks) -> Driv
     hooks.store.begin(together, list(summary.values()), simulated, prices)
     plans = await _plans(prepared, finder, hooks, sites, models)
     work = _Work(prepared, hooks, sites, models, plans)
-    return Drive(work.fleets, work.watched, work.run, work.advice)
+    return Drive(work.fleets, work.watched, work.run, work.advice, work.codes)
 
 
 def _name(stage: PreparedStage, asking: Asking) -> str:
@@ -200,8 +202,12 @@ class _Work:
         for stage in self._prepared.stages:
             self._hooks.notice(f"stage {stage.name}: {self._counted(stage.name)}")
 
+    def codes(self) -> Counter[int]:
+        """Count the rows of the last stage so far by outcome code."""
+        return self._records.counts.get(self._prepared.stages[-1].name, Counter())
+
     def _counted(self, name: str) -> str:
-        counts = self._records.counts.get(name)
+        counts = Totals.of(self._records.counts.get(name, Counter())).by_status
         if not counts:
             return "no rows"
         return ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -161,7 +162,7 @@ def _header(prepared: Prepared, store: OpenRun) -> str:
     job = prepared.job
     backend = job.backend.url.given if job.backend and job.backend.url else str(job.hostfile)
     backend = mask_text(backend, job.source.secrets)
-    earlier = f", {store.finished} finished earlier" if store.finished else ""
+    earlier = f", {store.finished:,} rows finished earlier" if store.finished else ""
     return f"{job.name}: {backend}, results in {shown(store.path, prepared.options.cwd)}{earlier}"
 
 
@@ -180,7 +181,7 @@ def _finish(
         if options.debug and ended.stop.error is not None:
             raise ended.stop.error
     else:
-        code = _code_of_rows(prepared, store, notice)
+        code = code_of_rows(prepared, snapshot, notice)
     try:
         store.close(code)
     except WriteError as error:
@@ -189,15 +190,16 @@ def _finish(
         _make_tables(store, notice)
         if lines is not None and lines.late:
             lines.print_all()
-    _say(prepared, store, snapshot, code, (reason, action))
+    print_summary(prepared, snapshot, code, reason=reason, action=action)
     return code
 
 
-def _code_of_rows(prepared: Prepared, store: OpenRun, notice: Callable[[str], None]) -> int:
-    total, failed = store.counts()
-    if total == 0:
+def code_of_rows(prepared: Prepared, snapshot: Snapshot, notice: Callable[[str], None]) -> int:
+    """The exit code of a run that came to its end, by the totals of the whole run."""
+    rows = snapshot.totals.rows
+    if rows == 0:
         notice("there were no rows to do")
-    if failed == 0 or prepared.job.results.allow_failures.allows(failed, total):
+    if not snapshot.failed or prepared.job.results.allow_failures.allows(snapshot.failed, rows):
         return EXIT_OK
     return EXIT_ROWS_FAILED
 
@@ -213,37 +215,46 @@ def _make_tables(store: OpenRun, notice: Callable[[str], None]) -> None:
         notice(words)
 
 
-def _say(
+def print_summary(
     prepared: Prepared,
-    store: OpenRun,
     snapshot: Snapshot,
     code: int,
-    why: tuple[str, str],
+    *,
+    reason: str = "",
+    action: str = "",
 ) -> None:
+    """Print the closing lines of a run on standard error; as a JSON event where those are wanted.
+
+    Args:
+        prepared: the job.
+        snapshot: the last state.
+        code: the exit code.
+        reason: why the run stopped early.
+        action: what a person must do first.
+    """
     from bagent.observe import EndInfo, summary_lines
+    from bagent.observe.summary import headline
 
     options = prepared.options
-    run = shown(store.path, options.cwd)
+    run = shown(prepared.run_dir, options.cwd)
     color = sys.stderr.isatty() and "NO_COLOR" not in options.env and code != EXIT_INTERRUPTED
     info = EndInfo(
         exit_code=code,
         run=run,
         results=run,
         command=going_on(sys.argv[1:]),
-        reason=why[0],
-        action=why[1],
+        reason=reason,
+        action=action,
         color=color,
         brief=options.progress == "none",
     )
     lines = summary_lines(snapshot, info)
     if options.progress in ("json", WORKER):
         end = {"event": "summary", "exit_code": code, "run": run, "lines": lines}
-        end |= {"reason": why[0], "action": why[1]}
+        end |= {"ending": headline(snapshot, info), "reason": reason, "action": action}
         lines = [msgspec.json.encode(end).decode()]
-    try:
-        print("\n".join(lines), file=sys.stderr)  # noqa: T201
-    except (OSError, ValueError):
-        return
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write("\n".join(lines) + "\n")
 
 
 def going_on(arguments: Sequence[str]) -> str:

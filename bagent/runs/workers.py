@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +22,6 @@ from bagent.errors import (
     EXIT_INTERRUPTED,
     EXIT_NEEDS_PERSON,
     EXIT_OK,
-    EXIT_ROWS_FAILED,
     EXIT_STOPPED,
     EXIT_USAGE,
     BagentError,
@@ -31,18 +31,19 @@ from bagent.errors import (
     WriteError,
 )
 from bagent.job.spec_limits import LimitsSpec
-from bagent.observe import EndInfo, Progress, Snapshot, summary_lines
+from bagent.observe import Progress, Snapshot
+from bagent.runs.laststage import last_stage
 from bagent.runs.merging import merged
 from bagent.runs.noting import noting
 from bagent.runs.openrun import take_directory
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import Prepared, open_input, prepare, read_shard
-from bagent.runs.start import WORKER, display, going_on, shown
+from bagent.runs.start import WORKER, code_of_rows, display, print_summary, shown
 from bagent.runs.stop import STOP_SIGNALS, stoppable
 from bagent.runs.tables_child import TablesChild
 from bagent.runs.worker import encode_options
-from bagent.store.index import Policy, load_index
 from bagent.store.rundir import RunDir
+from bagent.store.totals import Totals, run_codes
 
 STARTS = 3
 """How often one worker is started: a process that the kernel killed is started again."""
@@ -83,6 +84,7 @@ def run_workers(options: RunOptions, count: int) -> int:
         open_input(prepared).close()
         notes: list[str] = []
         take_directory(prepared, prepared.job.fingerprint_parts(), notes)
+        before = codes_before(prepared)
         parts = part_options(prepared, count)
         progress = display(options)
         for text in (*prepared.warnings, *notes):
@@ -92,10 +94,11 @@ def run_workers(options: RunOptions, count: int) -> int:
         try:
             with noting(prepared, len(parts)) as notes_path:
                 workers = [Worker(replace(own, notes=notes_path)) for own in parts]
-                asyncio.run(Crew(workers, progress).run())
+                asyncio.run(Crew(workers, progress, before).run())
+            state = final_state(prepared, workers, progress, before)
         finally:
             progress.stop()
-        return finish(prepared, workers, progress)
+        return finish(prepared, workers, progress, state)
 
 
 def most_at_once(limits: LimitsSpec, count: int) -> int:
@@ -171,10 +174,19 @@ def refuse_unshared(prepared: Prepared, option: str = "--workers") -> None:
 
 
 class Crew:
-    """Starts the workers, shows their states as one, passes signals on; use it once."""
+    """Starts the workers, shows their states as one, passes signals on; use it once.
 
-    def __init__(self, workers: Sequence[Worker], progress: Progress) -> None:
+    Args:
+        workers: what to start.
+        progress: where the states are shown.
+        before: the outcomes of earlier starts, by code.
+    """
+
+    def __init__(
+        self, workers: Sequence[Worker], progress: Progress, before: Mapping[int, int]
+    ) -> None:
         self._workers = workers
+        self._before = before
         self._progress = progress
         self._stopping = False
 
@@ -238,7 +250,7 @@ class Crew:
     async def _show_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            state = whole_state(self._workers)
+            state = whole_state(self._workers, self._before)
             if state is not None:
                 self._progress.update(state)
 
@@ -252,7 +264,7 @@ def take(worker: Worker, line: bytes, note: Callable[[str], None]) -> None:
         note(line.decode("utf-8", "replace").rstrip())
         return
     if kind == "state":
-        worker.state = msgspec.convert(event["state"], Snapshot)
+        worker.state = msgspec.convert(event["state"], Snapshot, str_keys=True)
     elif kind == "note":
         note(event["text"])
     elif kind == "error":
@@ -261,10 +273,23 @@ def take(worker: Worker, line: bytes, note: Callable[[str], None]) -> None:
         worker.reason, worker.action = event["reason"], event["action"]
 
 
-def whole_state(workers: Sequence[Worker]) -> Snapshot | None:
-    """The states that were told so far as one; None before the first."""
+def codes_before(prepared: Prepared) -> Counter[int]:
+    """Count the outcomes that earlier starts left, by code; none for a job of several stages,
+    whose workers count them as they meet them."""
+    if prepared.stages:
+        return Counter()
+    return run_codes(prepared.run_dir, None, None)
+
+
+def whole_state(workers: Sequence[Worker], before: Mapping[int, int]) -> Snapshot | None:
+    """Return the states that were reported so far as one; None before the first.
+
+    Args:
+        workers: the processes.
+        before: the outcomes of earlier starts, by code.
+    """
     states = [worker.state for worker in workers if worker.state is not None]
-    return merged(states) if states else None
+    return merged(states, before) if states else None
 
 
 def worst(workers: Sequence[Worker]) -> Worker | None:
@@ -276,69 +301,76 @@ def worst(workers: Sequence[Worker]) -> Worker | None:
     return None
 
 
-def finish(prepared: Prepared, workers: Sequence[Worker], progress: Progress) -> int:
+def final_state(
+    prepared: Prepared, workers: Sequence[Worker], progress: Progress, before: Mapping[int, int]
+) -> Snapshot | None:
+    """Show and return the last state, with totals counted from the journal; None: there is none.
+
+    Args:
+        prepared: the job.
+        workers: its processes, which have ended.
+        progress: shows the state.
+        before: the outcomes of earlier starts, by code.
+    """
+    state = whole_state(workers, before)
+    if state is None:
+        return None
+    if worst(workers) is None:
+        _take_back_replaced(prepared, workers, state, progress)
+        state = msgspec.structs.replace(state, remaining=0, total_is_exact=True)
+    codes = run_codes(prepared.run_dir, None, last_stage(prepared.stages))
+    state = state.with_totals(Totals.of(codes))
+    progress.update(state)
+    return state
+
+
+def finish(
+    prepared: Prepared,
+    workers: Sequence[Worker],
+    progress: Progress,
+    state: Snapshot | None,
+) -> int:
     """The tables where the run is whole, the closing words; returns the exit code.
+
+    Args:
+        prepared: the job.
+        workers: its processes, which have ended.
+        progress: takes messages.
+        state: as :func:`final_state` returns it.
 
     Raises:
         BagentError: how a worker ended, where it was for what the user wrote or before any of
             them had a state to show.
     """
-    options = prepared.options
     bad = worst(workers)
     if bad is not None:
         code = bad.code or EXIT_NEEDS_PERSON
         if code == EXIT_USAGE:
             raise UsageError(bad.reason)
     else:
-        _take_back_replaced(prepared, workers, progress)
-        code = _code_of_rows(prepared, progress)
+        code = EXIT_OK if state is None else code_of_rows(prepared, state, progress.note)
         _make_tables(prepared, progress)
-    state = whole_state(workers)
     if state is None and bad is not None and code in _ERRORS:
         raise _ERRORS[code](bad.reason, hint=bad.action)
     if state is None:
         return code
-    run = shown(prepared.run_dir, options.cwd)
-    info = EndInfo(
-        exit_code=code,
-        run=run,
-        results=run,
-        command=going_on(sys.argv[1:]),
-        reason=bad.reason if bad else "",
-        action=bad.action if bad else "",
-        color=sys.stderr.isatty() and "NO_COLOR" not in options.env,
-        brief=options.progress == "none",
-    )
-    lines = summary_lines(state, info)
-    if options.progress == "json":
-        end = {"event": "summary", "exit_code": code, "run": run, "lines": lines}
-        lines = [msgspec.json.encode(end).decode()]
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write("\n".join(lines) + "\n")
+    reason, action = (bad.reason, bad.action) if bad else ("", "")
+    print_summary(prepared, state, code, reason=reason, action=action)
     return code
 
 
-def _take_back_replaced(prepared: Prepared, workers: Sequence[Worker], progress: Progress) -> None:
+def _take_back_replaced(
+    prepared: Prepared, workers: Sequence[Worker], state: Snapshot, progress: Progress
+) -> None:
     """Of the rows that were sent after an earlier start, some may be edited ones of that."""
-    state = whole_state(workers)
     info = RunDir(prepared.run_dir).load()
-    if prepared.stages or state is None or not state.done or info is None:
+    if prepared.stages or not state.this_start.done or info is None:
         return
     if len(info.starts) <= len(workers):
         return
     from bagent.runs.across_parts import take_back_replaced
 
     take_back_replaced(prepared.run_dir, progress.note)
-
-
-def _code_of_rows(prepared: Prepared, progress: Progress) -> int:
-    statuses = load_index(prepared.run_dir, None, Policy(), report=progress.note).statuses
-    total = sum(statuses.values())
-    failed = total - statuses.get("ok", 0)
-    if total == 0:
-        progress.note("there were no rows to do")
-    allowed = prepared.job.results.allow_failures.allows(failed, total)
-    return EXIT_OK if failed == 0 or allowed else EXIT_ROWS_FAILED
 
 
 def _make_tables(prepared: Prepared, progress: Progress) -> None:

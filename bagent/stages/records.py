@@ -8,7 +8,7 @@ from typing import Protocol
 
 from bagent.stages.engine import OutcomeLog
 from bagent.stages.items import Item
-from bagent.store.codec import unit_of
+from bagent.store.codec import code_of, unit_of
 from bagent.store.segments import PART_SHIFT
 from bagent.types import Outcome, Row
 
@@ -52,14 +52,14 @@ class Records:
         emit: gets each outcome that this start writes.
         whole: whether this start has all rows; else other parts have results of their own.
 
-    ``counts`` has, by stage, how many outcomes of each status there are, earlier ones too.
+    ``counts`` has, by stage, how many outcomes of each code there are, earlier ones too.
     """
 
     def __init__(
         self, journal: Journal, earlier: Earlier | None, emit: Emit, *, whole: bool = True
     ) -> None:
         self.journal = journal
-        self.counts: dict[str, Counter[str]] = {}
+        self.counts: dict[str, Counter[int]] = {}
         self._earlier = earlier
         self._whole = whole
         self._taken_back: set[int] = set()
@@ -154,7 +154,9 @@ class Records:
         self._emit(outcome, place, row)
 
     def _count(self, outcome: Outcome) -> None:
-        self.counts.setdefault(outcome.stage, Counter())[outcome.status] += 1
+        self.counts.setdefault(outcome.stage, Counter())[
+            code_of(outcome.status, outcome.error_kind)
+        ] += 1
 
 
 def _after(place: int | None, found: int) -> bool:

@@ -183,8 +183,9 @@ class HashMap:
 class DoneIndex:
     """The finished units of a journal, and the counts of all current outcomes.
 
-    ``codes`` counts the current outcomes by :func:`bagent.store.codec.code_of`; ``taken_up`` are
-    the units that have one but are not finished, in no order.
+    ``codes`` counts the current outcomes by :func:`bagent.store.codec.code_of`. ``failed_units``
+    are the units whose current outcome is not ok, in no order, with their codes in
+    ``failed_codes``; ``taken_up`` are those of them that are not finished.
     """
 
     def __init__(
@@ -193,11 +194,15 @@ class DoneIndex:
         done: UnitSet,
         codes: Counter[int],
         near: Near,
-        taken_up: array[int],
+        failed_units: array[int],
+        failed_codes: bytearray,
+        finished: frozenset[int],
     ) -> None:
         self.indexes = indexes
         self.codes = codes
-        self.taken_up = taken_up
+        self.failed_units = failed_units
+        self.failed_codes = failed_codes
+        self._finished = finished
         self._done = done
         self._near = near
         self.has = done.has
@@ -220,6 +225,12 @@ class DoneIndex:
         """How many current outcomes have each error kind."""
         kinds = ((kind_of(code), n) for code, n in self.codes.items())
         return _summed((kind, n) for kind, n in kinds if kind is not None)
+
+    @property
+    def taken_up(self) -> array[int]:
+        """The units that failed and are not finished, in no order."""
+        failed = zip(self.failed_units, self.failed_codes, strict=True)
+        return array("Q", (unit for unit, code in failed if code not in self._finished))
 
 
 def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -296,13 +307,15 @@ def done_index(indexes: list[SegmentIndex], policy: Policy) -> DoneIndex:
     outcomes = Outcomes(indexes, done.bits)
     counts: Counter[int] = Counter()
     finished = policy.finished_codes()
-    taken_up = array("Q")
+    failed_units, failed_codes = array("Q"), bytearray()
     for at, (ok, bad) in enumerate(outcomes.ranges()):
         _count(counts, ok, bad)
         ok.extend(unit for unit, code in bad.items() if code in finished)
-        taken_up.extend(unit for unit, code in bad.items() if code not in finished)
+        failed_units.extend(bad)
+        failed_codes.extend(bad.values())
         done.fill(at, ok)
-    return DoneIndex(indexes, done, counts, Near(indexes, outcomes.void, done.has), taken_up)
+    near = Near(indexes, outcomes.void, done.has)
+    return DoneIndex(indexes, done, counts, near, failed_units, failed_codes, finished)
 
 
 def count_outcomes(indexes: list[SegmentIndex]) -> Counter[int]:

@@ -68,6 +68,8 @@ class Journal:
         self._held_bytes = 0
         self.edited: EditedRows | None = None
         """Finds what a new outcome replaces; None where no earlier start wrote anything."""
+        self.on_take_back: Callable[[int], None] = lambda _: None
+        """Called with each unit that :meth:`take_back` writes."""
 
     @classmethod
     def open(
@@ -135,6 +137,7 @@ class Journal:
         void: Any = VOID
         # A segment's place among those of other parts follows from the times in it.
         self._write(Outcome(key, row, None, "", 0, stage, void, answer, finished_at=unix()))
+        self.on_take_back(unit)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

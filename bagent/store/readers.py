@@ -24,7 +24,9 @@ from bagent.store.columns import RESULTS
 from bagent.store.current import CurrentLines, Place, Selection
 from bagent.store.feed import InputRows, ReadInput
 from bagent.store.index import DoneIndex, HashMap, Policy, done_index
+from bagent.store.rundir import RunInfo
 from bagent.store.segments import Report, locate
+from bagent.store.totals import Totals, last_stage_of
 from bagent.types import Json, Outcome
 
 RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input")
@@ -189,13 +191,15 @@ class AnswerStore:
 class RunSummary:
     """The counts of a run.
 
-    ``statuses`` and ``kinds`` count current outcomes; ``stages`` has (ok, not ok) of each stage,
+    ``totals`` are those of the run, as :mod:`bagent.store.totals` defines them. ``statuses`` and
+    ``kinds`` count the current outcomes of all stages; ``stages`` has (ok, not ok) of each stage,
     empty where there is only one.
     Tokens and cost are sums over all lines, also of outcomes that later ones replaced; they are
     None where no line has any. ``without_tokens`` lines have no token counts.
     ``rows_per_second`` is the speed over the last lines, None where it cannot be told.
     """
 
+    totals: Totals = field(default_factory=Totals)
     statuses: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
     prompt_tokens: int | None = None
@@ -215,8 +219,16 @@ class RunSummary:
         return sum(self.statuses.values())
 
 
-def summary(run_dir: Path, report: Report) -> RunSummary:
-    """Count a run from its journal, in bounded memory."""
+def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSummary:
+    """Count a run from its journal, in bounded memory.
+
+    Args:
+        run_dir: the run directory.
+        report: told about broken lines.
+        info: what its ``run.json`` says; None where it cannot be read.
+    """
+    last = last_stage_of(info)
+    staged = None if last is None else Totals.of(last.codes(run_dir, None))
     with CurrentLines(run_dir, report) as lines:
         done = done_index(lines.indexes, Policy())
         totals = [index.totals for index in lines.indexes]
@@ -226,6 +238,7 @@ def summary(run_dir: Path, report: Report) -> RunSummary:
         firsts = [t.first for t in totals if t.first is not None]
         lasts = [t.last for t in totals if t.last is not None]
         return RunSummary(
+            totals=staged or Totals.of(done.codes),
             statuses=done.statuses,
             kinds=done.kinds,
             prompt_tokens=sum(t.prompt for t in totals) if known else None,

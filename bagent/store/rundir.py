@@ -27,7 +27,7 @@ _OWN_NAMES = frozenset(
     | {"run.log", "input.jsonl", "stop", "tables.json", "report.html", "batches"}
     | {f"{table}.parquet" for table in _TABLES}
 )
-_OWN_PATTERNS = ("run-*-of-*.json", "owner*.json*", ".tables-*", "run.duckdb.*")
+_OWN_PATTERNS = ("run-*-of-*.json", "owner*.json*", "progress*.json", ".tables-*", "run.duckdb.*")
 
 
 class Start(msgspec.Struct, omit_defaults=True):
@@ -49,7 +49,8 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     between two starts (``prompt``, ``schema``, ``model`` ...), each as a hash. ``rows`` is the
     JSON of the rows configuration, to read the input again. ``answer_columns`` are the typed
     columns of ``answers``: pairs of property name (None: the whole answer) and DuckDB type.
-    ``prices`` are those of each stage, as they were known at its last start.
+    ``prices`` are those of each stage, as they were known at its last start. ``stages`` are those
+    of the results, in order; ``query_last``: the last one is a query, which may select no rows.
     """
 
     name: str
@@ -60,6 +61,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     rows: Json = None
     prices: list[Json] = msgspec.field(default_factory=list)
     stages: list[str] = msgspec.field(default_factory=list)
+    query_last: bool = False
     answer_columns: list[tuple[str | None, str]] = msgspec.field(default_factory=list)
     keep_input: bool = True
     parquet: bool = True
@@ -80,6 +82,16 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
         codes = {s.part: s.exit_code for s in self.starts if part_order(s.part)[0] == count}
         ended = [code for code in codes.values() if code is not None]
         return max(ended) if len(ended) == max(count, 1) else None
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts that it was last started in."""
+        if not self.starts:
+            return []
+        count = part_order(self.starts[-1].part)[0]
+        if count < 2:
+            return [self.starts[-1].part]
+        return [f"{number}-of-{count}" for number in range(1, count + 1)]
 
     @property
     def ended_at(self) -> float | None:

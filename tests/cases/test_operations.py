@@ -162,7 +162,7 @@ def test_silence_ends_with_the_next_command_and_with_why_a_run_did_not_end_well(
     done = run_bagent(silent, job_dir)
     assert (done.code, done.out) == (1, "")
     first, *_, last = done.err.splitlines()
-    assert first == "bagent      finished, but rows failed"
+    assert first == "rows        5 rows: 4 ok, 1 failed"
     assert last.startswith("next        bagent query runs/job")
     assert "by kind: rejected 1" in done.err
     fs.set_script({"*": [echo()]})

@@ -23,7 +23,7 @@ def test_counts_tokens_and_speed_come_from_the_journal(bagent, job_dir: Path):
     outcomes = [stored(0, **bad), stored(1), stored(0), stored(2, **bad), late]
     make_run(job_dir / "runs" / "review", outcomes)
     shown = described(bagent, "review")
-    assert (shown["ok"], shown["not_ok"]) == (2, 2)
+    assert (shown["ok"], shown["failed"]) == (2, 2)
     assert shown["by_status"] == {"ok": 2, "failed": 1, "invalid": 1}
     assert shown["by_kind"] == {"timeout": 1, "schema": 1}
     assert (shown["prompt_tokens"], shown["completion_tokens"]) == (50, 10)
@@ -36,15 +36,15 @@ def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_on
 ):
     bad = {"status": "failed", "error_kind": "timeout"}
     work = [stored(0, stage="work", **bad), stored(1, stage="work", **bad), stored(1, stage="work")]
-    make_run(job_dir / "runs" / "staged", [stored(0, stage="vote"), *work])
+    make_run(job_dir / "runs" / "staged", [stored(0, stage="vote"), *work], stages=["vote", "work"])
     make_run(job_dir / "runs" / "single", [stored(0)])
     shown = described(bagent, "staged")
-    assert shown["by_stage"] == {"vote": {"ok": 1, "not_ok": 0}, "work": {"ok": 1, "not_ok": 1}}
+    assert shown["by_stage"] == {"vote": {"ok": 1, "failed": 0}, "work": {"ok": 1, "failed": 1}}
     assert described(bagent, "single")["by_stage"] == {}
     line = bagent(["status", "staged", "--follow"]).out
-    assert "2 ok, 1 not ok (timeout 1) [vote 1, work 1 and 1 not]" in line
+    assert "2 rows: 1 ok, 1 failed (timeout 1), [vote 1 ok, work 1 ok, 1 failed]" in line
     table = bagent(["status", "staged"]).out
-    assert 'stage work         {"ok":1,"not_ok":1}' in table
+    assert 'stage work         {"ok":1,"failed":1}' in table
 
 
 def test_the_state_tells_running_from_ended_stopped_and_interrupted(bagent, job_dir: Path):
@@ -92,13 +92,15 @@ def test_a_run_that_goes_on_is_followed_to_its_end_by_its_directory_alone(job_di
     path = job_dir / "runs" / "going"
     owner = Owner.acquire(path, "all")
     with Running(["status", "going", "--follow", "--interval", "0.1"], job_dir) as following:
-        following.wait_for_out("running: 1 ok")
+        following.wait_for_out("running: at least 1 row: 1 ok")
         make_run(path, [stored(1), stored(2, status="failed", error_kind="timeout")])
-        following.wait_for_out("running: 2 ok, 1 not ok (timeout 1)")
+        following.wait_for_out("running: at least 3 rows: 2 ok, 1 failed (timeout 1)")
         owner.release()
         done = following.finish()
     assert done.code == 0
-    assert "going ended, exit code 0: 2 ok, 1 not ok (timeout 1)" in done.out.splitlines()[-1]
+    assert (
+        "going ended, exit code 0: 3 rows: 2 ok, 1 failed (timeout 1)" in done.out.splitlines()[-1]
+    )
 
 
 def test_following_a_run_that_has_ended_says_so_once(bagent, job_dir: Path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from bagent.observe.snapshot import Snapshot
+from bagent.observe.snapshot import RunTotals, Snapshot
 from bagent.observe.tally import Tally
+from bagent.store.totals import Totals
 from bagent.types import Attempt, FeedStats, FleetStats, Outcome
 
 
@@ -72,8 +74,17 @@ class Maker:
         tally: Tally,
         fleet: FleetStats = IDLE_FLEET,
         feed: FeedStats = WHOLE_FEED,
+        earlier: dict[str, int] | None = None,
     ) -> Snapshot:
-        return tally.snapshot(fleet, feed)
+        """``earlier`` are the results of earlier starts: ok, or failed with that kind."""
+        now = tally.snapshot(fleet, feed)
+        if earlier is None:
+            return now
+        ok = now.ok + earlier.pop("ok", 0)
+        kinds = Counter(now.by_kind) + Counter(earlier)
+        statuses = Counter(now.by_status) + Counter({"failed": sum(earlier.values())})
+        totals = Totals(ok, now.accepted, kinds.total(), {**statuses, "ok": ok}, dict(kinds))
+        return tally.snapshot(fleet, feed, RunTotals(totals))
 
 
 @pytest.fixture
@@ -93,13 +104,15 @@ def tally(clock: Clock) -> Tally:
 
 @pytest.fixture
 def busy(clock: Clock, make: Maker, tally: Tally) -> Callable[..., Snapshot]:
-    """Snapshots of a run in its middle: 1,200 ok, 9 failed, 300 finished earlier."""
+    """Snapshots of a run in its middle: 1,200 ok and 9 failed in this start, 300 ok earlier."""
 
     def at(**fleet: object) -> Snapshot:
         parts = {"in_flight": 64, "ready": 100, "retrying": 2, "endpoints_up": 3, "endpoints": 4}
-        return tally.snapshot(
+        return make.snapshot(
+            tally,
             make.fleet(**{**parts, **fleet}),
             make.feed(read=1675, skipped=300, position=4000, size=16000, ended=False),
+            {"ok": 300},
         )
 
     for row in range(1200):

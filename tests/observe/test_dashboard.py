@@ -61,7 +61,7 @@ def test_every_part_fits_the_screen(clock, make, tally, busy, width, height):
     shown = "\n".join(lines)
     assert "a run" in shown
     assert "down" in shown  # what needs attention comes first
-    assert "1,200 ok" in shown
+    assert "1,500 ok" in shown
 
 
 def test_endpoints_show_load_cache_and_errors(clock, make, tally, busy):

@@ -30,8 +30,8 @@ def test_a_plain_line_says_everything_once(busy: Busy, clock: Any) -> None:
     progress.update(busy(throttled_s=3.0, throttle_answers=42))
     assert stream.getvalue() == (
         "gene-review: 4 endpoints\n"
-        "[14s] 1,509 of ~6,700 rows (22 %), 1,200 ok, 9 failed (timeout 5, rejected 3, schema 1), "
-        "300 finished earlier; 64/64 in flight, 100 waiting, 2 retrying, "
+        "[14s] 1,509 of ~6,700 rows (22 %), 1,500 ok, 9 failed (timeout 5, rejected 3, schema 1), "
+        "this start: 1,209 sent; 64/64 in flight, 100 waiting, 2 retrying, "
         "throttled for 3.0s (42 answers), 3 of 4 endpoints up; "
         "86.4 rows/s, 1,714 tok/s, $0.1200, ETA 1m00s; throttling begins\n"
     )
@@ -166,7 +166,8 @@ def test_json_mode_writes_one_object_a_line(busy: Busy, clock: Any) -> None:
     assert [event["event"] for event in events] == ["start", "progress", "note", "end"]
     assert events[0]["header"] == "gene-review"
     assert events[2]["text"] == "low on quota"
-    assert (events[1]["ok"], events[1]["failed"]) == (1200, 9)
+    assert (events[1]["ok"], events[1]["failed"], events[1]["total"]) == (1500, 9, 6723)
+    assert events[1]["this_start"]["ok"] == 1200
     assert events[1]["fleet"]["retrying"] == 7
     assert events[3]["fleet"]["retrying"] == 0
     assert events[1]["tokens"]["reasoning"] == {"total": None, "unknown": 1200}
@@ -225,7 +226,7 @@ def test_the_live_display_needs_a_terminal(
     progress.update(busy())
     progress.stop()
     assert ("\x1b" in stream.getvalue()) == live
-    assert "1,200 ok" in stream.getvalue()
+    assert "1,500 ok" in stream.getvalue()
 
 
 def test_an_unknown_mode_is_an_error_that_names_the_known_ones() -> None:

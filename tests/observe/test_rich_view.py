@@ -36,7 +36,7 @@ def test_the_figures_are_shown_at_80_columns(busy: Busy, clock: Any) -> None:
     lines = draw(busy(throttled_s=3.0, throttle_answers=42), 80)
     assert [line.strip("━╸ ") for line in lines] == [
         "1,509 of ~6,700 rows (22 %)  ETA 1m00s",
-        "1,200 ok  9 failed (timeout 5, rejected 3, schema 1)  300 finished earlier",
+        "1,500 ok  9 failed (timeout 5, rejected 3, schema 1)  this start: 1,209 sent",
         "64/64 in flight  100 waiting  2 retrying  throttled for 3.0s (42 answers)",
         "3 of 4 endpoints up",
         "86.4 rows/s  1,714 tok/s  $0.1200  14s",
@@ -110,7 +110,7 @@ def test_a_note_stands_above_the_display_and_is_kept(busy: Busy) -> None:
     stream.seek(before)
     text = CODES.sub("", stream.read())
     assert text.count("bagent: endpoint [red]a[/] is down [/nothing]\n") == 1
-    assert text.index("bagent: endpoint") < text.index("1,200 ok")
+    assert text.index("bagent: endpoint") < text.index("1,500 ok")
     display.stop()
 
 
@@ -123,7 +123,7 @@ def test_the_cursor_is_shown_again_at_the_end(busy: Busy) -> None:
     display.stop()
     text = stream.getvalue()
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
-    assert text.rindex("\x1b[?25h") > text.rindex("1,200 ok")
+    assert text.rindex("\x1b[?25h") > text.rindex("1,500 ok")
 
 
 def test_no_color_is_respected(busy: Busy) -> None:

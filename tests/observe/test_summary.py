@@ -36,8 +36,8 @@ def test_a_whole_run_is_summed_up(tally: Tally, make: Any, clock: Any) -> None:
         tally.attempt(make.attempt(f"g{row}"))
     clock.now += 8
     assert summary_lines(make.snapshot(tally), info(0)) == [
-        "bagent      finished",
-        "rows        4 ok, 0 not ok",
+        "rows        4 rows: 4 ok, 0 failed",
+        "ended       finished",
         "time        8.0s, 0.50 rows/s",
         "latency     p50 120ms, p99 120ms; first token p50 40ms, p99 40ms (1 answer)",
         "tokens      2,000 prompt (1,200 cached, 1 unknown), 400 completion, "
@@ -64,15 +64,15 @@ def test_three_kinds_of_failure_are_three_groups(tally: Tally, make: Any, clock:
         tally.attempt(make.attempt(f"g{row}", try_=2, error_kind=kind))
     tally.attempt(make.attempt("g9", status_code=429, error_kind="rate_limited"))
     clock.now += 10
-    feed = make.feed(read=19, skipped=12)
-    assert summary_lines(make.snapshot(tally, feed=feed), info(1)) == [
-        "bagent      finished, but rows failed",
-        "rows        1 ok, 6 not ok, 12 finished earlier",
-        "failed      by status: failed 6; by kind: timeout 3, rejected 2, bad_response 1",
-        "time        10s, 0.70 rows/s",
-        "tokens      unknown prompt, unknown completion; 1 answer without full counts",
+    resumed = make.snapshot(tally, make.fleet(), make.feed(read=19), {"ok": 10, "schema": 2})
+    assert summary_lines(resumed, info(1)) == [
+        "rows        19 rows: 11 ok, 8 failed; this start: 7 sent",
+        "failed      by status: failed 8; by kind: timeout 3, rejected 2, schema 2, bad_response 1",
+        "ended       finished, but rows failed",
+        "time        10s, 0.70 rows/s (this start)",
+        "tokens      unknown prompt, unknown completion; 1 answer without full counts (this start)",
         "requests    7 sent, 6 retries, 1 throttled answer, "
-        "failed tries: timeout 3, rejected 2, bad_response 1, rate_limited 1",
+        "failed tries: timeout 3, rejected 2, bad_response 1, rate_limited 1 (this start)",
         "errors      3 x timeout, at 3 endpoints",
         "                row r1 (genes.jsonl:2) at http://127.0.0.1:8001: "
         "127.0.0.1:8001 timed out after 1.01 s",
@@ -135,7 +135,7 @@ def test_the_last_line_is_the_command_that_comes_next(
     start = lines.index("results     runs/genes") + 1
     assert lines[start:] == tail
     if end.reason:
-        assert lines[0].endswith(f": {end.reason}")
+        assert lines[1].endswith(f": {end.reason}")
 
 
 def test_failures_that_may_pass_are_best_sent_again(tally: Tally, make: Any) -> None:
@@ -156,21 +156,22 @@ def test_a_run_name_with_blanks_can_be_pasted(tally: Tally, make: Any) -> None:
 def test_allowed_failures_are_not_called_success_of_all(tally: Tally, make: Any) -> None:
     tally.outcome(make.outcome(0, "failed", error_kind="auth", error="HTTP 401: no"))
     lines = summary_lines(make.snapshot(tally), info(0))
-    assert lines[0] == "bagent      finished, with no more failed rows than allowed"
+    assert "ended       finished, with no more failed rows than allowed" in lines
 
 
 @pytest.mark.parametrize(
-    ("feed", "warning"),
+    ("feed", "earlier", "warning"),
     [
-        ({}, "warning     the input has no rows"),
-        ({"read": 9}, "warning     none of the input's rows was selected"),
-        ({"read": 9, "skipped": 9}, None),
+        ({}, 0, "warning     the input has no rows"),
+        ({"read": 9}, 0, "warning     none of the input's rows was selected"),
+        ({"read": 9, "skipped": 9}, 9, None),
     ],
 )
 def test_zero_rows_end_with_a_warning(
-    tally: Tally, make: Any, feed: dict[str, int], warning: str | None
+    tally: Tally, make: Any, feed: dict[str, int], earlier: int, warning: str | None
 ) -> None:
-    lines = summary_lines(make.snapshot(tally, feed=make.feed(**feed)), info(0))
+    state = make.snapshot(tally, feed=make.feed(**feed), earlier={"ok": earlier})
+    lines = summary_lines(state, info(0))
     assert [line for line in lines if line.startswith("warning")] == ([warning] if warning else [])
 
 
@@ -236,9 +237,12 @@ def test_more_kinds_than_can_be_kept_are_still_counted(tally: Tally, make: Any) 
 def test_what_is_left_is_said_when_a_run_stops_early(tally: Tally, make: Any) -> None:
     tally.outcome(make.outcome(0))
     left = {"fleet": make.fleet(in_flight=4)}
-    assert "rows        1 ok, 0 not ok, 4 left" in text(tally, make, info(75), **left)
+    assert "rows        5 rows: 1 ok, 0 failed, 4 remaining" in text(tally, make, info(75), **left)
     half = make.feed(read=5, position=50, size=100, ended=False)
-    assert "about 9 left" in text(tally, make, info(75), feed=half, **left)
+    said = text(tally, make, info(75), feed=half, **left)
+    assert "rows        about 10 rows: 1 ok, 0 failed, about 9 remaining" in said
+    unknown = make.feed(size=None, ended=False)
+    assert "at least 1 row: 1 ok, 0 failed\n" in text(tally, make, info(75), feed=unknown, **left)
 
 
 def test_colour_codes_are_only_in_lines_for_a_terminal(tally: Tally, make: Any) -> None:
@@ -251,7 +255,7 @@ def test_colour_codes_are_only_in_lines_for_a_terminal(tally: Tally, make: Any) 
 def test_a_servers_words_in_the_reason_cannot_steer_the_terminal(tally: Tally, make: Any) -> None:
     end = info(76, reason="HTTP 401: \x1b[2J\nno key", action="set\nthe key \x07")
     lines = summary_lines(make.snapshot(tally), end)
-    assert lines[0].endswith("must act first: HTTP 401: \\x1b[2J no key")
+    assert lines[1].endswith("must act first: HTTP 401: \\x1b[2J no key")
     assert "first       set the key \\x07" in lines
 
 

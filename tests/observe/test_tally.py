@@ -5,13 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from bagent.observe.estimates import estimate_to_do
 from bagent.observe.snapshot import Snapshot, StageCount, TokenCount
-from bagent.observe.tally import Tally, remaining_rows
+from bagent.observe.tally import Tally
 
 
 def test_a_fresh_tally_knows_nothing_and_says_so(tally: Tally, make: Any) -> None:
     s = make.snapshot(tally)
-    assert (s.done, s.ok, s.failed, s.copied, s.elapsed_s) == (0, 0, 0, 0, 0.0)
+    assert (s.total, s.ok, s.failed, s.this_start.copied, s.elapsed_s) == (0, 0, 0, 0, 0.0)
     assert s.tokens.prompt == TokenCount(total=None, unknown=0)
     assert s.cost_usd is None
     assert s.first_try_share is None
@@ -24,25 +25,22 @@ def test_rows_are_counted_by_status_and_kind(tally: Tally, make: Any) -> None:
     tally.outcome(make.outcome(1, "failed", error_kind="timeout"))
     tally.outcome(make.outcome(2, "failed", error_kind="auth"))
     tally.outcome(make.outcome(3, "invalid", error_kind="schema"))
-    tally.outcome(make.outcome(4, "truncated"))
+    tally.outcome(make.outcome(4, "truncated", error_kind="truncated"))
+    tally.outcome(make.outcome(5, "truncated"))
     s = make.snapshot(tally)
-    assert (s.done, s.ok, s.failed) == (5, 1, 4)
-    assert s.by_status == {"ok": 1, "failed": 2, "invalid": 1, "truncated": 1}
+    assert (s.this_start.done, s.ok, s.accepted, s.failed) == (6, 1, 1, 4)
+    assert s.by_status == {"ok": 1, "failed": 2, "invalid": 1, "truncated": 2}
     assert s.by_kind == {"timeout": 1, "auth": 1, "schema": 1, "truncated": 1}
     assert sum(group.count for group in s.errors) == 4
 
 
-def test_rows_are_counted_by_stage_and_the_total_is_no_longer_exact(
-    tally: Tally, make: Any
-) -> None:
+def test_rows_are_counted_by_stage(tally: Tally, make: Any) -> None:
     for row in range(300):
         tally.outcome(make.outcome(row, stage="plan"))
-    assert make.snapshot(tally).total_is_exact
     tally.outcome(make.outcome(0, stage="work"))
     tally.outcome(make.outcome(1, "failed", stage="work", error_kind="timeout"))
     s = make.snapshot(tally)
     assert s.by_stage == {"plan": StageCount(300, 0), "work": StageCount(1, 1)}
-    assert not s.total_is_exact
 
 
 def test_unknown_token_counts_are_told_not_taken_as_zero(tally: Tally, make: Any) -> None:
@@ -78,7 +76,7 @@ def test_a_copied_answer_costs_nothing_again(tally: Tally, make: Any) -> None:
     tally.outcome(make.outcome(0, **paid))
     tally.outcome(make.outcome(1, copied_from="0" * 16, **paid))
     s = make.snapshot(tally)
-    assert (s.done, s.ok, s.copied) == (2, 2, 1)
+    assert (s.this_start.done, s.ok, s.this_start.sent, s.this_start.copied) == (2, 2, 1, 1)
     assert (s.tokens.prompt.total, s.cost_usd, s.latency.count) == (10, 0.25, 1)
 
 
@@ -170,7 +168,7 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: Tally, make: Any, clock:
         tally.outcome(make.outcome(row))
     feed = make.feed(read=120, position=1200, size=4000, ended=False)
     s = make.snapshot(tally, make.fleet(in_flight=10, ready=8, retrying=2), feed)
-    assert s.remaining == 20 + 280
+    assert s.to_do == 20 + 280
     assert s.total == 400
     assert s.fraction == pytest.approx(0.25)
     assert s.eta_s == pytest.approx(30)
@@ -184,7 +182,7 @@ def test_rows_finished_earlier_count_as_progress_but_not_as_speed(
         clock.now += 0.1
         tally.outcome(make.outcome(row))
     feed = make.feed(read=600, skipped=500, position=600, size=1000, ended=False)
-    s = make.snapshot(tally, feed=feed)
+    s = make.snapshot(tally, feed=feed, earlier={"ok": 480, "schema": 20})
     assert (s.skipped, s.remaining, s.total) == (500, 400, 1000)
     assert s.fraction == pytest.approx(0.6)
     assert s.eta_s == pytest.approx(40)
@@ -192,18 +190,18 @@ def test_rows_finished_earlier_count_as_progress_but_not_as_speed(
 
 def test_a_filter_of_the_input_scales_what_is_left(make: Any) -> None:
     feed = make.feed(read=1000, position=50, size=100, ended=False)
-    assert remaining_rows(90, make.fleet(in_flight=10), feed) == 10 + 100
+    assert estimate_to_do(90, make.fleet(in_flight=10), feed) == 10 + 100
 
 
 def test_rows_that_were_read_and_not_begun_are_left_to_do(make: Any) -> None:
     """A small file is read as a whole before its first row is answered."""
     begun = make.fleet(in_flight=16, ready=16)
     feed = make.feed(read=800, wanted=800, position=100, size=100, ended=False)
-    assert remaining_rows(50, begun, feed) == 750
+    assert estimate_to_do(50, begun, feed) == 750
     half = make.feed(read=800, wanted=1600, position=50, size=100, ended=False)
-    assert remaining_rows(50, begun, half) == 1550 + 1600
+    assert estimate_to_do(50, begun, half) == 1550 + 1600
     last = make.feed(read=800, skipped=100, wanted=700, position=100, size=100, ended=True)
-    assert remaining_rows(690, make.fleet(in_flight=4), last) == 10
+    assert estimate_to_do(690, make.fleet(in_flight=4), last) == 10
 
 
 @pytest.mark.parametrize(
@@ -220,7 +218,7 @@ def test_rows_that_were_read_and_not_begun_are_left_to_do(make: Any) -> None:
 def test_what_is_left_is_unknown_only_where_the_size_is(
     make: Any, feed: dict[str, Any], remaining: int | None
 ) -> None:
-    assert remaining_rows(0, make.fleet(in_flight=1, ready=1, retrying=1), make.feed(**feed)) == (
+    assert estimate_to_do(0, make.fleet(in_flight=1, ready=1, retrying=1), make.feed(**feed)) == (
         remaining
     )
 
@@ -263,5 +261,5 @@ def test_finished_rows_are_not_held_in_memory(tally: Tally, make: Any) -> None:
     for row in range(10_000):
         tally.outcome(make.outcome(row))
     assert len(tally._pending) < 256
-    assert make.snapshot(tally).done == 10_000
+    assert make.snapshot(tally).this_start.done == 10_000
     assert tally._pending == []

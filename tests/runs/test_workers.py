@@ -40,12 +40,12 @@ def test_every_row_is_answered_once_and_told_once(fs, job_dir, bagent):
     assert done.code == 0, done.err
     assert len(fs.requests) == 60
     assert sorted(results_by_id(job_dir)) == ids(60)
-    assert done.err.count("bagent      finished") == 1
-    assert "rows        60 ok, 0 not ok" in done.err
+    assert done.err.count("ended       finished") == 1
+    assert "rows        60 rows: 60 ok, 0 failed" in done.err
     assert (job_dir / "runs/job/results.parquet").exists()
     again = bagent(RUN)
     assert again.code == 0
-    assert "60 finished earlier" in again.err
+    assert "rows        60 rows: 60 ok, 0 failed; this start: 0 sent" in again.err
     assert len(fs.requests) == 60
 
 
@@ -211,7 +211,7 @@ def test_options_are_the_same_on_the_other_side(prepared):
 def test_an_end_before_any_state_is_told_by_its_reason(prepared):
     worker = Worker(RunOptions(job=None), code=76, reason="no workers", action="look at x")
     with pytest.raises(NeedsPerson, match="no workers") as told:
-        finish(prepared(), [worker], NoProgress())
+        finish(prepared(), [worker], NoProgress(), None)
     assert told.value.hint == "look at x"
 
 

@@ -1,0 +1,103 @@
+"""The totals of a run: one definition for the summary, ``status``, progress and the exit code.
+
+A row counts by its current outcome in the journal, whichever start wrote it. Of a job with several
+stages the rows of the last one count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from bagent.store.codec import OK_CODE, code_of, kind_of, status_of
+from bagent.store.current import CurrentLines, Selection
+from bagent.store.index import count_outcomes, open_indexes
+from bagent.store.rundir import RunInfo
+
+ACCEPTED_CODE = code_of("truncated", None)
+"""The code of a truncated answer that the job accepts: such an outcome has no error kind."""
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """How many rows have a result, and which.
+
+    ``accepted`` rows are neither ok nor failed: their answers were cut off, and the job accepts
+    that. ``by_status`` counts all rows, ``by_kind`` the failed ones.
+    """
+
+    ok: int = 0
+    accepted: int = 0
+    failed: int = 0
+    by_status: dict[str, int] = {}
+    by_kind: dict[str, int] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many rows have a result."""
+        return self.ok + self.accepted + self.failed
+
+    @classmethod
+    def of(cls, codes: Mapping[int, int]) -> Totals:
+        """The totals of outcomes counted by :func:`bagent.store.codec.code_of`."""
+        statuses: Counter[str] = Counter()
+        kinds: Counter[str] = Counter()
+        for code, number in codes.items():
+            if number <= 0:
+                continue
+            statuses[status_of(code)] += number
+            if code not in (OK_CODE, ACCEPTED_CODE):
+                kinds[kind_of(code) or status_of(code)] += number
+        ok, accepted = max(0, codes.get(OK_CODE, 0)), max(0, codes.get(ACCEPTED_CODE, 0))
+        return cls(ok, accepted, kinds.total(), dict(statuses), dict(kinds))
+
+
+class LastStage(msgspec.Struct, frozen=True):
+    """The last stage of a job. ``may_be_empty``: it is a query, which may select no rows."""
+
+    name: str
+    may_be_empty: bool = False
+
+    def codes(self, run_dir: Path, part: str | None) -> Counter[int]:
+        """Count its current outcomes; those of all stages where all rows failed before it.
+
+        Args:
+            run_dir: the run directory.
+            part: one part's journal, or None for those of all parts.
+        """
+        with CurrentLines(run_dir, lambda _: None) as lines:
+            counts = _count(lines, Selection(stages=frozenset({self.name})), part)
+            if not counts and not self.may_be_empty:
+                counts = _count(lines, Selection(), part)
+                counts.pop(OK_CODE, None)
+        return counts
+
+
+def _count(lines: CurrentLines, selection: Selection, part: str | None) -> Counter[int]:
+    return Counter(
+        place.code
+        for place in lines.written(selection)
+        if part is None or lines.indexes[place.segment].segment.part == part
+    )
+
+
+def last_stage_of(info: RunInfo | None) -> LastStage | None:
+    """Return the last stage of a run; None where it has one only."""
+    if info is None or len(info.stages) < 2:
+        return None
+    return LastStage(info.stages[-1], info.query_last)
+
+
+def run_codes(run_dir: Path, part: str | None, last: LastStage | None) -> Counter[int]:
+    """Count the rows of a run by the codes of their current outcomes.
+
+    Args:
+        run_dir: the run directory.
+        part: one part's journal, or None for those of all parts.
+        last: the last stage; None where the job has one stage.
+    """
+    if last is not None:
+        return last.codes(run_dir, part)
+    return count_outcomes(open_indexes(run_dir, lambda _: None, part=part))

@@ -1,0 +1,96 @@
+"""The summary, status, progress and the exit code tell the same totals: those of the whole run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support.jobs import run_json, write_job
+from support.replies import echo, error_body, raw, status
+
+REFUSED = [status(400, error_body(400, "no"))]
+BROKEN = [raw("<h1>gateway</h1>")]
+
+
+def summary(done):
+    """The lines of the summary by their label."""
+    pairs = (line.split(maxsplit=1) for line in done.err.splitlines() if line[:1].isalpha())
+    return {label: text for label, text in pairs if label in ("rows", "failed", "ended")}
+
+
+def events(done):
+    return [json.loads(line) for line in done.err.splitlines()]
+
+
+@pytest.mark.parametrize("more", [[], ["--workers", "2"]], ids=["one process", "workers"])
+def test_after_a_resume_every_output_tells_the_totals_of_the_whole_run(fs, job_dir, bagent, more):
+    fs.set_script(
+        {"r1": REFUSED, "r2": BROKEN, "r3": [*BROKEN, echo()], "r7": REFUSED, "*": [echo()]}
+    )
+    write_job(job_dir, fs.url, 10, limits={"retries": 0})
+    first = bagent(["run", "job.yaml", "--limit", "5", "--progress", "plain", *more])
+    assert summary(first)["rows"] == "5 rows: 2 ok, 3 failed"
+    done = bagent(["run", "job.yaml", "--progress", "json", "--skip-failed", *more])
+    end, closing = (e for e in events(done) if e["event"] in ("end", "summary"))
+    assert (first.code, done.code) == (1, 1)
+    assert closing["lines"][0] == "rows        10 rows: 6 ok, 4 failed; this start: 5 sent"
+    assert closing["lines"][1] == (
+        "failed      by status: failed 4; by kind: bad_response 2, rejected 2"
+    )
+    assert [end[name] for name in ("total", "ok", "failed", "remaining")] == [10, 6, 4, 0]
+    assert end["this_start"] == {
+        "done": 5, "ok": 4, "failed": 1, "sent": 5, "copied": 0,
+        "by_status": {"ok": 4, "failed": 1},
+    }  # fmt: skip
+    [state] = bagent(["status", "job", "--json"]).lines()
+    for name in ("total", "ok", "failed", "remaining", "by_status", "by_kind"):
+        assert state[name] == end[name]
+    table = bagent(["status", "job"]).out.splitlines()
+    assert table[2].split(maxsplit=1) == ["rows", "10 rows: 6 ok, 4 failed"]
+    again = bagent(["run", "job.yaml", "--progress", "plain", "--retry", "bad_response", *more])
+    assert summary(again)["rows"] == "10 rows: 7 ok, 3 failed; this start: 2 sent"
+    assert again.code == 1
+
+
+def test_an_earlier_failure_counts_for_the_exit_code_where_nothing_is_sent(fs, job_dir, bagent):
+    fs.set_script({"r1": REFUSED, "*": [echo()]})
+    write_job(job_dir, fs.url, 3)
+    command = ["run", "job.yaml", "--progress", "plain", "--skip-failed"]
+    assert bagent(command).code == 1
+    done = bagent(command)
+    assert (done.code, summary(done)["rows"]) == (1, "3 rows: 2 ok, 1 failed; this start: 0 sent")
+    assert run_json(job_dir / "runs/job")["starts"][-1]["exit_code"] == 1
+
+
+def test_where_a_run_stopped_it_tells_what_remains(fs, job_dir, bagent):
+    fs.set_script({"r1": BROKEN, "r2": REFUSED, "*": [echo()]})
+    limits = {"concurrency": 1, "retries": 0, "stop_after_failures": 2}
+    write_job(job_dir, fs.url, 6, limits=limits)
+    done = bagent(["run", "job.yaml", "--progress", "plain"])
+    [state] = bagent(["status", "job", "--json"]).lines()
+    assert (done.code, state["state"], state["total"], state["failed"]) == (76, "stopped", 6, 2)
+    assert state["remaining"] == 6 - 2 - state["ok"] > 0
+    assert summary(done)["rows"] == (
+        f"6 rows: {state['ok']} ok, 2 failed, {state['remaining']} remaining"
+    )
+    write_job(job_dir, fs.url, 6, limits={"concurrency": 1})
+    again = bagent(["run", "job.yaml", "--progress", "json"])
+    first = next(event for event in events(again) if event["event"] in ("progress", "end"))
+    assert first["total"] == 6
+
+
+def test_an_edited_row_counts_once(fs, job_dir, bagent):
+    fs.set_script({"r1": REFUSED, "*": [echo()]})
+    write_job(job_dir, fs.url, 4)
+    assert bagent(["run", "job.yaml"]).code == 1
+    rows = (job_dir / "rows.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in rows]
+    field = next(name for name in rows[1] if name != "id")
+    rows[0][field] += " edited"
+    rows[1][field] += " edited"
+    (job_dir / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fs.set_script({"*": [echo()]})
+    done = bagent(["run", "job.yaml", "--progress", "json"])
+    end = next(event for event in events(done) if event["event"] == "end")
+    assert (done.code, end["total"], end["ok"], end["failed"]) == (0, 4, 4, 0)
