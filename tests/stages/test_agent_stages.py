@@ -16,7 +16,7 @@ from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import journal_lines
 from support.replies import echo, ok, ok_tools, tool_call
-from support.stage_jobs import RUN, run_stages, texts, write_stages
+from support.stage_jobs import RUN, run_scripted, texts, write_stages
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 SECOND = {"kind": "map", "name": "second", "prompt": "two id={{ id }} <{{ first }}>"}
@@ -31,10 +31,8 @@ def test_a_stage_has_tools_of_its_own(tmp_path):
     }
     call = tool_call("say", msgspec.json.encode({"word": "hello"}).decode())
     stages = [FIRST, {**SECOND, "agent": {"tools": [tool]}}]
-    with FakeServer({"r1": [echo(), ok_tools(call), ok("said")]}) as server:
-        done = run_stages(tmp_path, server.url, 1, stages)
-        first, second, third = (seen.body for seen in server.requests)
-    assert done.code == 0, done.err
+    server = run_scripted(tmp_path, 1, stages, script={"r1": [echo(), ok_tools(call), ok("said")]})
+    first, second, third = (seen.body for seen in server.requests)
     assert "tools" not in first
     assert second["tools"][0]["function"]["name"] == "say"
     assert third["messages"][-1]["role"] == "tool"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.fake_server import FakeServer
 from support.replies import canned, echo, ok, ok_json, status
-from support.stage_jobs import outcomes, run_stages
+from support.stage_jobs import outcomes, run_scripted, run_stages
 
 
 def board(*sections: str, rounds: int = 2) -> dict[str, object]:
@@ -25,10 +25,8 @@ def test_what_a_section_wrote_stands_where_it_fails_later_and_nothing_is_no_boar
         "r2-pro": [status(400)],
         "r2-con": [status(400)],
     }
-    with FakeServer(script, allow_faults=True) as server:
-        done = run_stages(tmp_path, server.url, 2, [board("pro", "con")])
-        asked = [seen.prompts[0] for seen in server.requests]
-    assert done.code == 1, done.err
+    server = run_scripted(tmp_path, 2, [board("pro", "con")], script=script, code=1)
+    asked = [seen.prompts[0] for seen in server.requests]
     found = {line["id"]: line for line in outcomes(tmp_path, "talk")}
     assert found["r1"]["status"] == "ok"
     assert found["r1"]["output"]["pro"] == "I say yes"
@@ -42,16 +40,15 @@ def test_what_a_section_wrote_stands_where_it_fails_later_and_nothing_is_no_boar
 
 def test_a_board_fits_the_context_however_much_is_written(tmp_path):
     script = {"*": [ok("word " * 900), ok("x" * 9000), canned()]}
-    with FakeServer(script, max_model_len=900, flavour="vllm") as server:
-        done = run_stages(
-            tmp_path,
-            server.url,
-            1,
-            [board("a", "b", "c", rounds=3)],
-            batching={"mode": "single"},
-        )
-        prompts = [prompt for seen in server.requests for prompt in seen.prompts]
-    assert done.code == 0, done.err
+    server = run_scripted(
+        tmp_path,
+        1,
+        [board("a", "b", "c", rounds=3)],
+        batching={"mode": "single"},
+        script=script,
+        options={"max_model_len": 900, "flavour": "vllm"},
+    )
+    prompts = [prompt for seen in server.requests for prompt in seen.prompts]
     assert len(prompts) == 9
     assert all(len(prompt) * 0.4 + 64 <= 900 for prompt in prompts)
     assert any("characters left out]" in prompt for prompt in prompts)
@@ -76,7 +73,11 @@ def test_what_a_section_says_goes_before_a_field_of_the_same_name(tmp_path):
     schema = {"type": "object", "properties": {"over": {"type": "boolean"}}}
     section = {"name": "chair", "prompt": "id={{ id }}", "output": {"schema": schema}}
     loop = {"kind": "loop", "name": "talk", "max_rounds": 2, "until": "over", "sections": [section]}
-    with FakeServer({"*": [ok_json({"over": False})]}) as server:
-        done = run_stages(tmp_path, server.url, [{"id": "r1", "over": True}], [loop], dedupe=False)
-    assert done.code == 0, done.err
+    run_scripted(
+        tmp_path,
+        [{"id": "r1", "over": True}],
+        [loop],
+        dedupe=False,
+        script={"*": [ok_json({"over": False})]},
+    )
     assert len(outcomes(tmp_path, "talk.chair")) == 2

@@ -6,7 +6,7 @@ from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import sql
 from support.replies import echo, status
-from support.stage_jobs import RUN, outcomes, run_stages
+from support.stage_jobs import RUN, outcomes, run_scripted, run_stages
 
 EMBED = {"kind": "embed", "name": "vector", "prompt": "{{ text }}"}
 
@@ -17,10 +17,8 @@ def batches(server):
 
 def test_rows_are_embedded_in_batches_and_come_as_floats(tmp_path):
     rows = [{"id": f"r{n}", "text": f"text {n}"} for n in range(150)]
-    with FakeServer({"*": [echo()]}, allow_faults=True) as server:
-        done = run_stages(tmp_path, server.url, rows, [EMBED], results={"duckdb": False})
-        sent = batches(server)
-    assert done.code == 0, done.err
+    server = run_scripted(tmp_path, rows, [EMBED], results={"duckdb": False})
+    sent = batches(server)
     assert sorted(text for batch in sent for text in batch) == sorted(r["text"] for r in rows)
     assert len(sent) < 15
     found = sql(f"select id, value from read_parquet('{tmp_path}/runs/job/answers.parquet')")
@@ -31,12 +29,8 @@ def test_rows_are_embedded_in_batches_and_come_as_floats(tmp_path):
 def test_answers_are_embedded_without_a_prompt_of_the_stage(tmp_path):
     ask = {"kind": "map", "name": "say", "prompt": "id={{ id }} {{ text }}", "answers": 3}
     stages = [ask, {"kind": "embed", "name": "vector"}]
-    with FakeServer({"*": [echo()]}, allow_faults=True) as server:
-        done = run_stages(
-            tmp_path, server.url, 2, stages, sampling={"temperature": 1, "max_tokens": 64}
-        )
-        sent = batches(server)
-    assert done.code == 0, done.err
+    server = run_scripted(tmp_path, 2, stages, sampling={"temperature": 1, "max_tokens": 64})
+    sent = batches(server)
     assert sorted(text for batch in sent for text in batch) == sorted(
         [f"id=r{n} text number {n}" for n in (1, 2)] * 3
     )
@@ -59,10 +53,14 @@ def test_a_text_that_is_refused_fails_alone(tmp_path):
 
 def test_a_failed_answer_has_no_vector_and_is_not_embedded_as_an_empty_text(tmp_path):
     ask = {"kind": "map", "name": "say", "prompt": "id={{ id }} {{ text }}"}
-    with FakeServer({"r2": [status(400)], "*": [echo()]}, allow_faults=True) as server:
-        done = run_stages(tmp_path, server.url, 3, [ask, {"kind": "embed", "name": "vector"}])
-        sent = [text for batch in batches(server) for text in batch]
-    assert done.code == 1
+    server = run_scripted(
+        tmp_path,
+        3,
+        [ask, {"kind": "embed", "name": "vector"}],
+        script={"r2": [status(400)], "*": [echo()]},
+        code=1,
+    )
+    sent = [text for batch in batches(server) for text in batch]
     assert sorted(sent) == ["id=r1 text number 1", "id=r3 text number 3"]
     [failed] = [line for line in outcomes(tmp_path, "vector") if line["status"] != "ok"]
     assert (failed["id"], failed["error_kind"]) == ("r2", "bad_input")

@@ -8,7 +8,7 @@ from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import journal_lines, results
 from support.replies import echo, ok_json
-from support.stage_jobs import RUN, outcomes, run_stages, texts
+from support.stage_jobs import RUN, outcomes, run_scripted, run_stages, texts
 
 PLAN_SCHEMA = {"type": "object", "properties": {"parts": {"type": "array"}}, "required": ["parts"]}
 PLAN = {
@@ -23,9 +23,7 @@ WORK = {"kind": "map", "name": "work", "prompt": "work on {{ part.title }} of {{
 
 def test_the_items_of_an_answer_become_rows(tmp_path):
     plan = ok_json({"parts": [{"title": "A"}, {"title": "B"}]})
-    with FakeServer({"r1": [plan], "*": [echo()]}) as server:
-        done = run_stages(tmp_path, server.url, 1, [PLAN, EXPAND, WORK])
-    assert done.code == 0, done.err
+    run_scripted(tmp_path, 1, [PLAN, EXPAND, WORK], script={"r1": [plan], "*": [echo()]})
     assert texts(tmp_path, "work") == {
         "r1/0": "work on A of text number 1",
         "r1/1": "work on B of text number 1",
@@ -62,9 +60,7 @@ def test_a_long_text_is_cut_and_reduced_by_its_row(tmp_path):
             "prompt": "all {{ id }} {{ n }}\n{{ responses }}",
         },
     ]
-    with FakeServer({"*": [echo()]}) as server:
-        done = run_stages(tmp_path, server.url, rows, stages)
-    assert done.code == 0, done.err
+    run_scripted(tmp_path, rows, stages)
     finals = outcomes(tmp_path, "all")
     assert sorted(line["id"] for line in finals) == ["a:1.0", "b:1.0"]
     for line in finals:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.fake_server import FakeServer
-from support.replies import echo
-from support.stage_jobs import outcomes, run_stages, texts
+from support.stage_jobs import outcomes, run_scripted, run_stages, texts
 
 NOTE = {"kind": "map", "name": "note", "prompt": "note id={{ id }}"}
 PIECE = {"kind": "expand", "name": "piece", "split": {"field": "text", "tokens": 8}}
@@ -20,9 +19,7 @@ def test_reductions_and_pieces_are_joined_to_answers_about_their_input_row(tmp_p
     both = {**BOTH, "from": ["note", "whole"], "prompt": "<{{ note }}> <{{ whole }}>"}
     each = {**BOTH, "name": "each", "from": ["work", "note"], "prompt": "<{{ note }}> {{ text }}"}
     stages = [NOTE, {**PIECE, "from": "input"}, WORK, WHOLE, both, each]
-    with FakeServer({"*": [echo()]}) as server:
-        done = run_stages(tmp_path, server.url, ROWS, stages)
-    assert done.code == 0, done.err
+    run_scripted(tmp_path, ROWS, stages)
     found = texts(tmp_path, "both")
     assert set(found) == {"x", "y"}
     assert all(text.startswith(f"<note id={name}> <whole ") for name, text in found.items())

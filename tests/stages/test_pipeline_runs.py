@@ -9,16 +9,14 @@ import pytest
 from support.fake_server import FakeServer
 from support.jobs import sql
 from support.replies import echo, ok, status
-from support.stage_jobs import outcomes, run_stages, texts
+from support.stage_jobs import outcomes, run_scripted, run_stages, texts
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 SECOND = {"kind": "map", "name": "second", "prompt": "two id={{ id }} <{{ first }}> {{ text }}"}
 
 
 def test_a_second_stage_sees_what_the_first_one_answered_and_the_fields(tmp_path):
-    with FakeServer({"*": [echo()]}) as server:
-        done = run_stages(tmp_path, server.url, 3, [FIRST, SECOND])
-    assert done.code == 0, done.err
+    run_scripted(tmp_path, 3, [FIRST, SECOND])
     assert texts(tmp_path, "second")["r2"] == ("two id=r2 <one id=r2 text number 2> text number 2")
     assert {line["id"]: line["parents"] for line in outcomes(tmp_path, "second")} == {
         "r1": ["first:r1:0"],
@@ -28,9 +26,7 @@ def test_a_second_stage_sees_what_the_first_one_answered_and_the_fields(tmp_path
 
 
 def test_a_failed_row_is_shown_to_the_next_stage(tmp_path):
-    with FakeServer({"r2": [status(400), echo()], "*": [echo()]}, allow_faults=True) as server:
-        done = run_stages(tmp_path, server.url, 3, [FIRST, SECOND])
-    assert done.code == 0, done.err
+    run_scripted(tmp_path, 3, [FIRST, SECOND], script={"r2": [status(400), echo()], "*": [echo()]})
     told = texts(tmp_path, "second")["r2"]
     assert '{"id":"r2","status":"failed","error":' in told
 
@@ -61,9 +57,7 @@ def test_the_list_of_failures_has_the_rows_that_no_later_stage_brought_to_a_good
         "r3": [status(400), status(400)],
         "*": [echo()],
     }
-    with FakeServer(script, allow_faults=True) as server:
-        done = run_stages(tmp_path, server.url, 4, [FIRST, SECOND], results={"duckdb": False})
-    assert done.code == 1
+    run_scripted(tmp_path, 4, [FIRST, SECOND], results={"duckdb": False}, script=script, code=1)
     lines = (tmp_path / "runs/job/failed.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["r3", "r2"]
     found = sql(f"select stage, count(*) n from read_parquet('{tmp_path}/runs/job/results.parquet')"
@@ -101,9 +95,7 @@ def test_a_stage_that_reads_two_others_has_both_answers_of_its_row(tmp_path):
         "prompt": "<{{ first }}> <{{ other }}> {{ text }}",
     }
     script = {"r1": [echo(delay=0.2)], "*": [echo()]}
-    with FakeServer(script) as server:
-        done = run_stages(tmp_path, server.url, 3, [FIRST, other, both])
-    assert done.code == 0, done.err
+    run_scripted(tmp_path, 3, [FIRST, other, both], script=script)
     assert texts(tmp_path, "both")["r1"] == "<one id=r1 text number 1> <other id=r1> text number 1"
     assert outcomes(tmp_path, "both")[0]["parents"][1].startswith("other:r")
 
@@ -117,9 +109,7 @@ def test_a_vote_is_joined_to_the_fields_of_its_input_row(tmp_path):
          "prompt": "{{ count.n }} answers about {{ text }}"},
     ]  # fmt: skip
     rows = [{"id": n, "text": f"t{n}"} for n in (1, 2)]
-    with FakeServer({"*": [echo()]}) as server:
-        done = run_stages(tmp_path, server.url, rows, stages)
-    assert done.code == 0, done.err
+    run_scripted(tmp_path, rows, stages)
     assert texts(tmp_path, "tell") == {1: "2 answers about t1", 2: "2 answers about t2"}
 
 
@@ -139,19 +129,9 @@ def test_a_stage_may_ask_other_servers_or_some_of_a_hostfile(tmp_path):
     assert set(texts(tmp_path, "second").values()) == {"two"}
 
 
-def test_a_name_that_no_stage_sees_is_refused_before_anything_is_sent(tmp_path):
-    with FakeServer() as server:
-        done = run_stages(tmp_path, server.url, 2, [FIRST, {**SECOND, "prompt": "{{ frist }}"}])
-        assert not server.requests
-    assert done.code == 2
-    assert "did you mean first?" in done.err
-
-
 def test_the_limit_of_an_account_holds_over_all_stages_that_use_it(tmp_path):
     stages = [{**FIRST, "limits": {"retries": 4}}, {**SECOND, "limits": {"retries": 3}}]
-    with FakeServer({"*": [echo()]}) as server:
-        done = run_stages(tmp_path, server.url, 6, stages, limits={"rpm": 240})
-        times = sorted(seen.received for seen in server.requests)
-    assert done.code == 0, done.err
+    server = run_scripted(tmp_path, 6, stages, limits={"rpm": 240})
+    times = sorted(seen.received for seen in server.requests)
     # Twelve requests at four a second; each stage alone would let the other's pass beside it.
     assert times[-1] - times[0] > 2.0

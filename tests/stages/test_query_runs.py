@@ -9,7 +9,7 @@ import pytest
 from support.cli import Running, run_bagent
 from support.fake_server import FakeServer
 from support.replies import echo
-from support.stage_jobs import RUN, outcomes, run_stages, write_stages
+from support.stage_jobs import RUN, outcomes, run_scripted, run_stages, write_stages
 
 FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 
@@ -62,9 +62,7 @@ def test_a_query_joins_stages_and_the_input_and_its_rows_go_on(tmp_path):
         " WHERE f.status = 'ok' ORDER BY f.row DESC LIMIT 2"
     )
     tell = {"kind": "map", "name": "tell", "prompt": "{{ loud }} of {{ ask.id }}"}
-    with FakeServer({"*": [echo()]}) as server:
-        done = run_stages(tmp_path, server.url, 3, [FIRST, query(text), tell])
-    assert done.code == 0, done.err
+    run_scripted(tmp_path, 3, [FIRST, query(text), tell])
     assert [line["id"] for line in outcomes(tmp_path, "ask")] == ["r3", "r2"]
     told = {line["id"]: line["text"] for line in outcomes(tmp_path, "tell")}
     assert told == {"r3": "TEXT NUMBER 3 of r3", "r2": "TEXT NUMBER 2 of r2"}

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from bagent.stages.items import Item, input_item
-from bagent.stages.tickets import AsTheyCome, InOrder, Stream, Ticket
+from bagent.stages.tickets import InOrder, Ticket
 from bagent.types import Row
 
 
@@ -54,29 +54,6 @@ def test_split_tickets_keep_their_place_and_empty_ones_leave_none():
     inner[0].fill(item(1))
     assert numbers(found) == [1, 2, 9]
     assert ends == [True]
-
-
-def test_a_reader_as_they_come_gives_each_item_its_place_in_the_next_stream():
-    found: list[Item] = []
-    idle: list[bool] = []
-    out, inside = Stream(), Stream()
-    out.read_by(InOrder(found.append, lambda: idle.append(True)))
-    places: dict[int, Ticket] = {}
-    reader = AsTheyCome(
-        lambda one, place: places.__setitem__(one.row.index, place), lambda: None, out
-    )
-    inside.read_by(reader)
-    first, second = Ticket(), Ticket()
-    inside.push(first)
-    inside.push(second)
-    inside.end()
-    second.fill(item(2))
-    for number, child in enumerate(first.split(2)):
-        child.fill(item(number))
-    for number in (2, 1, 0):
-        places[number].fill(item(number))
-    assert numbers(found) == [0, 1, 2]
-    assert idle == [True]
 
 
 def test_a_thousand_known_tickets_do_not_nest():

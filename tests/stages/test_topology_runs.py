@@ -81,19 +81,6 @@ def test_a_plan_becomes_work_and_the_work_one_answer_a_row(tmp_path):
     assert 'planned {"items":["x","y","z"]}' in prompt
 
 
-def test_the_reducer_of_a_plan_sees_what_came_of_each_item_and_what_failed(tmp_path):
-    topology = {"name": "plan_map_reduce", "plan": {"prompt": "plan id={{ id }}"}, "reduce": REDUCE}
-    plan = ok_json({"items": ["good", "bad"]})
-    script = {"r1": [plan], "bad": [status(400)], "*": [echo()]}
-    with FakeServer(script, allow_faults=True) as server:
-        run(tmp_path, server.url, 1, topology, prompt="work id={{ item }}")
-        prompt = server.requests[-1].prompts[0]
-    assert prompt.startswith("sum 2 at 1: ")
-    assert '"id":"r1/0","status":"ok"' in prompt
-    assert '"id":"r1/1","status":"failed"' in prompt
-    assert [line["parents_failed"] for line in outcomes(tmp_path, "reduce")] == [1]
-
-
 def test_a_tree_reduce_ends_with_one_row(tmp_path):
     with FakeServer({"*": [ok("short")]}) as server:
         done = run(tmp_path, server.url, 9, {"name": "tree_reduce", "fanin": 3, "reduce": REDUCE})

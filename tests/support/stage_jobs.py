@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from support.cli import Completed, run_bagent
+from support.fake_server import FakeServer
 from support.jobs import journal_files, journal_lines, write_job
+from support.replies import Script, echo
 
 Json = Any
 
@@ -22,6 +26,33 @@ def run_stages(
     done = run_bagent(RUN, folder)
     assert "Traceback" not in done.err, done.err
     return done
+
+
+def run_scripted(
+    folder: Path,
+    rows: Any,
+    stages: list[dict[str, Json]],
+    script: Script | None = None,
+    *,
+    code: int = 0,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **keys: Json,
+) -> FakeServer:
+    """Run a job of ``stages`` against a server with ``script`` (echo), which has ended then.
+
+    Args:
+        folder: where the job is written.
+        rows: the rows of the job, or how many.
+        stages: its stages.
+        script: what the server answers.
+        code: the expected exit code.
+        options: other options of the server.
+        keys: other keys of the job.
+    """
+    with FakeServer(script or {"*": [echo()]}, **options) as server:
+        done = run_stages(folder, server.url, rows, stages, **keys)
+    assert done.code == code, done.err
+    return server
 
 
 def write_stages(
