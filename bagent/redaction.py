@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 MASK = "***"
@@ -52,3 +53,30 @@ def without(text: str, secrets: Iterable[str]) -> str:
             if len(form) >= SHORTEST_SECRET:
                 text = text.replace(form, MASK)
     return text
+
+
+class Redactor:
+    """Masks the secrets of one run in texts that are written down.
+
+    Args:
+        secrets: the values.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets = tuple(secrets)
+
+    def __call__(self, text: str) -> str:
+        """Return ``text`` without the secrets."""
+        return without(text, self._secrets) if self._secrets else text
+
+    def optional(self, text: str | None) -> str | None:
+        """Return ``text`` without the secrets, None for None."""
+        return None if text is None else self(text)
+
+    def values(self, value: Any) -> Any:
+        """Return a JSON value whose texts hold none of the secrets."""
+        if isinstance(value, dict):
+            return {name: self.values(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self.values(item) for item in value]
+        return self(value) if isinstance(value, str) else value

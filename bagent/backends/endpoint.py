@@ -11,11 +11,12 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 import msgspec
 
+from bagent.redaction import SHORTEST_SECRET, header_is_secret
+
 _NO_TAGS: Mapping[str, str] = MappingProxyType({})
 _SECRET_NAME = re.compile(
     r"auth|key|token|secret|cookie|passw|credential|signature|\bsig\b|^code$", re.IGNORECASE
 )
-_SHORTEST_SECRET = 6
 _CUT = "…"
 """What ends words that were cut: a secret may have been cut with them."""
 
@@ -59,7 +60,7 @@ class Endpoint(msgspec.Struct, frozen=True, eq=False):
             form
             for secret in self._secrets()
             for form in (secret, quote(secret), quote(secret, safe=""), quote_plus(secret))
-            if len(secret) >= _SHORTEST_SECRET
+            if len(secret) >= SHORTEST_SECRET
         }
         for form in sorted(forms, key=len, reverse=True):
             words = words.replace(form, "***")
@@ -70,7 +71,7 @@ class Endpoint(msgspec.Struct, frozen=True, eq=False):
 
     def _secrets(self) -> Iterator[str]:
         for name, value in self.headers.items():
-            if _SECRET_NAME.search(name):
+            if header_is_secret(name):
                 yield value
                 kind, _, secret = value.rpartition(" ")
                 yield secret
@@ -97,7 +98,7 @@ def _password(login: str) -> str:
 def _without_beginning(words: str, secrets: set[str]) -> str:
     """``words`` without the beginning of a secret at their end."""
     for secret in secrets:
-        for length in range(len(secret) - 1, _SHORTEST_SECRET - 1, -1):
+        for length in range(len(secret) - 1, SHORTEST_SECRET - 1, -1):
             if words.endswith(secret[:length]):
                 return f"{words[:-length]}***"
     return words

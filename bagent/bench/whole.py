@@ -20,6 +20,7 @@ from bagent.bench.prompts import AnswerPlan
 from bagent.bench.session import Course, Session
 from bagent.bench.trace import Recorded
 from bagent.errors import StoppedEarly, UsageError, WriteError
+from bagent.files import make_private
 from bagent.fleet.called import Called, counts, grouped
 from bagent.fleet.roll_call import RollCall, RollCallPlan
 from bagent.observe.words import counted
@@ -70,7 +71,7 @@ def make_folder(folder: Path) -> None:
     if folder.is_dir() and any(folder.glob("*.jsonl")):
         raise UsageError(f"{folder} holds another load test", hint="name another with -o DIR")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
     except OSError as error:
         raise WriteError(f"cannot make {folder}: {error.strerror or error}") from None
 

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from bagent.errors import UsageError, WriteError
+from bagent.files import make_private, write_private
 from bagent.hpc.plan import Plan
 
 PROGRAMS = {"slurm": ("sbatch", "--parsable"), "pbs": ("qsub",)}
@@ -14,14 +15,15 @@ PROGRAMS = {"slurm": ("sbatch", "--parsable"), "pbs": ("qsub",)}
 def write_script(plan: Plan, text: str) -> Path:
     """Write the script beside the run, so that it can be looked at and sent again.
 
+    It may hold secrets of ``cluster.env``, so only its owner may read it.
+
     Raises:
         WriteError: it cannot be written.
     """
     path = plan.batch_folder / f"job.{plan.scheduler}.sh"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o755)
+        make_private(path.parent)
+        write_private(path, text)
     except OSError as error:
         words = (error.strerror or str(error)).lower()
         raise WriteError(f"cannot write {path}: {words}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.context import LoadContext
-from bagent.job.kinds import Choice, Flag, FreeForm, Kind, Real, Whole, WordList, Words, wrong
+from bagent.job.kinds import (
+    VARIABLE,
+    Choice,
+    Flag,
+    FreeForm,
+    Kind,
+    Real,
+    Whole,
+    WordList,
+    Words,
+    wrong,
+)
 from bagent.job.places import AllowFailures, AllowFailuresIn, PathIn, Place, place
 from bagent.job.scalars import plain
 from bagent.job.section import Section
@@ -52,6 +64,27 @@ class SchemaIn(Kind):
     def describe(self) -> Json:
         """Text or an object."""
         return {"anyOf": [{"type": "string"}, {"type": "object"}]}
+
+
+@dataclass(frozen=True)
+class Mode(Kind):
+    """The mode of a folder in octal digits, as ``chmod`` takes it."""
+
+    def read(self, value: Any, context: LoadContext | None) -> int:
+        """The mode as a number; others than the owner's group may not write."""
+        text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+        if not re.fullmatch(r"0?7[0157][015]", text):
+            hint = "750 lets the group in, 770 lets it write, 755 lets everybody read"
+            raise wrong(f"expected a mode such as 700, got {shown(value)}", hint)
+        return int(text, 8)
+
+    def dump(self, value: Any) -> Json:
+        """The octal digits."""
+        return f"{value:o}" if isinstance(value, int) else value
+
+    def describe(self) -> Json:
+        """Octal digits, as a number or a text."""
+        return {"anyOf": [{"enum": [700, 710, 711, 750, 755, 770, 775]}, VARIABLE]}
 
 
 class OutputSpec(Section):
@@ -207,6 +240,11 @@ class ResultsSpec(Section):
         default=Place(Path("runs"), "runs"),
         validate_default=True,
         description="Folder of runs, relative to the current folder.",
+    )
+    mode: Annotated[int | None, Mode()] = Field(
+        default=None,
+        description="Who may enter the run directory, as for chmod; default: 700, you alone.",
+        examples=["750"],
     )
     keep_input: Annotated[bool, Flag()] = Field(
         default=True, description="Keep the input in the tables."

@@ -15,6 +15,7 @@ from bagent.agents.streaming import StreamChoice
 from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError
 from bagent.job.parts import Path, stage_parts
+from bagent.redaction import Redactor
 from bagent.runs.endpoints import Servers
 from bagent.runs.openrun import OpenRun
 from bagent.runs.stop import Stop
@@ -141,6 +142,7 @@ async def opened_tools(
     async with open_tools(
         tools, job.source.folder, env, allow_code=spec.allow_code, places=places
     ) as pool:
+        pool.redact = Redactor(job.source.secrets)
         yield pool
 
 

@@ -21,6 +21,7 @@ from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError
 from bagent.runs.laststage import last_stage, stage_names
 from bagent.runs.live_totals import LiveTotals
 from bagent.runs.prepare import STAGE, Prepared
+from bagent.runs.secrets import redactor_of
 from bagent.runs.tables_child import TablesChild
 from bagent.runs.taking_up import missing_of, policy_for
 from bagent.store.codec import unit_of
@@ -140,7 +141,7 @@ class OpenRun:
             )
         if model is not None:
             self.info.fingerprints["model"] = model
-        self.info.endpoints = cast("list[Json]", endpoints)
+        self.info.endpoints = self.journal.redact.values(endpoints)
         self.info.prices = list(prices)
         if simulated:
             self.info.job["simulated"] = True
@@ -236,6 +237,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
             report=notes.append,
             new_segment=owner.took_over,
         )
+        journal.redact = redactor_of(prepared.job, options.env)
         done, live_totals = _finished(directory, journal, policy, prepared.part, notes)
         earlier = _earlier(prepared)
         info = _new_info(prepared, info, fingerprints)
@@ -308,7 +310,7 @@ def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list
         aside = directory.move_aside()
         notes.append(f"the old run is now {aside}")
         notes += filter(None, [left_there(aside)])
-    RunDir.create(prepared.run_dir)
+    RunDir.create(prepared.run_dir, prepared.job.results.mode)
     _refuse_other_division(directory, prepared.part)
     return directory
 

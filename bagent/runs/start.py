@@ -86,7 +86,10 @@ def _run_open(prepared: Prepared, store: OpenRun) -> int:
     log = RunLog(store.path / "run.log")
     progress = display(options)
 
+    redact = store.journal.redact
+
     def notice(text: str) -> None:
+        text = redact(text)
         log.info(text)
         progress.note(text)
 
@@ -113,6 +116,7 @@ def _run_open(prepared: Prepared, store: OpenRun) -> int:
             notice(warning)
         return _finish(prepared, store, ended, lines, notice)
     except BagentError as error:
+        error.message = redact(error.message)
         log.error(str(error))
         raise
     finally:
@@ -190,6 +194,7 @@ def _finish(
         _make_tables(store, notice)
         if lines is not None and lines.late:
             lines.print_all()
+    reason = store.journal.redact(reason)
     print_summary(prepared, snapshot, code, reason=reason, action=action)
     return code
 

@@ -17,6 +17,7 @@ import msgspec
 
 from bagent.clocks import unix
 from bagent.errors import WriteError
+from bagent.redaction import Redactor
 from bagent.store.codec import VOID, decode_outcome, encode_outcome, encode_record, salt_of
 from bagent.store.edited import EditedRows
 from bagent.store.segment_index import SegmentIndex, open_index
@@ -70,6 +71,8 @@ class Journal:
         """Finds what a new outcome replaces; None where no earlier start wrote anything."""
         self.on_take_back: Callable[[int], None] = lambda _: None
         """Called with each unit that :meth:`take_back` writes."""
+        self.redact = Redactor()
+        """Masks the secrets of the run in errors; answers are written as they came."""
 
     @classmethod
     def open(
@@ -119,9 +122,12 @@ class Journal:
     def write(self, outcome: Outcome) -> int:
         """Write the line of a finished row; its location, for :meth:`read_at`.
 
+        Secrets are masked in the error of ``outcome`` itself: it is told to others after this.
+
         Raises:
             WriteError: the line could not be written whole; nothing of it is left.
         """
+        outcome.error = self.redact.optional(outcome.error)
         if self.edited is not None:
             for unit in self.edited.before(outcome):
                 self.take_back(unit, outcome.stage, outcome.answer, row=outcome.row)
@@ -224,6 +230,7 @@ class Journal:
 
     def write_attempt(self, attempt: Attempt) -> None:
         """Note one row's part in one request; written with others, not synced."""
+        attempt.error = self.redact.optional(attempt.error)
         self._buffer("attempts", attempt)
 
     def write_sample(self, sample: EndpointSample) -> None:
@@ -232,6 +239,7 @@ class Journal:
 
     def write_tool(self, record: ToolRecord) -> None:
         """Note one tool call; written with others, not synced."""
+        record.error = self.redact.optional(record.error)
         self._buffer("tools", record)
 
     def _buffer(self, stream: Stream, record: msgspec.Struct) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from bagent.errors import ChangedError, OwnedError, UsageError
+from bagent.files import PRIVATE, make_private
 from bagent.store.owner import is_live, owners
 from bagent.store.segments import Report, part_order, write_error
 from bagent.types import Json
@@ -107,14 +108,20 @@ class RunDir:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path) -> RunDir:
+    def create(cls, path: Path, mode: int | None = None) -> RunDir:
         """Make the directory, or take the one that is there.
+
+        Args:
+            path: the directory.
+            mode: who may enter it, as for ``chmod``; None: its owner alone where it is new.
 
         Raises:
             WriteError: it cannot be made.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_private(path)
+            if mode is not None:
+                path.chmod(path.stat().st_mode & ~0o777 | mode)
         except OSError as error:
             raise write_error(path, error) from error
         return cls(path)
@@ -279,7 +286,7 @@ def _new_directory(path: Path) -> Path:
     while True:
         target = path if number == 1 else path.with_name(f"{path.name}-{number}")
         try:
-            target.mkdir()
+            target.mkdir(PRIVATE)
         except FileExistsError:
             number += 1
             continue

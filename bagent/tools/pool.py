@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bagent.clocks import unix
+from bagent.redaction import Redactor
 from bagent.tools.cutting import BYTES_PER_TOKEN
 from bagent.tools.lane import Lane, ToolStats
 from bagent.tools.pace import Latency
@@ -51,6 +52,8 @@ class ToolPool:
         self._unknown = 0
         self.definitions: list[Json] = [tool.definition for tool in tools]
         """The tools as ``tools`` of a chat request has them, always in the same order."""
+        self.redact = Redactor()
+        """Masks secrets in what a tool says of its failure: the model and the journal get it."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._lanes
@@ -103,6 +106,7 @@ class ToolPool:
         answer, shared, cached = await lane.answer(call.arguments, limit)
         if isinstance(answer, ToolFault):
             lane.counts["faults"] += 1
+            answer = ToolFault(self.redact(answer.message), answer.kind)
         took = round((clock() - began) * 1000, 3)
         return _result(answer, started, shared=shared, cached=cached, latency_ms=took)
 

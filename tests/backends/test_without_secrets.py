@@ -54,6 +54,6 @@ def test_what_is_left_of_a_secret_that_was_cut_with_the_words_is_hidden_too() ->
 
 
 def test_words_without_a_secret_stay() -> None:
-    one = endpoint(query={"api-version": "2026-10-21"}, headers={"X-Team": "blueprint"})
+    one = endpoint(query={"api-version": "2026-10-21"}, headers={"User-Agent": "blueprint"})
     words = "blueprint has no api-version 2026-10-21…"
     assert one.without_secrets(words) == words
