@@ -60,6 +60,10 @@ def test_braces_that_are_no_tags_reach_the_model_as_they_are(fs, job_dir):
         (PROMPT + "limits: {concurency: 3}\n", "6:10", "did you mean concurrency?"),
         (PROMPT + "limits: {timeout: 1:30}\n", "6:19", "1m30s"),
         (PROMPT + "where: 'txet = 1'\n", "6:8", "did you mean text?"),
+        (PROMPT + "limits:\n  retries: 1\n  retries: 2\n", "8:3", "given twice"),
+        (PROMPT + "limits: {retries: -1}\n", "6:19", "-1"),
+        ("prompt:\n  messages:\n    - {role: user, content: '{{ txet }}'}\n", "7:", "text?"),
+        ("prompt: '{{ text | lowr }}'\n", "5:", "lowr"),
     ],
 )
 def test_a_mistake_names_its_place_and_the_way_out(fs, job_dir, job_text, text, place, words):
@@ -156,3 +160,9 @@ def test_a_key_in_the_job_file_never_shows_up_in_what_is_written(fs, job_dir):
         if path.is_file():
             assert b"verysecret" not in path.read_bytes(), path
     assert "verysecret" not in done.err
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words\n", "a: 1\n---\nb: 2\n", "a: [1\n"])
+def test_a_file_that_is_no_job_is_one_line(fs, job_dir, text):
+    (job_dir / "job.yaml").write_text(text)
+    assert "job.yaml" in error_of(run_bagent(RUN, job_dir))

@@ -1,157 +1,118 @@
-"""Streamed answers that end early, come in odd pieces, or are no streams."""
+"""Streamed answers that end early, stall, or tell of an error."""
 
 from __future__ import annotations
 
 import pytest
 
-from support.jobs import write_job
-from support.replies import delta, error_body, ok, status, stream, usage_chunk
-from support.run_outcomes import NO_TABLES, run_rows
+from support.jobs import parquet
+from support.replies import delta, error_body, ok, ok_json, stream, usage_chunk, wire
+from support.run_outcomes import run_script
 
 GOOD = ok("good")
+HALF = [delta("half "), delta("an answer")]
 
 
-@pytest.fixture
-def answers(fs, job_dir):
-    """Runs one streamed row for each list of replies; the end, and the result rows by name."""
-
-    def run(script, **keys):
-        fs.set_script(script)
-        rows = [{"id": name, "text": "x"} for name in script]
-        limits = {"retries": 2, "concurrency": 50}
-        keys = {"results": NO_TABLES, "limits": limits, "stream": True} | keys
-        write_job(job_dir, fs.url, rows, **keys)
-        return run_rows(job_dir)
-
-    return run
-
-
-def test_a_stream_without_a_finish_reason_is_never_a_whole_answer(fs, answers):
-    two = [delta("half "), delta("an answer")]
-    script = {
-        "closed": [stream(two, end="close"), GOOD],
-        "cut": [stream(two, end="cut"), GOOD],
-        "in-a-chunk": [stream([*two, 'data: {"cho'], end="close"), GOOD],
-        "in-a-chunk-cut": [stream([*two, 'data: {"cho'], end="cut"), GOOD],
-        "done": [stream(two, end="done"), GOOD],
-        "null": [stream([*two, delta("", None)], end="done"), GOOD],
-        "nothing": [stream([], end="close"), GOOD],
-        "only-done": [stream([], end="done"), GOOD],
-        "only-counts": [stream([*two, usage_chunk()], end="done"), GOOD],
+def test_a_stream_that_breaks_off_is_never_a_whole_answer(fs, job_dir):
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"half"}}]}\n\n'
+    broken = {
+        "closed": stream(HALF, end="close"),
+        "cut": stream(HALF, end="cut"),
+        "in-a-chunk": stream([*HALF, 'data: {"cho'], end="cut"),
+        "end-mark": stream(HALF, end="done"),
+        "null-reason": stream([*HALF, delta("", None)], end="done"),
+        "unknown-reason": stream([*HALF, delta("", "abort")]),
+        "nothing": stream([], end="close"),
+        "counts": stream([*HALF, usage_chunk()], end="done"),
+        "too-short": wire(head + b"Content-Length: 5000\r\n\r\n" + event),
+        "bad-chunk": wire(head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + event),
+        "no-json": stream(['data: {"choices": [}\n\n']),
     }
-    done, found = answers(script)
+    script = {name: [reply, GOOD] for name, reply in broken.items()}
+    done, found = run_script(fs, job_dir, script, stream=True)
     assert done.code == 0, done.err
-    told = {name: (row["text"], row["attempts"]) for name, row in found.items()}
-    assert told == dict.fromkeys(script, ("good", 2))
-    assert all(fs.count(name) == 2 for name in script)
+    ends = {name: (row["text"], row["attempts"]) for name, row in found.items()}
+    assert ends == dict.fromkeys(script, ("good", 2))
 
 
-def test_a_cut_after_the_finish_reason_takes_nothing_away(fs, answers):
-    whole = [delta("go"), delta("od", "stop")]
-    script = {
-        "cut": [stream(whole, end="cut")],
-        "closed": [stream(whole, end="close")],
-        "no-blank-line": [stream([*whole, "data: [DONE]"], end="close")],
-        "counts": [stream([*whole, usage_chunk(5, 2)], end="close")],
-        "half-counts": [stream([*whole, 'data: {"choices":[],"usa'], end="cut")],
-    }
-    done, found = answers(script)
-    assert done.code == 0, done.err
-    assert {row["text"] for row in found.values()} == {"good"}
-    assert {row["attempts"] for row in found.values()} == {1}
-    assert found["counts"]["completion_tokens"] == 2
-    assert found["cut"]["completion_tokens"] is None
-
-
-def test_a_stream_that_always_breaks_fails_and_keeps_what_came(answers):
-    done, found = answers({"r1": [stream([delta("half an answer")], end="close")]})
+def test_a_stream_that_always_breaks_fails_and_keeps_what_came(fs, job_dir):
+    script = {"r1": [stream([delta("half an answer")], end="close")]}
+    done, found = run_script(fs, job_dir, script, stream=True, limits={"retries": 1})
     assert done.code == 1
     row = found["r1"]
-    assert (row["status"], row["error_kind"], row["attempts"]) == ("failed", "bad_response", 3)
+    assert (row["status"], row["error_kind"], row["attempts"]) == ("failed", "bad_response", 2)
     assert row["text"] == "half an answer"
     assert row["output"] is None
 
 
-def test_an_error_in_the_middle_of_a_stream_is_that_error(answers):
+def test_what_a_stream_says_after_its_finish_reason_changes_nothing(fs, job_dir):
+    whole = [delta("go"), delta("od", "stop")]
+    script = {
+        "cut": [stream(whole, end="cut")],
+        "counts": [stream([*whole, usage_chunk(5, 2)], end="close")],
+        "length": [stream([delta("half "), delta("", "length")], end="cut")],
+    }
+    done, found = run_script(fs, job_dir, script, stream=True)
+    assert done.code == 1
+    assert {row["attempts"] for row in found.values()} == {1}
+    assert (found["cut"]["text"], found["cut"]["completion_tokens"]) == ("good", None)
+    assert (found["counts"]["text"], found["counts"]["completion_tokens"]) == ("good", 2)
+    assert (found["length"]["status"], found["length"]["text"]) == ("truncated", "half ")
+
+
+def test_an_error_in_the_middle_of_a_stream_is_that_error(fs, job_dir):
     half = [delta("half")]
     script = {
         "passing": [stream([*half, error_body(503)], end="done"), GOOD],
         "event": [stream([*half, 'event: error\ndata: {"message": "overloaded"}\n\n']), GOOD],
         "lasting": [stream([*half, error_body(400, "context_length_exceeded")], end="done"), GOOD],
     }
-    done, found = answers(script)
+    done, found = run_script(fs, job_dir, script, stream=True)
     assert done.code == 1
     assert found["passing"]["text"] == found["event"]["text"] == "good"
     assert (found["lasting"]["status"], found["lasting"]["attempts"]) == ("failed", 1)
     assert found["lasting"]["error_kind"] == "context_overflow"
 
 
-def test_the_forms_that_event_streams_may_have_are_all_read(answers):
-    first = '{"choices":[{"index":0,"delta":{"role":"assistant","content":"grün "}}]}'
-    second = '{"choices":[{"index":0,"delta":{"content":"\U0001f33f"},"finish_reason":"stop"}]}'
-    chunks = [delta("grün "), delta("\U0001f33f", "stop"), usage_chunk(5, 2)]
+def test_two_attempts_of_a_streamed_row_are_never_mixed(fs, job_dir):
+    first = [delta(None, reasoning="first thought "), delta("first "), usage_chunk(5, 99)]
+    second = [delta(None, reasoning="second thought"), delta("second", "stop"), usage_chunk(5, 1)]
     script = {
-        "crlf": [stream([f"data: {first}\r\n\r\ndata: {second}\r\n\r\n"])],
-        "no-blank": [stream([f"data:{first}\n\ndata:{second}\n\n"])],
-        "comments": [stream([f": ping\n\ndata: {first}\n\n: ping\n\ndata: {second}\n\n"])],
-        "named": [
-            stream([f"id: 1\nevent: message\nretry: 10\ndata: {first}\n\ndata: {second}\n\n"])
-        ],
-        "mark": [stream([f"\ufeffdata: {first}\n\ndata: {second}\n\n"])],
-        "two-lines": [stream([f"data: {first[:12]}\ndata: {first[12:]}\n\ndata: {second}\n\n"])],
-        "bytes": [stream(chunks, split=1)],
-        "three-bytes": [stream(chunks, split=3)],
-        "at-once": [stream([f"data: {first}\n\ndata: {second}\n\n"])],
+        "r1": [stream(first, end="close"), stream(second)],
+        "r2": [stream(first, end="cut"), stream(second)],
     }
-    done, found = answers(script)
+    done, found = run_script(fs, job_dir, script, stream=True, results={"duckdb": False})
     assert done.code == 0, done.err
-    expected = dict.fromkeys(script, "grün \U0001f33f")
-    assert {name: row["text"] for name, row in found.items()} == expected
-    assert {row["attempts"] for row in found.values()} == {1}
+    for row in found.values():
+        assert (row["text"], row["reasoning"]) == ("second", "second thought")
+        assert row["finish_reason"] == "stop"
+    attempts = parquet(job_dir / "runs/job", "attempts")
+    assert sorted(str(one["error_kind"]) for one in attempts) == ["None"] * 2 + ["bad_response"] * 2
 
 
-def test_a_whole_answer_in_place_of_a_stream_is_read_too(fs, answers):
-    choice = {"index": 0, "message": {"content": "good"}, "finish_reason": "stop"}
-    done, found = answers({"r1": [status(200, {"choices": [choice]})]})
+def test_a_cut_stream_that_happens_to_be_valid_json_is_still_cut(fs, job_dir):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    cut = stream([delta('{"a": 1}')], end="close")
+    done, found = run_script(
+        fs, job_dir, {"r1": [cut, ok_json({"a": 2})]}, stream=True, output={"schema": schema}
+    )
     assert done.code == 0, done.err
-    assert (found["r1"]["text"], found["r1"]["attempts"]) == ("good", 1)
+    assert (found["r1"]["output"], found["r1"]["attempts"]) == ({"a": 2}, 2)
 
 
-def test_a_stream_in_place_of_a_whole_answer_is_read_too(answers):
-    chunks = [delta("go"), delta("od", "stop"), usage_chunk(5, 2)]
-    done, found = answers({"r1": [stream(chunks)]}, stream=False)
-    assert done.code == 0, done.err
-    assert (found["r1"]["text"], found["r1"]["completion_tokens"]) == ("good", 2)
-
-
-def test_a_stream_that_stalls_is_given_up_and_sent_again(answers):
+def test_a_stream_that_stalls_is_given_up_and_retried(fs, job_dir):
     stalled = [delta("half"), ": waiting\n\n", ": waiting\n\n"]
-    limits = {"retries": 1, "timeout": {"idle": "1s", "total": "30s"}}
-    script = {
-        "stalls": [stream(stalled, gap=3), GOOD],
-        "slow": [stream([delta(f"{n} ") for n in range(4)] + [delta("", "stop")], gap=0.4)],
-    }
-    done, found = answers(script, limits=limits)
+    limits = {"retries": 1, "timeout": {"idle": "0.5s", "total": "30s"}}
+    steady = [*(delta(f"{n} ") for n in range(4)), delta("", "stop")]
+    script = {"stalls": [stream(stalled, gap=2), GOOD], "slow": [stream(steady, gap=0.2)]}
+    done, found = run_script(fs, job_dir, script, stream=True, limits=limits)
     assert done.code == 0, done.err
     assert (found["stalls"]["text"], found["stalls"]["attempts"]) == ("good", 2)
     assert (found["slow"]["text"], found["slow"]["attempts"]) == ("0 1 2 3 ", 1)
 
 
-def test_thinking_in_a_stream_is_kept_apart_from_the_answer(answers):
-    chunks = [
-        delta(None, reasoning="let me "),
-        delta(None, reasoning="think"),
-        delta("good", "stop"),
-    ]
-    older = [delta(None, reasoning_content="let me think"), delta("good", "stop")]
-    done, found = answers({"new": [stream(chunks)], "old": [stream(older)]})
-    assert done.code == 0, done.err
-    for row in found.values():
-        assert (row["text"], row["reasoning"]) == ("good", "let me think")
-
-
-def test_the_time_to_the_first_token_is_known_for_streamed_answers_only(fs, answers):
-    _, found = answers({"r1": [ok("good", delay=0.3)]})
-    assert found["r1"]["ttft_ms"] >= 250
-    _, found = answers({"r1": [GOOD]}, stream=False, name="other")
-    assert found["r1"]["ttft_ms"] is None
+@pytest.mark.parametrize("streamed", [True, False])
+def test_the_time_to_the_first_token_is_known_for_streamed_answers_only(fs, job_dir, streamed):
+    _, found = run_script(fs, job_dir, {"r1": [ok("good", delay=0.3)]}, stream=streamed)
+    ttft = found["r1"]["ttft_ms"]
+    assert (ttft is not None and ttft >= 250) if streamed else ttft is None

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from support.cli import Completed, clean_env, run_bagent
+from support.fake_server import FakeServer
+from support.jobs import write_job
+from support.replies import Script
 
 Json = Any
 
@@ -31,6 +34,21 @@ def run_rows(folder: Path, *options: str, **how: Any) -> tuple[Completed, dict[J
         assert row["id"] not in found, f"row {row['id']} is there twice"
         found[row["id"]] = row
     return done, found
+
+
+def run_script(
+    fs: FakeServer, folder: Path, script: Script, **keys: Json
+) -> tuple[Completed, dict[Json, Json]]:
+    """Run one row for each list of replies, all at once; returns what ``run_rows`` does.
+
+    Args:
+        keys: keys of the job file.
+    """
+    fs.set_script(script)
+    rows = [{"id": name, "text": "x"} for name in script]
+    usual: dict[str, Json] = {"results": NO_TABLES, "limits": {"retries": 2, "concurrency": 50}}
+    write_job(folder, fs.url, rows, **usual | keys)
+    return run_rows(folder)
 
 
 def shell(command: str, folder: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
