@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from bagent.batches.record import LIVE, BatchRecord
+from bagent.store.inside import read_inside
 from bagent.store.segments import Report, mend_tail, write_error
 
 _NAME = re.compile(r"batches-(all|\d+-of-\d+)\.jsonl")
@@ -32,7 +33,7 @@ def read_ledger(path: Path, report: Report) -> dict[int, BatchRecord]:
     """The batches of one ledger as they stand, by number; a torn last line is left out."""
     found: dict[int, BatchRecord] = {}
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_inside(path).split(b"\n")
     except FileNotFoundError:
         return found
     for number, line in enumerate(lines[:-1], 1):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagent.bench import definitions as sql
+from bagent.duck import Access, connect, file_literal, literal
 from bagent.errors import WriteError
 
 if TYPE_CHECKING:
@@ -37,8 +38,12 @@ class Tables:
         path = folder / DATABASE
         try:
             path.unlink(missing_ok=True)
-            config: dict[str, Any] = {"threads": 2, "memory_limit": MEMORY_LIMIT}
-            self.connection: DuckDBPyConnection = duckdb.connect(str(path), config=config)
+            self.connection: DuckDBPyConnection = connect(
+                Access(folders=[folder]),
+                database=path,
+                read_only=False,
+                settings={"threads": 2, "memory_limit": MEMORY_LIMIT},
+            )
         except (OSError, duckdb.Error) as error:
             raise WriteError(f"cannot write {path}: {error}") from None
         for name, (columns, pattern) in _SOURCES.items():
@@ -47,7 +52,9 @@ class Tables:
             self.connection.execute(view)
 
     def _load(self, name: str, columns: Mapping[str, str], pattern: str) -> None:
-        files = [str(path) for path in sorted(self._folder.glob(pattern)) if path.stat().st_size]
+        files = [
+            file_literal(path) for path in sorted(self._folder.glob(pattern)) if path.stat().st_size
+        ]
         listed = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
         self.connection.execute(f"create table {name} ({listed})")
         if not files:
@@ -59,9 +66,8 @@ class Tables:
             for column in columns
         )
         self.connection.execute(
-            f"insert into {name} select {chosen} from read_json(?, format='newline_delimited', "
-            f"columns={dict(columns)!r}, maximum_object_size=67108864)",
-            [files],
+            f"insert into {name} select {chosen} from read_json([{', '.join(files)}],"
+            f" format='newline_delimited', columns={dict(columns)!r}, maximum_object_size=67108864)"
         )
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
@@ -76,7 +82,7 @@ class Tables:
         for name in _SOURCES:
             path = self._folder / f"{name}.parquet"
             self.connection.execute(
-                f"copy {name} to '{_quoted(path)}' (format parquet, compression zstd)"
+                f"copy {name} to {literal(str(path))} (format parquet, compression zstd)"
             )
             written.append(path)
         return written
@@ -107,7 +113,3 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             writer.writerows(rows)
     except OSError as error:
         raise WriteError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")

@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
+from bagent.duck import Access, connect, file_literal
 from bagent.errors import Position, UsageError
-from bagent.store.columns import literal
 from bagent.store.rundir import RunDir, find_run
+from bagent.store.segments import list_segments
 
 TIMES = ("scheduled", "sent", "started_at", "arrived_at", "arrival_time", "timestamp", "time")
 INPUTS = ("prompt_tokens", "input_tokens", "input_length", "contexttokens")
@@ -78,15 +79,18 @@ def read_trace(source: Path) -> tuple[list[Recorded], TraceInfo]:
         UsageError: there is none, it cannot be read, or no row has a time and lengths.
     """
     if source.is_file():
-        rows = _query(source, _table(source))
+        rows = _query(source, [source], _table(source))
     elif any(source.glob("requests-*.jsonl")):
-        rows = _query(source, _raw(source, "requests-*.jsonl", "scheduled"))
+        files = sorted(source.glob("requests-*.jsonl"))
+        rows = _query(source, files, _raw(files, "scheduled"))
     else:
         run: RunDir = find_run(source)
-        pattern, time = "attempts-*.jsonl", "sent"
-        if not any(run.journal.glob(pattern)):
-            pattern, time = "rows-*.jsonl", "started_at"
-        rows = _query(source, _raw(run.journal, pattern, time))
+        time = "sent"
+        segments = list_segments(run.journal, "attempts")
+        if not segments:
+            time, segments = "started_at", list_segments(run.journal, "rows")
+        files = [segment.path for segment in segments]
+        rows = _query(source, files, _raw(files, time))
     found, left_out = _recorded(rows)
     if not found:
         raise UsageError(
@@ -115,23 +119,23 @@ def _table(file: Path) -> str:
             hint=f"its name ends with {', '.join(_READERS)}",
             at=Position(file),
         )
-    return f"select * from {reader.format(literal(str(file)))}"
+    return f"select * from {reader.format(file_literal(file))}"
 
 
-def _raw(folder: Path, pattern: str, time: str) -> str:
+def _raw(files: Sequence[Path], time: str) -> str:
     """The query of raw rows of this program, of which the last may be torn."""
-    files = ", ".join(literal(str(path)) for path in sorted(folder.glob(pattern)))
+    listed = ", ".join(map(file_literal, files))
     kinds = {time: "DOUBLE", INPUTS[0]: "BIGINT", OUTPUTS[0]: "BIGINT", "warmup": "BOOLEAN"}
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in kinds.items())
-    return f"select * from {_RAW.format(files, columns)}"
+    return f"select * from {_RAW.format(listed, columns)}"
 
 
-def _query(source: Path, query: str) -> Iterator[dict[str, Any]]:
+def _query(source: Path, files: Sequence[Path], query: str) -> Iterator[dict[str, Any]]:
     """The rows of a query by column name in small letters."""
     import duckdb
 
     try:
-        with duckdb.connect(config={"threads": 1}) as connection:
+        with connect(Access(files=files), settings={"threads": 1}) as connection:
             cursor = connection.execute(query)
             names = [column[0].lower() for column in cursor.description or ()]
             while rows := cursor.fetchmany(10_000):

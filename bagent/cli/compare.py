@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bagent.cli.results_sql import say
+from bagent.duck import Access, Setting, connect
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError
 
 if TYPE_CHECKING:
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
     from bagent.observe.gold import Score
 
 RUNS = Path("runs")
-LIMITS = "set memory_limit = '800MB'; set threads = 2; set preserve_insertion_order = false"
-"""For DuckDB: it uses the disk beyond them."""
+SETTINGS: dict[str, Setting] = {
+    "memory_limit": "800MB",
+    "threads": 2,
+    "preserve_insertion_order": False,
+}
+"""Of DuckDB, which uses the disk beyond that memory."""
 
 
 def compare(
@@ -75,12 +80,15 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
     import duckdb
 
     from bagent.observe.compare import Question, compare_runs
-    from bagent.store.asking import connect, table_folders
+    from bagent.store.asking import connect_tables, table_folders
     from bagent.store.rundir import find_run
 
+    own = Access(everything=question[1] is not None)  # SQL that the user typed may read files
     runs = [find_run(first, RUNS), find_run(second, RUNS)]
-    with table_folders(runs, say) as folders, connect(folders) as connection:
-        connection.execute(LIMITS)
+    with (
+        table_folders(runs, say) as folders,
+        connect_tables(folders, access=own, settings=SETTINGS) as connection,
+    ):
         try:
             return compare_runs(connection, folders[0], folders[1], Question(*question), rows)
         except duckdb.Error as error:
@@ -89,14 +97,13 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
 
 def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
     from bagent.observe.gold import score_run
-    from bagent.store.asking import connect, table_folders
+    from bagent.store.asking import connect_tables, table_folders
     from bagent.store.rundir import find_run
 
     with (
         table_folders([find_run(first, RUNS)], say) as folders,
-        connect(folders) as connection,
+        connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
     ):
-        connection.execute(LIMITS)
         return score_run(connection, folders[0], gold, stage, rows)
 
 
@@ -104,12 +111,12 @@ def _holds(expression: str, numbers: dict[str, Any]) -> bool:
     """Whether an SQL expression over the numbers is true; unknown is not."""
     import duckdb
 
-    from bagent.store.columns import quoted
+    from bagent.duck import quoted
 
     listed = ", ".join(f"? as {quoted(name)}" for name in numbers)
     sql = f"select ({expression}\n) from (select {listed})"
     try:
-        with duckdb.connect(config={"enable_external_access": False}) as connection:
+        with connect(Access()) as connection:
             row = connection.execute(sql, list(numbers.values())).fetchone()
     except duckdb.Error as error:
         raise UsageError(

@@ -29,11 +29,13 @@ def query(
     Example: bagent query review "select status, count(*), avg(ttft_ms) from results group by 1"
     """
     from bagent.cli.printing import write_rows
+    from bagent.duck import Access
     from bagent.store.asking import one_statement, open_tables, plain_rows
 
     found, text = _asked(run, sql)
     statement = None if text is None else one_statement(text)
-    with open_tables(found, say) as connection:
+    # The SQL is the user's own, so it may read files.
+    with open_tables(found, say, access=Access(everything=True)) as connection:
 
         def ask(statement: str, form: str) -> None:
             cursor = connection.execute(statement)

@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bagent.cli.results_sql import say
+from bagent.duck import Setting
 from bagent.errors import WriteError
 
 if TYPE_CHECKING:
     from bagent.observe.report import About
     from bagent.store.rundir import RunDir
 
-MEMORY = "300MB"
-"""DuckDB's own limit; it uses the disk beyond it."""
+SETTINGS: dict[str, Setting] = {
+    "memory_limit": "300MB",
+    "threads": 2,
+    "preserve_insertion_order": False,
+}
+"""Of DuckDB, which uses the disk beyond that memory."""
 
 
 def report(
@@ -40,14 +45,15 @@ def report(
 
     found = find_run(run, Path("runs"))
     target = output or found.path / "report.html"
-    with open_tables(found, say) as connection:
-        connection.execute(f"set memory_limit = '{MEMORY}'; set threads = 2")
-        connection.execute("set preserve_insertion_order = false")
+    with open_tables(found, say, settings=SETTINGS) as connection:
         try:
             page = make_page(connection, _about(found))
         except duckdb.Error as error:
             raise WriteError(f"the page cannot be made: {str(error).splitlines()[0]}") from None
     try:
+        if output is None:
+            # The run directory may be somebody else's, and hold a link of that name.
+            target.unlink(missing_ok=True)
         target.write_text(page, encoding="utf-8")
     except OSError as error:
         raise WriteError(f"{target}: {error.strerror}", hint="-o FILE") from None
@@ -72,13 +78,14 @@ def _about(run: RunDir) -> About:
     }
     shown = [(what, str(value)) for what, value in pairs.items() if value not in (None, "")]
     stages = tuple(info.stages) if info else ()
+    own = info is not None and run.is_own(info)
     return About(
         run.path.name,
         shown,
         stages,
-        names_in_prompts(info.job) if info else None,
+        names_in_prompts(info.job, files=own) if info else None,
         info.prices if info else (),
-        tuple(prompts_of(info.job)) if info else (),
+        tuple(prompts_of(info.job, files=own)) if info else (),
         settings_of(info.job) if info else "",
     )
 
@@ -87,27 +94,29 @@ _TAG = re.compile(r"\{\{(.*?)\}\}|\{%(.*?)%\}", re.DOTALL)
 _NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 
 
-def names_in_prompts(job: Any) -> frozenset[str] | None:
+def names_in_prompts(job: Any, *, files: bool) -> frozenset[str] | None:
     """The names in all templates of a job as run.json holds it, those of prompt files too.
 
-    None where a prompt uses the row as a whole, none has a tag, or a file cannot be read.
+    None where a prompt uses the row as a whole, none has a tag, or a file is not to be read.
     """
     try:
-        texts = [part for text in _texts(job) for tag in _TAG.findall(text) for part in tag]
+        texts = [part for text in _texts(job, files) for tag in _TAG.findall(text) for part in tag]
     except (OSError, UnicodeDecodeError):
         return None
     names = frozenset(name for text in texts for name in _NAME.findall(text))
     return None if not names or "row" in names else names
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: Any, files: bool) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         if isinstance(value.get("file"), str):
+            if not files:
+                raise PermissionError(value["file"])
             yield Path(value["file"]).read_text(encoding="utf-8")
         for inner in value.values():
-            yield from _texts(inner)
+            yield from _texts(inner, files)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner)
+            yield from _texts(inner, files)

@@ -14,41 +14,44 @@ from bagent.job.spec import Job
 from bagent.types import Json
 
 
-def prompts_of(job: Json, owner: str = "") -> Iterator[tuple[str, str]]:
+def prompts_of(job: Json, owner: str = "", *, files: bool) -> Iterator[tuple[str, str]]:
     """Whose each text of a prompt is, and the text; files are read as they are now.
 
     Args:
         job: the resolved job as ``run.json`` holds it, or a part of it.
+        files: whether to read files that it names, which may be any of this user.
         owner: the stage, step or section that the part belongs to.
     """
     if isinstance(job, list):
         for one in job:
-            yield from prompts_of(one, owner)
+            yield from prompts_of(one, owner, files=files)
     elif isinstance(job, Mapping):
         owner = str(job.get("name") or owner) if owner else owner
         for key, value in job.items():
             if key == "prompt" and isinstance(value, Mapping):
-                yield from _parts(value, owner)
+                yield from _parts(value, owner, files)
             else:
-                yield from prompts_of(value, owner or str(key))
+                yield from prompts_of(value, owner or str(key), files=files)
 
 
-def _parts(prompt: Mapping[str, Json], owner: str) -> Iterator[tuple[str, str]]:
+def _parts(prompt: Mapping[str, Json], owner: str, files: bool) -> Iterator[tuple[str, str]]:
     messages = prompt.get("messages") or []
     spoken = [(str(one.get("role")), one.get("content")) for one in messages]
     spoken += [(name, prompt.get(name)) for name in ("system", "user", "raw")]
     for role, content in spoken:
         for said in content if isinstance(content, list) else [content]:
-            title, text = _told(said)
+            title, text = _told(said, files)
             if text:
                 yield " ".join(word for word in (owner, role, title) if word), text
 
 
-def _told(said: Json) -> tuple[str, str]:
+def _told(said: Json, files: bool) -> tuple[str, str]:
     """The file of a text, empty where it stands in the job; and the text."""
     if not isinstance(said, Mapping):
         return "", "" if said is None else str(said)
     if isinstance(said.get("file"), str):
+        if not files:
+            return "", f"({said['file']}: not read, since you did not make this run here)"
         try:
             text = Path(said["file"]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

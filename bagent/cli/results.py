@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -160,15 +161,17 @@ def _check_names(asked: Asked) -> None:
 
 def _json_lines(asked: Asked) -> Iterator[bytes]:
     from bagent.store.readers import encode_result, iter_results
-    from bagent.store.tables import input_reader
+    from bagent.store.run_input import find_input
 
     wanted = _wanted(asked)
     names = asked.shown
 
     def of_run(run: Any) -> Iterator[dict[str, Any]]:
         info = run.look(say)
-        read = input_reader(info) if "input" in names and info is not None else None
-        return iter_results(run.path, wanted, report=say, read_input=read)
+        find = None
+        if "input" in names and info is not None:
+            find = partial(find_input, run, info, report=say)
+        return iter_results(run.path, wanted, report=say, find_input=find)
 
     def place(result: dict[str, Any]) -> tuple[str, int, int]:
         return result["stage"], result["row"], result["answer"]

@@ -54,15 +54,19 @@ def write_by_tables(asked: Asked) -> Iterator[bytes]:
     """
     import duckdb
 
+    from bagent.duck import Access, literal
     from bagent.store.asking import open_tables, plain_rows
 
-    with open_tables(asked.runs, say) as connection:
+    files = [] if asked.output is None else [asked.output]
+    # SQL that the user typed may read files.
+    access = Access(files=files, everything=asked.where is not None)
+    with open_tables(asked.runs, say, access=access) as connection:
         try:
             sql = _sql(asked, connection)
             if asked.output is not None and asked.form in ("csv", "parquet"):
                 kind = "csv, header" if asked.form == "csv" else "parquet, compression zstd"
-                target = str(asked.output).replace("'", "''")
-                connection.execute(f"copy ({sql}) to '{target}' (format {kind})")
+                target = literal(str(asked.output.absolute()))
+                connection.execute(f"copy ({sql}) to {target} (format {kind})")
                 return
             cursor = connection.execute(sql)
             head = [column[0] for column in cursor.description or []]
@@ -78,7 +82,7 @@ def write_by_tables(asked: Asked) -> Iterator[bytes]:
 
 
 def _sql(asked: Asked, connection: Any) -> str:
-    from bagent.store.columns import quoted
+    from bagent.duck import quoted
     from bagent.store.redact import masked_answers, masked_columns
 
     names = asked.shown if asked.form == "jsonl" else asked.names
@@ -95,7 +99,7 @@ def _sql(asked: Asked, connection: Any) -> str:
 
 
 def _condition(asked: Asked) -> str:
-    from bagent.store.columns import literal
+    from bagent.duck import literal
 
     parts = [f"({asked.where}\n)"] if asked.where else []
     for column, chosen in (("status", asked.statuses), ("stage", asked.stages)):
@@ -106,7 +110,7 @@ def _condition(asked: Asked) -> str:
 
 def _order(asked: Asked) -> str:
     """The tables stand in input order; those of shards must be brought together."""
-    from bagent.store.columns import literal
+    from bagent.duck import literal
 
     if not asked.ordered:
         return " order by finished_at"
@@ -160,7 +164,7 @@ def _table_columns(
     ``answers`` holds the ok rows of ``results`` in the same order, so they are joined by place:
     an id may be there twice, or not at all.
     """
-    from bagent.store.columns import literal, quoted
+    from bagent.duck import literal, quoted
     from bagent.store.redact import MASK
 
     columns = [row[0] for row in connection.execute("describe answers").fetchall()]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from bagent.errors import UsageError
+
 if TYPE_CHECKING:
     from bagent.store.rundir import RunDir, RunInfo
     from bagent.store.totals import Totals
@@ -44,7 +46,9 @@ def status(
     if not runs:
         typer.echo("no runs under ./runs (bagent run job.yaml begins one)", err=True)
         return
-    found = [describe(one) for one in runs]
+    found = [describe(runs[0])] if run is not None else list(filter(None, map(_described, runs)))
+    if not found:
+        return
     if json:
         write_rows(list(found[0]), [list(one.values()) for one in found], "jsonl")
     elif run is None:
@@ -64,6 +68,15 @@ def status(
         if found[0]["prompt_tokens"] and found[0]["cache_hit_rate"] is None:
             pairs.append(("cache_hit_rate", "unknown"))
         write_rows(("what", "value"), pairs, "table")
+
+
+def _described(run: RunDir) -> dict[str, object] | None:
+    """What there is to say about one run of several; None where it cannot be read, and why."""
+    try:
+        return describe(run)
+    except UsageError as error:
+        _say(str(error))
+        return None
 
 
 FOLLOW_SHARE = 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,15 @@ class OpenedRun:
             with_input: read the input again, for :attr:`Result.input`.
         """
         from bagent.store.readers import Wanted, encode_result, iter_results
-        from bagent.store.tables import input_reader
+        from bagent.store.run_input import find_input
 
         wanted = Wanted(statuses=None if statuses is None else frozenset(statuses), ordered=True)
         info = self._directory.look(_warn)
-        read = input_reader(info) if with_input and info is not None else None
+        find = None
+        if with_input and info is not None:
+            find = partial(find_input, self._directory, info, report=_warn)
         decoder = msgspec.json.Decoder(Result)
-        for result in iter_results(self.path, wanted, report=_warn, read_input=read):
+        for result in iter_results(self.path, wanted, report=_warn, find_input=find):
             yield decoder.decode(encode_result(result))
 
     def __iter__(self) -> Iterator[Result]:
@@ -90,17 +93,19 @@ class OpenedRun:
 
     def rows(self, query: str = "results") -> list[dict[str, Any]]:
         """As :meth:`df`, as dicts; needs no other package."""
+        from bagent.duck import Access
         from bagent.store.asking import open_tables
 
-        with open_tables(self._directory, _warn) as connection:
+        with open_tables(self._directory, _warn, access=Access(everything=True)) as connection:
             cursor = connection.execute(_statement(query))
             names = [column[0] for column in cursor.description or []]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def _ask(self, query: str, form: str) -> Any:
+        from bagent.duck import Access
         from bagent.store.asking import open_tables
 
-        with open_tables(self._directory, _warn) as connection:
+        with open_tables(self._directory, _warn, access=Access(everything=True)) as connection:
             return getattr(connection.sql(_statement(query)), form)()
 
 

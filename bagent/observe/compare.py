@@ -97,14 +97,15 @@ def source_sql(name: str, folder: Path, stage: str | None) -> str:
 
     ``said`` is the answer as text; of a row that no model was asked about, its output.
     """
-    file = str(folder / "results.parquet").replace("'", "''")
-    only = "" if stage is None else f" where stage = '{stage.replace(chr(39), chr(39) * 2)}'"
+    from bagent.duck import file_literal, literal
+
+    only = "" if stage is None else f" where stage = {literal(stage)}"
     label = "coalesce(id, 'row ' || row)"
     return (
         f"create or replace temp view {name} as select *, coalesce(text, output::varchar) as said,"
         f" {label} as name, row_number() over"
         f" (partition by {label}, stage, answer order by row) as nth"
-        f" from read_parquet('{file}'){only}"
+        f" from read_parquet({file_literal(folder / 'results.parquet')}){only}"
     )
 
 
@@ -113,7 +114,8 @@ def field_sql(connection: DuckDBPyConnection, field: str, row: str) -> str:
 
     A column gives way where some output of the view ``a`` has a property of its name.
     """
-    from bagent.store.columns import RESULTS, literal, quoted
+    from bagent.duck import literal, quoted
+    from bagent.store.columns import RESULTS
 
     if field in RESULTS and field != "output" and not has_property(connection, field):
         return f"{row}.{quoted(field)}::varchar"
@@ -124,7 +126,7 @@ def field_sql(connection: DuckDBPyConnection, field: str, row: str) -> str:
 
 def has_property(connection: DuckDBPyConnection, name: str) -> bool:
     """Whether an output of the view ``a`` is an object with this property."""
-    from bagent.store.columns import literal
+    from bagent.duck import literal
 
     pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
     sql = f"select 1 from a where json_extract(output, {pointer}) is not null limit 1"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent.duck import file_literal, literal, quoted
 from bagent.errors import InputError, UsageError
 from bagent.observe.compare import (
     dicts,
@@ -20,7 +21,6 @@ from bagent.observe.compare import (
     side_numbers,
     source_sql,
 )
-from bagent.store.columns import literal, quoted
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
     """Make the table ``b`` of the file, all values as text, with ``name``; its columns."""
     import duckdb
 
-    file, suffix = literal(str(gold.path)), _suffix(gold.path)
+    file, suffix = file_literal(gold.path), _suffix(gold.path)
     try:
         if suffix == ".parquet":
             names = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
@@ -176,7 +176,7 @@ def _rows(connection: DuckDBPyConnection, sql: str) -> list[Any]:
 def _common(
     connection: DuckDBPyConnection, folder: Path, columns: list[str], gold: GoldFile
 ) -> list[str]:
-    file = literal(str(folder / "answers.parquet"))
+    file = file_literal(folder / "answers.parquet")
     known = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
     properties = set(known) - _NOT_FIELDS
     properties |= {name for name in _NOT_FIELDS & set(columns) if has_property(connection, name)}

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent import duck
+from bagent.duck import Access, Setting, SqlFault, file_literal
 from bagent.errors import InputError, MissingPackage, Position
 from bagent.rows.inputs import FileSource, SqlSource
 from bagent.rows.lines import ROWS
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _MEMORY = "1GB"
 """What DuckDB may take before a sort or a join goes to the temporary folder."""
+
+ONE_QUERY = "one SELECT; a DuckDB file: FROM read_duckdb('FILE', table_name = 'TABLE')"
+"""How to write the sql of an input."""
 
 _AS_THEY_ARE = frozenset(
     {"VARCHAR", "BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"}
@@ -60,22 +63,18 @@ def connect(base: Path) -> DuckDBPyConnection:
     Raises:
         MissingPackage: DuckDB is not installed.
     """
+    settings: dict[str, Setting] = {
+        "threads": 1,
+        "memory_limit": _MEMORY,
+        "TimeZone": "UTC",
+        "file_search_path": str(base),
+    }
     try:
-        import duckdb
+        return duck.connect(Access(everything=True), settings=settings)
     except ImportError as error:
         raise MissingPackage(
             "DuckDB is not installed; Parquet, sql and where need it", hint="pip install duckdb"
         ) from error
-    connection = duckdb.connect(
-        config={
-            "threads": 1,
-            "memory_limit": _MEMORY,
-            "temp_directory": str(Path(tempfile.gettempdir()) / f"bagent-duckdb-{os.getpid()}"),
-        }
-    )
-    connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET file_search_path = ?", [str(base)])
-    return connection
 
 
 class Table:
@@ -128,30 +127,24 @@ class Table:
 
     def _prepare_parquet(self, source: FileSource) -> None:
         # The names as the file has them: DuckDB renames those that differ in case only.
+        path = file_literal(source.path)
         schema = self._run(
             lambda: self._connection.execute(
-                "SELECT name, num_children FROM parquet_schema(?)", [_quoted_glob(source.path)]
+                f"SELECT name, num_children FROM parquet_schema({path})"
             ).fetchall()
         )
         self.rows = self._run(
             lambda: self._connection.execute(
-                "SELECT num_rows FROM parquet_file_metadata(?)", [_quoted_glob(source.path)]
+                f"SELECT num_rows FROM parquet_file_metadata({path})"
             ).fetchall()
         )[0][0]
-        path = _quoted_glob(source.path).replace("'", "''")
-        self._settle(f"FROM read_parquet('{path}', hive_partitioning = false)", _top_level(schema))
+        self._settle(f"FROM read_parquet({path}, hive_partitioning = false)", _top_level(schema))
 
     def _prepare_sql(self, source: SqlSource) -> None:
-        import duckdb
-
-        statements = self._run(lambda: self._connection.extract_statements(source.query))
-        if not statements or statements[-1].type != duckdb.StatementType.SELECT:
-            raise InputError(
-                f"the sql of the input is no query: {source.query}", hint="it must end in a SELECT"
-            )
-        for statement in statements[:-1]:
-            self._run(lambda statement=statement: self._connection.execute(statement))  # type: ignore[misc]
-        query = statements[-1].query.strip().removesuffix(";")
+        try:
+            query = self._run(lambda: duck.single_query(self._connection, source.query))
+        except SqlFault as error:
+            raise InputError(f"the sql of the input: {error}", hint=ONE_QUERY) from None
         self._settle(f"FROM (\n{query}\n)", None)
 
     def _settle(self, from_: str, names: list[str] | None) -> None:
@@ -262,8 +255,3 @@ def _top_level(schema: list[tuple[str, int | None]]) -> list[str]:
             open_ += (schema[at][1] or 0) - 1
             at += 1
     return names
-
-
-def _quoted_glob(path: Path) -> str:
-    """The path so that DuckDB does not read it as a pattern."""
-    return "".join(f"[{char}]" if char in "*?[" else char for char in str(path))

@@ -41,8 +41,8 @@ _HINTS = {
     ".bz2": "unpack it, or pack it as .gz or .zst",
     ".xz": "unpack it, or pack it as .gz or .zst",
     ".zip": "unpack it, or pack it as .gz or .zst",
-    ".db": "input: {sql: \"attach 'FILE' as d; select ... from d.TABLE\"}",
-    ".duckdb": "input: {sql: \"attach 'FILE' as d; select ... from d.TABLE\"}",
+    ".db": "input: {sql: \"from sqlite_scan('FILE', 'TABLE')\"}",
+    ".duckdb": "input: {sql: \"from read_duckdb('FILE', table_name = 'TABLE')\"}",
 }
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 _STDIN_NAMES = ("-", "/dev/stdin", "/dev/fd/0")

@@ -8,13 +8,13 @@ field NULL. So the same row always passes or always fails, whatever stands aroun
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent.duck import SqlFault, check_reads, quoted, syntax_tree
 from bagent.errors import InputError
 from bagent.rows.duck import connect
 from bagent.rows.notices import Notices
@@ -128,8 +128,7 @@ class Condition:
         """The syntax tree of the condition."""
         # On lines of their own, so that a comment at the end does not swallow the bracket.
         query = f"SELECT 1 WHERE (\n{self._text}\n)"
-        answer = self._connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
-        tree = json.loads(answer[0][0])
+        tree = syntax_tree(self._connection, query)
         if tree["error"]:
             raise InputError(
                 f"where: {tree['error_message']}: {self._text}",
@@ -138,6 +137,10 @@ class Condition:
         nodes = [statement["node"] for statement in tree["statements"]]
         if len(nodes) != 1 or nodes[0]["type"] != "SELECT_NODE":
             raise InputError(f"where: this is no condition: {self._text}")
+        try:
+            check_reads(nodes)
+        except SqlFault as error:
+            raise InputError(f"where: {error}", hint="a condition only reads") from None
         return nodes[0]["where_clause"]
 
     def _cells(self, data: dict[str, Any]) -> Cells:
@@ -153,8 +156,7 @@ class Condition:
             if kind != "NULL":
                 number += 1
                 value = f"unnest(${number}::{kind}[])"
-            quoted = name.replace('"', '""')
-            columns.append(f'{value} AS "{quoted}"')
+            columns.append(f"{value} AS {quoted(name)}")
         test = f"COALESCE(CAST((\n{self._text}\n) AS BOOLEAN), false)"
         if guarded:
             test = f"TRY({test})"

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,15 +27,16 @@ from bagent.runs.tables_child import TablesChild
 from bagent.runs.taking_up import missing_of, policy_for
 from bagent.store.codec import unit_of
 from bagent.store.edited import EditedRows, Missing
+from bagent.store.feed import InputRows
 from bagent.store.index import DoneIndex, Policy, load_index
 from bagent.store.journal import Journal, Syncer
 from bagent.store.near import units_of
 from bagent.store.owner import Owner, Renewer, is_live, owners
 from bagent.store.progress_file import ProgressFile
 from bagent.store.readers import AnswerStore, Wanted, encode_result, iter_results
+from bagent.store.run_input import input_reader
 from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
 from bagent.store.segments import part_order
-from bagent.store.tables import input_reader
 from bagent.store.totals import LastStage, run_codes
 from bagent.types import Json, Outcome, Row
 
@@ -181,8 +183,9 @@ class OpenRun:
         return self._lines(Wanted(ordered=True))
 
     def _lines(self, wanted: Wanted) -> Iterator[bytes]:
-        read = input_reader(self.info) if self.keep_input else None
-        for result in iter_results(self.path, wanted, report=self.notes.append, read_input=read):
+        read = input_reader(msgspec.json.encode(self.info.rows))
+        find = partial(InputRows, read) if self.keep_input else None
+        for result in iter_results(self.path, wanted, report=self.notes.append, find_input=find):
             yield encode_result(result).rstrip(b"\n")
 
     def close(self, code: int) -> None:

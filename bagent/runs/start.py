@@ -52,7 +52,7 @@ def run_job(options: RunOptions) -> int:
 def _run_prepared(prepared: Prepared) -> int:
     results = prepared.job.results
     wanted = prepared.options.tables and (results.parquet or results.duckdb)
-    tables = TablesChild(prepared.run_dir) if wanted else None
+    tables = TablesChild(prepared.run_dir, prepared.rows_config.to_json()) if wanted else None
     store: OpenRun | None = None
     try:
         if not prepared.piped:

@@ -16,10 +16,13 @@ class TablesChild:
 
     Args:
         run_dir: the run directory.
+        rows: the JSON of the rows configuration, to read the input again.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._command = [sys.executable, "-m", "bagent.store.tables", str(run_dir), "--wait"]
+    def __init__(self, run_dir: Path, rows: str = "") -> None:
+        module = "bagent.store.tables"
+        self._command = [sys.executable, "-P", "-m", module, str(run_dir), "--wait"]
+        self._rows = rows
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -41,7 +44,7 @@ class TablesChild:
         process = self._process
         assert process is not None
         try:
-            _, words = process.communicate(b"go\n")
+            _, words = process.communicate(self._rows.encode() + b"\n")
         finally:
             self.close()
         return process.returncode, words.decode("utf-8", "replace").strip()

@@ -377,7 +377,7 @@ def _make_tables(prepared: Prepared, progress: Progress) -> None:
     results = prepared.job.results
     if not (results.parquet or results.duckdb):
         return
-    code, words = TablesChild(prepared.run_dir).make()
+    code, words = TablesChild(prepared.run_dir, prepared.rows_config.to_json()).make()
     if code:
         last = words.splitlines()[-1] if words else f"exit code {code}"
         progress.note(f"the tables could not be made: {last} (bagent query makes them again)")

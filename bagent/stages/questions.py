@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent.duck import Access, SqlFault, quoted, single_query
 from bagent.job.words import near
 from bagent.stages.keys import INPUT
 from bagent.stages.tables import StageTable, input_line, make_tables, open_database
-from bagent.store.columns import quoted
 from bagent.types import Row
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def look_at(query: str, tables: Sequence[StageTable], sample: Sequence[Row]) -> 
     with TemporaryDirectory(prefix="bagent-sql-") as folder:
         work = Path(folder)
         placed = [_placed(number, table, work, sample) for number, table in enumerate(tables)]
-        connection = open_database(work)
+        # Nothing that the query names is read: looking at a job of others has no effect.
+        access = Access(files=[table.path for table in placed])
+        connection = open_database(access, work, errors_as_json=True)
         try:
             return _bound(connection, query, placed)
         finally:
@@ -86,11 +88,16 @@ def _bound(
 ) -> Asked | Fault:
     import duckdb
 
+    text = query.strip()
+    try:
+        text = single_query(connection, text)
+    except SqlFault as fault:
+        return Fault(str(fault), fault.hint, None)
+    except duckdb.Error:
+        pass  # binding it says where it is wrong
     make_tables(connection, tables)
     for table in tables:
         connection.execute(f"DELETE FROM {quoted(table.name)}")
-    connection.execute("SET errors_as_json = true")
-    text = query.strip().rstrip(";")
     head = _MAKE
     try:
         try:
@@ -102,8 +109,6 @@ def _bound(
             head = _EXPLAIN
             connection.execute(head + text)
             return Asked(None)
-        if len(connection.extract_statements(_TABLE + text)) > 1:
-            return Fault("a query is one statement", "join them by WITH name AS (...)", None)
         found = connection.execute("DESCRIBE bagent_found").fetchall()
         return Asked(tuple(str(name) for name, *_ in found))
     except (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException) as error:

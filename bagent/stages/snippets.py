@@ -7,7 +7,7 @@ failed, so a query can say that nothing is left of a row.
 
 from __future__ import annotations
 
-from bagent.store.columns import literal, quoted
+from bagent.duck import literal, quoted
 
 
 def value(field: str | None) -> str:

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent.duck import (
+    Access,
+    Setting,
+    SqlFault,
+    column_type,
+    connect,
+    file_literal,
+    literal,
+    quoted,
+    single_query,
+)
 from bagent.stages.keys import INPUT
 from bagent.store.codec import clean
-from bagent.store.columns import literal, quoted
 from bagent.types import Row
 
 if TYPE_CHECKING:
@@ -79,32 +89,26 @@ def run_query(
     """
     import duckdb
 
-    connection = open_database(work)
+    connection = open_database(Access(everything=True), work)
     if interrupt is not None:
         interrupt.watch(connection)
     try:
         make_tables(connection, tables)
-        connection.execute(f"CREATE TEMP TABLE bagent_found AS {query.strip().rstrip(';')}")
+        text = single_query(connection, query)
+        connection.execute(f"CREATE TEMP TABLE bagent_found AS {text}")
         names = {row[0] for row in connection.execute("DESCRIBE bagent_found").fetchall()}
         rows = connection.execute(_results(tables[0].name, names)).fetchall()
-    except duckdb.Error as error:
+    except (duckdb.Error, SqlFault) as error:
         return str(error).strip().splitlines()[0]
     finally:
         connection.close()
     return [Found(msgspec.json.decode(text), tuple(parents or ())) for text, parents in rows]
 
 
-def open_database(work: Path) -> duckdb.DuckDBPyConnection:
-    """An empty database in memory that spills to ``work``, and sees no variables of Python."""
-    import duckdb
-
-    config: dict[str, str | bool | int | float | list[str]] = {
-        "threads": 1,
-        "memory_limit": MEMORY,
-        "temp_directory": str(work / "spill"),
-        "python_enable_replacements": False,
-    }
-    return duckdb.connect(":memory:", config=config)
+def open_database(access: Access, work: Path, **settings: Setting) -> duckdb.DuckDBPyConnection:
+    """Open an empty database in memory that spills to ``work``."""
+    settings = {"threads": 1, "memory_limit": MEMORY, **settings}
+    return connect(access, spill=work / "spill", settings=settings)
 
 
 def make_tables(connection: duckdb.DuckDBPyConnection, tables: Sequence[StageTable]) -> None:
@@ -124,7 +128,7 @@ def input_line(row: Row) -> bytes:
 
 
 def _input(connection: duckdb.DuckDBPyConnection, table: StageTable) -> str:
-    source = literal(str(table.path))
+    source = file_literal(table.path)
     if not table.path.stat().st_size:
         return "SELECT NULL::VARCHAR AS id, NULL::BIGINT AS row WHERE false"
     options = f"format='newline_delimited', maximum_object_size={LONGEST_LINE}"
@@ -140,11 +144,12 @@ def _input(connection: duckdb.DuckDBPyConnection, table: StageTable) -> str:
 
 
 def _stage(table: StageTable) -> str:
-    source = literal(str(table.path))
+    source = file_literal(table.path)
     types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in BASE.items())
+    columns = [(name, column_type(kind)) for name, kind in table.columns]
     typed = [
         f"TRY_CAST({_value(name, kind)} AS {kind}) AS {quoted(name)}"
-        for name, kind in table.columns
+        for name, kind in columns
         if name and name.casefold() not in BASE
     ]
     return (

@@ -7,15 +7,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent.duck import NOTHING, Access, Setting, connect, file_literal
 from bagent.errors import UsageError, WriteError
-from bagent.store.columns import TABLES, literal
+from bagent.store.columns import TABLES
 from bagent.store.freshness import signatures, stale_tables
 from bagent.store.rundir import RunDir, RunInfo
 from bagent.store.segments import Report
@@ -26,7 +28,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_tables(runs: RunDir | Sequence[RunDir], report: Report) -> Iterator[DuckDBPyConnection]:
+def open_tables(
+    runs: RunDir | Sequence[RunDir],
+    report: Report,
+    *,
+    access: Access = NOTHING,
+    settings: Mapping[str, Setting] | None = None,
+) -> Iterator[DuckDBPyConnection]:
     """A DuckDB connection in memory with a view for each table of a run, as it is now.
 
     The tables of several runs follow each other; :data:`bagent.store.views.VIEWS` are there too.
@@ -34,11 +42,20 @@ def open_tables(runs: RunDir | Sequence[RunDir], report: Report) -> Iterator[Duc
     where that cannot be written, is full, keeps no Parquet files, or has a damaged ``run.json``.
     ``report`` is told of that.
 
+    Args:
+        runs: one or several runs.
+        report: told what people should know.
+        access: what may be reached beside the tables.
+        settings: of DuckDB.
+
     Raises:
         WriteError: the tables could not be made.
     """
     several = [runs] if isinstance(runs, RunDir) else runs
-    with table_folders(several, report) as folders, connect(folders) as connection:
+    with (
+        table_folders(several, report) as folders,
+        connect_tables(folders, access=access, settings=settings) as connection,
+    ):
         yield connection
 
 
@@ -54,31 +71,27 @@ def table_folders(runs: Sequence[RunDir], report: Report) -> Iterator[list[Path]
 
 
 @contextmanager
-def connect(folders: Sequence[Path]) -> Iterator[DuckDBPyConnection]:
+def connect_tables(
+    folders: Sequence[Path],
+    *,
+    access: Access = NOTHING,
+    settings: Mapping[str, Setting] | None = None,
+) -> Iterator[DuckDBPyConnection]:
     """A DuckDB connection in memory with views over the Parquet tables of these folders.
 
     What does not fit its memory goes to the node's temporary folder, never to the current one.
+    See :func:`open_tables` for the other arguments.
     """
-    import duckdb
-
-    with tempfile.TemporaryDirectory(prefix="bagent-") as spill:
-        connection = duckdb.connect(
-            config={
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-                "temp_directory": spill,
-            }
-        )
-        try:
-            for table in TABLES:
-                files = ", ".join(literal(str(folder / f"{table}.parquet")) for folder in folders)
-                by_name = ", union_by_name=true" if len(folders) > 1 else ""
-                connection.execute(f"create view {table} as from read_parquet([{files}]{by_name})")
-            for name, text in VIEWS.items():
-                connection.execute(f"create view {name} as {text}")
-            yield connection
-        finally:
-            connection.close()
+    paths = {table: [folder / f"{table}.parquet" for folder in folders] for table in TABLES}
+    files = [*access.files, *(path for some in paths.values() for path in some)]
+    with connect(replace(access, files=files), settings=settings) as connection:
+        for table, some in paths.items():
+            listed = ", ".join(map(file_literal, some))
+            by_name = ", union_by_name=true" if len(folders) > 1 else ""
+            connection.execute(f"create view {table} as from read_parquet([{listed}]{by_name})")
+        for name, text in VIEWS.items():
+            connection.execute(f"create view {name} as {text}")
+        yield connection
 
 
 def has_fresh_tables(run: RunDir) -> bool:
@@ -87,7 +100,7 @@ def has_fresh_tables(run: RunDir) -> bool:
     info = run.look(damaged.append)
     if info is None or damaged or not info.parquet:
         return False
-    return not stale_tables(run.path, signatures(run.path, info), parquet=True)
+    return not stale_tables(run.path, info, signatures(run.path, info))
 
 
 def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:
@@ -98,7 +111,7 @@ def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:
         report(words)
     # Tables that were made while run.json was whole know more than those made now.
     if info.parquet and not damaged:
-        if not stale_tables(run.path, signatures(run.path, info), parquet=True):
+        if not stale_tables(run.path, info, signatures(run.path, info)):
             return run.path
         if os.access(run.path, os.W_OK):
             with contextlib.suppress(WriteError):
@@ -138,7 +151,8 @@ def run_tables_child(arguments: list[str]) -> tuple[int, str]:
     Returns:
         The exit code and what the child wrote to stderr.
     """
-    command = [sys.executable, "-m", "bagent.store.tables", *arguments]
+    # -P: never a module of the current folder, which may be the run directory.
+    command = [sys.executable, "-P", "-m", "bagent.store.tables", *arguments]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     return done.returncode, done.stderr.decode("utf-8", "replace")
 

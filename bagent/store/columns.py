@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from bagent.duck import column_type, file_literal, literal, quoted
+
 RESULTS: dict[str, str] = {
     "id": "VARCHAR",
     "row": "BIGINT",
@@ -127,22 +129,12 @@ TABLES: tuple[str, ...] = ("results", "answers", "attempts", "tool_calls", "endp
 """The names of the tables and of their Parquet files."""
 
 
-def quoted(name: str) -> str:
-    """A name as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    """Text as an SQL string."""
-    return "'" + text.replace("'", "''") + "'"
-
-
 def declared(columns: dict[str, str]) -> str:
     """Columns as in CREATE TABLE, under their names in the table."""
     return ", ".join(f"{quoted(RENAMED.get(n, n))} {t}" for n, t in columns.items())
 
 
-def read_json(path: str, columns: dict[str, str], object_bytes: int) -> str:
+def read_json(path: Path, columns: dict[str, str], object_bytes: int) -> str:
     """SQL that reads JSON lines with these columns; a broken line gives a row of nulls.
 
     Args:
@@ -152,7 +144,7 @@ def read_json(path: str, columns: dict[str, str], object_bytes: int) -> str:
     """
     types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns.items())
     return (
-        f"read_json({literal(path)}, format='newline_delimited', ignore_errors=true,"
+        f"read_json({file_literal(path)}, format='newline_delimited', ignore_errors=true,"
         f" maximum_object_size={object_bytes}, columns={{{types}}})"
     )
 
@@ -160,7 +152,7 @@ def read_json(path: str, columns: dict[str, str], object_bytes: int) -> str:
 def json_select(table: str, path: Path, object_bytes: int) -> str:
     """SQL that reads the lines of a journal file as rows of a table; broken lines give none."""
     columns = COLUMNS[table]
-    source = read_json(str(path), columns, object_bytes)
+    source = read_json(path, columns, object_bytes)
     defaults = DEFAULTS if table == "results" else PLAIN_DEFAULTS
     return (
         f"SELECT {selected(columns, defaults)} FROM {source}"
@@ -204,9 +196,8 @@ def answers_select(columns: Iterable[tuple[str | None, str]], source: str) -> st
     The output is parsed once per row; a value of another type becomes null. None in place of a
     property is the whole output, in the column ``value``.
     """
-    wanted = list(dict(columns).items())
-    names: dict[str | None, str] = {None: "value"}
-    names.update(answer_names(name for name, _ in wanted if name is not None))
+    wanted = [(name, column_type(kind)) for name, kind in dict(columns).items()]
+    names = _names_of(name for name, _ in wanted)
     if not wanted:
         return f"SELECT id, stage, answer FROM {source} WHERE status = 'ok'"
     paths = "[" + ", ".join(literal(_pointer(name)) for name, _ in wanted) + "]"
@@ -222,6 +213,24 @@ def answers_select(columns: Iterable[tuple[str | None, str]], source: str) -> st
         f"SELECT id, stage, answer, {', '.join(typed)} FROM (SELECT id, stage, answer,"
         f" json_extract(output, {paths}) AS parts FROM {source} WHERE status = 'ok')"
     )
+
+
+def _names_of(properties: Iterable[str | None]) -> dict[str | None, str]:
+    names: dict[str | None, str] = {None: "value"}
+    names.update(answer_names(name for name in properties if name is not None))
+    return names
+
+
+def table_columns(
+    table: str, answer_columns: Iterable[tuple[str | None, str]]
+) -> list[tuple[str, str]]:
+    """Names and types of a table's columns in their order, as DuckDB tells them."""
+    if table != "answers":
+        return [(RENAMED.get(name, name), kind) for name, kind in COLUMNS[table].items()]
+    wanted = dict(answer_columns)
+    names = _names_of(wanted)
+    own = [(name, RESULTS[name]) for name in ("id", "stage", "answer")]
+    return [*own, *((names[name], column_type(kind)) for name, kind in wanted.items())]
 
 
 def _pointer(name: str | None) -> str:

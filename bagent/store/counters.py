@@ -7,6 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from bagent.store.inside import open_inside
+from bagent.store.segments import list_segments
+
 HEAD = TAIL = 1 << 20
 """Bytes at the begin and the end of each file that are read: thousands of endpoints' samples."""
 
@@ -29,8 +32,8 @@ def cache_share(run_dir: Path) -> float | None:
     """
     firsts: dict[str, _Sample] = {}
     lasts: dict[str, _Sample] = {}
-    for path in sorted((run_dir / "journal").glob("endpoints-*.jsonl")):
-        for one in _samples(path):
+    for segment in list_segments(run_dir / "journal", "endpoints"):
+        for one in _samples(segment.path):
             first, last = firsts.get(one.endpoint), lasts.get(one.endpoint)
             if first is None or one.at < first.at:
                 firsts[one.endpoint] = one
@@ -47,7 +50,7 @@ def cache_share(run_dir: Path) -> float | None:
 
 def _samples(path: Path) -> Iterator[_Sample]:
     """Those with counters, of the file's begin and end; a line that is not whole is passed over."""
-    with path.open("rb") as file:
+    with open_inside(path) as file:
         lines = file.read(HEAD).split(b"\n")
         size = file.seek(0, 2)
         if size > HEAD:

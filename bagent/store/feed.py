@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
@@ -127,6 +127,18 @@ def _text_of(row: Row) -> InputText:
         return InputText(_ENCODE(clean(row.data)))
 
 
+class InputFinder(Protocol):
+    """Finds the input of journal lines that come in order of stage and row."""
+
+    problem: str | None
+
+    def find(self, row: int, key: str, line: bytes) -> InputText:
+        """The input of a journal line, nothing where there is none."""
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
 class Feed:
     """Makes the lines of the ``results`` table, and the files of what failed.
 
@@ -138,7 +150,7 @@ class Feed:
     """
 
     def __init__(
-        self, lines: CurrentLines, rows: InputRows | None, *, keep_input: bool, longest: int
+        self, lines: CurrentLines, rows: InputFinder | None, *, keep_input: bool, longest: int
     ) -> None:
         self.given = 0
         self.too_long = 0
@@ -175,7 +187,7 @@ class Feed:
             yield texts
 
     def _with_input(
-        self, rows: InputRows, block: Block, number: int, files: tuple[BinaryIO, BinaryIO]
+        self, rows: InputFinder, block: Block, number: int, files: tuple[BinaryIO, BinaryIO]
     ) -> bytes:
         line, row = bytes(block.texts[number]), block.rows[number]
         try:

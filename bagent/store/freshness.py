@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.store.columns import COLUMNS, TABLES
+from bagent.duck import Access, connect, file_literal
+from bagent.store.columns import COLUMNS, TABLES, table_columns
+from bagent.store.inside import is_regular, read_inside
 from bagent.store.rundir import RunInfo
 from bagent.store.segments import Stream, list_segments
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 _FORMAT = 1
 _STREAMS: dict[str, Stream] = {
@@ -37,9 +43,34 @@ class Freshness(msgspec.Struct, omit_defaults=True):
 def read_freshness(directory: Path) -> Freshness:
     """What is written about the tables in a directory; empty where nothing is."""
     with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        content = (directory / "tables.json").read_bytes()
+        content = read_inside(directory / "tables.json")
         return msgspec.json.decode(content, type=Freshness)
     return Freshness()
+
+
+def sound_tables(directory: Path, info: RunInfo) -> frozenset[str]:
+    """The tables whose files are Parquet with the right columns; they may be somebody else's."""
+    paths = {table: directory / f"{table}.parquet" for table in TABLES}
+    regular = {table: path for table, path in paths.items() if is_regular(path)}
+    if not regular:
+        return frozenset()
+    with connect(Access(files=[*regular.values()]), settings={"threads": 1}) as connection:
+        return frozenset(
+            table
+            for table, path in regular.items()
+            if _columns(connection, path) == table_columns(table, info.answer_columns)
+        )
+
+
+def _columns(connection: DuckDBPyConnection, path: Path) -> list[tuple[str, str]]:
+    """Names and types of the columns of a Parquet file; none where it is no such file."""
+    import duckdb
+
+    try:
+        described = connection.execute(f"DESCRIBE FROM read_parquet({file_literal(path)})")
+        return [(str(name), str(kind)) for name, kind, *_ in described.fetchall()]
+    except duckdb.Error:
+        return []
 
 
 def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:
@@ -57,21 +88,21 @@ def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:
     return found
 
 
-def stale_tables(directory: Path, now: dict[str, str], *, parquet: bool) -> list[str]:
-    """The tables in ``directory`` that are missing or older than the journal.
+def stale_tables(directory: Path, info: RunInfo, now: dict[str, str]) -> list[str]:
+    """The tables in ``directory`` that are missing, older than the journal, or of other columns.
 
     Args:
         directory: where the tables are.
+        info: of the run. Where no Parquet is wanted all are made anew when one is stale.
         now: the signatures of the journal as it is.
-        parquet: they are kept as Parquet; without, all are made anew when one is stale.
     """
     made = read_freshness(directory)
-    if made.database and not (directory / made.database).is_file():
+    if made.database and not (directory / Path(made.database).name).is_file():
         return list(TABLES)
-    stale = [
-        table
-        for table, signature in now.items()
-        if made.tables.get(table) != signature
-        or (parquet and not (directory / f"{table}.parquet").is_file())
-    ]
-    return list(TABLES) if stale and not parquet else stale
+    stale = [table for table, signature in now.items() if made.tables.get(table) != signature]
+    if not info.parquet:
+        return list(TABLES) if stale else []
+    if len(stale) == len(TABLES):
+        return stale
+    sound = sound_tables(directory, info)
+    return [table for table in TABLES if table in stale or table not in sound]

@@ -26,6 +26,7 @@ from bagent.store.segments import (
     Report,
     Stream,
     check_part,
+    list_segments,
     place_of,
     read_line,
     segment_path,
@@ -98,8 +99,10 @@ class Journal:
 
         Raises:
             WriteError: the journal cannot be written.
+            UsageError: it is a link, or a segment of it was packed or renamed.
         """
         path = run_dir / "journal"
+        list_segments(path)  # refuses links
         journal = cls(path, check_part(part), clock, segment_bytes)
         try:
             path.mkdir(parents=True, exist_ok=True)

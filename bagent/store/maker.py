@@ -13,15 +13,16 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from bagent.errors import BagentError
+from bagent.duck import file_literal
 from bagent.store import columns as sql
 from bagent.store.current import CurrentLines
-from bagent.store.feed import Feed, InputRows
+from bagent.store.feed import Feed, InputFinder, InputRows
 from bagent.store.freshness import Freshness
 from bagent.store.parts import OBJECT_BYTES, Copy, Job, Limits, PartMaker
-from bagent.store.rundir import RunInfo
+from bagent.store.run_input import find_input
+from bagent.store.rundir import RunDir, RunInfo
 from bagent.store.segments import Report, Stream, list_segments
-from bagent.store.tables import Options, input_reader
+from bagent.store.tables import Options
 from bagent.store.warehouse import Tables, Warehouse, copy_file, is_written_by_another
 
 LOCK_SECONDS = 0.5
@@ -80,8 +81,8 @@ class Maker:
             longest = max(OBJECT_BYTES, lines.longest + lines.longest // 8)
             limits = Limits(self.options.memory_mb, longest)
             with (
-                closing(PartMaker(self.work, limits)) as parts,
-                closing(Tables(self.work, limits, self.info)) as tables,
+                closing(PartMaker(self.work, limits, self._sources())) as parts,
+                closing(Tables(self.work, limits, self.info, self._sources())) as tables,
             ):
                 for table in sql.TABLES:
                     if table not in stale and tables.database is not None:
@@ -101,6 +102,11 @@ class Maker:
         marker.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
         marker.replace(self.out / "tables.json")
 
+    def _sources(self) -> list[Path]:
+        """The files outside of the working directory that DuckDB reads."""
+        segments = [s.path for s in list_segments(self.run_dir / "journal")]
+        return [*segments, *(self.out / f"{table}.parquet" for table in sql.TABLES)]
+
     def _plain_jobs(self, table: str, longest: int) -> Iterator[Job]:
         """A part for each segment, which is read up to where it is now."""
         empty = self.work / "empty.jsonl"
@@ -114,7 +120,7 @@ class Maker:
         return Job((self._answers_of(results, self.work / "answers-0.parquet"),))
 
     def _answers_of(self, results: Path, part: Path) -> Copy:
-        source = f"read_parquet({sql.literal(str(results))})"
+        source = f"read_parquet({file_literal(results)})"
         return Copy("answers", sql.answers_select(self.info.answer_columns, source), part)
 
     def _result_jobs(self, chunks: Iterator[Path], longest: int, *, answers: bool) -> Iterator[Job]:
@@ -157,14 +163,12 @@ class Maker:
             else:
                 (self.out / name).unlink(missing_ok=True)
 
-    def _input_rows(self) -> InputRows | None:
+    def _input_rows(self) -> InputFinder | None:
         """The input, where something needs it: a column of the table, or a list of failures."""
-        try:
-            read = self.options.read_input or input_reader(self.info)
-        except (BagentError, TypeError, ValueError) as error:
-            self.note(f"the input is not in the tables: {error}")
-            return None
-        return None if read is None else InputRows(read, self.work / "input-spool")
+        spool = self.work / "input-spool"
+        if self.options.read_input is not None:
+            return InputRows(self.options.read_input, spool)
+        return find_input(RunDir(self.run_dir), self.info, spool, self.note)
 
     def _publish(self, warehouse: Warehouse) -> str:
         """Put the database in place; the name it has there, empty where there is none.

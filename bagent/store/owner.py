@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from bagent.errors import OwnedError, StoppedEarly
+from bagent.store.inside import read_inside
 from bagent.store.segments import check_part, part_order, write_error
 
 RENEW_SECONDS = 15.0
@@ -235,7 +236,7 @@ def read_owner(path: Path) -> OwnerRecord | None:
     So does a time that the file system has not reached yet: that host's clock is wrong.
     """
     try:
-        record = _decode(path.read_bytes())
+        record = _decode(read_inside(path))
         changed = path.stat().st_mtime
     except FileNotFoundError:
         return None
@@ -251,9 +252,10 @@ def owners(run_dir: Path) -> dict[str, OwnerRecord]:
     found = {}
     for path in run_dir.glob("owner*.json"):
         part = path.stem.removeprefix("owner").removeprefix("-") or "all"
-        record = read_owner(path)
-        if record is not None:
-            found[part] = record
+        with contextlib.suppress(OSError):  # a link
+            record = read_owner(path)
+            if record is not None:
+                found[part] = record
     return dict(sorted(found.items(), key=lambda item: part_order(item[0])))
 
 

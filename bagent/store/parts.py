@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import duckdb
 
-from bagent.store import columns as sql
+from bagent.duck import Access, Setting, connect, literal, private_folder
 
 OBJECT_BYTES = 16 * 1024 * 1024
 """The longest line that DuckDB reads unless the journal holds a longer one."""
@@ -37,10 +38,11 @@ class Limits:
     object_bytes: int = OBJECT_BYTES
 
     @property
-    def memory(self) -> str:
-        """DuckDB's setting; a line longer than usual needs buffers in proportion."""
+    def settings(self) -> dict[str, Setting]:
+        """DuckDB's settings; a line longer than usual needs buffers in proportion."""
         extra = max(0, self.object_bytes - OBJECT_BYTES) * 6
-        return f"{self.memory_mb + extra // 1_000_000}MB"
+        memory = f"{self.memory_mb + extra // 1_000_000}MB"
+        return {"threads": 1, "memory_limit": memory, "preserve_insertion_order": True}
 
     @property
     def threads(self) -> int:
@@ -75,18 +77,26 @@ class PartMaker:
     Args:
         work: a directory for temporary files.
         limits: memory and line length.
+        sources: files elsewhere that parts are made of.
     """
 
-    def __init__(self, work: Path, limits: Limits) -> None:
+    def __init__(self, work: Path, limits: Limits, sources: Sequence[Path] = ()) -> None:
         self.work = work
         self.limits = limits
         self._idle: queue.SimpleQueue[duckdb.DuckDBPyConnection] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(limits.threads, "parts")
         for number in range(limits.threads):
-            con = connect(work / f"spill-{number}", limits.memory)
-            # Else a column that has no null in one part is declared otherwise than in the next.
-            con.execute("SET disabled_optimizers = 'statistics_propagation'")
-            self._idle.put(con)
+            self._idle.put(
+                connect(
+                    Access(files=sources, folders=[work, private_folder()]),
+                    spill=work / f"spill-{number}",
+                    # Statistics would declare a column without nulls otherwise than the next part.
+                    settings={
+                        **limits.settings,
+                        "disabled_optimizers": "statistics_propagation",
+                    },
+                )
+            )
         self._spare: list[Path] = []
         self._chunks = 0
 
@@ -165,18 +175,22 @@ def write_parquet(con: duckdb.DuckDBPyConnection, select: str, path: Path) -> No
     except duckdb.IOException as error:
         if "lock" not in str(error).lower():
             raise
-        reading, writing = os.pipe()
+        pipe = private_folder() / f"{path.name}-{threading.get_ident()}"
+        os.mkfifo(pipe, 0o600)
         with ThreadPoolExecutor(1, "parquet") as pool:
-            copied = pool.submit(_drain, reading, path)
+            # Opened for both, so that neither end waits for the other.
+            writing = os.open(pipe, os.O_RDWR)
+            copied = pool.submit(_drain, os.open(pipe, os.O_RDONLY), path)
             try:
-                _copy(con, select, f"/dev/fd/{writing}", ", USE_TMP_FILE false")
+                _copy(con, select, str(pipe), ", USE_TMP_FILE false")
             finally:
                 os.close(writing)
+                pipe.unlink()
             copied.result()
 
 
 def _copy(con: duckdb.DuckDBPyConnection, select: str, target: str, more: str) -> None:
-    con.execute(f"COPY ({select}) TO {sql.literal(target)} ({_PACKED}{more})")
+    con.execute(f"COPY ({select}) TO {literal(target)} ({_PACKED}{more})")
 
 
 def _drain(descriptor: int, path: Path) -> None:
@@ -188,23 +202,3 @@ def _drain(descriptor: int, path: Path) -> None:
         finally:
             while source.read(1 << 20):
                 pass
-
-
-def connect(spill: Path, memory: str) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection in memory: one thread, a memory limit, nothing fetched or kept at home.
-
-    Args:
-        spill: a directory of its own for what does not fit into memory.
-        memory: limit in DuckDB's words, e.g. ``150MB``.
-    """
-    return duckdb.connect(
-        ":memory:",
-        config={
-            "threads": 1,
-            "memory_limit": memory,
-            "temp_directory": str(spill),
-            "preserve_insertion_order": True,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-        },
-    )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from bagent.store.inside import read_inside
+
 EVERY_S = 5.0
 """Seconds between two notes: a parallel file system is asked for little."""
 
@@ -58,7 +60,7 @@ def read_progress(run_dir: Path, parts: Iterable[str]) -> RunProgress | None:
     found = []
     for part in parts:
         try:
-            data = _path(run_dir, part).read_bytes()
+            data = read_inside(_path(run_dir, part))
             found.append(msgspec.json.decode(data, type=RunProgress))
         except (OSError, msgspec.DecodeError):
             return None

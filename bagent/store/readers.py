@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from bagent.store.codec import (
 )
 from bagent.store.columns import RESULTS
 from bagent.store.current import CurrentLines, Place, Selection
-from bagent.store.feed import InputRows, ReadInput
+from bagent.store.feed import InputFinder
 from bagent.store.index import DoneIndex, HashMap, Policy, done_index
 from bagent.store.rundir import RunInfo
 from bagent.store.segments import Report, locate
@@ -31,6 +31,8 @@ from bagent.types import Json, Outcome
 
 RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input")
 """The columns of a result as JSON, in order; ``input`` follows only where it is asked for."""
+
+FindInput = Callable[[Path], InputFinder | None]
 
 _RECENT_LINES = 1000
 
@@ -70,7 +72,7 @@ def iter_results(
     wanted: Wanted | None = None,
     *,
     report: Report,
-    read_input: ReadInput | None = None,
+    find_input: FindInput | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The current results as dicts with the columns of the ``results`` table.
 
@@ -81,10 +83,10 @@ def iter_results(
         run_dir: the run directory.
         wanted: which, and in which order; None means all, as they were finished.
         report: told about broken lines.
-        read_input: reads the input rows; with it, results have ``input`` as raw JSON text. Best
-            used with ``ordered``, else the input is copied to a temporary file.
+        find_input: given a path for a copy of the input, makes what finds it; with it, results
+            have ``input`` as raw JSON text. Best used with ``ordered``, else the input is copied.
     """
-    with CurrentLines(run_dir, report) as lines, _Inputs(read_input, report) as inputs:
+    with CurrentLines(run_dir, report) as lines, _Inputs(find_input, report) as inputs:
         for place in iter_places(lines, wanted or Wanted()):
             line = lines.read(place)
             try:
@@ -112,13 +114,13 @@ def result_of(outcome: Outcome | OutcomeLine) -> dict[str, Any]:
 class _Inputs:
     """The input rows with a temporary directory for the copy, where the input is wanted."""
 
-    def __init__(self, read: ReadInput | None, report: Report) -> None:
-        self.rows: InputRows | None = None
+    def __init__(self, find_input: FindInput | None, report: Report) -> None:
+        self.rows: InputFinder | None = None
         self._report = report
         self._directory: TemporaryDirectory[str] | None = None
-        if read is not None:
+        if find_input is not None:
             self._directory = TemporaryDirectory(prefix="bagent-")
-            self.rows = InputRows(read, Path(self._directory.name) / "input")
+            self.rows = find_input(Path(self._directory.name) / "input")
 
     def __enter__(self) -> _Inputs:
         return self

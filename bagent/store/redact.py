@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from bagent.duck import literal, quoted
 from bagent.errors import UsageError
-from bagent.store.columns import RESULTS, literal, quoted
+from bagent.store.columns import RESULTS
 
 MASK = "'***'"
 """What stands for a hidden text, as SQL."""

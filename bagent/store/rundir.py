@@ -15,7 +15,9 @@ import msgspec
 
 from bagent.errors import ChangedError, OwnedError, UsageError
 from bagent.files import PRIVATE, make_private
+from bagent.store.inside import read_inside
 from bagent.store.owner import is_live, owners
+from bagent.store.seal import is_sealed, seal
 from bagent.store.segments import Report, part_order, write_error
 from bagent.types import Json
 
@@ -52,6 +54,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     columns of ``answers``: pairs of property name (None: the whole answer) and DuckDB type.
     ``prices`` are those of each stage, as they were known at its last start. ``stages`` are those
     of the results, in order; ``query_last``: the last one is a query, which may select no rows.
+    ``seal`` tells whether this user wrote it.
     """
 
     name: str
@@ -70,6 +73,12 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     total_rows: int | None = None
     created_at: float | None = None
     starts: list[Start] = msgspec.field(default_factory=list)
+    seal: str = ""
+
+    def sealed_content(self) -> bytes:
+        """What the seal vouches for: files that the run read, and what is done with them."""
+        content = (self.rows, self.job, self.keep_input)
+        return msgspec.json.encode(content, order="sorted")
 
     @property
     def exit_code(self) -> int | None:
@@ -192,9 +201,13 @@ class RunDir:
             report(f"{error.message}; what only it says is left out")
         return None
 
+    def is_own(self, info: RunInfo) -> bool:
+        """Whether this user wrote what ``run.json`` says of the input and the job."""
+        return is_sealed(self.path, info.sealed_content(), info.seal)
+
     def _read(self, path: Path) -> RunInfo | None:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=RunInfo)
+            return msgspec.json.decode(read_inside(path), type=RunInfo)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -209,6 +222,7 @@ class RunDir:
         Raises:
             WriteError: it cannot be written.
         """
+        info.seal = seal(self.path, info.sealed_content())
         own = RunInfo(**msgspec.structs.asdict(info))
         own.starts = [start for start in info.starts if start.part == part]
         if part == "all":

@@ -32,6 +32,7 @@ from bagent.store.index_file import (
     identity,
     read_header,
 )
+from bagent.store.inside import open_inside
 from bagent.store.segments import Report, Segment, whole_lines
 from bagent.types import Outcome
 
@@ -298,7 +299,7 @@ def open_index(segment: Segment, report: Report, *, save: bool = False) -> Segme
     size = segment.path.stat().st_size
     index = SegmentIndex(segment)
     try:
-        with segment.sidecar.open("rb") as handle:
+        with open_inside(segment.sidecar) as handle:
             if not index._load(handle, size):
                 index = SegmentIndex(segment)
     except (OSError, msgspec.DecodeError):

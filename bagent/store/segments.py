@@ -16,7 +16,8 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from bagent.errors import WriteError
+from bagent.errors import UsageError, WriteError
+from bagent.store.inside import link_refused
 
 Stream = Literal["rows", "turns", "attempts", "endpoints", "tools"]
 """``rows`` and ``turns`` are the synced truth; the others are written without sync."""
@@ -72,17 +73,42 @@ def segment_path(journal: Path, stream: str, part: str, number: int) -> Path:
     return journal / f"{stream}-{part}-{number:06d}.jsonl"
 
 
-def list_segments(journal: Path, stream: Stream, part: str | None = None) -> list[Segment]:
-    """The segments of one stream, by part and number; of one part, or of all (None)."""
-    found = []
+def list_segments(
+    journal: Path, stream: Stream | None = None, part: str | None = None
+) -> list[Segment]:
+    """The segments of one stream, by part and number; None in place of a stream or part: of all.
+
+    Raises:
+        UsageError: the journal or a segment is a link, or a segment was packed or renamed: its
+            rows would be sent again.
+    """
+    if journal.is_symlink():
+        raise link_refused(journal)
     try:
-        paths = list(journal.iterdir())
+        with os.scandir(journal) as entries:
+            regular = {entry.name: not entry.is_symlink() for entry in entries}
     except (FileNotFoundError, NotADirectoryError):
         return []
-    for path in paths:
-        match = _NAME.fullmatch(path.name)
-        if match and match[1] == stream and part in (None, match[2]):
-            found.append(Segment(match[2], int(match[3]), path))
+    found: list[Segment] = []
+    renamed: list[str] = []
+    for name, is_regular in regular.items():
+        match = _NAME.match(name)
+        if not match or stream not in (None, match[1]) or part not in (None, match[2]):
+            continue
+        if match.end() < len(name):
+            if match[0] not in regular:
+                renamed.append(name)
+        elif is_regular:
+            found.append(Segment(match[2], int(match[3]), journal / name))
+        else:
+            raise link_refused(journal / name)
+    if renamed:
+        first = min(renamed)
+        raise UsageError(
+            f"{journal / first}: the journal is read from .jsonl files only"
+            + (f", so {len(renamed)} files of it are missing" if len(renamed) > 1 else ""),
+            hint=f"unpack or rename it to {_NAME.match(first)[0]}",  # type: ignore[index]
+        )
     return sorted(found, key=lambda s: (part_order(s.part), s.number))
 
 

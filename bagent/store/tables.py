@@ -13,15 +13,15 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from bagent.duck import Access, connect
 from bagent.errors import BagentError, WriteError
 from bagent.store.columns import TABLES
 from bagent.store.feed import ReadInput
 from bagent.store.freshness import signatures, stale_tables
+from bagent.store.run_input import input_reader
 from bagent.store.rundir import RunDir, RunInfo
 from bagent.store.segments import Report
 
@@ -31,8 +31,8 @@ class Options:
     """How to make the tables.
 
     ``out`` is where they go, None means the run directory. ``only_stale`` leaves alone what is
-    up to date. ``read_input`` reads the input rows; None takes it from ``run.json``. ``wait``
-    is called between two looks at a locked ``run.duckdb`` with seconds.
+    up to date. ``read_input`` reads the input rows; None: as anybody may.
+    ``wait`` is called between two looks at a locked ``run.duckdb`` with seconds.
     """
 
     out: Path | None = None
@@ -61,7 +61,7 @@ def make_tables(run_dir: Path, options: Options, report: Report) -> list[str]:
     now = signatures(run_dir, info)
     stale = list(TABLES)
     if options.only_stale:
-        stale = stale_tables(out, now, parquet=info.parquet)
+        stale = stale_tables(out, info, now)
     if not stale:
         return []
     import duckdb
@@ -85,37 +85,26 @@ def make_tables(run_dir: Path, options: Options, report: Report) -> list[str]:
     return stale
 
 
-def input_reader(info: RunInfo) -> ReadInput | None:
-    """Reads the input that ``run.json`` names; None where it names none.
+def main(argv: list[str] | None = None, rows: bytes = b"") -> int:
+    """The command line of this module; the exit code.
 
-    All rows are read, whatever ``where``, a sample, a limit or a shard picked among them: an
-    earlier start may have picked others, and each row has the same number and key in all.
-
-    Raises:
-        TypeError, ValueError: another version wrote the configuration.
+    ``rows`` is what ``--wait`` reads from stdin.
     """
-    if info.rows is None:
-        return None
-    from bagent.rows import RowsConfig, read_again
-
-    text = info.rows if isinstance(info.rows, str) else msgspec.json.encode(info.rows)
-    config = RowsConfig.from_json(text)
-    whole = replace(config, where=None, sample=None, limit=None, shard=None)
-    return lambda: read_again(whole)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line of this module; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bagent.store.tables", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--only-stale", action="store_true", help="leave fresh tables alone")
     parser.add_argument("--out", type=Path, help="put the tables there, not in the run directory")
     parser.add_argument("--memory", type=int, default=150, help="limit of each DuckDB in MB")
-    parser.add_argument("--wait", action="store_true", help="begin at a line on stdin")
+    parser.add_argument(
+        "--wait", action="store_true", help="begin at a line on stdin: the rows to read, or a word"
+    )
     asked = parser.parse_args(argv)
-    if asked.wait and not _told():
-        return 0
-    options = Options(asked.out, asked.only_stale, asked.memory)
+    if asked.wait:
+        rows = _first_line()
+        if not rows:
+            return 0
+    read_input = input_reader(rows) if rows.startswith(b"{") else None
+    options = Options(asked.out, asked.only_stale, asked.memory, read_input)
 
     def report(words: str) -> None:
         sys.stderr.write(f"bagent: {words}\n")
@@ -128,15 +117,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _told() -> bool:
-    """Load what takes long, then wait for a line; False: whoever was to write it is gone."""
-    import duckdb
-
+def _first_line() -> bytes:
+    """Load what takes long, then wait for a line; empty: whoever was to write it is gone."""
     import bagent.rows
     import bagent.store.maker  # noqa: F401
 
-    duckdb.connect().execute("SELECT 1").close()
-    return bool(sys.stdin.buffer.readline())
+    connect(Access()).execute("SELECT 1").close()
+    return sys.stdin.buffer.readline()
 
 
 if __name__ == "__main__":

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import duckdb
 
-from bagent.store import columns as sql
+from bagent.duck import Access, connect, file_literal, literal, private_folder, quoted
 from bagent.store.parquet_join import ParquetJoin, count_rows
-from bagent.store.parts import Job, Limits, connect
+from bagent.store.parts import Job, Limits
 from bagent.store.rundir import RunInfo
 
 _STORE = "ROW_GROUP_SIZE 30720"
@@ -34,11 +37,14 @@ class Tables:
         work: a directory for temporary files.
         limits: memory of the database.
         info: which kinds of tables are wanted.
+        sources: files elsewhere that tables are taken from.
     """
 
-    def __init__(self, work: Path, limits: Limits, info: RunInfo) -> None:
+    def __init__(
+        self, work: Path, limits: Limits, info: RunInfo, sources: Sequence[Path] = ()
+    ) -> None:
         self.counts: Counter[str] = Counter()
-        self.database = Warehouse(work, limits) if info.duckdb else None
+        self.database = Warehouse(work, limits, sources) if info.duckdb else None
         self._work = work
         self._parquet = info.parquet
         self._joins: dict[str, ParquetJoin] = {}
@@ -79,12 +85,16 @@ class Warehouse:
     Args:
         work: a directory for temporary files; also for the file, if files there can be locked.
         limits: memory.
+        sources: files elsewhere that rows are taken from.
     """
 
-    def __init__(self, work: Path, limits: Limits) -> None:
+    def __init__(self, work: Path, limits: Limits, sources: Sequence[Path]) -> None:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._con = connect(work / "spill-store", limits.memory)
-        self._con.execute(f"SET disabled_compression_methods = {sql.literal(_NOT_TRIED)}")
+        self._con = connect(
+            Access(files=sources, folders=[work, private_folder()]),
+            spill=work / "spill-store",
+            settings={**limits.settings, "disabled_compression_methods": _NOT_TRIED},
+        )
         self.database = self._attach(work)
         self._tables: set[str] = set()
         self._con.execute("BEGIN")
@@ -96,12 +106,12 @@ class Warehouse:
         """
         path = work / "tables.duckdb"
         with contextlib.suppress(duckdb.IOException):
-            self._con.execute(f"ATTACH {sql.literal(str(path))} AS store ({_STORE})")
+            self._con.execute(f"ATTACH {literal(str(path))} AS store ({_STORE})")
             return path
-        self._scratch = tempfile.TemporaryDirectory(prefix="bagent-")
+        self._scratch = tempfile.TemporaryDirectory(dir=private_folder())
         path = Path(self._scratch.name) / "tables.duckdb"
         with contextlib.suppress(duckdb.IOException):
-            self._con.execute(f"ATTACH {sql.literal(str(path))} AS store ({_STORE})")
+            self._con.execute(f"ATTACH {literal(str(path))} AS store ({_STORE})")
             return path
         return None
 
@@ -114,8 +124,8 @@ class Warehouse:
         """Put the rows of a Parquet file behind those of a table, which is made if need be."""
         if self.database is None:
             return
-        target = f"store.{sql.quoted(table)}"
-        rows = f"FROM read_parquet({sql.literal(str(part))})"
+        target = f"store.{quoted(table)}"
+        rows = f"FROM read_parquet({file_literal(part)})"
         if table not in self._tables:
             described = self._con.execute(f"DESCRIBE {rows}").fetchall()
             columns = ", ".join(_column(name, kind) for name, kind, *_ in described)
@@ -140,19 +150,23 @@ class Warehouse:
 def _column(name: str, kind: str) -> str:
     """A column as in CREATE TABLE."""
     packed = " USING COMPRESSION zstd" if kind == "JSON" or name in _LONG_TEXTS else ""
-    return f"{sql.quoted(name)} {kind}{packed}"
+    return f"{quoted(name)} {kind}{packed}"
 
 
 def is_written_by_another(path: Path) -> bool:
-    """Whether another process has a DuckDB file open for writing."""
+    """Whether another process has a DuckDB file open for writing; the file is not read."""
     if Path(f"{path}.wal").exists():
         return True
     try:
-        duckdb.connect(str(path), read_only=True).close()
-    except duckdb.IOException as error:
-        return "lock" in str(error).lower()
-    except duckdb.Error:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
         return False
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)
+    finally:
+        os.close(descriptor)
     return False
 
 

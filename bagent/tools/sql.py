@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bagent.duck import Access, Setting, SqlFault, connect, file_literal, quoted, single_query
 from bagent.errors import MissingPackage, UsageError
 from bagent.tools.threads import Threads
 from bagent.tools.tool import Arguments, ToolFault
@@ -36,14 +37,11 @@ READERS = {
 }
 """What reads a data file, by the end of its name (also before ``.gz`` or ``.zst``)."""
 
-_SETTINGS: dict[str, str | bool | int | float | list[str]] = {
+_SETTINGS: dict[str, Setting] = {
     "threads": 2,
     "memory_limit": "512MB",
     "temp_directory": "",
-    "python_enable_replacements": False,
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "allow_community_extensions": False,
+    "TimeZone": "UTC",
 }
 
 
@@ -169,11 +167,11 @@ class Sql:
 
     def _check(self, query: str) -> None:
         try:
-            found = self._duckdb.extract_statements(query)
+            single_query(self._connection, query)
         except self._duckdb.Error as error:
             raise ToolFault(_first_line(error)) from None
-        if len(found) != 1 or found[0].type != self._duckdb.StatementType.SELECT:
-            raise ToolFault("only one SELECT statement may be asked")
+        except SqlFault as fault:
+            raise ToolFault(f"only one SELECT statement may be asked: {fault}") from None
 
     def _names(self, query: str) -> list[str]:
         found = self._duckdb.extract_statements(query)[0].named_parameters
@@ -214,28 +212,15 @@ def _interrupt(cursor: DuckDBPyConnection, running: list[bool]) -> None:
 
 
 def _connected(config: SqlConfig) -> DuckDBPyConnection:
-    import duckdb
-
-    connection: DuckDBPyConnection
-    if config.database is not None:
-        connection = duckdb.connect(str(config.database), read_only=True, config=_SETTINGS)
-    else:
-        connection = duckdb.connect(config=_SETTINGS)
     files = config.files or {}
+    access = Access(files=[path for paths in files.values() for path in paths])
+    connection = connect(access, database=config.database, settings=_SETTINGS)
     for name, paths in files.items():
-        listed = ", ".join(f"'{_quoted(str(path))}'" for path in paths)
-        reader = _reader(paths[0])
-        connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM {reader}([{listed}])')
-    allowed = [str(path) for paths in files.values() for path in paths]
-    connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET allowed_paths = ?", [allowed])
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
+        listed = ", ".join(map(file_literal, paths))
+        connection.execute(
+            f"CREATE VIEW {quoted(name)} AS SELECT * FROM {_reader(paths[0])}([{listed}])"
+        )
     return connection
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "''")
 
 
 def _reader(path: Path) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.cli.compare import LIMITS
+from bagent.cli.compare import SETTINGS
+from bagent.duck import Access
 from bagent.errors import UsageError
 from bagent.observe.compare import Question, Sameness, compare_runs
 from bagent.observe.gold import GoldFile, score_run
-from bagent.store.asking import connect
+from bagent.store.asking import connect_tables
 from bagent.store.tables import Options, make_tables
 from support.stored_runs import make_run, stored
 
@@ -36,14 +37,14 @@ def run(tmp_path: Path) -> Any:
 
 
 def compared(first: Path, second: Path, *on: str) -> Sameness:
-    with connect([first, second]) as connection:
+    with connect_tables([first, second], settings=SETTINGS) as connection:
         return compare_runs(connection, first, second, Question(on), 10)
 
 
 def accuracy(run: Path, gold: list[dict[str, Any]], stage: str | None = None) -> float:
     path = run / "gold.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in gold))
-    with connect([run]) as connection:
+    with connect_tables([run], access=Access(files=[path])) as connection:
         return float(score_run(connection, run, GoldFile(path), stage, 10).numbers["accuracy"])
 
 
@@ -69,8 +70,7 @@ def test_examples_come_status_first_and_then_in_input_order(run):
         "second",
         [answer(n, {"a": n + 1}, **(failed if n % 20 == 7 else {})) for n in reversed(rows)],
     )
-    with connect([first, second]) as connection:
-        connection.execute(LIMITS)
+    with connect_tables([first, second], settings=SETTINGS) as connection:
         found = compare_runs(connection, first, second, Question(), 300).rows
     wanted = sorted(rows, key=lambda n: (n % 20 != 7, n))[:300]
     assert [row["id"] for row in found] == [f"r{n}" for n in wanted]

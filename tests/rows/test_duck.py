@@ -134,9 +134,16 @@ def test_sql_finds_files_from_the_base_folder(tmp_path):
     assert [row.data for row in rows] == [{"id": 8, "b": "y"}, {"id": 7, "b": "x"}]
 
 
-def test_sql_may_prepare_and_end_in_a_comment(tmp_path):
-    query = "create table t as select 5 as y; -- made\nselect * from t -- done"
-    assert [row.data for row in rows_at(tmp_path, {"sql": query})] == [{"y": 5}]
+def test_sql_may_hold_a_semicolon_and_end_in_a_comment(tmp_path):
+    query = "select 5 as y, ';' as s /* ; */ ; -- done; é"
+    assert [row.data for row in rows_at(tmp_path, {"sql": query})] == [{"y": 5, "s": ";"}]
+
+
+def test_sql_reads_a_table_of_a_duckdb_file(tmp_path):
+    with duckdb.connect(tmp_path / "d.duckdb") as connection:
+        connection.execute("create table t as select 5 as y; create table u as select 6 as y")
+    query = "from read_duckdb('d.duckdb', table_name = 'u')"
+    assert [row.data for row in rows_at(tmp_path, {"sql": query})] == [{"y": 6}]
 
 
 def test_sql_columns_of_type_json_are_values(tmp_path):
@@ -150,13 +157,17 @@ def test_sql_columns_of_type_json_are_values(tmp_path):
         ("selec 1", "syntax error"),
         ("select * from nope", "nope does not exist"),
         ("select * from 'nope.csv'", "nope.csv"),
-        ("create table t (a int)", "must end in a SELECT"),
-        ("", "must end in a SELECT"),
+        ("create table t (a int)", "a query is a SELECT, this is CREATE"),
+        ("copy (select 1) to 'out.csv'", "a query is a SELECT, this is COPY"),
+        ("copy (select 1) to 'out.csv'; select 1", "one statement, these are 2"),
+        ("with x as (copy (select 1) to 'out.csv') select 1", "only reads, this holds COPY"),
+        ("", "there is none"),
     ],
 )
 def test_wrong_sql_is_refused_before_any_row(tmp_path, query, words):
     with pytest.raises(InputError, match=words):
         open_rows(RowsConfig(({"sql": query},), tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sql_that_fails_on_the_way_is_an_input_error(tmp_path):

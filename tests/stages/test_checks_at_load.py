@@ -97,8 +97,16 @@ PLAIN = "stages:\n- {kind: map, name: plain, prompt: x}\n- {kind: expand, items:
         ("select §lengt(text) from rate", "Scalar Function with name lengt does not exist"),
         ("select §unnest(text) as t from rate", "UNNEST() can only be applied to lists"),
         ("select §id, count(*) from rate", 'column "id" must appear in the GROUP BY'),
-        ("§select 1; select 2", "a query is one statement (join them by WITH name AS (...))"),
-        ("§delete from rate", 'syntax error at or near "delete"'),
+        (
+            "§select 1; select 2",
+            "a query is one statement, these are 2 (join them by WITH name AS (...))",
+        ),
+        ("§delete from rate", "a query is a SELECT, this is DELETE"),
+        ("§attach 'x.db' as x", "a query is a SELECT, this is ATTACH"),
+        (
+            "§with x as (copy rate to 'x.csv') select 1",
+            "a query only reads, this holds COPY",
+        ),
         ("pivot rate on §idd using sum(score)", "there is no column idd (did you mean id?)"),
     ],
 )

@@ -29,8 +29,8 @@ def test_the_growth_of_all_endpoints_counts_not_what_was_before(tmp_path):
 
 
 def test_two_parts_that_look_at_one_engine_count_it_once(tmp_path):
-    write(tmp_path, "1of2", [sample("a", 1, 0, 0), sample("a", 9, 50, 100)])
-    write(tmp_path, "2of2", [sample("a", 2, 5, 10), sample("a", 8, 40, 90)])
+    write(tmp_path, "1-of-2", [sample("a", 1, 0, 0), sample("a", 9, 50, 100)])
+    write(tmp_path, "2-of-2", [sample("a", 2, 5, 10), sample("a", 8, 40, 90)])
     assert cache_share(tmp_path) == pytest.approx(0.5)
 
 

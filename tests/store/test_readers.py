@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 
 from bagent.store.codec import unit_of
+from bagent.store.feed import InputRows
 from bagent.store.index import Policy, load_index
 from bagent.store.readers import (
     AnswerStore,
@@ -54,7 +56,8 @@ def test_the_input_is_found_also_out_of_order(store, outcome):
     rows = [
         Row(n, int(outcome(n).key, 16), f"r{n}", {"t": n}, "rows.jsonl", n + 1) for n in range(3)
     ]
-    results = iter_results(store.path, report=store.reports.append, read_input=lambda: iter([rows]))
+    find = partial(InputRows, lambda: iter([rows]))
+    results = iter_results(store.path, report=store.reports.append, find_input=find)
     assert [json.loads(encode_result(r))["input"] for r in results] == [
         {"t": 2},
         {"t": 0},

@@ -155,24 +155,25 @@ def _tables_in_process() -> Iterator[None]:
         yield
 
 
-def _make_tables(arguments: list[str]) -> tuple[int, str]:
+def _make_tables(arguments: list[str], rows: str = "") -> tuple[int, str]:
     with contextlib.redirect_stderr(io.StringIO()) as err:
-        code = tables.main(arguments)
+        code = tables.main(arguments, rows.encode())
     return code, err.getvalue()
 
 
 class TablesHere:
     """Has the interface of ``TablesChild``, without a child."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, rows: str = "") -> None:
         self._run_dir = run_dir
+        self._rows = rows
 
     def start(self) -> None:
         """Do nothing: there is no child to start."""
 
     def make(self) -> tuple[int, str]:
         """Make the tables; returns the exit code and the messages."""
-        code, output = _make_tables([str(self._run_dir)])
+        code, output = _make_tables([str(self._run_dir)], self._rows)
         return code, output.strip()
 
     def close(self) -> None:

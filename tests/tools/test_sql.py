@@ -24,6 +24,8 @@ NOT_SELECT = [
     "CREATE TABLE x AS SELECT 1",
     "COPY ships TO '{base}/out.csv'",
     "COPY (SELECT 1) TO '{base}/crew.csv'",
+    "WITH x AS (COPY (SELECT 1) TO '{base}/crew.csv') SELECT 1",
+    "SELECT (WITH x AS (COPY (SELECT 1) TO '{base}/crew.csv') SELECT count(*) FROM x)",
     "EXPORT DATABASE '{base}/out'",
     "ATTACH '{base}/other.duckdb'",
     "INSTALL httpfs",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from bagent.duck import literal
 from bagent.observe.report.ask import Ask
 from bagent.observe.report.html import Html, block, heading, note, section, table, text
-from bagent.store.columns import literal
 from bagent.store.views import same_unit
 
 MOST = 12

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
+from bagent.duck import literal
 from bagent.observe.report.ask import Ask
 from bagent.observe.report.failures import FAULTS
 from bagent.observe.report.html import number
 from bagent.observe.words import visible
-from bagent.store.columns import literal
 
 SAMPLE = 30_000
 SEED = 7

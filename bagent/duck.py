@@ -1,0 +1,214 @@
+"""The one place that opens DuckDB, and what may go from data into its SQL.
+
+A connection reaches no file, no network and no extension unless its :class:`Access` says so. Names,
+texts, paths and types become SQL only by :func:`quoted`, :func:`literal`, :func:`file_literal` and
+:func:`column_type`; SQL that a job brings is looked at by :func:`single_query` before it is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+Setting = str | bool | int
+_PATTERN = frozenset("*?[")
+_SPILL = count()
+_READS = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+"""Nodes of DuckDB's syntax tree that only read; others are a COPY, INSERT ... inside a WITH."""
+
+_WRITES = re.compile(r"(?i)\b(?:copy|insert|update|delete|merge)\b")
+_SCALAR = re.compile(
+    r"(?:VARCHAR|BOOLEAN|TINYINT|SMALLINT|INTEGER|BIGINT|HUGEINT|UTINYINT|USMALLINT|UINTEGER"
+    r"|UBIGINT|UHUGEINT|BIGNUM|FLOAT|DOUBLE|DATE|TIME|TIMESTAMP|UUID|JSON"
+    r"|DECIMAL\(\d{1,2},\s?\d{1,2}\))(?:\[\d{0,6}\]){0,4}",
+    re.IGNORECASE,
+)
+
+
+class SqlFault(ValueError):
+    """SQL of a job is not one statement that only reads; its text says why."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a connection may reach on the disk.
+
+    ``files`` and ``folders`` are paths that it may read and write, links followed; ``everything``
+    is for SQL that the user or the user's job wrote.
+    """
+
+    files: Sequence[Path] = ()
+    folders: Sequence[Path] = ()
+    everything: bool = False
+
+
+NOTHING = Access()
+
+
+def connect(
+    access: Access,
+    *,
+    database: Path | None = None,
+    read_only: bool = True,
+    spill: Path | None = None,
+    settings: Mapping[str, Setting] | None = None,
+) -> DuckDBPyConnection:
+    """Open a DuckDB in memory, or a file of it, that reaches only what ``access`` says.
+
+    Args:
+        access: what it may reach; its settings cannot be changed unless that is everything.
+        database: a DuckDB file.
+        read_only: open it for reading.
+        spill: folder for what does not fit into memory; None: one of this process alone.
+        settings: more settings, by name.
+    """
+    import duckdb
+
+    config: dict[str, Any] = {
+        "temp_directory": str(spill or private_folder() / f"spill-{next(_SPILL)}"),
+        "python_enable_replacements": False,
+        "allow_community_extensions": False,
+    }
+    if not access.everything:
+        config |= {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+    if database is None:
+        connection = duckdb.connect(config=config)
+    else:
+        connection = duckdb.connect(str(database), read_only=read_only, config=config)
+    try:
+        for name, value in (settings or {}).items():
+            connection.execute(f"SET {quoted(name)} = ?", [value])
+        if not access.everything:
+            _lock(connection, access)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _lock(connection: DuckDBPyConnection, access: Access) -> None:
+    """Close the way to all files but those of ``access``, and keep it closed."""
+    for name, paths in (("allowed_paths", access.files), ("allowed_directories", access.folders)):
+        absolute = [str(path.absolute()) for path in paths]
+        # DuckDB compares a path as it stands in the SQL first, and then what it leads to.
+        connection.execute(f"SET {name} = ?", [[*absolute, *map(escaped, absolute)]])
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def private_folder() -> Path:
+    """A folder that only this user can enter, for this process; removed at its end."""
+    return Path(_folder_of(os.getpid()).name)
+
+
+@cache
+def _folder_of(process: int) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix=f"bagent-{process}-")
+
+
+def quoted(name: str) -> str:
+    """A name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Text as an SQL string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def escaped(path: str) -> str:
+    """A path that DuckDB does not take for a pattern."""
+    return "".join(f"[{char}]" if char in _PATTERN else char for char in path)
+
+
+def file_literal(path: Path) -> str:
+    """The path of a file to be read as an SQL string: never a pattern, never another file."""
+    return literal(escaped(str(path.absolute())))
+
+
+def column_type(kind: str) -> str:
+    """The type of a column, where it is a plain one; JSON in place of anything else."""
+    return kind if _SCALAR.fullmatch(kind) else "JSON"
+
+
+def single_query(connection: DuckDBPyConnection, sql: str) -> str:
+    """The one query that ``sql`` is, without the semicolon and the comment at its end.
+
+    Nothing is executed but DuckDB's parser.
+
+    Raises:
+        SqlFault: it is none, several statements, or writes something.
+        duckdb.Error: it cannot be parsed.
+    """
+    import duckdb
+
+    statements = connection.extract_statements(sql)
+    if not statements:
+        raise SqlFault("a query is one statement, there is none")
+    if len(statements) > 1:
+        raise SqlFault(
+            f"a query is one statement, these are {len(statements)}",
+            "join them by WITH name AS (...)",
+        )
+    kind = statements[0].type
+    if kind == duckdb.StatementType.MULTI:  # a PIVOT, which finds its columns first
+        if _WRITES.search(sql):
+            raise SqlFault("a query only reads", "quote a column of such a name")
+    elif kind != duckdb.StatementType.SELECT:
+        raise SqlFault(f"a query is a SELECT, this is {kind.name}")
+    else:
+        check_reads(syntax_tree(connection, sql))
+    return _without_end(sql)
+
+
+def syntax_tree(connection: DuckDBPyConnection, query: str) -> dict[str, Any]:
+    """DuckDB's syntax tree of a query: ``statements``, or ``error`` and ``error_message``."""
+    answer = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
+    tree: dict[str, Any] = json.loads(answer[0][0])
+    return tree
+
+
+def check_reads(tree: Any) -> None:
+    """Look for statements inside a query that write, such as ``WITH x AS (COPY ...)``.
+
+    Raises:
+        SqlFault: there is one.
+    """
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            kind = node.get("type")
+            if isinstance(kind, str) and kind.endswith("_NODE") and kind not in _READS:
+                raise SqlFault(f"a query only reads, this holds {kind.partition('_')[0]}")
+            pending.extend(node.values())
+        elif isinstance(node, list):
+            pending.extend(node)
+
+
+def _without_end(sql: str) -> str:
+    """A statement without blanks, comments and semicolons behind it."""
+    import duckdb
+
+    content = sql.encode()
+    end = len(content)
+    for start, kind in reversed(duckdb.tokenize(sql)):  # offsets count bytes
+        if kind is not duckdb.token_type.comment and content[start:end].strip() != b";":
+            break
+        end = start
+    return content[:end].decode().strip()

@@ -1,0 +1,120 @@
+"""DuckDB is opened in one place, reaches what it was given, and runs one query that reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import bagent
+from bagent.duck import Access, SqlFault, column_type, connect, file_literal, single_query
+
+PACKAGE = Path(bagent.__file__).parent
+OPENS = re.compile(r"duckdb\s*\.\s*(connect|execute|sql|query|read_\w+)\b|import connect.*duckdb")
+PATH_IN_SQL = re.compile(r"(read_(?!duckdb)\w+|parquet_\w+|glob)\(\[?('|\{literal)")
+
+
+def test_only_one_module_opens_duckdb_and_puts_paths_into_reading_sql() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix(): pattern.pattern
+        for path in PACKAGE.rglob("*.py")
+        for pattern in (OPENS, PATH_IN_SQL)
+        if pattern.search(path.read_text(encoding="utf-8"))
+    }
+    assert list(found) == ["duck.py"]
+
+
+@pytest.mark.parametrize("name", ["v[1]", "v*", "v?", "it's", "v**", "[!a]", 'q"x;--'])
+def test_a_path_is_never_a_pattern(tmp_path: Path, name: str) -> None:
+    for folder, value in ((name, "right"), ("v1", "wrong"), ("b", "wrong")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "t.csv").write_text(f"a\n{value}\n")
+    path = tmp_path / name / "t.csv"
+    for access in (Access(files=[path]), Access(folders=[path.parent]), Access(everything=True)):
+        with connect(access) as connection:
+            rows = connection.execute(f"FROM read_csv({file_literal(path)})").fetchall()
+        assert rows == [("right",)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM read_text('{other}')",
+        "FROM read_text('{folder}/../other.txt')",
+        "FROM read_text('{folder}/link.txt')",
+        "FROM '{other}'",
+        "FROM glob('{folder}/../*')",
+        "COPY (SELECT 1) TO '{other}'",
+        "WITH x AS (COPY (SELECT 1) TO '{other}') FROM x",
+        "ATTACH '{other}.db'",
+        "EXPORT DATABASE '{other}.folder'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "SET allowed_paths = ['{other}']",
+        "SELECT getenv('HOME')",
+        "FROM read_csv('http://127.0.0.1:9/x.csv')",
+    ],
+)
+def test_a_connection_reaches_nothing_that_it_was_not_given(tmp_path: Path, sql: str) -> None:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    other = tmp_path / "other.txt"
+    other.write_text("secret")
+    (folder / "link.txt").symlink_to(other)
+    with connect(Access(folders=[folder])) as connection, pytest.raises(duckdb.Error):
+        connection.execute(sql.format(folder=folder, other=other))
+    assert other.read_text() == "secret"
+
+
+@pytest.mark.parametrize(
+    "kind", ["VARCHAR", "BIGINT", "BIGINT[]", "DOUBLE[3]", "FLOAT[]", "DECIMAL(38,0)", "JSON"]
+)
+def test_plain_types_are_types(kind: str) -> None:
+    assert column_type(kind) == kind
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "INT) --", "STRUCT(a INT)", "VARCHAR; COPY", "DECIMAL(1,1)) x", "x'y", "VARCHAR\n"]
+)
+def test_other_types_become_json(kind: str) -> None:
+    assert column_type(kind) == "JSON"
+
+
+@pytest.mark.parametrize(
+    ("sql", "query"),
+    [
+        ("select 1;", "select 1"),
+        ("select ';' -- ; é\n;; /* ; */", "select ';'"),
+        ("from (values (1)) t(a)", "from (values (1)) t(a)"),
+        ("pivot (select 1 a, 2 b) on a using sum(b)", None),
+        ("with c as (select 'copy' as copy) from c", None),
+    ],
+)
+def test_one_query_that_reads_is_taken(sql: str, query: str | None) -> None:
+    with connect(Access()) as connection:
+        assert single_query(connection, sql) == query or sql
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "",
+        "-- nothing",
+        "select 1; select 2",
+        "copy (select 1) to 'x'",
+        "attach 'x' as x",
+        "install httpfs",
+        "set threads = 1",
+        "call pragma_version()",
+        "create table t (a int)",
+        "with x as (copy (select 1) to 'x') select 1",
+        "select (with x as (copy (select 1) to 'x') select count(*) from x)",
+        "with x as (copy (select 1) to 'x') pivot (select 1 a) on a",
+    ],
+)
+def test_what_is_not_one_query_that_reads_is_refused(sql: str) -> None:
+    with connect(Access()) as connection, pytest.raises(SqlFault):
+        single_query(connection, sql)
