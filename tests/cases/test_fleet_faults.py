@@ -207,16 +207,17 @@ def test_a_hostfile_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> Non
     with FakeServer({"*": [slow(0.1, ok())]}, allow_faults=True) as fs:
         hosts.write_text(f"{fs.address}\n")
         limits = {"per_endpoint": 2}
-        job = write_job(tmp_path, "", 80, backend="vllm", hostfile="hosts.txt", limits=limits)
+        job = write_job(tmp_path, "", 40, backend="vllm", hostfile="hosts.txt", limits=limits)
         with Running(["run", job], tmp_path) as running:
             fs.wait_for(2)
             hosts.unlink()
             os.mkfifo(hosts)
             done = running.finish(40)
     assert done.code == 0, done.err
-    assert len(results(tmp_path)) == 80
+    assert len(results(tmp_path)) == 40
 
 
+@pytest.mark.process("pipe")
 def test_a_hostfile_may_be_what_another_command_writes(tmp_path: Path) -> None:
     """A pipe gives what it has once."""
     with FakeServer({"*": [ok()]}, allow_faults=True) as fs:

@@ -18,10 +18,12 @@ pytestmark = pytest.mark.slow
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def hostfile(folder, servers):
-    path = folder / "hosts.txt"
-    path.write_text("".join(f"{fs.address}\n" for fs in servers))
-    return path
+def fleet_job(folder, servers, rows, **keys):
+    """Write a job over the servers, which stand in ``hosts.txt``; returns the command."""
+    (folder / "hosts.txt").write_text("".join(f"{fs.address}\n" for fs in servers))
+    usual = {"limits": {"per_endpoint": 8}, "batching": {"mode": "single"}}
+    fleet = {"backend": "vllm", "hostfile": str(folder / "hosts.txt")}
+    return ["run", write_job(folder, "", rows, **fleet, **usual | keys)]
 
 
 def started(stack, count, script=None):
@@ -35,16 +37,8 @@ def test_four_endpoints_each_killed_and_revived_in_turn_lose_no_row(tmp_path):
     with ExitStack() as stack:
         # slow at first, so that rows are left however long a server takes to come back
         servers = started(stack, 4, {"*": [slow(0.4, ok())]})
-        job = write_job(
-            tmp_path,
-            "vllm://",
-            5000,
-            backend="vllm",
-            hostfile=str(hostfile(tmp_path, servers)),
-            limits={"per_endpoint": 8},
-            batching={"mode": "single"},
-        )
-        running = stack.enter_context(Running(["run", job], tmp_path))
+        command = fleet_job(tmp_path, servers, 5000)
+        running = stack.enter_context(Running(command, tmp_path))
         for fs in servers:
             seen = sum(len(each.requests) for each in servers)
             fs.wait_for(len(fs.requests) + 40)
@@ -69,17 +63,9 @@ def test_four_endpoints_each_killed_and_revived_in_turn_lose_no_row(tmp_path):
 def test_an_endpoint_written_into_the_hostfile_joins_and_one_taken_out_leaves(tmp_path):
     with ExitStack() as stack:
         old, new = started(stack, 2)
-        hosts = hostfile(tmp_path, [old])
-        job = write_job(
-            tmp_path,
-            "vllm://",
-            2500,
-            backend="vllm",
-            hostfile=str(hosts),
-            limits={"per_endpoint": 8},
-            batching={"mode": "single"},
-        )
-        running = stack.enter_context(Running(["run", job], tmp_path))
+        command = fleet_job(tmp_path, [old], 2500)
+        hosts = tmp_path / "hosts.txt"
+        running = stack.enter_context(Running(command, tmp_path))
         old.wait_for(50)
         hosts.write_text(f"{old.address}\n{new.address}\n")
         new.wait_for(50, timeout=60.0)
@@ -98,22 +84,13 @@ def test_an_endpoint_written_into_the_hostfile_joins_and_one_taken_out_leaves(tm
 def test_a_stage_that_selects_endpoints_follows_the_hostfile_within_its_selection(tmp_path):
     with ExitStack() as stack:
         old, other, new = started(stack, 3)
-        hosts = hostfile(tmp_path, [old])
-        hosts.write_text(f"{old.address} role=a\n{other.address} role=b\n")
         one = {"kind": "map", "name": "one", "prompt": "{{ text }}", "select": {"role": "a"}}
         two = {"kind": "map", "name": "two", "prompt": "{{ text }}?", "select": {"role": "b"}}
-        job = write_job(
-            tmp_path,
-            "vllm://",
-            1000,
-            backend="vllm",
-            hostfile=str(hosts),
-            prompt=None,
-            stages=[one, two | {"from": "input"}],
-            limits={"per_endpoint": 8},
-            batching={"mode": "single"},
-        )
-        running = stack.enter_context(Running(["run", job], tmp_path))
+        stages = [one, two | {"from": "input"}]
+        command = fleet_job(tmp_path, [old], 1000, prompt=None, stages=stages)
+        hosts = tmp_path / "hosts.txt"
+        hosts.write_text(f"{old.address} role=a\n{other.address} role=b\n")
+        running = stack.enter_context(Running(command, tmp_path))
         old.wait_for(50)
         hosts.write_text(f"{new.address} role=a\n{other.address} role=b\n")
         new.wait_for(50, timeout=60.0)
@@ -131,16 +108,8 @@ def test_one_of_three_endpoints_that_is_wrong_takes_few_requests_and_no_row(tmp_
     with ExitStack() as stack:
         good = started(stack, 2)
         (wrong,) = started(stack, 1, {"*": [bad]})
-        hosts = hostfile(tmp_path, [wrong, *good])
-        job = write_job(
-            tmp_path,
-            "vllm://",
-            600,
-            backend="vllm",
-            hostfile=str(hosts),
-            batching={"mode": "single"},
-        )
-        done = run_bagent(["run", job], tmp_path)
+        command = fleet_job(tmp_path, [wrong, *good], 600)
+        done = run_bagent(command, tmp_path)
         asked = len(wrong.requests)
     assert done.code == 0, done.err
     assert {row["status"] for row in results(tmp_path)} == {"ok"}
@@ -151,17 +120,8 @@ def test_an_endpoint_ten_times_slower_gets_a_tenth_of_the_rows(tmp_path):
     with ExitStack() as stack:
         quick = started(stack, 1, {"*": [slow(0.05, ok())]})
         lame = started(stack, 1, {"*": [slow(0.5, ok())]})
-        hosts = hostfile(tmp_path, [*quick, *lame])
-        job = write_job(
-            tmp_path,
-            "vllm://",
-            800,
-            backend="vllm",
-            hostfile=str(hosts),
-            limits={"per_endpoint": 8},
-            batching={"mode": "single"},
-        )
-        done = run_bagent(["run", job], tmp_path)
+        command = fleet_job(tmp_path, [*quick, *lame], 800)
+        done = run_bagent(command, tmp_path)
         share = len(lame[0].requests) / 800
         assert done.code == 0, done.err
         query = "select endpoint, median(done - sent) as s from attempts group by 1"
@@ -178,17 +138,10 @@ def test_an_endpoint_ten_times_slower_gets_a_tenth_of_the_rows(tmp_path):
 def test_shares_groups_and_limits_can_be_read_by_sql(tmp_path):
     with ExitStack() as stack:
         servers = started(stack, 2)
-        hosts = hostfile(tmp_path, servers)
-        job = write_job(
-            tmp_path,
-            "vllm://",
-            400,
-            backend="vllm",
-            hostfile=str(hosts),
-            prompt={"raw": "id={{ id }} {{ text }}"},
-            batching={"size": 20},
+        command = fleet_job(
+            tmp_path, servers, 400, prompt={"raw": "id={{ id }} {{ text }}"}, batching={"size": 20}
         )
-        done = run_bagent(["run", job], tmp_path)
+        done = run_bagent(command, tmp_path)
         assert done.code == 0, done.err
         query = "select endpoint, count(*) as n, max(group_size) as most from attempts group by 1"
         found = run_bagent(["query", "job", query, "--format", "jsonl"], tmp_path)

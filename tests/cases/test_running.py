@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from support.cli import Running, run_bagent
@@ -54,79 +52,6 @@ def test_one_row_too_long_for_the_model_fails_alone(fs, job_dir):
     for name, row in without.items():
         assert [found[name][key] for key in SAME] == [row[key] for key in SAME]
     assert "context_overflow 2" in done.err
-
-
-def test_a_torn_last_line_is_cut_back_and_its_row_sent_again(fs, job_dir, tmp_path):
-    fs.set_script({"*": [ok("schön grün")]})
-    write_job(job_dir, fs.url, 10, results=NO_TABLES, limits={"concurrency": 1})
-    assert run_bagent(RUN, job_dir).code == 0
-    data = finished_file(job_dir).read_bytes()
-    last = data.rstrip(b"\n").rfind(b"\n") + 1
-    cuts = {
-        "half a line": ((last + len(data)) // 2, 1),
-        "inside a character": (data.index("ü".encode(), last) + 1, 1),
-        "before the newline": (len(data) - 1, 0),
-    }
-    for cut, (at, missing) in cuts.items():
-        folder = tmp_path / cut
-        shutil.copytree(job_dir, folder)
-        path = finished_file(folder)
-        path.write_bytes(data[:at])
-        before = len(fs.requests)
-        done, found = run_rows(folder)
-        assert done.code == 0, done.err
-        assert sorted(found) == sorted(row["id"] for row in rows(10)), cut
-        assert len(fs.requests) - before == missing, cut
-        lines = path.read_bytes().splitlines()
-        assert len(lines) == 10
-        assert all(line.startswith(b"{") and line.endswith(b"}") for line in lines), cut
-
-
-def test_a_broken_line_in_the_middle_is_reported_and_its_row_alone_sent_again(fs, job_dir):
-    fs.set_script({"*": [ok("fine")]})
-    write_job(job_dir, fs.url, 10, results=NO_TABLES, limits={"concurrency": 1})
-    assert run_bagent(RUN, job_dir).code == 0
-    path = finished_file(job_dir)
-    lines = path.read_bytes().splitlines(keepends=True)
-    place = next(at for at, line in enumerate(lines) if b'"r4"' in line)
-    lines[place] = b'{"key": "gar\x00bage\n'
-    path.write_bytes(b"".join(lines))
-    before = len(fs.requests)
-    done, found = run_rows(job_dir)
-    assert done.code == 0, done.err
-    assert len(found) == 10
-    assert [seen.row_id for seen in fs.requests[before:]] == ["r4"]
-    assert f"{path.name}:{place + 1}" in done.err
-
-
-def without_index(run):
-    for path in (run / "journal").glob("*.idx"):
-        path.unlink()
-
-
-def with_zeros_at_the_end(run):
-    (path,) = (run / "journal").glob("rows-*.jsonl")
-    with path.open("ab") as file:
-        file.write(b"\0" * 4096)
-
-
-def with_an_empty_segment(run):
-    (run / "journal/rows-all-000002.jsonl").write_bytes(b"")
-
-
-def test_a_run_directory_that_a_crash_left_odd_goes_on(fs, job_dir, tmp_path):
-    fs.set_script({"*": [ok("fine")]})
-    write_job(job_dir, fs.url, 6, results=NO_TABLES)
-    assert run_bagent([*RUN, "--limit", "4"], job_dir).code == 0
-    for harm in (without_index, with_zeros_at_the_end, with_an_empty_segment):
-        folder = tmp_path / harm.__name__
-        shutil.copytree(job_dir, folder)
-        harm(folder / "runs/job")
-        before = len(fs.requests)
-        done, found = run_rows(folder)
-        assert done.code == 0, done.err
-        assert len(found) == 6
-        assert len(fs.requests) - before == 2, harm.__name__
 
 
 def test_a_damaged_run_json_is_named(fs, job_dir):
@@ -235,54 +160,6 @@ def test_a_changed_prompt_is_refused_with_the_ways_on(fs, job_dir):
     assert len(results_by_id(job_dir, str(kept[0].relative_to(job_dir)))) == 3
 
 
-def test_limits_backend_and_batching_may_change_freely(fs, job_dir):
-    fs.set_script({"*": [echo()]})
-    write_job(job_dir, fs.url, 3, results=NO_TABLES)
-    assert run_bagent([*RUN, "--limit", "2"], job_dir).code == 0
-    url = fs.url.replace("127.0.0.1", "localhost")
-    limits = {"concurrency": 1, "retries": 9, "timeout": "20s"}
-    write_job(job_dir, url, 3, results=NO_TABLES, limits=limits, batching={"mode": "single"})
-    done, found = run_rows(job_dir)
-    assert done.code == 0, done.err
-    assert len(found) == len(fs.requests) == 3
-
-
-def test_equal_rows_without_ids_are_rows_of_their_own(fs, job_dir):
-    prompt = {"user": "id=x {{ text }}"}
-    fs.set_script({"*": [echo()]})
-    values = [{"text": "same"}, {"text": "same"}, {"text": "other"}]
-    sampling = {"temperature": 1, "max_tokens": 9}
-    write_job(job_dir, fs.url, values, prompt=prompt, sampling=sampling, results=NO_TABLES)
-    done, found = run_rows(job_dir)
-    assert done.code == 0, done.err
-    assert len(found) == len(fs.requests) == 3
-    assert run_bagent(RUN, job_dir).code == 0
-    assert len(fs.requests) == 3
-
-
-def test_a_run_directory_may_move_and_be_renamed(fs, job_dir):
-    fs.set_script({"*": [echo()]})
-    write_job(job_dir, fs.url, 3, results=NO_TABLES)
-    assert run_bagent([*RUN, "--limit", "2"], job_dir).code == 0
-    (job_dir / "runs/job").rename(job_dir / "moved run")
-    done = run_bagent([*RUN, "-o", "moved run"], job_dir)
-    assert done.code == 0, done.err
-    assert len(fs.requests) == 3
-    assert len(results_by_id(job_dir, "moved run")) == 3
-
-
-def test_a_limit_a_sample_and_the_whole_go_on_in_one_run(fs, job_dir):
-    fs.set_script({"*": [echo()]})
-    write_job(job_dir, fs.url, 12, results=NO_TABLES)
-    for options, total in (("--limit", "2"), 2), (("--sample", "5"), None), ((), 12):
-        done = run_bagent([*RUN, *options], job_dir)
-        assert done.code == 0, done.err
-        assert total is None or len(fs.requests) == total
-    assert len(results_by_id(job_dir)) == 12
-    assert all(fs.count(row["id"]) == 1 for row in rows(12))
-    assert run_json(job_dir / "runs/job")["starts"][-1]["exit_code"] == 0
-
-
 @pytest.mark.process("kill")
 def test_a_killed_run_over_a_pipe_goes_on_with_the_pipe_or_without(fs, job_dir):
     fs.set_script({"r5": [gated(echo())], "*": [echo()]})
@@ -298,3 +175,111 @@ def test_a_killed_run_over_a_pipe_goes_on_with_the_pipe_or_without(fs, job_dir):
     assert done.code == 0, done.err
     assert sorted(found) == [f"r{n}" for n in range(1, 9)]
     assert all(fs.count(f"r{n}") == (2 if n == 5 else 1) for n in range(1, 9))
+
+
+def test_a_row_that_fails_again_and_again_is_one_current_row(fs, job_dir):
+    fs.set_script({"r2": [status(500), status(500), status(400), ok("at last")], "*": [echo()]})
+    write_job(job_dir, fs.url, 3, limits={"retries": 0})
+    codes, seen = [], []
+    for _ in range(4):
+        codes.append(run_bagent(RUN, job_dir).code)
+        seen.append(results_by_id(job_dir)["r2"]["error_kind"])
+    assert codes == [1, 1, 1, 0]
+    assert seen == ["overloaded", "overloaded", "rejected", None]
+    run = job_dir / "runs/job"
+    assert len(parquet(run)) == 3
+    assert len(parquet(run, "attempts")) == len(fs.requests)
+    failed = run / "failed.jsonl"
+    assert not failed.exists() or failed.read_bytes() == b""
+
+
+def test_truncated_invalid_and_empty_answers_are_gaps_too(fs, job_dir):
+    schema = {"type": "object", "required": ["a"]}
+    fs.set_script(
+        {
+            "r1": [ok('{"a": 1, "b": [', finish_reason="length")],
+            "r2": [ok('{"b": 1}')],
+            "r3": [ok(None)],
+            "*": [ok('{"a": 1}')],
+        }
+    )
+    output = {"schema": schema, "retries": 0}
+    write_job(job_dir, fs.url, 5, output=output, limits={"retries": 0}, results=NO_TABLES)
+    done, found = run_rows(job_dir)
+    assert done.code == 1
+    assert statuses(found) == {
+        "r1": "truncated",
+        "r2": "invalid",
+        "r3": "failed",
+        "r4": "ok",
+        "r5": "ok",
+    }
+    fs.set_script({"*": [ok('{"a": 2}')]})
+    before = len(fs.requests)
+    done, found = run_rows(job_dir)
+    assert done.code == 0, done.err
+    assert sorted(seen.row_id for seen in fs.requests[before:]) == ["r1", "r2", "r3"]
+    assert {row["output"]["a"] for row in found.values()} == {1, 2}
+
+
+def without_index(run):
+    for path in (run / "journal").glob("*.idx"):
+        path.unlink()
+
+
+def torn_at_the_end(run):
+    path = finished_file(run.parents[1])
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def with_zeros_at_the_end(run):
+    with finished_file(run.parents[1]).open("ab") as file:
+        file.write(b"\0" * 4096)
+
+
+def with_a_broken_line(run):
+    path = finished_file(run.parents[1])
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = b'{"key": "gar\x00bage\n'
+    path.write_bytes(b"".join(lines))
+
+
+def with_an_empty_segment(run):
+    (run / "journal/rows-all-000002.jsonl").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("harm", "lost"),
+    [
+        (without_index, 0),
+        (torn_at_the_end, 1),
+        (with_zeros_at_the_end, 0),
+        (with_a_broken_line, 1),
+        (with_an_empty_segment, 0),
+    ],
+)
+def test_a_run_directory_that_a_crash_damaged_resumes(fs, job_dir, harm, lost):
+    fs.set_script({"*": [ok("schön grün")]})
+    write_job(job_dir, fs.url, 6, results=NO_TABLES, limits={"concurrency": 1})
+    assert run_bagent([*RUN, "--limit", "4"], job_dir).code == 0
+    harm(job_dir / "runs/job")
+    done, found = run_rows(job_dir)
+    assert done.code == 0, done.err
+    assert len(found) == 6
+    assert len(fs.requests) == 6 + lost
+    assert ("rows-all-000001.jsonl:3" in done.err) == (harm is with_a_broken_line)
+
+
+def test_a_run_may_move_grow_and_change_its_limits_backend_and_batching(fs, job_dir):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 12, results=NO_TABLES)
+    for options in (["--limit", "2"], ["--sample", "5"]):
+        assert run_bagent([*RUN, *options], job_dir).code == 0
+    (job_dir / "runs/job").rename(job_dir / "moved run")
+    url = fs.url.replace("127.0.0.1", "localhost")
+    limits = {"concurrency": 1, "retries": 9, "timeout": "20s"}
+    write_job(job_dir, url, 12, results=NO_TABLES, limits=limits, batching={"mode": "single"})
+    done = run_bagent([*RUN, "-o", "moved run"], job_dir)
+    assert done.code == 0, done.err
+    assert len(results_by_id(job_dir, "moved run")) == len(fs.requests) == 12
+    assert run_json(job_dir / "moved run")["starts"][-1]["exit_code"] == 0

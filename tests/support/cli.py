@@ -216,15 +216,10 @@ def run_bagent(
     Raises:
         AssertionError: it took longer than ``timeout``.
     """
-    data = stdin.encode() if isinstance(stdin, str) else stdin
     if not ProcessUse.allowed:
         assert kill_at is None, 'this test needs @pytest.mark.process("why")'
-        early = [name for name in env or () if name.startswith(READ_AT_START)]
-        assert not early, f"{early} needs @pytest.mark.process"
-        started = time.monotonic()
-        words = [str(arg) for arg in args]
-        code, out, err = run_in_process(words, cwd, clean_env(cwd / ".home", env), data)
-        return Completed(code, out, err, time.monotonic() - started)
+        return run_here(args, cwd, env, stdin)
+    data = stdin.encode() if isinstance(stdin, str) else stdin
     with Running(args, cwd, env) as running:
         feeder = threading.Thread(target=_feed, args=(running, data or b""), daemon=True)
         feeder.start()
@@ -236,6 +231,26 @@ def run_bagent(
             running.kill()
         feeder.join(timeout)
         return running.finish(timeout)
+
+
+def run_here(
+    args: Sequence[str | Path],
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    stdin: str | bytes | None = None,
+) -> Completed:
+    """Run ``bagent`` as :func:`run_bagent` does, in this process also where others are allowed.
+
+    Raises:
+        AssertionError: ``env`` has variables that only a new process reads.
+    """
+    early = [name for name in env or () if name.startswith(READ_AT_START)]
+    assert not early, f"{early} needs @pytest.mark.process"
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    started = time.monotonic()
+    words = [str(arg) for arg in args]
+    code, out, err = run_in_process(words, cwd, clean_env(cwd / ".home", env), data)
+    return Completed(code, out, err, time.monotonic() - started)
 
 
 def _feed(running: Running, data: bytes) -> None:

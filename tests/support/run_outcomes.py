@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from support.cli import Completed, clean_env, run_bagent
+from support.cli import Completed, clean_env, run_bagent, run_here
 from support.fake_server import FakeServer
 from support.jobs import write_job
 from support.replies import Script
@@ -25,9 +25,10 @@ def run_rows(folder: Path, *options: str, **how: Any) -> tuple[Completed, dict[J
 
     Args:
         options: further options of ``bagent run``.
-        how: further arguments of ``run_bagent``: env, stdin, timeout.
+        how: further arguments of ``run_here``; with ``env`` those of ``run_bagent``.
     """
-    done = run_bagent([*RUN, "-o", "-", *options], folder, **how)
+    run = run_bagent if "env" in how or "timeout" in how else run_here
+    done = run([*RUN, "-o", "-", *options], folder, **how)
     assert "Traceback" not in done.err, done.err
     found: dict[Json, Json] = {}
     for row in done.lines():
