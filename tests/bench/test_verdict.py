@@ -54,15 +54,10 @@ def test_slow_is_slower_than_the_others_by_a_stated_factor(
 def test_in_an_open_loop_the_pace_decides_since_all_get_the_same_work() -> None:
     rows = [
         seen("a", closed=False),
-        seen("b", closed=False),
+        seen("b", closed=False, output_tok_s=100.0),
         seen("c", closed=False, pace_ms=40.0),
     ]
     assert words(rows, "a", "b", "c") == ["ok", "ok", "slow"]
-
-
-def test_less_work_in_an_open_loop_is_no_fault() -> None:
-    rows = [seen("a", closed=False), seen("b", closed=False, output_tok_s=100.0)]
-    assert words(rows, "a", "b") == ["ok", "ok"]
 
 
 def test_one_odd_load_among_several_does_not_decide() -> None:
@@ -198,10 +193,8 @@ def measured(
     ("count", "fleets", "calls", "rounds", "spread"),
     [
         (4, 100, 1, 3, 0.4),
-        (4, 100, 4, 6, 0.5),
         (40, 10, 4, 6, 0.5),
         (400, 1, 4, 6, 0.5),
-        (4000, 1, 1, 3, 0.4),
     ],
 )
 def test_of_a_hundred_fleets_of_any_size_at_most_one_has_a_good_endpoint_named(
@@ -216,7 +209,7 @@ def test_of_a_hundred_fleets_of_any_size_at_most_one_has_a_good_endpoint_named(
     assert named <= fleets / 100
 
 
-@pytest.mark.parametrize(("count", "fleets"), [(4, 20), (40, 4), (400, 1), (4000, 1)])
+@pytest.mark.parametrize(("count", "fleets"), [(4, 10), (400, 1)])
 @pytest.mark.parametrize(("speed", "rounds"), [(0.1, 3), (0.5, 40)])
 def test_a_slow_endpoint_is_named_in_every_fleet(
     count: int, fleets: int, speed: float, rounds: int

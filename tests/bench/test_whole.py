@@ -12,7 +12,7 @@ import pytest
 from bagent.bench.plan import Slo
 from bagent.errors import UsageError
 from support.fake_server import FakeServer
-from support.replies import ABSENT, ok, slow, status
+from support.replies import ok, slow
 from support.simulated_fleets import DEAD, Measure, addresses, simulated
 
 pytestmark = pytest.mark.slow  # each test is a whole load
@@ -53,15 +53,6 @@ def of_known_speed(measure: Measure, requests: int) -> dict[str, Any]:
     assert load["ok_share"] == 1 and load["estimated"] == 0
     assert "icl_p50_ms" not in load
     return dict(load)
-
-
-def test_no_metric_is_below_what_an_engine_of_known_speed_takes(measure: Measure) -> None:
-    load = of_known_speed(measure, 2)
-    for name, least in KNOWN.items():
-        assert load[name] >= 0.95 * least, name
-    # One after the other, each of 11 tokens.
-    assert 0 < load["output_tok_s"] <= 1.05 * 11 / 1.5
-    assert 0 < load["rps"] <= 1.05 / 1.5
 
 
 @pytest.mark.slow
@@ -144,13 +135,6 @@ def test_a_slow_and_a_dead_endpoint_are_named_among_two_good_ones(measure: Measu
     assert "Connection refused" in dead_row["reason"] and not dead_row["requests"]
 
 
-def test_a_slow_endpoint_is_named_in_an_open_loop_too(measure: Measure) -> None:
-    with simulated("replicas=2&decode=100") as good, simulated("slow=10&decode=100") as bad:
-        lines = [*addresses(good), *addresses(bad)]
-        summary = measure(lines, rates=[30.0], requests=24, seconds=None)
-    assert list(verdicts(summary).values()) == ["ok", "ok", "slow"]
-
-
 def test_an_endpoint_that_dies_on_the_way_is_dead_and_one_that_fails_is_failing(
     measure: Measure,
 ) -> None:
@@ -187,22 +171,6 @@ def test_calls_in_lists_and_batches_are_counted_as_calls(measure: Measure) -> No
         many = name.endswith(("list", "batch"))
         assert load["calls_s"] == pytest.approx(load["rps"] * (4 if many else 1))
         assert (load["ttft_p50_ms"] is None) == many
-
-
-def test_affinity_hits_more_of_the_cache_than_spreading_does(measure: Measure) -> None:
-    with simulated("replicas=4&decode=2000&prefill=100000") as sim:
-        summary = measure(
-            addresses(sim),
-            concurrency=[1],
-            requests=64,
-            seconds=None,
-            input_tokens=400,
-            prefix_tokens=320,
-            groups=8,
-            routings=["balanced", "affinity"],
-        )
-    spread, affinity = summary["loads"]
-    assert 0 < spread["hit_rate"] < affinity["hit_rate"]
 
 
 def test_prompts_share_nothing_unless_asked_to(measure: Measure) -> None:
@@ -268,20 +236,6 @@ def test_processes_share_one_schedule(measure: Measure) -> None:
     assert {one["endpoint"]: one["requests"] for one in summary["endpoints"]} == dict.fromkeys(
         addresses(sim), 20
     )
-
-
-def test_without_token_counts_they_are_estimated_and_gaps_are_of_pieces(measure: Measure) -> None:
-    with FakeServer({"*": [ok("one two three four", usage=ABSENT)]}, allow_faults=True) as fs:
-        summary = measure([fs.address], concurrency=[1], requests=3, seconds=None)
-    (load,) = summary["loads"]
-    assert load["ok_share"] == 1 and load["estimated"] == load["requests"]
-    assert "itl_p50_ms" not in load
-
-
-def test_a_server_that_answers_errors_has_no_latencies(measure: Measure) -> None:
-    with FakeServer({"*": [ok(), status(500)]}, allow_faults=True) as fs:
-        summary = measure([fs.address], concurrency=[1], requests=3, seconds=None)
-    assert verdicts(summary) == {fs.address: "dead"}
 
 
 def test_every_table_is_there_for_other_programs(measure: Measure) -> None:
