@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from bagent.errors import UsageError
+from bagent.hpc.__main__ import main
 from bagent.hpc.nodes import engine_nodes, position_of, read_names
 
 NODES = ["x1.site.org", "x2.site.org", "x3.site.org"]
@@ -46,22 +44,15 @@ def test_a_file_of_names_may_have_comments(tmp_path):
         read_names(tmp_path / "none")
 
 
-def test_the_step_reads_the_node_file_of_the_job(tmp_path):
+def test_the_step_reads_the_node_file_of_the_job(tmp_path, monkeypatch, capsys):
     (tmp_path / "nodes").write_text("a1.x\na1.x\na2.x\na3.x\n")
     (tmp_path / "bad").write_text("a3\n")
-    command = [sys.executable, "-m", "bagent.hpc", "nodes", "--exclude", "a9"]
-    done = subprocess.run(
-        [*command, "--exclude-file", tmp_path / "bad"],
-        env={"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "nodes")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "a1.x\na2.x\n"
+    monkeypatch.setenv("PBS_JOBID", "1.s")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+    assert main(["nodes", "--exclude", "a9", "--exclude-file", str(tmp_path / "bad")]) == 0
+    assert capsys.readouterr().out == "a1.x\na2.x\n"
 
 
-def test_an_unknown_step_is_an_error_that_names_the_steps():
-    command = [sys.executable, "-m", "bagent.hpc", "wiat"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "supervise" in done.stderr
+def test_an_unknown_step_is_an_error_that_names_the_steps(capsys):
+    assert main(["wiat"]) == 2
+    assert "supervise" in capsys.readouterr().err

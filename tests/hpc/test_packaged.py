@@ -23,6 +23,7 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
+@pytest.mark.process("environment")
 def test_a_script_is_made_from_the_wheel_alone(installed, tmp_path):
     (tmp_path / "job.yaml").write_text(
         "input: rows.jsonl\nprompt: say {{ text }}\n"

@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from bagent.hpc.script import batch_script
 from support.submit_plans import CLUSTER, plan_of
 
@@ -51,31 +49,40 @@ def rendered(name):
     return batch_script(plan_of(cluster, site, **options))
 
 
-@pytest.mark.parametrize("name", SITES)
-def test_a_script_is_as_it_was(name):
-    text = rendered(name)
-    # The shell parts are files of their own: what is golden is what is made.
-    made = text[: text.index("# The steps of a batch job.")]
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("BAGENT_WRITE_GOLDEN"):
-        path.write_text(made)
-    assert made == path.read_text()
+def test_scripts_are_as_their_golden_files():
+    changed = []
+    for name in SITES:
+        text = rendered(name)
+        # The shell parts are files of their own: what is golden is what is made.
+        made = text[: text.index("# The steps of a batch job.")]
+        path = GOLDEN / f"{name}.txt"
+        if os.environ.get("BAGENT_WRITE_GOLDEN"):
+            path.write_text(made)
+        if made != path.read_text():
+            changed.append(name)
+    assert changed == []
 
 
-@pytest.mark.parametrize("name", SITES)
-def test_a_script_is_good_shell(name, tmp_path):
-    path = tmp_path / "job.sh"
-    path.write_text(rendered(name))
-    subprocess.run(["bash", "-n", path], check=True)
-    done = subprocess.run([SHELLCHECK, path], capture_output=True, text=True, check=False)
-    assert done.stdout == ""
+def test_scripts_are_good_shell(tmp_path):
+    paths = [tmp_path / f"{name}.sh" for name in SITES]
+    for path in paths:
+        path.write_text(rendered(path.stem))
+        subprocess.run(["bash", "-n", path], check=True)
+    # All have the same shell parts: one is read whole, the others up to these.
+    for path in paths[1:]:
+        text = path.read_text()
+        path.write_text(text[: text.index("# The steps of a batch job.")])
+    command = [SHELLCHECK, "--exclude=SC2034", *paths[1:]]
+    for words in ([SHELLCHECK, paths[0]], command):  # SC2034: used by the parts left out
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.stdout == ""
 
 
-@pytest.mark.parametrize("name", [name for name in SITES if "pbs" in name or name[:2] in "aupo"])
-def test_nothing_stands_between_the_directives_of_pbs(name):
-    lines = rendered(name).splitlines()
-    marks = [number for number, line in enumerate(lines) if line.startswith("#PBS")]
-    assert marks == list(range(1, len(marks) + 1))
+def test_nothing_stands_between_the_directives_of_pbs():
+    for name in ("generic-pbs", "aurora", "polaris"):
+        lines = rendered(name).splitlines()
+        marks = [number for number, line in enumerate(lines) if line.startswith("#PBS")]
+        assert marks == list(range(1, len(marks) + 1)), name
 
 
 def test_a_slurm_script_has_no_secret_and_asks_for_a_warning_of_its_shell():

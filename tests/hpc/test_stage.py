@@ -80,6 +80,7 @@ def test_an_archive_that_came_in_part_is_refused(tmp_path, source):
     assert not (to.folder / "model").exists()
 
 
+@pytest.mark.process("concurrent")
 def test_processes_of_one_node_stage_once_between_them(tmp_path, source):
     to = target(tmp_path)
     command = [sys.executable, "-m", "bagent.hpc", "stage", "--to", to.folder, "--done", to.done]

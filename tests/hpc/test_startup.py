@@ -12,9 +12,11 @@ from bagent.hpc.startup import (
     await_engines,
     hopeless,
     is_alive,
+    late_step,
     report,
     still_missing,
     tail,
+    wait_step,
 )
 from bagent.hpc.states import EngineState, write_state
 
@@ -80,10 +82,9 @@ def test_the_end_of_a_file(tmp_path):
     assert tail(tmp_path / "none") == ""
 
 
-def wait(folder, launcher, fraction="1"):
-    command = [sys.executable, "-m", "bagent.hpc", "wait", folder, "--min-fraction", fraction]
-    command += ["--timeout", "60s", "--launcher", str(launcher)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def wait(folder, launcher):
+    words = [str(folder), "--min-fraction", "1", "--timeout", "60s"]
+    return wait_step([*words, "--launcher", str(launcher)])
 
 
 @pytest.fixture
@@ -93,27 +94,28 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_an_engine_that_cannot_start_ends_the_waiting_and_shows_its_log(folder):
+@pytest.mark.process("signal")
+def test_an_engine_that_cannot_start_ends_the_waiting_and_shows_its_log(folder, capsys):
     write_state(folder / "engines", EngineState("n1", 0, 9, "failed", 3, 1.0, None, 1))
     (folder / "engines" / "n1.0.log").write_text("loading\nCUDA out of memory\n")
-    done = wait(folder, os.getpid())
-    assert done.returncode == 76
-    assert "1 of 1 engines failed" in done.stderr
-    assert "CUDA out of memory" in done.stderr
+    assert wait(folder, os.getpid()) == 76
+    err = capsys.readouterr().err
+    assert "1 of 1 engines failed" in err
+    assert "CUDA out of memory" in err
 
 
-def test_a_launcher_that_ended_ends_the_waiting(folder):
+@pytest.mark.process("signal")
+def test_a_launcher_that_ended_ends_the_waiting(folder, capsys):
     (folder / "launcher.log").write_text("srun: error: no such program\n")
-    done = wait(folder, 2**22 + 1)
-    assert done.returncode == 76
-    assert "srun: error: no such program" in done.stderr
+    assert wait(folder, 2**22 + 1) == 76
+    assert "srun: error: no such program" in capsys.readouterr().err
 
 
+@pytest.mark.process("workers")
 def test_late_engines_are_added_to_the_ready_ones(fs, folder):
     port = fs.url.rpartition(":")[2].partition("/")[0]
     first, late = "127.0.0.1\t9\tnode=n1", f"127.0.0.1\t{port}\tnode=n2"
     (folder / "hosts.txt").write_text(f"{first}\n{late}\n")
     (folder / "ready.txt").write_text(f"{first}\n")
-    command = [sys.executable, "-m", "bagent.hpc", "late", folder]
-    subprocess.run(command, timeout=60, check=True)
+    assert late_step([str(folder)]) == 0
     assert (folder / "ready.txt").read_text() == f"{first}\n{late}\n"

@@ -115,7 +115,8 @@ def test_half_written_states_are_passed_over(tmp_path):
     assert list(read_states(tmp_path)) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.process("signal")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_the_step_keeps_engines_until_a_signal_and_takes_their_children_along(tmp_path, number):
     (tmp_path / "nodes").write_text("n1\nn2\n")
     engine = ["sh", "-c", "sleep 600 & echo $!; wait", "{port}"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import msgspec
 
+from bagent.hpc.__main__ import main
 from bagent.hpc.vacant import wait_until_vacant
 from bagent.store.owner import Owner, OwnerRecord, owner_path
 
@@ -29,6 +28,6 @@ def test_one_that_lives_is_waited_for_no_longer_than_that_makes_sense(tmp_path):
     assert wait_until_vacant(tmp_path)
 
 
-def test_as_a_step_of_a_script_it_always_lets_the_run_begin(tmp_path):
-    step = [sys.executable, "-m", "bagent.hpc", "vacant", tmp_path / "none"]
-    assert subprocess.run(step, check=True, capture_output=True).stderr == b""
+def test_as_a_step_of_a_script_it_always_lets_the_run_begin(tmp_path, capsys):
+    assert main(["vacant", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().err == ""
