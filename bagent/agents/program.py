@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,13 +18,12 @@ from bagent.answers.sanitize import wire_text
 from bagent.backends.chat_wire import content_text
 from bagent.clocks import unix
 from bagent.fleet.call import Call, Delivery
+from bagent.job.spec_agent import PROGRAM_PLACE
 from bagent.store.segments import write_error
 from bagent.tools.child import Child, run_child
 from bagent.tools.commands import answer_of, without_preamble
 from bagent.tools.tool import ToolFault
 from bagent.types import ErrorKind, Failure, Message, Reply, Row, Usage
-
-PLACE = re.compile(r"\{(prompt|model|base_url|folder|job_folder|id|key)\}")
 
 
 class ProgramPlan(msgspec.Struct, eq=False):
@@ -166,4 +164,4 @@ def words_of(messages: Sequence[Message]) -> str:
 
 def _filled(word: str, told: Mapping[str, str]) -> str:
     """A word with its places filled; braces around anything else stay as they are."""
-    return PLACE.sub(lambda found: told.get(found[1], found[0]), word)
+    return PROGRAM_PLACE.sub(lambda found: told.get(found[1], found[0]), word)

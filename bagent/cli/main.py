@@ -85,6 +85,9 @@ def _load(module: str, name: str) -> Any:
     return typer.main.get_command(app)
 
 
+PROTECTED = (["run"], ["check"], ["proxy"])
+"""Commands that hold keys which the programs beside them need not know."""
+
 HELP = ["-h", "--help"]
 END_SECONDS = 10.0
 """How long the end of the process may take once the run has ended and all is written."""
@@ -210,6 +213,10 @@ def run_and_exit() -> None:
             numbers.append(signal.SIGHUP)
         for number in numbers:
             signal.signal(number, _stop_before_the_start)
+    if sys.argv[1:2] in PROTECTED:
+        from bagent.process_privacy import hide_from_children
+
+        hide_from_children()
     code = main()
     if sys.argv[1:2] == ["run"]:
         _end_within(END_SECONDS, code)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from bagent.job.backend import Headers
+from bagent.job.code_words import code_words
 from bagent.job.context import LoadContext
 from bagent.job.kinds import (
     Choice,
@@ -43,6 +44,9 @@ RUNS_CODE: frozenset[str] = frozenset({"python_eval", "shell"})
 
 PLACE = re.compile(r"\{\{(?P<text>\w+)\}\}|\{(?P<name>\w+)\}")
 """A place in a command's argv: ``{name}`` stands for an argument, ``{{name}}`` for ``{name}``."""
+
+PROGRAM_PLACE = re.compile(r"\{(prompt|model|base_url|folder|job_folder|id|key)\}")
+"""A place in the argv and the environment of an agent program."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,8 @@ class ToolSpec(Section):
         if self.command and self.command != ("claude_code",) and not self.name:
             raise wrong("a command needs a name", "write name: NAME")
         self._check_places()
+        if self.command:
+            _refuse_code(self.command, PLACE)
         return self
 
     def _check_places(self) -> None:
@@ -202,6 +208,31 @@ class ToolSpec(Section):
                         f"{did_you_mean(name, names)} {{{{{name}}}}} is the text itself".strip(),
                         key=f"command.{number}",
                     )
+
+
+def _refuse_code(argv: Sequence[str], place: re.Pattern[str]) -> None:
+    """Refuse places in words that are code, and in the name of the program.
+
+    Raises:
+        PydanticCustomError: with the way to pass the value as an argument.
+    """
+    for number in (0, *code_words(argv)):
+        name = next((one[0] for one in place.finditer(argv[number]) if _is_place(one)), None)
+        if name is None:
+            continue
+        if number == 0:
+            raise wrong(f"{name} would choose the program", "name it", key="command.0")
+        raise wrong(
+            f"{name} stands in code that {argv[0]} runs: what a row or a model says would run too",
+            f"pass it as an argument: [sh, -c, 'grep -r \"$1\" docs', sh, '{name}'],"
+            " or read it from standard input",
+            key=f"command.{number}",
+        )
+
+
+def _is_place(found: re.Match[str]) -> bool:
+    """Whether a match of :data:`PLACE` or :data:`PROGRAM_PLACE` is filled in."""
+    return found.groupdict().get("text") is None
 
 
 class CompactSpec(Section):
@@ -245,6 +276,11 @@ class AgentSpec(Section):
     def _check(self) -> AgentSpec:
         if self.command and self.tools:
             raise wrong("command and tools exclude each other", key="command")
+        if self.command:
+            _refuse_code(self.command, PROGRAM_PLACE)
+        if any("{key}" in word for word in self.command):
+            hint = "others may read a command line; write it under agent: {env: ...}"
+            raise wrong("{key} stands in the command", hint, key="command")
         names = [tool.name or tool.builtin for tool in self.tools if tool.name or tool.builtin]
         for name in names:
             if names.count(name) > 1:

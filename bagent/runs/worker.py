@@ -13,6 +13,7 @@ import msgspec
 
 from bagent.errors import EXIT_NEEDS_PERSON, BagentError
 from bagent.observe import Live, Snapshot
+from bagent.process_privacy import hide_from_children
 from bagent.runs.options import RunOptions
 
 
@@ -97,6 +98,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    hide_from_children()
     code = main()
     sys.stderr.flush()
     os._exit(code)  # the thread that waits for stdin would hold the interpreter's end up
