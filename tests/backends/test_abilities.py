@@ -132,16 +132,6 @@ def test_an_endpoint_that_came_back_is_tried_anew():
         assert schemas(seen.body for seen in fs.requests) == [True, False, True]
 
 
-def test_where_both_are_sure_to_go_nothing_is_tried_and_a_refusal_holds_beside_tools_only():
-    sure = msgspec.structs.replace(BOTH, apart=False)
-    words = error_body(400, "response_format cannot be used with tools")
-    with FakeServer({"*": [ok("{}"), status(400, words), ok("{}")]}) as fs:
-        none = request(settings=sure, tool_choice="none")
-        exchanges, bodies = asked(fs, *(request(settings=sure) for _ in range(3)), none)
-    assert schemas(bodies) == [True, True, False, True]
-    assert [exchange.learned for exchange in exchanges] == [False, True, False, False]
-
-
 # --- a place in the queue ----------------------------------------------------------------------
 
 
@@ -165,38 +155,6 @@ def test_engines_have_priorities_of_their_own_direction(owner, tags, told):
     assert not any("nvext" in body for body in bodies)
 
 
-def test_dynamo_is_told_by_a_hint_and_higher_is_earlier():
-    with FakeServer({"*": [ok("x")]}, models=[{"id": "m", "owned_by": "nvidia"}]) as fs:
-        _, bodies = asked(fs, back(0), back(3), back(1000))
-    assert "nvext" not in bodies[0]
-    assert [body["nvext"]["agent_hints"]["priority"] for body in bodies[1:]] == [3, 100]
-    assert not any("priority" in body for body in bodies)
-
-
-def test_a_server_without_priorities_refuses_one_request_and_is_told_none_after_that():
-    words = error_body(400, "Got priority -1 but Priority scheduling is not enabled.")
-    with FakeServer({"*": [status(400, words), ok("x")]}, flavour="vllm") as fs:
-        exchanges, bodies = asked(fs, back(1), back(1), back(2))
-    assert [body.get("priority") for body in bodies] == [-1, None, None]
-    assert [exchange.learned for exchange in exchanges] == [True, False, False]
-
-
-def test_a_server_that_takes_priorities_no_more_is_told_none_from_then_on():
-    words = error_body(400, "priority: not enabled")
-    with FakeServer({"*": [ok("x"), status(400, words), ok("x")]}, flavour="vllm") as fs:
-        exchanges, bodies = asked(fs, back(1), back(1), back(1), back(1))
-    assert [body.get("priority") for body in bodies] == [-1, -1, None, None]
-    assert exchanges[1].learned
-
-
-def test_a_refusal_of_another_kind_says_nothing_of_priorities():
-    words = error_body(400, "the prompt is too long")
-    with FakeServer({"*": [status(400, words), ok("x")]}, flavour="vllm") as fs:
-        exchanges, bodies = asked(fs, back(1), back(1))
-    assert [body.get("priority") for body in bodies] == [-1, -1]
-    assert not exchanges[0].learned
-
-
 @pytest.mark.parametrize("name", ["priority", "nvext"])
 def test_what_the_job_sets_itself_is_left_alone(name):
     own = CallSettings("m", {}, {name: {"priority": 7, "nvext": {"osl": 9}}[name]})
@@ -204,3 +162,31 @@ def test_what_the_job_sets_itself_is_left_alone(name):
         _, bodies = asked(fs, back(1, own))
     assert bodies[0][name] == own.extra[name]
     assert ("priority" in bodies[0]) == (name == "priority")
+
+
+def test_dynamo_is_told_by_a_hint_and_higher_is_earlier():
+    with FakeServer({"*": [ok("x")]}, models=[{"id": "m", "owned_by": "nvidia"}]) as fs:
+        _, bodies = asked(fs, back(0), back(3), back(1000))
+    hints = [body.get("nvext", {}).get("agent_hints", {}).get("priority") for body in bodies]
+    assert hints == [None, 3, 100]
+    assert not any("priority" in body for body in bodies)
+
+
+NOT_ENABLED = status(400, error_body(400, "Got priority -1 but it is not enabled."))
+TOO_LONG = status(400, error_body(400, "the prompt is too long"))
+
+
+@pytest.mark.parametrize(
+    ("script", "priorities", "learned"),
+    [
+        ([NOT_ENABLED, ok("x")], [-1, None, None], [True, False, False]),
+        ([ok("x"), NOT_ENABLED, ok("x")], [-1, -1, None], [False, True, False]),
+        ([TOO_LONG, ok("x")], [-1, -1, -1], [False] * 3),
+    ],
+    ids=["never", "no more", "another refusal"],
+)
+def test_a_server_that_refuses_priorities_is_told_none_from_then_on(script, priorities, learned):
+    with FakeServer({"*": script}, flavour="vllm") as fs:
+        exchanges, bodies = asked(fs, back(1), back(1), back(1))
+    assert [body.get("priority") for body in bodies] == priorities
+    assert [exchange.learned for exchange in exchanges] == learned

@@ -14,41 +14,12 @@ from bagent.types import Failure, Reply
 
 LEAVES = [None, True, False, 0, -1, 1.5, float("nan"), 10**30, "", "x", "\ud800", [], {}, [None]]
 KEYS = [
-    "choices",
-    "message",
-    "delta",
-    "content",
-    "text",
-    "tool_calls",
-    "function",
-    "arguments",
-    "name",
-    "id",
-    "index",
-    "usage",
-    "prompt_tokens",
-    "prompt_tokens_details",
-    "cached_tokens",
-    "error",
-    "code",
-    "type",
-    "metadata",
-    "raw",
-    "headers",
-    "detail",
-    "errors",
-    "loc",
-    "msg",
-    "finish_reason",
-    "refusal",
-    "reasoning",
-    "logprobs",
-    "metrics",
-    "object",
-    "time_to_first_token_ms",
-    "function_call",
-    "status",
-]
+    "choices", "message", "delta", "content", "text", "tool_calls", "function", "arguments", "name",
+    "id", "index", "usage", "prompt_tokens", "prompt_tokens_details", "cached_tokens", "error",
+    "code", "type", "metadata", "raw", "headers", "detail", "errors", "loc", "msg", "finish_reason",
+    "refusal", "reasoning", "logprobs", "metrics", "object", "time_to_first_token_ms",
+    "function_call", "status",
+]  # fmt: skip
 
 
 def anything(random, depth):

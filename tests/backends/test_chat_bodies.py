@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from bagent.backends.chat_wire import BodyWriter
@@ -44,20 +45,6 @@ def test_every_setting_has_its_place():
     )
 
 
-def test_a_schema_that_is_not_strict_is_not_called_strict():
-    output = OutputFormat("answer", b"{}", strict=False)
-    settings = CallSettings(model="m", sampling={}, extra={}, output=output)
-    body = json.loads(BodyWriter("m").body(chat(settings)))
-    assert body["response_format"]["json_schema"] == {"name": "answer", "schema": {}}
-
-
-def test_no_schema_is_sent_where_the_endpoint_refuses_them():
-    settings = CallSettings(
-        model="m", sampling={}, extra={}, output=OutputFormat("a", b"{}", strict=False)
-    )
-    assert b"response_format" not in BodyWriter("m", native_schema=False).body(chat(settings))
-
-
 def test_no_model_is_sent_where_none_is_known():
     assert BodyWriter("").body(chat()).startswith(b'{"messages":[')
     warm = CallSettings(model=None, sampling={"temperature": 1}, extra={})
@@ -71,28 +58,12 @@ def test_a_seed_of_the_request_stands_in_for_the_settings_seed():
     assert seeds == [1, 5, 1]
 
 
-def test_the_limit_of_the_answer_goes_by_the_name_that_the_model_wants():
-    writer = BodyWriter("m", completion_limit="max_completion_tokens")
-    body = json.loads(writer.body(chat(max_tokens=9)))
-    assert body["max_completion_tokens"] == 9
-    assert "max_tokens" not in body
-
-
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_limit_that_the_user_put_among_the_extras_is_the_only_one(name):
     settings = CallSettings(model="m", sampling={}, extra={name: 3})
     body = BodyWriter("m").body(chat(settings, max_tokens=9))
     assert body.count(b"max_") == 1
     assert json.loads(body)[name] == 3
-
-
-def test_raw_text_goes_under_prompt():
-    request = Request(PLAIN, encode_payload("Once"), prompt="Once", path="/completions")
-    assert BodyWriter("m").body(request, key="prompt") == b'{"model":"m","prompt":"Once"}'
-
-
-def test_a_stream_is_not_asked_for_where_the_endpoint_refuses_it():
-    assert b"stream" not in BodyWriter("m").body(chat(stream=True), stream=False)
 
 
 def test_a_body_of_the_users_own_goes_out_as_it_is_but_never_streams():
@@ -123,3 +94,66 @@ def test_any_number_of_seeds_is_sent_right():
     writer = BodyWriter("m")
     seeds = [*range(600), *range(600)]
     assert [json.loads(writer.body(chat(seed=seed)))["seed"] for seed in seeds] == seeds
+
+
+BASE = CallSettings(
+    model="m",
+    sampling={"temperature": 0, "seed": 1},
+    extra={"top_k": 5},
+    output=OutputFormat("answer", b'{"type":"object"}', strict=True),
+    tools=[{"type": "function", "function": {"name": "f"}}],
+    max_tokens=100,
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": None},
+        {"model": "other"},
+        {"sampling": {"temperature": 1, "seed": 1}},
+        {"sampling": {"temperature": 0}},
+        {"extra": {}},
+        {"extra": {"top_k": "5"}},
+        {"output": None},
+        {"output": OutputFormat("other", b'{"type":"object"}', strict=True)},
+        {"output": OutputFormat("answer", b'{"type":"array"}', strict=True)},
+        {"output": OutputFormat("answer", b'{"type":"object"}', strict=False)},
+        {"tools": []},
+        {"max_tokens": None},
+    ],
+)
+def test_fingerprints_differ_where_answers_may(change):
+    assert msgspec.structs.replace(BASE, **change).fingerprint() != BASE.fingerprint()
+
+
+def test_fingerprints_do_not_depend_on_the_order_of_keys():
+    turned = msgspec.structs.replace(BASE, sampling={"seed": 1, "temperature": 0})
+    assert turned.fingerprint() == BASE.fingerprint()
+
+
+def test_a_fingerprint_takes_any_text():
+    settings = CallSettings(model="m", sampling={"stop": ["\ud800"]}, extra={})
+    assert len(settings.fingerprint()) == 32
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        ("a\ud800b", "a�b"),
+        ("\udc00", "�"),
+        ("a\ud800", "a�"),
+        ("\ud800\ud800x", "��x"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ("\ufeffa\ud800", "\ufeffa�"),
+        ([{"k\ud800": ["v\udfff", 1, None, 1.5, True]}], [{"k�": ["v�", 1, None, 1.5, True]}]),
+    ],
+)
+def test_a_lone_surrogate_is_sent_as_the_replacement_character(value, sent):
+    assert json.loads(encode_payload(value).decode()) == sent
+
+
+def test_payloads_are_compact_utf8():
+    assert encode_payload([{"role": "user", "content": "ü\n"}]) == (
+        '[{"role":"user","content":"ü\\n"}]'.encode()
+    )

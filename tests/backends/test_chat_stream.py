@@ -83,12 +83,6 @@ def test_bytes_may_come_in_two_pieces_cut_anywhere():
         assert read(RECORDED[:cut], RECORDED[cut:]) == WHOLE, cut
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 7, 64, 1000])
-def test_bytes_may_come_in_pieces_of_any_size(size):
-    pieces = [RECORDED[i : i + size] for i in range(0, len(RECORDED), size)]
-    assert read(*pieces) == WHOLE
-
-
 def test_a_stream_that_stops_anywhere_before_its_finish_reason_is_a_passing_failure():
     end = RECORDED.index(b'"finish_reason": "stop"') + len(b'"finish_reason": "stop"')
     for cut in range(end):
@@ -113,48 +107,6 @@ def test_lines_may_end_in_every_way_that_the_standard_has(end):
         assert read(*(stream[i : i + size] for i in range(0, len(stream), size))) == WHOLE
 
 
-def test_the_blank_after_data_may_be_missing_or_more():
-    for blank in (b"", b"  ", b"\t"):
-        assert read(RECORDED.replace(b"data: ", b"data:" + blank)) == WHOLE
-
-
-def test_the_empty_line_between_events_may_be_missing():
-    assert read(RECORDED.replace(b"\n\n", b"\n")) == WHOLE
-
-
-def test_an_event_may_have_its_data_on_several_lines():
-    pretty = "".join(
-        f"data: {line}\n" for line in json.dumps(json.loads(FINISH[6:]), indent=1).split("\n")
-    )
-    reply = read(delta("a"), pretty.encode() + b"\n", DONE)
-    assert (reply.text, reply.finish_reason) == ("a", "stop")
-
-
-def test_a_byte_order_mark_at_the_start_is_no_harm():
-    assert read(b"\xef\xbb\xbf" + delta("a") + FINISH).text == "a"
-
-
-def test_comments_and_unknown_fields_are_skipped():
-    stream = b": ping\n\n:\n\nretry: 5\nfoo: bar\nfoo\n\n" + delta("a") + b": ping\n\n" + FINISH
-    assert read(stream).text == "a"
-
-
-def test_the_last_line_may_lack_its_end():
-    assert read(delta("a"), FINISH.rstrip(b"\n")).finish_reason == "stop"
-
-
-def test_the_end_mark_without_a_finish_reason_is_no_answer():
-    failure = read(delta("half"), DONE)
-    assert isinstance(failure, Failure)
-    assert failure.passing
-    assert failure.text == "half"
-    assert "finish reason" in failure.message
-
-
-def test_nothing_counts_after_the_end_mark():
-    assert read(delta("a"), FINISH, DONE, delta("b"), event(error={"message": "x"})).text == "a"
-
-
 def test_an_empty_stream_is_a_passing_failure():
     for stream in (b"", b"\n", b": ping\n\n", DONE):
         assert read(stream).kind == "bad_response"
@@ -170,22 +122,6 @@ def test_the_time_to_the_first_token_does_not_count_empty_deltas():
     reader.feed(delta("b") + FINISH)
     assert reader.first_token == 101.0
     assert reader.result().ttft_ms == 1000.0
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        {"content": "a"},
-        {"reasoning": "a"},
-        {"reasoning_content": "a"},
-        {"refusal": "a"},
-        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f"}}]},
-    ],
-)
-def test_any_kind_of_content_is_a_first_token(first):
-    reader = StreamReader(0.0, lambda: 2.0)
-    reader.feed(delta(**first))
-    assert reader.first_token == 2.0
 
 
 def test_the_servers_own_time_to_first_token_wins():
@@ -244,41 +180,11 @@ def test_an_error_event_is_the_failure_it_names(error, kind, passing):
     assert (failure.kind, failure.passing, failure.text) == (kind, passing, "half")
 
 
-def test_an_error_in_a_choice_is_a_failure():
-    choice = {
-        "index": 0,
-        "delta": {"content": ""},
-        "finish_reason": "error",
-        "error": {"code": 502, "message": "provider went away"},
-    }
-    failure = read(delta("half"), event(choices=[choice]), DONE)
-    assert isinstance(failure, Failure)
-    assert "provider went away" in failure.message
-
-
-def test_an_error_after_the_finish_reason_takes_nothing_away():
-    assert read(delta("a"), FINISH, event(error={"message": "late"})).text == "a"
-
-
-def test_null_errors_in_good_chunks_are_no_errors():
-    choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
-    assert read(event(choices=[choice], error=None)).text == "a"
-
-
 def test_a_broken_event_is_a_passing_failure_that_shows_it():
     for rest in ((), (FINISH,), (delta("more"), FINISH, DONE)):
         failure = read(delta("half"), b"data: <html>\n\n", *rest)
         assert (failure.kind, failure.passing, failure.text) == ("bad_response", True, "half")
         assert "not JSON in the stream: <html>" in failure.message
-
-
-def test_a_broken_event_that_no_empty_line_ends_is_a_failure_too():
-    assert isinstance(read(delta("half"), b'data: {"cho\n', FINISH, DONE), Failure)
-
-
-def test_nothing_counts_after_an_error():
-    broken = event(error={"message": "boom", "code": 500})
-    assert isinstance(read(delta("a") + broken + delta("b") + FINISH + DONE), Failure)
 
 
 def test_a_plain_json_body_called_an_event_stream_is_read_as_such():
@@ -303,24 +209,6 @@ def test_a_stop_that_follows_does_not_mend_a_cut(reason):
             read(delta("a"), delta(finish=reason), delta("", finish=later)).finish_reason == lasting
         )
     assert read(delta("a", finish="stop"), delta(finish=reason)).finish_reason == lasting
-
-
-def test_other_choices_are_not_mixed_in():
-    stream = [
-        delta("b", index=1),
-        delta("a"),
-        delta("c", index=2),
-        delta(finish="length", index=1),
-        FINISH,
-    ]
-    reply = read(*stream)
-    assert (reply.text, reply.finish_reason) == ("a", "stop")
-
-
-def test_a_choice_without_index_counts():
-    choice = {"delta": {"content": "a"}, "finish_reason": "stop"}
-    assert read(event(choices=[choice])).text == "a"
-    assert read(event(choices=[{"index": None, **choice}])).text == "a"
 
 
 @pytest.mark.parametrize(
@@ -349,20 +237,6 @@ def test_odd_events_do_no_harm(odd):
     assert (reply.text, reply.tool_calls) == ("a", ())
 
 
-def test_a_text_completion_streams_too():
-    pieces = [
-        event(choices=[{"index": 0, "text": text, "finish_reason": finish}])
-        for text, finish in (("a", None), ("b", "length"))
-    ]
-    reply = read(*pieces)
-    assert (reply.text, reply.finish_reason) == ("ab", "length")
-
-
-def test_a_whole_message_in_place_of_a_delta_counts():
-    choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}
-    assert read(event(choices=[choice])).text == "a"
-
-
 def test_no_content_at_all_is_no_text():
     assert read(delta(role="assistant"), FINISH).text is None
     assert read(delta(""), FINISH).text == ""
@@ -382,18 +256,74 @@ def test_refusals_and_logprobs_are_joined():
     assert reply.refusal == "no way"
 
 
-def test_model_and_id_come_from_the_first_chunk_that_has_them():
-    first = event(id="", model="", choices=[])
-    reply = read(first, delta("a"), FINISH)
-    assert (reply.model, reply.request_id) == ("m1", "c1")
-
-
-def test_odd_text_survives():
-    stream = b'data: {"choices":[{"delta":{"content":"\\ud800 \xff"},"finish_reason":"stop"}]}\n\n'
-    assert read(stream).text == "\ud800 �"
-
-
 def test_a_very_long_event_in_small_pieces_costs_no_more_than_its_length():
     long = delta("x" * 8_000_000) + FINISH
     pieces = [long[i : i + 4096] for i in range(0, len(long), 4096)]
     assert len(read(*pieces).text) == 8_000_000
+
+
+def choice(**fields):
+    return event(choices=[{"finish_reason": "stop", **fields}])
+
+
+PRETTY = json.dumps(json.loads(FINISH[6:]), indent=1).replace("\n", "\ndata: ").encode()
+FORMS = {
+    "no blank after data": RECORDED.replace(b"data: ", b"data:"),
+    "two blanks after data": RECORDED.replace(b"data: ", b"data:  "),
+    "a tab after data": RECORDED.replace(b"data: ", b"data:\t"),
+    "no empty line between events": RECORDED.replace(b"\n\n", b"\n"),
+    "data on several lines": RECORDED.replace(FINISH[6:], PRETTY + b"\n\n"),
+    "a byte-order mark": b"\xef\xbb\xbf" + RECORDED,
+    "comments and unknown fields": b": ping\n\n:\n\nretry: 5\nfoo: bar\nfoo\n\n" + RECORDED,
+    "no end of the last line": RECORDED.rstrip(b"\n"),
+    "a delta after the end mark": RECORDED + delta("b"),
+    "an error after the end mark": RECORDED + event(error={"message": "x"}),
+    "other choices": delta("b", index=1) + delta(finish="length", index=2) + RECORDED,
+    "a first chunk without model and id": event(id="", model="", choices=[]) + RECORDED,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stream_in_an_odd_form_reads_as_the_usual_one(form):
+    assert read(FORMS[form]) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("stream", "text"),
+    [
+        (delta("a") + FINISH + event(error={"message": "late"}), "a"),
+        (choice(delta={"content": "a"}) + event(error=None), "a"),
+        (choice(delta={"content": "a"}), "a"),
+        (choice(delta={"content": "a"}, index=None), "a"),
+        (choice(message={"content": "a"}, index=0), "a"),
+        (choice(text="a", finish_reason=None) + choice(text="b"), "ab"),
+        (choice(delta={"content": "X"}).replace(b"X", b"\\ud800 \xff"), "\ud800 \ufffd"),
+    ],
+)  # fmt: skip
+def test_a_stream_that_has_its_finish_reason_is_an_answer(stream, text):
+    reply = read(stream)
+    assert (reply.text, reply.finish_reason) == (text, "stop")
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        (DONE, "finish reason"),
+        (b'data: {"cho\n' + FINISH + DONE, "not JSON"),
+        (event(error={"message": "boom", "code": 500}) + delta("b") + FINISH + DONE, "boom"),
+        (choice(index=0, delta={}, finish_reason="error", error={"code": 502, "message": "gone"}),
+         "gone"),
+    ],
+)  # fmt: skip
+def test_a_stream_that_broke_is_a_passing_failure_with_its_text(rest, words):
+    failure = read(delta("half") + rest)
+    assert isinstance(failure, Failure)
+    assert (failure.passing, failure.text) == (True, "half")
+    assert words in failure.message
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning", "reasoning_content", "refusal"])
+def test_any_kind_of_content_is_a_first_token(name):
+    reader = StreamReader(0.0, lambda: 2.0)
+    reader.feed(delta(**{name: "a"}))
+    assert reader.first_token == 2.0

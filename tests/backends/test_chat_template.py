@@ -63,13 +63,10 @@ def test_trimmed_texts_lose_the_blanks_at_their_ends_only() -> None:
 @pytest.mark.parametrize(
     "rendered",
     [
-        "{0} only the first",
-        "{1} the other way round {0}",
-        "{0} {1} and the first once more: {0}",
-        "{1} {0} {1}",
-        "nothing of it",
+        "{0} only the first", "{1} the other way round {0}", "{0} {1} and the first once more: {0}",
+        "{1} {0} {1}", "nothing of it",
     ],
-)
+)  # fmt: skip
 def test_sentinels_that_are_missing_moved_or_repeated_teach_no_template(rendered: str) -> None:
     texts = [m["content"] for m in sentinels(CHAT)]
     assert learn_template(CHAT, rendered.format(*texts)) is None
@@ -123,16 +120,12 @@ def test_every_text_of_a_proof_differs_and_holds_what_templates_stumble_over() -
         ("<think>\n\n</think>\n\n", "thinking"),
         ("<|channel|>final", "thinking"),
         ("It is 12:31 now", "time"),
+        ("<|im_end|>\n", None),
     ],
 )
-def test_a_template_that_thinks_or_tells_the_time_is_not_used(part: str, word: str) -> None:
+def test_a_template_that_thinks_or_tells_the_time_is_not_used(part: str, word: str | None) -> None:
     reason = why_not(ChatTemplate(("<|im_start|>", part)))
-    assert reason is not None
-    assert word in reason
-
-
-def test_a_plain_template_is_used() -> None:
-    assert why_not(ChatTemplate(("<|im_start|>system\n", "<|im_end|>\n"))) is None
+    assert word in (reason or "") if word else reason is None
 
 
 @pytest.mark.parametrize(
@@ -160,16 +153,10 @@ def test_midnight_of_every_time_zone_begins_a_quarter() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("<think>\nwell", True),
-        (" \n<think>", True),
-        ("so it is 4</think>4", True),
-        ("<|channel|>analysis<|message|>", True),
-        ("[THINK]well", True),
-        ("4", False),
-        ('{"a": "I think <so>"}', False),
-        ("", False),
-        (None, False),
+        ("<think>\nwell", True), (" \n<think>", True), ("so it is 4</think>4", True),
+        ("<|channel|>analysis<|message|>", True), ("[THINK]well", True), ("4", False),
+        ('{"a": "I think <so>"}', False), ("", False), (None, False),
     ],
-)
+)  # fmt: skip
 def test_thinking_in_a_raw_answer_is_seen(text: str | None, found: bool) -> None:
     assert thinks(text) is found

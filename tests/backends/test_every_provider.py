@@ -14,17 +14,8 @@ from bagent.backends.keys import KeySource
 from bagent.backends.request import OutputFormat, Request, encode_payload
 from bagent.backends.skips import WAIT, skips_of
 from bagent.backends.turns import assistant_message
-from bagent.types import Failure, Message, Reply, ToolCall
-from support.provider_calls import (
-    ENGINES,
-    PROVIDERS,
-    QUICK,
-    SECRET,
-    WEATHER,
-    Provider,
-    ask,
-    call,
-)
+from bagent.types import Failure, Json, Message, Reply, ToolCall
+from support.provider_calls import ENGINES, PROVIDERS, QUICK, SECRET, WEATHER, Provider, ask, call
 from support.provider_protocols import ModelAnswer
 from support.provider_server import Fault, serve
 
@@ -106,59 +97,6 @@ def test_a_conversation_with_tools_and_thinking_goes_on(provider: Provider, stre
         assert len(talk.server.body["messages"]) == 3
 
 
-@both_ways
-def test_a_truncated_answer_is_told_as_such(provider: Provider, stream: bool) -> None:
-    found = ask(provider, ModelAnswer(text="hel", stop="length"), calls=[call(stream=stream)]).reply
-    assert found.finish_reason == "length"
-    assert judge(found, None).status == "truncated"
-
-
-@both_ways
-def test_a_refusal_is_told_as_such(provider: Provider, stream: bool) -> None:
-    say = ModelAnswer(text=None, stop="refusal")
-    found = ask(provider, say, calls=[call(stream=stream)]).reply
-    assert judge(found, None).status == "refused"
-
-
-@both_ways
-def test_throttling_is_waited_for_as_long_as_the_server_says(
-    provider: Provider, stream: bool
-) -> None:
-    found = ask(provider, Fault("throttled"), calls=[call(stream=stream)]).failure
-    assert (found.kind, found.passing, found.busy, found.status) == (
-        "rate_limited",
-        True,
-        True,
-        429,
-    )
-    assert found.retry_after == (None if WAIT in skips_of(provider.kind).untold else 2.0)
-
-
-def test_a_full_server_costs_no_try(provider: Provider) -> None:
-    found = ask(provider, Fault("overloaded")).failure
-    assert (found.kind, found.passing, found.busy) == ("overloaded", True, True)
-
-
-def test_spent_money_is_no_throttling(provider: Provider) -> None:
-    found = ask(provider, Fault("no_money")).failure
-    assert (found.kind, found.passing) == ("budget", False)
-
-
-@both_ways
-def test_a_wrong_key_is_no_passing_failure_and_never_shown(
-    provider: Provider, stream: bool
-) -> None:
-    found = ask(provider, Fault("bad_key"), calls=[call(stream=stream)]).failure
-    assert (found.kind, found.passing) == ("auth", False)
-    assert SECRET not in found.message
-    assert "***" in found.message
-
-
-def test_a_prompt_that_is_too_long_is_told_as_such(provider: Provider) -> None:
-    found = ask(provider, Fault("too_long")).failure
-    assert (found.kind, found.passing) == ("context_overflow", False)
-
-
 @pytest.mark.parametrize("kind", ["cut", "ends", "inner"])
 def test_a_stream_that_breaks_off_is_no_answer(provider: Provider, kind: str) -> None:
     fault = Fault(kind, after=4, say=ModelAnswer(text="hello world, and all of you"))
@@ -195,9 +133,9 @@ def test_nobody_at_the_address_is_told_as_no_connection(
 @pytest.mark.parametrize(
     ("limits", "after", "words"),
     [
-        (Timeouts(total=0.4), 0, "no whole answer from here within 0.4 s"),
-        (Timeouts(first_token=0.4, total=9), 0, "here sent no first token within 0.4 s"),
-        (Timeouts(idle=0.4, total=9), 4, "here sent nothing more within 0.4 s"),
+        (Timeouts(total=0.2), 0, "no whole answer from here within 0.2 s"),
+        (Timeouts(first_token=0.2, total=9), 0, "here sent no first token within 0.2 s"),
+        (Timeouts(idle=0.2, total=9), 4, "here sent nothing more within 0.2 s"),
     ],
     ids=["total", "first token", "idle"],
 )
@@ -384,3 +322,64 @@ def test_calls_in_flight_at_once_do_not_wait_for_each_other(provider: Provider) 
             return sum(isinstance(exchange.results[0], Reply) for exchange in found)
 
     assert asyncio.run(main()) == 3
+
+
+@pytest.mark.parametrize("provider", [*PROVIDERS, *ENGINES], ids=lambda one: one.kind)
+def test_a_conversation_that_another_server_held_goes_on(provider: Provider) -> None:
+    """Ids that come again, a result that is missing, blocks of a provider that is another."""
+    call_0 = {"id": "call_0", "function": {"name": "weather", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call_0, {**call_0, "id": "f.x:1"}]}
+    foreign: list[Json] = [{"type": "thinking", "thinking": "Hm.", "signature": "else"}]
+    if provider.kind == "anthropic":
+        foreign = [{"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": "else"}}}]
+    messages: list[Message] = [
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "The weather?"},
+        asked,
+        {"role": "tool", "tool_call_id": "call_0", "content": "rain"},
+        {"role": "tool", "tool_call_id": "f.x:1", "content": "sun"},
+        {**asked, "provider_blocks": foreign},
+        {"role": "user", "content": "Well?"},
+        {"role": "tool", "tool_call_id": "call_0", "content": "snow"},
+    ]
+    talk = ask(provider, ModelAnswer(text="wet"), calls=[call(*messages, tools=(WEATHER,))])
+    assert talk.reply.text == "wet"
+    sent = json.dumps(talk.server.body)
+    assert "provider_blocks" not in sent
+    assert "else" not in sent
+    assert [sent.count(word) for word in ("rain", "sun", "snow")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "passing", "busy"),
+    [
+        ("throttled", "rate_limited", True, True),
+        ("overloaded", "overloaded", True, True),
+        ("no_money", "budget", False, False),
+        ("bad_key", "auth", False, False),
+        ("too_long", "context_overflow", False, False),
+    ],
+)
+def test_a_refusal_has_its_kind_and_shows_no_key(
+    provider: Provider, fault: str, kind: str, passing: bool, busy: bool
+) -> None:
+    talk = ask(provider, Fault(fault), calls=[call(), call(stream=True)])
+    whole, streamed = (exchange.results[0] for exchange in talk.exchanges)
+    found = talk.failure
+    assert whole == streamed == found
+    assert (found.kind, found.passing, found.busy) == (kind, passing, busy)
+    assert SECRET not in found.message
+    assert ("***" in found.message) == (fault == "bad_key")
+    if fault == "throttled":
+        wait = None if WAIT in skips_of(provider.kind).untold else 2.0
+        assert (found.status, found.retry_after) == (429, wait)
+
+
+@both_ways
+def test_an_answer_that_was_cut_or_refused_is_told_as_such(
+    provider: Provider, stream: bool
+) -> None:
+    says = ModelAnswer(text="hel", stop="length"), ModelAnswer(text=None, stop="refusal")
+    cut, refused = ask(provider, *says, calls=[call(stream=stream)] * 2).exchanges
+    assert judge(cut.results[0], None).status == "truncated"
+    assert judge(refused.results[0], None).status == "refused"

@@ -113,16 +113,6 @@ def test_what_is_learned_is_not_asked_again() -> None:
     assert setting.engine.probes == 1
 
 
-def test_learning_at_the_same_time_asks_once() -> None:
-    async def both() -> Setting:
-        setting = Setting()
-        await asyncio.gather(setting.learn(ROW), setting.learn(ROW))
-        return setting
-
-    alone = len(learned(CHATML).engine.asked)
-    assert len(asyncio.run(both()).engine.asked) == alone
-
-
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 def test_an_engine_without_the_routes_gets_no_lists_of_chats(path: str) -> None:
     setting = learned(CHATML, answer=lambda asked: NOT_FOUND if asked == path else None)
@@ -189,16 +179,13 @@ def sampled(body: dict[str, object], text: str = "4", reasoning: str | None = No
     return setting
 
 
-def test_lists_begin_once_a_chat_answer_had_the_same_prompt() -> None:
+@pytest.mark.parametrize("tells_prompt", [True, False])
+def test_lists_begin_once_a_chat_answer_had_no_other_prompt(tells_prompt: bool) -> None:
     assert ROW.messages is not None
     ids = list(map(ord, TinyEngine().render(ROW.messages)))
-    setting = sampled({"prompt_token_ids": ids})
+    setting = sampled({"prompt_token_ids": ids} if tells_prompt else {})
     assert setting.limit(ROW) == MOST_PROMPTS
     assert setting.groups.awaiting == 0
-
-
-def test_an_engine_that_does_not_tell_the_prompt_is_trusted_after_a_chat_answer() -> None:
-    assert sampled({}).limit(ROW) == MOST_PROMPTS
 
 
 def test_a_chat_route_that_renders_another_prompt_gets_no_lists() -> None:

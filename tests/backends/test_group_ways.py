@@ -98,24 +98,6 @@ def test_mode_single_lets_every_call_go_alone(given: Request) -> None:
 # --- how many -----------------------------------------------------------------------------------
 
 
-def test_an_endpoint_that_was_never_probed_is_not_known_yet() -> None:
-    assert Setting().limit(RAW) is None
-    assert Setting().limit(ROW) is None
-
-
-def test_raw_prompts_need_no_proof() -> None:
-    assert ready().limit(RAW) == MOST_PROMPTS
-    assert ready(engine=None).limit(RAW) == MOST_PROMPTS
-    assert ready("completions").limit(RAW) == MOST_PROMPTS
-
-
-@pytest.mark.parametrize("given", [RAW, ROW])
-def test_hosted_endpoints_and_llama_cpp_take_single_calls(given: Request) -> None:
-    assert ready().limit(given, HOSTED) == 1
-    assert ready(engine="llamacpp").limit(given) == 1
-    assert ready(engine="llama.cpp").limit(given) == 1
-
-
 def test_what_a_probe_found_missing_is_not_tried() -> None:
     setting = ready("chat")
     setting.groups.probed(OWN, Capabilities(engine="vllm", lists=False, chat_batch=False))
@@ -132,45 +114,6 @@ def test_chats_of_a_proven_shape_go_as_lists_and_others_are_learned_first() -> N
     assert setting.limit(ROW) == MOST_PROMPTS
     assert setting.groups.way(OWN, ROW) == "templated"
     assert setting.limit(chat("a", "b", "c", "d")) is None
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        with_fields(logprobs=True),
-        with_fields(chat_template_kwargs={"enable_thinking": False}),
-    ],
-)
-def test_chats_with_what_only_the_chat_route_takes_go_as_batches(settings: CallSettings) -> None:
-    setting = ready()
-    given = chat("a", "b", settings=settings)
-    assert setting.limit(given) == MOST_CHATS
-    assert setting.groups.way(OWN, given) == "chats"
-
-
-def test_what_a_chat_batch_would_ignore_goes_as_a_list_or_alone() -> None:
-    settings = with_fields(stop_token_ids=[2])
-    assert ready().limit(chat("a", "b", settings=settings)) == MOST_PROMPTS
-    assert ready("chat").limit(chat("a", "b", settings=settings)) == 1
-
-
-def test_a_schema_may_travel_in_every_way() -> None:
-    settings = CallSettings("m", {}, {}, OutputFormat("answer", b"{}", strict=True))
-    assert ready().limit(chat("a", "b", settings=settings)) == MOST_PROMPTS
-    assert ready("chat").limit(chat("a", "b", settings=settings)) == MOST_CHATS
-    assert ready().limit(raw_prompt("a", settings=settings)) == MOST_PROMPTS
-
-
-def test_mode_chat_learns_no_template_and_sends_no_lists() -> None:
-    setting = ready("chat")
-    assert setting.limit(ROW) == MOST_CHATS
-    assert setting.limit(RAW) == 1
-    assert setting.engine.asked == []
-
-
-def test_engines_that_are_not_known_to_serve_batches_get_them_on_demand_only() -> None:
-    assert ready(engine="sglang").limit(ROW) == 1
-    assert ready("chat", engine="sglang").limit(ROW) == MOST_CHATS
 
 
 @pytest.mark.parametrize(
@@ -194,13 +137,6 @@ def test_mode_completions_tells_why_a_template_was_not_proven() -> None:
     assert "chat template" in setting.notices[0]
 
 
-def test_mode_auto_finds_its_way_without_a_word() -> None:
-    setting = Setting(TinyEngine(escape=True))
-    asyncio.run(setting.learn(ROW))
-    assert setting.limit(ROW) == MOST_CHATS
-    assert setting.notices == []
-
-
 # --- what refusals teach --------------------------------------------------------------------------
 
 
@@ -211,13 +147,6 @@ def test_a_route_that_is_not_there_is_not_asked_again(status: int) -> None:
     assert setting.groups.refused(OWN, "chats", refusal(status))
     assert setting.limit(ROW) == 1
     assert len(setting.notices) == 1
-
-
-def test_a_model_that_is_not_there_says_nothing_of_the_route() -> None:
-    setting = ready("chat")
-    words = "HTTP 404: The model `x` does not exist."
-    assert not setting.groups.refused(OWN, "chats", refusal(404, words))
-    assert setting.limit(ROW) == MOST_CHATS
 
 
 @pytest.mark.parametrize(
@@ -296,3 +225,55 @@ def test_an_endpoint_that_came_back_is_learned_anew() -> None:
     assert setting.limit(ROW) is None
     assert setting.limit(RAW) == MOST_PROMPTS
     assert setting.groups.awaiting == 0
+
+
+def ab(settings: CallSettings) -> Request:
+    return chat("a", "b", settings=settings)
+
+
+LOGPROBS, STOP_IDS = with_fields(logprobs=True), with_fields(stop_token_ids=[2])
+KWARGS = with_fields(chat_template_kwargs={"enable_thinking": False})
+FORM = CallSettings("m", {}, {}, OutputFormat("answer", b"{}", strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "engine", "request_", "limit"),
+    [
+        ("auto", "vllm", RAW, MOST_PROMPTS),
+        ("auto", None, RAW, MOST_PROMPTS),
+        ("completions", "vllm", RAW, MOST_PROMPTS),
+        ("chat", "vllm", RAW, 1),
+        ("chat", "vllm", ROW, MOST_CHATS),
+        ("auto", "sglang", ROW, 1),
+        ("chat", "sglang", ROW, MOST_CHATS),
+        ("auto", "llamacpp", RAW, 1),
+        ("auto", "llama.cpp", ROW, 1),
+        # what only the chat route takes
+        ("auto", "vllm", ab(LOGPROBS), MOST_CHATS),
+        ("auto", "vllm", ab(KWARGS), MOST_CHATS),
+        # what a batch of chats would ignore
+        ("auto", "vllm", ab(STOP_IDS), MOST_PROMPTS),
+        ("chat", "vllm", ab(STOP_IDS), 1),
+        # a schema travels in every way
+        ("auto", "vllm", ab(FORM), MOST_PROMPTS),
+        ("chat", "vllm", ab(FORM), MOST_CHATS),
+        ("auto", "vllm", raw_prompt("a", settings=FORM), MOST_PROMPTS),
+    ],
+)
+def test_how_many_calls_go_together_by_mode_engine_and_call(
+    mode: str, engine: str | None, request_: Request, limit: int
+) -> None:
+    setting = ready(mode, engine)
+    assert setting.limit(request_) == limit
+    assert setting.limit(request_, HOSTED) == 1
+    if limit == MOST_CHATS and engine == "vllm":
+        assert setting.groups.way(OWN, request_) == "chats"
+    if mode == "chat":
+        assert setting.engine.asked == []
+
+
+def test_a_model_that_is_not_there_says_nothing_of_the_route() -> None:
+    setting = ready("chat")
+    words = "HTTP 404: The model `x` does not exist."
+    assert not setting.groups.refused(OWN, "chats", refusal(404, words))
+    assert setting.limit(ROW) == MOST_CHATS

@@ -10,7 +10,7 @@ from bagent.backends.base import Exchange
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.sim import parse_sim_url, start_sim
-from bagent.types import Failure, Reply
+from bagent.types import Reply
 from support.backend_calls import QUICK, backend
 from support.tiny_engine import chat, raw_prompt
 
@@ -59,22 +59,7 @@ def test_chats_get_the_same_answers_in_a_group(batching: str) -> None:
     assert len({text for text, _, _ in answers(together)}) > 1
 
 
-def test_raw_prompts_get_the_same_answers_and_counts_in_a_list() -> None:
-    calls = [raw_prompt(f"{text} {i}", SETTINGS, max_tokens=64) for i, text in enumerate(AWKWARD)]
-    singles, together = asyncio.run(alone_and_together(calls, "auto"))
-    assert answers(together) == [answers(single)[0] for single in singles]
-
-
 def test_choices_in_disorder_reach_their_rows() -> None:
     calls = [raw_prompt(f"{text} {i}", SETTINGS, max_tokens=64) for i, text in enumerate(AWKWARD)]
     singles, together = asyncio.run(alone_and_together(calls, "auto", "&disorder_rate=1"))
     assert answers(together) == [answers(single)[0] for single in singles]
-
-
-def test_a_prompt_too_long_for_the_engine_fails_its_whole_list() -> None:
-    calls = [raw_prompt(text, SETTINGS) for text in ("short", "long " * 1000, "short too")]
-    _, together = asyncio.run(alone_and_together(calls, "auto", "&max_model_len=512"))
-    assert together.status == 400
-    for result in together.results:
-        assert isinstance(result, Failure)
-        assert result.kind == "context_overflow"

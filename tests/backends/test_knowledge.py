@@ -53,7 +53,7 @@ async def _learn(url: str, seconds: float = 5.0) -> Capabilities | Failure:
     transport = Transport()
     try:
         end = time.monotonic() + seconds
-        found = await learn_models(transport, endpoint(url), seconds)
+        found = await learn_models(transport, endpoint(url, own=True), seconds)
         if isinstance(found, Failure):
             return found
         left = end - time.monotonic()

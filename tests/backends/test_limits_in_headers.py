@@ -9,8 +9,7 @@ import pytest
 
 from bagent.backends.base import Exchange
 from bagent.backends.skips import LIMITS, skips_of
-from bagent.types import Failure
-from support.provider_calls import ENGINES, PROVIDERS, QUICK, Provider, call
+from support.provider_calls import PROVIDERS, QUICK, Provider, call
 from support.provider_protocols import ModelAnswer
 from support.provider_server import Fault, serve
 
@@ -40,13 +39,12 @@ def exchanges(
     *script: ModelAnswer | Fault,
     own: bool = False,
     stream: bool = False,
-    told: dict[str, str] | None = None,
 ) -> list[Exchange]:
     """Two calls to a server that tells limits with every answer; ``own``: called an own engine."""
 
     async def main() -> list[Exchange]:
         async with serve(provider.wire(), *script) as server:
-            server.response_headers = TOLD[provider.kind] if told is None else told
+            server.response_headers = TOLD[provider.kind]
             backend = provider.backend(server.url)
             to = msgspec.structs.replace(provider.endpoint(server.url), own=own)
             found = [await backend.send(to, [call(stream=stream)], QUICK) for _ in range(2)]
@@ -54,34 +52,6 @@ def exchanges(
             return found
 
     return asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("value", "wait"),
-    [
-        ("3", 3.0),
-        ("1.5", 1.5),
-        ("Wed, 14 Nov 2085 22:13:20 GMT", 1e9),
-        ("86400", 86400.0),
-        ("0", None),
-        ("-5", None),
-        ("soon", None),
-        ("Sun, 14 Nov 1999 22:13:20 GMT", None),
-    ],
-)
-@pytest.mark.parametrize("provider", [*PROVIDERS[:2], *ENGINES], ids=lambda provider: provider.kind)
-def test_when_to_come_back_is_read_in_every_form(
-    provider: Provider, value: str, wait: float | None
-) -> None:
-    name = "retry-after" if provider.kind == "anthropic" else "Retry-After"
-    (found,) = exchanges(provider, Fault("throttled"), told={name: value})[0].results
-    assert isinstance(found, Failure)
-    assert (found.kind, found.passing, found.busy) == ("rate_limited", True, True)
-    if wait is None or wait < 1e9:
-        assert found.retry_after == wait
-    else:
-        assert found.retry_after is not None
-        assert found.retry_after > wait
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

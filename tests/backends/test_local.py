@@ -50,14 +50,10 @@ def _gguf(entries: dict[str, Any]) -> bytes:
 
 
 LLAMA = {
-    "general.architecture": "llama",
-    "llama.block_count": 30,
-    "llama.context_length": 8192,
-    "llama.embedding_length": 576,
-    "llama.attention.head_count": 9,
-    "llama.attention.head_count_kv": 3,
-    "tokenizer.ggml.model": "gpt2",
-}
+    "general.architecture": "llama", "llama.block_count": 30, "llama.context_length": 8192,
+    "llama.embedding_length": 576, "llama.attention.head_count": 9,
+    "llama.attention.head_count_kv": 3, "tokenizer.ggml.model": "gpt2",
+}  # fmt: skip
 
 
 def test_options_of_the_url_are_read(tmp_path: Path) -> None:

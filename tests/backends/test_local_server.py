@@ -27,12 +27,7 @@ from bagent.backends.local import (
     model_file,
     start_local,
 )
-from bagent.backends.local_server import (
-    Wanted,
-    fitted,
-    read_model,
-    this_machine,
-)
+from bagent.backends.local_server import Wanted, fitted, read_model, this_machine
 from bagent.errors import UsageError
 
 
@@ -124,24 +119,6 @@ def test_it_streams_with_usage_and_an_end_mark(served: Served) -> None:
     assert json.loads(events[-2])["usage"]["completion_tokens"] == 4
 
 
-def test_same_seed_same_text(served: Served) -> None:
-    asked = {"temperature": 1, "max_tokens": 8}
-    texts = [
-        served.chat("Tell a story.", seed=seed, **asked)["choices"][0]["message"]["content"]
-        for seed in (7, 7, 8)
-    ]
-    assert texts[0] == texts[1] != texts[2]
-
-
-def test_list_prompts_are_answered_but_counted_for_the_first_only(served: Served) -> None:
-    body = {"prompt": ["The sky is", "Once upon a"], "max_tokens": 3, "ignore_eos": True}
-    status, text = served.post("/v1/completions", body)
-    assert status == 200
-    reply = json.loads(text)
-    assert [choice["index"] for choice in reply["choices"]] == [0, 1]
-    assert reply["usage"]["completion_tokens"] == 3
-
-
 def test_its_errors_are_what_the_table_says(served: Served) -> None:
     path = "/v1/chat/completions"
     long = {"messages": [{"role": "user", "content": "word " * 900}]}
@@ -153,14 +130,6 @@ def test_its_errors_are_what_the_table_says(served: Served) -> None:
     assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
     status, text = served.post(path, long, key="wrong")
     assert (status, json.loads(text)["error"]["type"]) == (401, "authentication_error")
-
-
-def test_tokens_can_be_counted(served: Served) -> None:
-    status, text = served.post("/tokenize", {"content": "Hello world"})
-    assert (status, len(json.loads(text)["tokens"])) == (200, 2)
-    messages = [{"role": "user", "content": "hi"}]
-    status, text = served.post("/apply-template", {"messages": messages})
-    assert json.loads(text)["prompt"].endswith("<|im_start|>assistant\n")
 
 
 def test_the_key_is_in_no_argument_of_a_process(served: Served) -> None:
@@ -185,18 +154,6 @@ def _soon_silent(url: str) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-def test_it_ends_with_the_block(tmp_path: Path) -> None:
-    _need_packages()
-
-    async def main() -> str:
-        config = LocalConfig(tmp_path / "log", wanted=Wanted(context=512, parallel=1))
-        async with start_local(config) as local:
-            assert _listens(local.url)
-            return local.url
-
-    assert not _listens(asyncio.run(main()))
 
 
 PARENT = """

@@ -14,7 +14,7 @@ from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure, Reply, Usage
 from support.backend_calls import QUICK, backend, endpoint
 from support.fake_server import FakeServer
-from support.replies import context_overflow, echo, error_body, ok, ok_reasoning, status
+from support.replies import context_overflow, echo, error_body, ok, status
 from support.tiny_engine import PLAIN, chat, raw_prompt
 
 SCHEMA = OutputFormat("answer", b'{"type":"object"}', strict=False)
@@ -101,13 +101,6 @@ def test_tokens_are_counted_row_by_row_where_the_engine_tells_ids(vllm: FakeServ
     ] * 2
 
 
-def test_an_engine_that_tells_no_ids_gives_no_row_a_share_of_the_sum() -> None:
-    with FakeServer({"*": [echo()]}) as fs:
-        exchange = grouped(fs, raws(3))
-        assert [r.usage for r in exchange.results if isinstance(r, Reply)] == [Usage()] * 3
-        assert "return_token_ids" not in fs.requests[0].body
-
-
 def test_proven_chats_travel_as_a_list_of_rendered_prompts(vllm: FakeServer) -> None:
     settings = CallSettings("m", {"temperature": 0}, {}, SCHEMA)
     exchange = grouped(vllm, chats(3, settings))
@@ -128,12 +121,6 @@ def test_proven_chats_travel_as_a_list_of_rendered_prompts(vllm: FakeServer) -> 
         assert result.usage.prompt == len(prompt.encode())
 
 
-def test_every_row_is_asked_once_and_learning_asks_for_no_answer(vllm: FakeServer) -> None:
-    grouped(vllm, chats(6))
-    assert all(vllm.count(f"r{i}") == 1 for i in range(6))
-    assert {seen.path for seen in vllm.probes} == {"/v1/models", "/tokenize", "/detokenize"}
-
-
 def test_chats_travel_as_a_batch_where_lists_are_not_wanted(vllm: FakeServer) -> None:
     exchange = grouped(vllm, chats(4), batching="chat")
     assert texts(exchange) == [f"be {{brief}} \n id=r{i} naïve?\n" for i in range(4)]
@@ -142,16 +129,6 @@ def test_chats_travel_as_a_batch_where_lists_are_not_wanted(vllm: FakeServer) ->
     assert [talk[0]["content"] for talk in seen.body["messages"]] == ["be {brief} "] * 4
     assert seen.body["max_tokens"] == 16
     assert "stream" not in seen.body
-
-
-def test_a_server_without_batches_is_found_out_at_no_cost_to_the_rows() -> None:
-    notices: list[str] = []
-    with FakeServer({"*": [echo()]}) as fs:
-        exchange, limit = limit_after(fs, chats(3), batching="chat", notice=notices.append)
-        assert exchange.learned
-        assert limit == 1
-        assert len(notices) == 1
-        assert fs.requests == []
 
 
 @pytest.mark.parametrize(
@@ -171,28 +148,6 @@ def test_a_server_that_answers_a_list_as_one_gets_single_calls(
     assert exchange.learned
     assert limit == 1
     assert len(notices) == 1
-
-
-def test_a_server_that_refuses_lists_gets_single_calls() -> None:
-    with FakeServer({"*": [echo()]}, flavour="vllm", allow_faults=True) as fs:
-        fs.server.check = lambda seen: (
-            "prompt must be a string" if isinstance(seen.body.get("prompt"), list) else None
-        )
-        exchange, limit = limit_after(fs, raws(3), notice=lambda _: None)
-        assert exchange.learned
-        assert limit == 1
-        assert all(isinstance(result, Failure) for result in exchange.results)
-
-
-def test_one_missing_answer_fails_its_row_alone(vllm: FakeServer) -> None:
-    vllm.server.edit = lambda body, seen: (
-        body | {"choices": [c for c in body["choices"] if c["index"] != 1]}
-    )
-    exchange, limit = limit_after(vllm, raws(3))
-    kinds = [type(result) for result in exchange.results]
-    assert kinds == [Reply, Failure, Reply]
-    assert not exchange.learned
-    assert limit > 1
 
 
 @pytest.mark.parametrize(
@@ -217,15 +172,6 @@ def test_a_refused_group_is_the_same_failure_for_each_row(
     assert (exchange.learned, limit > 1) == (False, True)
 
 
-def test_a_model_that_thinks_beside_its_answers_gets_no_lists(vllm: FakeServer) -> None:
-    vllm.set_script({"first": [ok_reasoning("4", "two and two")], "*": [ok("4")]})
-    grouped(vllm, chats(2))
-    assert [seen.path for seen in vllm.requests] == [
-        "/v1/chat/completions",
-        "/v1/chat/completions/batch",
-    ]
-
-
 def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeServer) -> None:
     vllm.set_script({"r1": [ok("<think>hm</think>4")], "*": [ok("4")]})
     notices: list[str] = []
@@ -245,18 +191,6 @@ def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeServer)
         "/chat/completions/batch",
     ]
     assert len(notices) == 1
-
-
-def test_a_doubled_first_token_is_noticed(vllm: FakeServer) -> None:
-    def doubled(body: Any, seen: Any) -> Any:
-        for choice in body["choices"]:
-            if "prompt_token_ids" in choice:
-                choice["prompt_token_ids"].insert(0, choice["prompt_token_ids"][0])
-        return body
-
-    vllm.server.edit = doubled
-    exchange = grouped(vllm, chats(3), notice=lambda _: None)
-    assert exchange.learned
 
 
 def test_only_one_chat_answer_carries_token_ids_for_the_proof(vllm: FakeServer) -> None:
@@ -313,3 +247,14 @@ def test_a_key_that_the_server_repeats_is_hidden_for_every_row_of_the_group() ->
             assert isinstance(result, Failure)
             assert "***" in result.message
             assert "secret" not in result.message
+
+
+def test_a_doubled_first_token_is_noticed(vllm: FakeServer) -> None:
+    def doubled(body: Any, seen: Any) -> Any:
+        for choice in body["choices"]:
+            if "prompt_token_ids" in choice:
+                choice["prompt_token_ids"].insert(0, choice["prompt_token_ids"][0])
+        return body
+
+    vllm.server.edit = doubled
+    assert grouped(vllm, chats(3), notice=lambda _: None).learned

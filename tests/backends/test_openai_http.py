@@ -12,7 +12,7 @@ import pytest
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.models_route import read_models
 from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.types import Failure, ToolCall, Usage
+from bagent.types import Failure, Usage
 from support.backend_calls import (
     PLAIN,
     QUICK,
@@ -31,15 +31,10 @@ from support.replies import (
     canned,
     cut_body,
     delta,
-    echo,
-    error_body,
     ok,
-    ok_tools,
     raw,
     status,
     stream,
-    tool_call,
-    usage_chunk,
     wire,
 )
 
@@ -70,13 +65,6 @@ def test_raw_text_goes_to_completions(fs):
     (seen,) = fs.requests
     assert seen.path == "/v1/completions"
     assert seen.body == {"model": "m", "prompt": text}
-
-
-def test_a_body_of_the_users_own_goes_out_as_written(fs):
-    body = {"model": "theirs", "messages": [{"role": "user", "content": "id=r9"}], "top_k": 3}
-    call = Request(CallSettings(model=None, sampling={}, extra={}), b"", body=body)
-    ask(fs.url, call)
-    assert fs.requests[0].body == body
 
 
 def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_probe_found():
@@ -156,57 +144,23 @@ def test_an_answer_is_read(fs):
     assert exchange.request_id == "q1"
 
 
-def test_tool_calls_are_read(fs):
-    fs.set_script({"r1": [ok_tools(tool_call("f", {"a": 1}))]})
-    assert reply(ask(fs.url)).tool_calls == (ToolCall("call_1", "f", '{"a":1}'),)
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_compressed_answer_is_read(fs, encoding):
-    body = json.dumps({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]})
-    packed = gzip.compress(body.encode())
-    if encoding == "deflate":
-        packed = zlib.compress(body.encode())
-    fs.set_script({"r1": [raw(packed, headers={"Content-Encoding": encoding})]})
-    assert reply(ask(fs.url)).text == "yes"
-
-
-def test_a_compression_that_is_none_is_a_passing_failure(fs):
-    fs.set_script({"r1": [raw(b"not gzip at all", headers={"Content-Encoding": "gzip"})]})
-    found = failure(ask(fs.url))
-    assert (found.kind, found.passing) == ("bad_response", True)
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "none of it"])
+def test_a_compressed_answer_is_read_and_a_broken_one_a_passing_failure(fs, encoding):
+    body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
+    packed = {"gzip": gzip.compress, "deflate": zlib.compress}.get(encoding, bytes)(body)
+    name = "gzip" if encoding == "none of it" else encoding
+    fs.set_script({"r1": [raw(packed, headers={"Content-Encoding": name})]})
+    exchange = ask(fs.url)
+    if encoding == "none of it":
+        assert (failure(exchange).kind, failure(exchange).passing) == ("bad_response", True)
+    else:
+        assert reply(exchange).text == "yes"
 
 
 def test_another_good_status_than_200_is_an_answer_too(fs):
     body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
     fs.set_script({"r1": [raw(body, status=201)]})
     assert reply(ask(fs.url)).text == "yes"
-
-
-def test_an_error_answer_is_a_failure_with_its_status_and_words(fs):
-    fs.set_script({"r1": [status(503, headers={"Retry-After": "7"})]})
-    exchange = ask(fs.url)
-    found = failure(exchange)
-    assert (found.kind, found.status, found.retry_after) == ("overloaded", 503, 7.0)
-    assert found.message == "HTTP 503: The engine is currently busy."
-    assert exchange.status == 503
-
-
-def test_an_error_behind_200_is_a_failure(fs):
-    fs.set_script(
-        {
-            "r1": [
-                raw(b'{"error":{"code":502,"message":"upstream"}}'),
-                raw(b"<h1>gateway</h1>", "text/html"),
-                ok("good"),
-            ]
-        }
-    )
-    first, second, third = (ask(fs.url) for _ in range(3))
-    assert (failure(first).kind, failure(first).passing) == ("overloaded", True)
-    assert (failure(second).kind, failure(second).passing) == ("bad_response", True)
-    assert "<h1>gateway</h1>" in failure(second).message
-    assert reply(third).text == "good"
 
 
 def test_a_redirect_is_not_followed(fs):
@@ -250,46 +204,10 @@ def test_a_stream_is_asked_for_and_read(fs):
     assert found.ttft_ms == pytest.approx((exchange.first_token - exchange.sent) * 1000, abs=0.01)
 
 
-@pytest.mark.parametrize("size", [1, 3, 17])
-def test_a_stream_may_come_in_tiny_pieces(fs, size):
-    chunks = [delta("Grüße "), delta("\U0001f600"), delta(finish_reason="stop"), usage_chunk(5, 3)]
-    fs.set_script({"r1": [stream(chunks, split=size)]})
-    found = reply(ask(fs.url, request(stream=True)))
-    assert (found.text, found.usage) == ("Grüße \U0001f600", Usage(prompt=5, completion=3))
-
-
-@pytest.mark.parametrize("end", ["close", "cut"])
-@pytest.mark.parametrize("last", [delta("b"), 'data: {"cho', "data: [DONE]\n\n"])
-def test_a_stream_that_ends_without_a_finish_reason_is_a_passing_failure(fs, end, last):
-    fs.set_script({"r1": [stream([delta("a"), last], end=end)]})
-    exchange = ask(fs.url, request(stream=True))
-    found = failure(exchange)
-    assert (found.kind, found.passing) == ("bad_response", True)
-    assert found.text is not None
-    assert found.text.startswith("a")
-    assert not exchange.again
-
-
 @pytest.mark.parametrize("end", ["done", "close", "cut"])
 def test_a_stream_that_ends_in_any_way_after_its_finish_reason_is_an_answer(fs, end):
     fs.set_script({"r1": [stream([delta("a"), delta(finish_reason="stop")], end=end)]})
     assert reply(ask(fs.url, request(stream=True))).text == "a"
-
-
-def test_a_stream_cut_inside_an_event_after_its_finish_reason_is_an_answer(fs):
-    chunks = [delta("a"), delta(finish_reason="stop"), 'data: {"choices": [], "usa']
-    fs.set_script({"r1": [stream(chunks, end="cut")]})
-    assert reply(ask(fs.url, request(stream=True))).text == "a"
-
-
-def test_an_error_inside_a_stream_is_the_failure_it_names(fs):
-    chunks = [delta("half"), error_body(500, "engine died")]
-    fs.set_script({"r1": [stream(chunks)]})
-    exchange = ask(fs.url, request(stream=True))
-    found = failure(exchange)
-    assert (found.kind, found.passing, found.text) == ("overloaded", True, "half")
-    assert "engine died" in found.message
-    assert exchange.status == 200
 
 
 def test_whole_json_in_answer_to_a_stream_is_taken(fs):
@@ -307,12 +225,6 @@ def test_a_stream_that_was_not_asked_for_or_is_called_otherwise_is_taken(fs, con
     )
     fs.set_script({"r1": [raw(body, content_type)]})
     assert reply(ask(fs.url)).text == "yes"
-
-
-def test_an_error_answer_to_a_stream_is_a_failure(fs):
-    fs.set_script({"r1": [status(429, headers={"Retry-After": "2"})]})
-    found = failure(ask(fs.url, request(stream=True)))
-    assert (found.kind, found.retry_after, found.busy) == ("rate_limited", 2.0, True)
 
 
 # --- probes -----------------------------------------------------------------------------------
@@ -334,32 +246,12 @@ def test_a_probe_tells_what_is_served():
         assert [seen.path for seen in fs.probes] == ["/v1/models"]
 
 
-@pytest.mark.parametrize("code", [404, 405, 501])
-def test_an_endpoint_without_a_list_of_models_is_no_failure(code):
-    with FakeServer(models_status=code) as fs:
-        assert probe(fs.url) == Capabilities(models_route=False)
-
-
-@pytest.mark.parametrize(("code", "kind"), [(401, "auth"), (500, "overloaded")])
-def test_a_bad_answer_to_a_probe_is_a_failure_with_status(code, kind):
-    with FakeServer(models_status=code) as fs:
-        found = probe(fs.url)
-    assert isinstance(found, Failure)
-    assert (found.kind, found.status) == (kind, code)
-
-
 def test_a_probe_sends_the_key():
     with FakeServer(api_key="k") as fs:
         assert isinstance(probe(fs.url), Failure)
         assert probe(fs.url, headers={"Authorization": "Bearer k"}) == Capabilities(
             models=("fake-model",), engine="fake", models_route=True
         )
-
-
-def test_a_probe_of_nobody_is_a_failure_without_status(unused_port):
-    found = probe(f"http://127.0.0.1:{unused_port}/v1")
-    assert (found.kind, found.status) == ("connect", None)
-    assert "cannot connect to here" in found.message
 
 
 @pytest.mark.parametrize(
@@ -382,13 +274,3 @@ def test_a_probe_of_nobody_is_a_failure_without_status(unused_port):
 )  # fmt: skip
 def test_any_list_of_models_is_read(body, found):
     assert read_models(body) == found
-
-
-def test_echo_of_odd_text_comes_back_as_it_was_sent(fs):
-    fs.set_script({"*": [echo()]})
-    text = 'id=r1 "quotes" \\ \n\t\x00 {braces} </tags> ü \U0001f600'
-    messages = [{"role": "user", "content": text}]
-    call = Request(PLAIN, encode_payload(messages), messages=messages)
-    for streamed in (False, True):
-        call.stream = streamed
-        assert reply(ask(fs.url, call)).text == text

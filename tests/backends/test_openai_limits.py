@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 
 import pytest
 
 from bagent.backends.base import Timeouts
-from bagent.backends.openai_http import OpenAIBackend
-from bagent.backends.transport import Transport
 from bagent.types import Failure, Reply
 from support.backend_calls import (
     QUICK,
@@ -76,15 +73,6 @@ def test_total_bounds_a_body_that_trickles():
     late(asyncio.run(main()), "no whole answer from here within 0.3 s")
 
 
-def test_total_bounds_a_stream_too(fs):
-    fs.set_script({"r1": [stream([delta("a")] * 100, gap=0.05)]})
-    found = late(
-        ask(fs.url, request(stream=True), Timeouts(total=LIMIT)),
-        "no whole answer from here within 0.3 s",
-    )
-    assert found.text.startswith("aa")
-
-
 @pytest.mark.parametrize("chunks", [[PING] * 100, [delta("", role="assistant")] * 100])
 def test_comments_and_empty_deltas_are_no_first_token(fs, chunks):
     fs.set_script({"r1": [stream(chunks, gap=0.05)]})
@@ -94,24 +82,11 @@ def test_comments_and_empty_deltas_are_no_first_token(fs, chunks):
     )
 
 
-def test_the_first_token_is_waited_for_from_the_start(fs):
-    fs.set_script({"r1": [hang()]})
-    late(
-        ask(fs.url, request(stream=True), Timeouts(first_token=LIMIT)),
-        "here sent no first token within 0.3 s",
-    )
-
-
-@pytest.mark.parametrize("between", [[], [PING] * 100])
-def test_comments_do_not_keep_a_stream_alive(fs, between):
-    fs.set_script(
-        {"r1": [stream([delta("half"), *between, delta("b")], gap=0.1 if between else 9)]}
-    )
-    found = late(
-        ask(fs.url, request(stream=True), Timeouts(idle=LIMIT)),
-        "here sent nothing more for 0.3 s",
-    )
-    assert found.text == "half"
+def test_comments_do_not_keep_a_stream_alive(fs):
+    fs.set_script({"r1": [stream([delta("half"), *[PING] * 100], gap=0.1)]})
+    limits = Timeouts(idle=LIMIT)
+    words = "here sent nothing more for 0.3 s"
+    assert late(ask(fs.url, request(stream=True), limits), words).text == "half"
 
 
 def test_pieces_that_keep_coming_have_all_the_time_they_need(fs):
@@ -173,18 +148,6 @@ def test_a_connection_is_waited_for_no_longer_than_connect():
     assert exchange.done - exchange.sent < 10 * LIMIT
 
 
-def test_every_limit_may_be_different_for_each_call(fs):
-    fs.set_script({"*": [ok()]})
-
-    async def main():
-        async with backend() as found:
-            for step in range(200):
-                limits = Timeouts(total=5 + step / 10)
-                reply(await found.send(endpoint(fs.url), [request()], limits))
-
-    asyncio.run(main())
-
-
 def test_a_cancelled_call_frees_the_server(fs):
     fs.set_script({"*": [hang()]})
 
@@ -203,22 +166,3 @@ def test_a_cancelled_call_frees_the_server(fs):
 
     asyncio.run(main())
     assert [seen.cancelled for seen in fs.requests] == [True, True]
-
-
-def test_a_busy_loop_of_calls_keeps_its_limits_apart(fs):
-    fs.set_script({"slow": [hang()], "*": [ok("quick")]})
-
-    async def main():
-        found = OpenAIBackend(Transport())
-        to = endpoint(fs.url)
-        stuck = found.send(to, [request("slow", stream=True)], Timeouts(first_token=LIMIT))
-        quick = [found.send(to, [request(f"r{i}", stream=True)], QUICK) for i in range(20)]
-        results = await asyncio.gather(stuck, *quick)
-        await found.close()
-        return results
-
-    started = time.monotonic()
-    stuck, *quick = asyncio.run(main())
-    late(stuck, "here sent no first token within 0.3 s")
-    assert {reply(exchange).text for exchange in quick} == {"quick"}
-    assert time.monotonic() - started < 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import ssl
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import pytest
 from bagent.backends.transport import Transport, reused, was_idle
 from support.backend_calls import QUICK, ask, endpoint, failure, raw_server, reply, send
 from support.fake_server import FakeServer
+from support.tls import site_authority
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 
@@ -26,42 +26,26 @@ print(ask(sys.argv[1]).results[0])
 """
 
 
-def openssl(folder, *arguments):
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
-
-
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """A folder with ``ca.pem`` and, signed by it for 127.0.0.1, ``server.pem`` and its key."""
-    folder = tmp_path_factory.mktemp("certificates")
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    ca = ["-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Site CA"]
-    openssl(folder, "req", *key, *ca, "-addext", "keyUsage=critical,keyCertSign,cRLSign")
-    server = ["-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=node"]
-    openssl(folder, "req", *key, *server)
-    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1\n")
-    sign = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
-    names = ["-in", "server.csr", "-out", "server.pem", "-extfile", "extensions"]
-    openssl(folder, "x509", "-req", *sign, *names)
-    return folder
+def site(tmp_path_factory):
+    """A private authority, and a server's certificate that it signed for 127.0.0.1."""
+    return site_authority(tmp_path_factory.mktemp("certificates"), "IP:127.0.0.1")
 
 
 @pytest.fixture
-def secure(certificates):
+def secure(site):
     """A server that speaks TLS."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
-    with FakeServer(ssl_context=context) as server:
+    with FakeServer(ssl_context=site.context) as server:
         yield server
 
 
-def test_a_ca_file_of_the_endpoint_is_trusted(secure, certificates):
-    to = endpoint(secure.url, ca_file=str(certificates / "ca.pem"))
+def test_a_ca_file_of_the_endpoint_is_trusted(secure, site):
+    to = endpoint(secure.url, ca_file=str(site.ca_file))
     assert reply(ask(to)).text
 
 
-def test_a_kept_connection_with_tls_tells_how_long_it_was_idle(secure, certificates):
-    to = endpoint(secure.url, ca_file=str(certificates / "ca.pem"))
+def test_a_kept_connection_with_tls_tells_how_long_it_was_idle(secure, site):
+    to = endpoint(secure.url, ca_file=str(site.ca_file))
 
     async def main():
         transport = Transport()
@@ -80,8 +64,8 @@ def test_a_kept_connection_with_tls_tells_how_long_it_was_idle(secure, certifica
     assert 0 < third[1] < 60
 
 
-def test_a_ca_file_of_the_environment_is_trusted(secure, certificates):
-    env = {**os.environ, "SSL_CERT_FILE": str(certificates / "ca.pem")}
+def test_a_ca_file_of_the_environment_is_trusted(secure, site):
+    env = {**os.environ, "SSL_CERT_FILE": str(site.ca_file)}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-c", ASK, secure.url],
@@ -104,9 +88,9 @@ def test_an_unknown_authority_is_a_lasting_failure_that_says_what_to_do(secure):
     assert secure.requests == []
 
 
-def test_a_certificate_for_another_host_is_not_trusted(secure, certificates):
+def test_a_certificate_for_another_host_is_not_trusted(secure, site):
     url = secure.url.replace("127.0.0.1", "localhost")
-    found = failure(ask(endpoint(url, ca_file=str(certificates / "ca.pem"))))
+    found = failure(ask(endpoint(url, ca_file=str(site.ca_file))))
     assert (found.kind, found.passing) == ("connect", False)
     assert "localhost" in found.message
 
@@ -129,18 +113,12 @@ def test_https_to_a_server_that_speaks_http_says_so(fs):
     assert "plain http" in found.message
 
 
-async def _tls_through(proxy_port, secure, certificates):
-    to = endpoint(
-        secure.url,
-        ca_file=str(certificates / "ca.pem"),
-        proxy=f"http://127.0.0.1:{proxy_port}",
-    )
+async def _tls_through(proxy_port, secure, site):
+    to = endpoint(secure.url, ca_file=str(site.ca_file), proxy=f"http://127.0.0.1:{proxy_port}")
     return await send(to)
 
 
-def test_tls_works_through_a_tunnel(secure, certificates):
-    import asyncio
-
+def test_tls_works_through_a_tunnel(secure, site):
     async def tunnel(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", secure.port)
@@ -155,7 +133,7 @@ def test_tls_works_through_a_tunnel(secure, certificates):
 
     async def main():
         async with raw_server(tunnel) as port:
-            return await _tls_through(port, secure, certificates)
+            return await _tls_through(port, secure, site)
 
     assert reply(asyncio.run(main())).text
     assert len(secure.requests) == 1

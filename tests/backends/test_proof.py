@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 
 import pytest
+from aiohttp import web
 
 from bagent.backends.openai_http import OpenAIBackend
 from bagent.backends.proof import Proof, Prover
 from bagent.backends.transport import Transport
 from bagent.types import Failure
-from support.backend_calls import endpoint
+from support.backend_calls import backend, endpoint
 from support.fake_server import FakeServer
+from support.http_servers import serve_app
 from support.replies import hang, ok, status
 from support.routes_server import Routes, routes_server
 
@@ -87,3 +91,39 @@ def test_a_silent_server_is_given_up_in_time() -> None:
     with FakeServer({"*": [hang()]}) as fs:
         found = asyncio.run(_prove(fs.url, seconds=0.3))
     assert isinstance(found, Failure) and found.kind == "timeout"
+
+
+def listed(refusals, own, headers=None):
+    """What a probe of a provider comes to that refuses its list so often; when it was asked."""
+    times = []
+
+    async def answer(request):
+        times.append(time.monotonic())
+        if len(times) <= refusals:
+            return web.json_response({"error": {"message": "busy"}}, status=429, headers=headers)
+        return web.json_response({"data": [{"id": "m-1"}]})
+
+    async def main():
+        app = web.Application()
+        app.router.add_get("/v1/models", answer)
+        async with serve_app(app) as url, backend() as client:
+            return await client.probe(endpoint(f"{url}/v1", own=own), 5.0)
+
+    return asyncio.run(main()), times
+
+
+def test_a_busy_provider_is_asked_for_its_models_again_and_not_before_it_says():
+    found, asked = listed(3, own=False, headers={"retry-after-ms": "120"})
+    assert found.models == ("m-1",)
+    assert len(asked) == 4
+    assert all(later - before >= 0.12 for before, later in itertools.pairwise(asked))
+
+
+def test_a_provider_that_names_too_late_a_time_for_its_models_is_not_asked_again():
+    found, asked = listed(9, own=False, headers={"Retry-After": "30"})
+    assert (found.kind, len(asked)) == ("rate_limited", 1)
+
+
+def test_an_engine_of_ones_own_that_refuses_its_models_is_asked_once():
+    found, asked = listed(1, own=True)
+    assert (found.kind, len(asked)) == ("rate_limited", 1)

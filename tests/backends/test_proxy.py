@@ -61,8 +61,7 @@ def test_no_proxy_counts_in_every_form_in_use(url, no_proxy, is_direct):
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["localhost", "127.0.0.1", "127.8.9.1", "[::1]", "a.localhost", "LOCALHOST", "0.0.0.0"],
+    "host", ["localhost", "127.0.0.1", "127.8.9.1", "[::1]", "a.localhost", "LOCALHOST", "0.0.0.0"]
 )
 def test_this_machine_is_always_reached_directly(host):
     assert proxy_for(f"http://{host}:8000/v1", {"http_proxy": PROXY, "all_proxy": PROXY}) is None

@@ -8,15 +8,7 @@ import re
 import pytest
 
 from bagent.backends.chat_wire import OWN_BLOCKS
-from bagent.backends.turns import (
-    Asked,
-    Image,
-    Own,
-    Result,
-    Text,
-    assistant_message,
-    read_talk,
-)
+from bagent.backends.turns import Asked, Image, Own, Result, Text, assistant_message, read_talk
 from bagent.types import Message, Reply, ToolCall
 
 

@@ -15,15 +15,7 @@ from bagent.batches.openai_service import read_line
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.types import Reply
 from support.batch_runs import SCHEMA, Options, Run, in_thread, row, run_rows, served
-from support.batch_services import (
-    Answer,
-    Course,
-    OpenAIServer,
-    good,
-    never_asked,
-    nothing,
-    refused,
-)
+from support.batch_services import Answer, Course, OpenAIServer, good, never_asked, nothing, refused
 
 
 def go(folder: Path, server: OpenAIServer, count: int, options: Options | None = None) -> Run:

@@ -72,13 +72,10 @@ def test_what_is_no_line_is_said(raw: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        ("b0-all-1-7", 7),
-        ("00000000012", 12),
-        ("b0-all-2-7", None),
-        ("b0-all-1-x", None),
+        ("b0-all-1-7", 7), ("00000000012", 12), ("b0-all-2-7", None), ("b0-all-1-x", None),
         ("", None),
     ],
-)
+)  # fmt: skip
 def test_names_of_requests_are_numbers_of_one_batch(name: str, number: int | None) -> None:
     assert number_of(name, "b0-all-1") == number
 

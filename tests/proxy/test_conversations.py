@@ -15,14 +15,11 @@ from support.replies import close, ok, status
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Authorization": "Bearer bagent-{}"},
-        {"x-api-key": "bagent-{}"},
-        {"X-Bagent-Row": "{}"},
-        {"x-session-id": "{}"},
-        {"X-Claude-Code-Session-Id": "{}"},
+        {"Authorization": "Bearer bagent-{}"}, {"x-api-key": "bagent-{}"}, {"X-Bagent-Row": "{}"},
+        {"x-session-id": "{}"}, {"X-Claude-Code-Session-Id": "{}"},
     ],
     ids=lambda headers: next(iter(headers)),
-)
+)  # fmt: skip
 def test_a_conversation_goes_on_where_its_context_is(tmp_path, headers):
     def of(name):
         return {key: value.format(name) for key, value in headers.items()}

@@ -75,17 +75,6 @@ def test_stalled_requests_get_no_byte_for_the_time(play) -> None:
     play("decode=100000&stall_rate=1&stall=200ms", scene)
 
 
-def test_cut_answers_end_before_their_length(play) -> None:
-    async def scene(client) -> None:
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await client.post("/v1/completions", {"prompt": "x"})
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await client.events("/v1/completions", {"prompt": "x", "max_tokens": 16})
-        assert client.sim.replicas[0].faults.counts["cut"] == 2
-
-    play("decode=2000&cut_rate=1", scene)
-
-
 def test_cut_streams_end_half_way_inside_an_event(play) -> None:
     async def scene(client) -> None:
         url = client.url + "/v1/chat/completions"

@@ -4,68 +4,55 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bagent.sim import OPTIONS
-
-BAGENT = [sys.executable, "-c", "from bagent.cli.main import run_and_exit; run_and_exit()"]
-
-
-def start(*args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*BAGENT, "sim", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+from support.cli import Completed, Running
 
 
-def finish(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*BAGENT, "sim", *args], capture_output=True, text=True, timeout=60)
-
-
+@pytest.mark.process("signal")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_addresses_on_stdout_answer_and_a_signal_ends_with_0(number: int, tmp_path: Path) -> None:
+def test_addresses_on_stdout_answer_and_a_signal_ends_with_0(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     hosts = tmp_path / "sim.hosts"
-    process = start("--replicas", "2", "--port", "0", "--write-hostfile", str(hosts))
-    assert process.stdout is not None
-    urls = [process.stdout.readline().strip() for _ in range(2)]
-    for url in urls:
-        with urllib.request.urlopen(url + "/v1/models", timeout=10) as reply:
-            assert b"bagent-sim" in reply.read()
+    args = ["sim", "--replicas", "2", "--port", "0", "--write-hostfile", hosts]
+    with Running(args, tmp_path) as process:
+        process.wait_for_err("next: ")
+        urls = process.out.split()
+        for url in urls:
+            with urllib.request.urlopen(url + "/v1/models", timeout=10) as reply:
+                assert b"bagent-sim" in reply.read()
+        process.send(number)
+        done = process.finish()
     lines = [line for line in hosts.read_text().splitlines() if not line.startswith("#")]
-    assert [f"http://{line}" for line in lines] == urls
-    process.send_signal(number)
-    out, err = process.communicate(timeout=20)
-    assert (process.returncode, out) == (0, "")
-    assert err.splitlines()[-1] == f"next: bagent run JOB.yaml --hostfile {hosts}"
-    assert list(tmp_path.iterdir()) == [hosts]
-
-
-def test_a_taken_port_is_one_line_and_2() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ended = finish("--port", str(port))
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"bagent: error: cannot listen on 127.0.0.1:{port}: ")
-    assert ended.stderr.count("\n") == 1
+    assert [f"http://{line}" for line in lines] == urls == done.out.split()
+    assert len(urls) == 2
+    assert done.code == 0
+    assert done.err.splitlines()[-1] == f"next: bagent run JOB.yaml --hostfile {hosts}"
 
 
 @pytest.mark.parametrize(
-    "args", [["--rate-429", "2"], ["--decode", "fast"], ["--stall", "soon"], ["--nothing"]]
+    "args", [["--rate-429", "2"], ["--decode", "fast"], ["--stall", "soon"], ["--nothing"], []]
 )
-def test_wrong_options_are_one_line_and_2(args: list[str]) -> None:
-    ended = finish(*args)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("bagent: error: ")
-    assert ended.stderr.count("\n") == 1
+def test_wrong_options_and_a_taken_port_are_one_line_and_2(
+    args: list[str], bagent: Callable[..., Completed]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = bagent(["sim", *(args or ["--port", str(taken.getsockname()[1])])])
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("bagent: error: ")
+    assert ("cannot listen on 127.0.0.1:" in ended.err) == (not args)
+    assert ended.err.count("\n") == 1
 
 
-def test_help_names_every_setting_and_an_example() -> None:
-    ended = finish("-h")
-    assert ended.returncode == 0
-    assert "Example: bagent sim" in ended.stdout
+def test_help_names_every_setting_and_an_example(bagent: Callable[..., Completed]) -> None:
+    ended = bagent(["sim", "-h"])
+    assert ended.code == 0
+    assert "Example: bagent sim" in ended.out
     for name in OPTIONS:
-        assert f"--{name.replace('_', '-')}" in ended.stdout
+        assert f"--{name.replace('_', '-')}" in ended.out

@@ -8,16 +8,10 @@ from bagent.sim import tokens
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "a",
-        "Hello, world",
-        "naïve café — 数据 🙂",
-        "<|im_start|>user\nhi<|im_end|>\n",
-        "<|im_sta and <| half marks |>",
-        "nul \0 inside\0\0",
-        "  blanks  \n\t\r\n",
+        "", "a", "Hello, world", "naïve café — 数据 🙂", "<|im_start|>user\nhi<|im_end|>\n",
+        "<|im_sta and <| half marks |>", "nul \0 inside\0\0", "  blanks  \n\t\r\n",
     ],
-)
+)  # fmt: skip
 def test_detokenize_gives_back_the_text(text: str) -> None:
     packed = tokens.pack(text)
     assert tokens.text_of(packed) == text
@@ -35,16 +29,6 @@ def test_special_marks_are_one_token_each() -> None:
     ids = tokens.ids_of(tokens.pack("<|im_start|>user\nhi"))
     assert ids[0] == 0xFF000001
     assert tokens.token_texts(tokens.pack("<|im_start|>user\n")) == ["<|im_start|>", "user", "\n"]
-
-
-def test_texts_that_begin_alike_have_ids_that_begin_alike() -> None:
-    one = tokens.ids_of(tokens.pack("same beginning, then A"))
-    two = tokens.ids_of(tokens.pack("same beginning, then B and more"))
-    assert one[:5] == two[:5]
-
-
-def test_lone_surrogates_become_question_marks() -> None:
-    assert tokens.text_of(tokens.pack("a\ud800b")) == "a?b"
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**32], ["x"], [1.5]])

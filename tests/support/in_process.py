@@ -24,13 +24,8 @@ from bagent.cli.main import main, report_fault
 from bagent.store import asking, tables
 
 SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGPIPE,
-)
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE,
+)  # fmt: skip
 
 READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "SSL_CERT_FILE")
 """Variables that the interpreter or the loader reads once; a test of them needs a process."""

@@ -24,9 +24,7 @@ def answer(method: str, given: dict[str, Any]) -> dict[str, Any]:
         told = {"tools": {"listChanged": True}}
         info = {"name": "odd", "version": "1"}
         version = given["protocolVersion"]
-        return {
-            "result": {"protocolVersion": version, "capabilities": told, "serverInfo": info},
-        }
+        return {"result": {"protocolVersion": version, "capabilities": told, "serverInfo": info}}
     if method == "tools/list":
         schema = {"type": "object"}
         return {

@@ -104,11 +104,7 @@ class BedrockWire:
             "throttled": (429, "ThrottlingException", "Too many requests, please wait."),
             "overloaded": (503, "ServiceUnavailableException", "Try your request again."),
             "no_money": (429, "ThrottlingException", "Too many tokens per day, please wait."),
-            "bad_key": (
-                403,
-                "ExpiredTokenException",
-                "The token key-5up3rs3cret is expired.",
-            ),
+            "bad_key": (403, "ExpiredTokenException", "The token key-5up3rs3cret is expired."),
             "too_long": (400, "ValidationException", "Input is too long for requested model."),
         }
         status, name, message = errors[kind]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import botocore.loaders
 import msgspec
 
 from bagent.backends.base import Backend, Exchange, Timeouts
@@ -21,6 +23,9 @@ from support.provider_bedrock import BedrockWire
 from support.provider_engines import DynamoWire, SglangWire, VllmWire
 from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
 from support.provider_server import Fault, ProviderServer, serve
+
+# One reader of boto3's descriptions of services for all tests: they take most of a test's time.
+botocore.loaders.create_loader = functools.cache(botocore.loaders.create_loader)
 
 SECRET = "key-5up3rs3cret"
 QUICK = Timeouts(connect=5.0, first_token=5.0, idle=5.0, total=10.0)

@@ -27,10 +27,7 @@ def through(urls: list[str], work: Work, run: Path, **config: Any) -> Any:
 
     async def main() -> Any:
         states = [
-            EndpointState(
-                Endpoint(f"e{i}", url, headers, own=own),
-                InFlightLimit(8, 8),
-            )
+            EndpointState(Endpoint(f"e{i}", url, headers, own=own), InFlightLimit(8, 8))
             for i, url in enumerate(urls)
         ]
         settings = ProxyConfig(**{"port": 0, **config})

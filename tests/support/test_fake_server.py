@@ -122,10 +122,7 @@ def test_the_batch_route_is_served_by_the_vllm_flavour_alone() -> None:
         ([], "not a list with entries"),
         ([{"role": "robot", "content": "id=r1"}], "no known role"),
         ([{"role": "user", "content": None}], "no content"),
-        (
-            [{"role": "assistant", "tool_calls": [replies.tool_call("f", {"a": 1})]}],
-            "not a string",
-        ),
+        ([{"role": "assistant", "tool_calls": [replies.tool_call("f", {"a": 1})]}], "not a string"),
         ([{"role": "assistant", "tool_calls": [replies.tool_call("f", '"{}"')]}], "to an object"),
         ([{"role": "tool", "tool_call_id": "x", "content": "1"}], "was not made"),
     ],

@@ -16,8 +16,8 @@ class SiteAuthority:
     context: ssl.SSLContext
 
 
-def site_authority(folder: Path) -> SiteAuthority:
-    """Make a CA and a certificate for 127.0.0.1 and localhost in ``folder``.
+def site_authority(folder: Path, hosts: str = "IP:127.0.0.1,DNS:localhost") -> SiteAuthority:
+    """Make a CA and a certificate for ``hosts`` in ``folder``.
 
     Raises:
         FileNotFoundError: the openssl program is not installed.
@@ -25,11 +25,11 @@ def site_authority(folder: Path) -> SiteAuthority:
     ca, ca_key = folder / "ca.pem", folder / "ca.key"
     cert, key, request = folder / "cert.pem", folder / "cert.key", folder / "cert.csr"
     names = folder / "names.cnf"
-    names.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    names.write_text(f"subjectAltName={hosts}\n")
     curve = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
     usage = "keyUsage=critical,keyCertSign,cRLSign"
     _openssl(f"req -x509 {curve} -days 2 -subj /CN=SiteCA -addext {usage}", keyout=ca_key, out=ca)
-    _openssl(f"req {curve} -subj /CN=localhost", keyout=key, out=request)
+    _openssl(f"req {curve} -subj /CN=node", keyout=key, out=request)
     signing = {"in": request, "CA": ca, "CAkey": ca_key, "out": cert, "extfile": names}
     _openssl("x509 -req -CAcreateserial -days 2", **signing)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -102,20 +102,26 @@ async def site() -> AsyncIterator[Site]:
         await runner.cleanup()
 
 
-def get(
-    path: str, *hosts: str, base: str = "http://127.0.0.1:{port}", **keys: Any
-) -> tuple[ToolResult, list[str]]:
-    """What a call of ``http_get`` gives, and the paths that the server was asked for."""
+def get_all(urls: Sequence[str], *hosts: str, **keys: Any) -> tuple[list[ToolResult], list[str]]:
+    """What calls of ``http_get`` give, and the paths that the server was asked for."""
 
-    async def main() -> tuple[ToolResult, list[str]]:
+    async def main() -> tuple[list[ToolResult], list[str]]:
         async with site() as served:
             allow = [host.format(port=served.port) for host in hosts or ("127.0.0.1",)]
             entry = {"builtin": "http_get", "allow_hosts": allow, "max_tokens": 10_000_000, **keys}
             async with opened(Path("/nonexistent"), entry) as pool:
-                url = (base + path).format(port=served.port)
-                return await pool.call(asked("http_get", url=url)), served.paths
+                calls = [asked("http_get", url=url.format(port=served.port)) for url in urls]
+                return [await pool.call(one) for one in calls], served.paths
 
     return asyncio.run(main())
+
+
+def get(
+    path: str, *hosts: str, base: str = "http://127.0.0.1:{port}", **keys: Any
+) -> tuple[ToolResult, list[str]]:
+    """What one call gives, and the paths that the server was asked for."""
+    (result,), paths = get_all([base + path], *hosts, **keys)
+    return result, paths
 
 
 def test_a_page_is_given_as_its_text() -> None:
@@ -124,11 +130,10 @@ def test_a_page_is_given_as_its_text() -> None:
     assert paths == ["/page"]
 
 
-@pytest.mark.parametrize(
-    ("path", "text"), [("/plain?q=a%20b", "plain a b"), ("/latin", "café"), ("/odd", "odd")]
-)
-def test_text_is_decoded_as_the_server_says(path: str, text: str) -> None:
-    assert get(path)[0].text == text
+def test_text_is_decoded_as_the_server_says() -> None:
+    base = "http://127.0.0.1:{port}"
+    results, _ = get_all([f"{base}/plain?q=a%20b", f"{base}/latin", f"{base}/odd"])
+    assert [result.text for result in results] == ["plain a b", "café", "odd"]
 
 
 @pytest.mark.parametrize(
@@ -164,9 +169,7 @@ FORMS = [
     "http://[::ffff:169.254.169.254]",
     "http://[fd00:ec2::254]",
 ]
-
-
-ODDER = [
+ODD_FORMS = [
     "http://0:{port}",
     "http://0x7f.1:{port}",
     "http://017700000001:{port}",
@@ -182,38 +185,26 @@ ODDER = [
 ]
 
 
-@pytest.mark.parametrize("base", ODDER)
-def test_odder_forms_of_a_private_address_are_not_asked_either(base: str) -> None:
-    for hosts in (("*",), ("example.org",)):
-        result, paths = get("/plain", *hosts, base=base, timeout=20)
-        assert (result.error, paths) == ("failed", [])
-
-
-def test_a_listed_private_address_is_not_asked_at_another_port() -> None:
-    where = "http://127.0.0.1:1/x"
-    result, paths = get(f"/to?where={where}", "127.0.0.1:{port}", "*")
-    assert result.error == "failed" and "private" in result.text
-    assert len(paths) == 1
-
-
-@pytest.mark.parametrize("base", FORMS)
 @pytest.mark.parametrize("hosts", [("*",), ("example.org",), ("*", "10.0.0.0/8", "127.0.0.1:1")])
-def test_no_form_of_a_private_address_is_asked_unless_it_is_listed(
-    base: str, hosts: tuple[str, ...]
-) -> None:
-    result, paths = get("/plain", *hosts, base=base, timeout=20)
-    assert result.error == "failed"
+def test_no_form_of_a_private_address_is_asked_unless_it_is_listed(hosts: tuple[str, ...]) -> None:
+    urls = [f"{base}/plain" for base in (*FORMS, *ODD_FORMS)]
+    results, paths = get_all(urls, *hosts, timeout=20)
+    assert [url for url, one in zip(urls, results, strict=True) if one.error != "failed"] == []
     assert paths == []
 
 
-@pytest.mark.parametrize("base", FORMS)
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_no_redirect_leads_to_a_private_address_that_is_not_listed(base: str, status: int) -> None:
+def test_no_redirect_leads_to_a_private_address_that_is_not_listed() -> None:
     # Only the first hop's own address and port are listed, "*" stands for every public host.
-    where = base.replace("{port}", "1").replace("127.0.0.1:1", "127.0.0.2:1")
-    result, paths = get(f"/to?status={status}&where={where}/x", "127.0.0.1:{port}", "*", timeout=20)
-    assert result.error == "failed"
-    assert len(paths) == 1
+    urls = []
+    for number, base in enumerate(FORMS):
+        where = base.replace("{port}", "1").replace("127.0.0.1:1", "127.0.0.2:1")
+        status = (301, 302, 303, 307, 308)[number % 5]
+        urls.append(f"http://127.0.0.1:{{port}}/to?status={status}&where={where}/x")
+    urls.append("http://127.0.0.1:{port}/to?where=http://127.0.0.1:1/x")
+    results, paths = get_all(urls, "127.0.0.1:{port}", "*", timeout=20)
+    assert [url for url, one in zip(urls, results, strict=True) if one.error != "failed"] == []
+    assert "private" in results[-1].text
+    assert len(paths) == len(urls)
 
 
 def test_a_redirect_leads_only_to_hosts_that_are_listed() -> None:
@@ -245,28 +236,20 @@ def test_a_name_that_is_listed_may_not_lead_to_a_private_address() -> None:
     assert paths == []
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["file:///etc/passwd", "ftp://127.0.0.1/", "gopher://x", "/x", "", "http://", "http://[::1"],
-)
-def test_only_http_and_https_are_asked(tmp_path: Path, url: str) -> None:
-    result = once(tmp_path, {"builtin": "http_get", "allow_hosts": ["*"]}, {"url": url})
-    assert result.error == "failed"
+def test_only_http_and_https_without_a_login_are_asked() -> None:
+    urls = ["file:///etc/passwd", "ftp://127.0.0.1/", "gopher://x", "/x", "", "http://"]
+    urls += ["http://[::1", "http://me:pw@127.0.0.1:{port}/plain"]
+    results, paths = get_all(urls, "*", "127.0.0.1")
+    assert {result.error for result in results} == {"failed"}
+    assert paths == []
 
 
-def test_an_address_with_a_login_is_refused() -> None:
-    result, paths = get("/plain", base="http://me:pw@127.0.0.1:{port}")
-    assert (result.error, paths) == ("failed", [])
-
-
-def test_an_error_status_is_a_fault_with_the_start_of_the_page() -> None:
-    result, _ = get("/nope")
-    assert result.error == "failed"
-    assert "404 Not Found: here" in result.text
-
-
-def test_what_is_not_text_is_a_fault() -> None:
-    assert "image/png, not text" in get("/binary")[0].text
+def test_an_error_status_and_what_is_not_text_are_faults() -> None:
+    base = "http://127.0.0.1:{port}"
+    (missing, binary), _ = get_all([f"{base}/nope", f"{base}/binary"])
+    assert (missing.error, binary.error) == ("failed", "failed")
+    assert "404 Not Found: here" in missing.text
+    assert "image/png, not text" in binary.text
 
 
 @pytest.mark.parametrize("path", ["/endless", "/bomb"])
@@ -287,14 +270,8 @@ def test_a_port_that_nobody_serves_is_a_fault() -> None:
 
 
 def test_cookies_are_not_kept_between_calls() -> None:
-    async def main() -> list[str]:
-        async with site() as served:
-            entry = {"builtin": "http_get", "allow_hosts": ["127.0.0.1"], "cache": False}
-            async with opened(Path("/nonexistent"), entry) as pool:
-                url = f"http://127.0.0.1:{served.port}/cookie"
-                return [(await pool.call(asked("http_get", url=url))).text for _ in range(2)]
-
-    assert asyncio.run(main()) == ["cookies: {}"] * 2
+    results, _ = get_all(["http://127.0.0.1:{port}/cookie"] * 2, cache=False)
+    assert [result.text for result in results] == ["cookies: {}"] * 2
 
 
 @pytest.mark.parametrize(

@@ -365,19 +365,3 @@ def test_the_time_server_tells_the_time(tmp_path: Path) -> None:
     assert pool.names == ["get_current_time", "convert_time"]
     assert json.loads(converted.text)["time_difference"] == "+9.0h"
     assert nowhere.error == "failed"
-
-
-def test_what_checks_results_is_loaded_before_the_first_call(tmp_path: Path) -> None:
-    code = (
-        "import asyncio, sys\n"
-        "from pathlib import Path\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "from support.tool_pools import opened\n"
-        f"entry = {small(tmp_path)!r}\n"
-        "async def main():\n"
-        f"    async with opened(Path({str(tmp_path)!r}), entry):\n"
-        "        print('jsonschema' in sys.modules)\n"
-        "asyncio.run(main())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True"

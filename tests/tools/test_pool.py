@@ -53,6 +53,20 @@ def call_once(one: Tool, arguments: Any, context: CallContext | None = None) -> 
     return run_jumping(main())
 
 
+def results_of(one: Tool, *calls: dict[str, Any]) -> list[ToolResult]:
+    """The results of calls of one tool that all come at once."""
+
+    async def main() -> list[ToolResult]:
+        return await answers(ToolPool([one]), "t", list(calls))
+
+    return run_jumping(main())
+
+
+def errors_of(one: Tool, *calls: dict[str, Any]) -> list[str | None]:
+    """The errors of calls of one tool that all come at once."""
+    return [result.error for result in results_of(one, *calls)]
+
+
 # --- arguments --------------------------------------------------------------------------------
 
 
@@ -267,10 +281,7 @@ def test_all_callers_of_a_shared_run_that_fails_get_the_fault() -> None:
         await asyncio.sleep(1)
         raise ValueError("down")
 
-    async def main() -> list[ToolResult]:
-        return await answers(ToolPool([tool(run, policy=SHARED)]), "t", [{}] * 3)
-
-    assert [result.error for result in run_jumping(main())] == ["failed"] * 3
+    assert errors_of(tool(run, policy=SHARED), *[{}] * 3) == ["failed"] * 3
 
 
 # --- keeping ----------------------------------------------------------------------------------
@@ -377,11 +388,8 @@ def test_no_more_runs_at_once_than_the_tool_allows_and_no_slot_is_lost() -> None
 def test_the_time_limit_bounds_the_run_and_not_the_waiting_for_a_slot() -> None:
     run = Counted(2)
 
-    async def main() -> list[ToolResult]:
-        pool = ToolPool([tool(run, policy=Policy(concurrency=1, timeout=3))])
-        return await answers(pool, "t", [{"x": x} for x in range(5)])
-
-    assert [result.error for result in run_jumping(main())] == [None] * 5
+    one = tool(run, policy=Policy(concurrency=1, timeout=3))
+    assert errors_of(one, *({"x": x} for x in range(5))) == [None] * 5
 
 
 # --- answers ----------------------------------------------------------------------------------
@@ -391,11 +399,7 @@ def test_a_long_answer_is_cut_with_a_note_and_a_short_one_is_not() -> None:
     async def run(arguments: dict[str, Any]) -> str:
         return "é" * int(arguments["n"])
 
-    async def main() -> list[ToolResult]:
-        pool = ToolPool([tool(run, policy=Policy(max_tokens=100))])
-        return await answers(pool, "t", [{"n": 150}, {"n": 151}])
-
-    short, long = run_jumping(main())
+    short, long = results_of(tool(run, policy=Policy(max_tokens=100)), {"n": 150}, {"n": 151})
     assert short.text == "é" * 150
     assert long.text == "é" * 150 + "\n[cut: the first 150 of 151 characters]"
 
@@ -505,10 +509,7 @@ def test_calls_that_come_within_a_window_share_one_run() -> None:
 def test_a_window_closes_when_it_is_full() -> None:
     batches = Batches()
 
-    async def main() -> None:
-        await answers(ToolPool([batches.tool()]), "t", [{"x": x} for x in range(250)])
-
-    run_jumping(main())
+    results_of(batches.tool(), *({"x": x} for x in range(250)))
     assert batches.sizes == [100, 100, 50]
 
 
@@ -548,18 +549,12 @@ def test_a_batch_that_nobody_waits_for_is_stopped() -> None:
 def test_one_call_of_a_batch_may_fail_alone() -> None:
     batches = Batches(lambda calls: [ToolFault("no 0") if not c["x"] else "ok" for c in calls])
 
-    async def main() -> list[ToolResult]:
-        return await answers(ToolPool([batches.tool()]), "t", [{"x": 0}, {"x": 1}])
-
-    assert [result.error for result in run_jumping(main())] == ["failed", None]
+    assert errors_of(batches.tool(), {"x": 0}, {"x": 1}) == ["failed", None]
 
 
 def test_a_batch_with_too_few_answers_answers_nobody_wrongly() -> None:
     batches = Batches(lambda calls: ["only one"])
 
-    async def main() -> list[ToolResult]:
-        return await answers(ToolPool([batches.tool()]), "t", [{"x": 0}, {"x": 1}])
-
-    results = run_jumping(main())
+    results = results_of(batches.tool(), {"x": 0}, {"x": 1})
     assert [result.error for result in results] == ["failed"] * 2
     assert "1 answers for 2 calls" in results[0].text

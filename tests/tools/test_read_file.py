@@ -37,10 +37,7 @@ def read(root: Path, path: str, **arguments: Any) -> ToolResult:
 )
 def test_a_file_below_the_root_is_read(root: Path, path: str) -> None:
     assert read(root, path).text == "one\ntwo\nthree\n"
-
-
-def test_an_absolute_path_below_the_root_is_read(root: Path) -> None:
-    assert read(root, str(root / "sub" / "b.txt")).text == "bee"
+    assert read(root, str(root / path)).text == "one\ntwo\nthree\n"
 
 
 @pytest.mark.parametrize(
@@ -78,21 +75,17 @@ def test_no_path_leads_outside(root: Path, path: str) -> None:
         ("far", "sub/../../secret.txt"),
         ("magic", "/proc/self/root"),
         ("cwd", "/proc/self/cwd"),
+        ("chain", "sub/second"),
     ],
 )
 def test_no_link_leads_outside(root: Path, link: str, target: str) -> None:
+    (root / "sub" / "second").symlink_to("../third")
+    (root / "third").symlink_to(root.parent / "secret.txt")
     (root / link).symlink_to(target)
     tail = {"up": "/secret.txt", "abs": "/etc/passwd", "magic": "/etc/passwd"}.get(link, "")
     result = read(root, link + tail)
     assert result.error == "failed"
     assert "outside the folder" in result.text
-
-
-def test_a_chain_of_links_does_not_lead_outside_either(root: Path) -> None:
-    (root / "first").symlink_to("sub/second")
-    (root / "sub" / "second").symlink_to("../third")
-    (root / "third").symlink_to(root.parent / "secret.txt")
-    assert "outside the folder" in read(root, "first").text
 
 
 def test_links_that_stay_below_the_root_are_followed(root: Path) -> None:

@@ -59,13 +59,9 @@ def search(
 def test_brave_is_asked_with_the_key_in_a_header() -> None:
     result, (request,) = search("/brave", BRAVE, query="a b&c", count=1)
     assert result.text == "1. One\nhttps://one.org\nfirst"
+    assert search("/brave", BRAVE, query="x")[0].text.endswith("\n\n2. Two\nhttps://two.org")
     assert dict(request.query) == {"q": "a b&c", "count": "1"}
     assert request.headers["X-Subscription-Token"] == KEY
-
-
-def test_results_without_a_text_are_shown_too() -> None:
-    result, _ = search("/brave", BRAVE, query="x")
-    assert result.text.endswith("\n\n2. Two\nhttps://two.org")
 
 
 def test_serpapi_is_asked_with_the_key_in_the_query() -> None:
