@@ -17,7 +17,9 @@ _GROWING = {
     "text_delta": ("text", "text"),
     "thinking_delta": ("thinking", "thinking"),
     "signature_delta": ("signature", "signature"),
+    "compaction_delta": ("content", "content"),
 }
+"""The kinds of deltas that lengthen a text: the key of the block, and that of the delta."""
 
 
 class AnthropicStream:
@@ -110,13 +112,19 @@ class AnthropicStream:
         elif kind in _GROWING:
             key, source = _GROWING[kind]
             block[key] = (block.get(key) or "") + str(delta.get(source) or "")
-            self._seen(kind != "signature_delta")
+            self._seen(kind in ("text_delta", "thinking_delta"))
+            if delta.get("encrypted_content") is not None:  # of a compaction; the last one holds
+                block["encrypted_content"] = delta["encrypted_content"]
+        elif kind == "citations_delta":
+            block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
 
     def _block_ends(self, index: int) -> None:
         block = self._blocks.get(index)
-        if block is None or block.get("type") != "tool_use":
+        if block is None:
             return
         self._join(block, index)
+        if block.get("type") != "tool_use":
+            return
         call = tool_call(block)
         self.tool_calls.append(call)
         if self._on_call is not None:
@@ -151,9 +159,8 @@ class AnthropicStream:
                 return read_message(self._lines.stray, "text/event-stream", {})
             failure = _broken("the stream ended without a stop reason")
             return msgspec.structs.replace(failure, text=self.text or None)
-        for index in list(self._inputs):  # their blocks were never told to have ended
-            if self._blocks[index].get("type") == "tool_use":
-                self._join(self._blocks[index], index)
+        for index in list(self._inputs):  # the end of their blocks was never reported
+            self._join(self._blocks[index], index)
         ttft = None if self.first_token is None else (self.first_token - self._started) * 1000
         blocks = [block for _, block in sorted(self._blocks.items())]
         return reply_from_message(

@@ -247,7 +247,7 @@ def reply_from_message(body: dict[str, Any], ttft_ms: float | None = None) -> Re
     return Reply(
         text="".join(texts) if texts else None,
         finish_reason=finish_word(body.get("stop_reason")),
-        model=optional_text(body.get("model")),
+        model=optional_text(_answering_model(blocks) or body.get("model")),
         reasoning="".join(thoughts) or None,
         refusal=refusal if isinstance(refusal, str) and refusal else None,
         tool_calls=tuple(tool_call(block) for block in blocks if block.get("type") == "tool_use"),
@@ -256,6 +256,12 @@ def reply_from_message(body: dict[str, Any], ttft_ms: float | None = None) -> Re
         request_id=optional_text(body.get("id")),
         blocks=None if plain else kept,
     )
+
+
+def _answering_model(blocks: list[dict[str, Any]]) -> Json:
+    """Return the model that the last ``fallback`` block hands over to, None without one."""
+    targets = [block.get("to") for block in blocks if block.get("type") == "fallback"]
+    return targets[-1].get("model") if targets and isinstance(targets[-1], dict) else None
 
 
 def tool_call(block: dict[str, Any]) -> ToolCall:

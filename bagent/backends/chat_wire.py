@@ -273,8 +273,20 @@ def finish_word(value: Json) -> str | None:
 
 
 def reasoning_text(message: dict[str, Any]) -> str:
-    """The thinking that a message or delta holds: vLLM's and others' two names for it."""
-    return _str(message.get("reasoning")) or _str(message.get("reasoning_content"))
+    """Return the reasoning of a message or delta: under vLLM's names, or in parts of its content.
+
+    Source of the parts: Mistral's API, ``{"type": "thinking", "thinking": [{"text": ...}]}``.
+    """
+    named = _str(message.get("reasoning")) or _str(message.get("reasoning_content"))
+    content = message.get("content")
+    if named or not isinstance(content, list):
+        return named
+    parts = [part for part in content if _is_reasoning(part)]
+    return "".join(content_text(part.get(part["type"], part.get("text"))) or "" for part in parts)
+
+
+def _is_reasoning(part: Json) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")
 
 
 def _str(value: Json) -> str:
@@ -299,7 +311,9 @@ def content_text(content: Json) -> str | None:
         return content
     if isinstance(content, list):
         return "".join(
-            _str(part.get("text")) if isinstance(part, dict) else _str(part) for part in content
+            _str(part.get("text")) if isinstance(part, dict) else _str(part)
+            for part in content
+            if not _is_reasoning(part)
         )
     return encode_json(content)
 

@@ -93,3 +93,36 @@ def test_a_call_whose_block_is_never_told_to_end_has_its_arguments() -> None:
     assert [json.loads(call.arguments) for call in found.tool_calls] == [
         arguments for _, _, arguments in SAY.calls
     ]
+
+
+def block(index: int, start: object, *deltas: object) -> list[bytes]:
+    """Return the events of one block."""
+    events = [{"type": "content_block_start", "index": index, "content_block": start}]
+    events += [{"type": "content_block_delta", "index": index, "delta": one} for one in deltas]
+    return [
+        sse(event, event["type"])
+        for event in [*events, {"type": "content_block_stop", "index": index}]
+    ]
+
+
+def test_blocks_of_the_server_come_back_whole_and_name_the_model_that_answered() -> None:
+    pieces = [{"type": "input_json_delta", "partial_json": part} for part in ('{"q":', '"x"}')]
+    summary = {"type": "compaction_delta", "content": "so far", "encrypted_content": "e2"}
+    handover = {"type": "fallback", "from": {"model": "first"}, "to": {"model": "second"}}
+    whole = AnthropicWire().events(ModelAnswer(text="yes"))
+    events = [
+        whole[0],
+        *block(
+            0, {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, *pieces
+        ),
+        *block(1, {"type": "compaction", "content": None}, summary),
+        *block(2, handover),
+        *block(3, {"type": "text", "text": ""}, {"type": "text_delta", "text": "yes"}),
+        *whole[-2:],
+    ]
+    reply = reader(events).result()
+    assert isinstance(reply, Reply)
+    assert (reply.text, reply.model, reply.tool_calls) == ("yes", "second", ())
+    assert reply.blocks is not None
+    assert reply.blocks[0]["input"] == {"q": "x"}
+    assert (reply.blocks[1]["content"], reply.blocks[1]["encrypted_content"]) == ("so far", "e2")

@@ -114,9 +114,18 @@ def test_content_is_text_however_it_is_sent(content, text):
         ({"reasoning": {"x": 1}, "reasoning_content": "b"}, "b"),
         ({"reasoning": None, "reasoning_content": None}, None),
         ({"reasoning": ""}, None),
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+                    {"type": "text", "text": "Paris"},
+                ]
+            },
+            "hm",
+        ),
     ],
 )
-def test_reasoning_goes_by_two_names(message, reasoning):
+def test_reasoning_is_read_under_each_of_its_names(message, reasoning):
     assert read(answer({"content": "x", **message})).reasoning == reasoning
 
 
