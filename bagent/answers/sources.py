@@ -90,7 +90,7 @@ class SchemaFiles:
         """
         parts = urlsplit(urljoin(inside, reference) if _is_url(inside) else reference)
         if parts.scheme in ("http", "https"):
-            if self.allow_remote:
+            if self.allow_remote or _official_metaschema(parts.geturl()) is not None:
                 return parts.geturl()
             raise ValueError("would be fetched from the network")
         if parts.scheme or parts.netloc:
@@ -113,6 +113,9 @@ class SchemaFiles:
             SchemaError: it is not UTF-8 JSON.
         """
         if _is_url(name):
+            metaschema = _official_metaschema(name)
+            if metaschema is not None:
+                return metaschema
             return parse_schema(_fetch(name), name, self.warnings)
         path = self.folder / name
         try:
@@ -126,6 +129,36 @@ class SchemaFiles:
         except RuntimeError:  # how Python 3.11 and 3.12 tell of links in a circle
             raise ValueError("is a link to itself") from None
         return parse_schema(data, path, self.warnings)
+
+
+def _official_metaschema(url: str) -> Json:
+    """Return the metaschema that ``url`` names, from the installed package; None for others."""
+    if not url.removeprefix("http").lstrip("s").startswith("://json-schema.org/draft"):
+        return None
+    from jsonschema_specifications import REGISTRY
+
+    resource = REGISTRY.get(url) or REGISTRY.get(f"{url}#")
+    if resource is None:
+        return None
+    root = url.partition("/meta/")[0] + ("/schema" if "/meta/" in url else "")
+    return _static(resource.contents, root)
+
+
+_DYNAMIC = ("$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
+
+
+def _static(schema: Json, root: str) -> Json:
+    """Return a metaschema without dynamic references: nothing here extends it."""
+    if isinstance(schema, list):
+        return [_static(item, root) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {key: _static(item, root) for key, item in schema.items() if key not in _DYNAMIC}
+    for key in ("$dynamicRef", "$recursiveRef"):
+        if isinstance(changed.get(key), str):
+            del changed[key]
+            changed["$ref"] = root
+    return changed
 
 
 def _is_url(name: str) -> bool:

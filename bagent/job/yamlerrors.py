@@ -32,10 +32,24 @@ def syntax_error(error: yaml.MarkedYAMLError, text: str, file: str | Path) -> Jo
     if mark is None:
         return JobError(problem, at=Position(file))
     at = Position(file, mark.line + 1, mark.column + 1)
+    tab = _blank_line_with_tab(text, mark.line)
+    if tab is not None:
+        return JobError(
+            "a blank line holds a tab", hint="take the tab out", at=Position(file, tab + 1, 1)
+        )
     message, hint = _explain(problem, _line(text, mark.line), text, mark.index)
     if not hint and error.context and error.context_mark:
         hint = f"{' '.join(error.context.split())} that began on line {error.context_mark.line + 1}"
     return JobError(message, hint=hint, at=at)
+
+
+def _blank_line_with_tab(text: str, number: int) -> int | None:
+    """Return the index of a blank line with a tab just before line ``number``, None without."""
+    while number > 0 and not _line(text, number - 1).strip():
+        number -= 1
+        if "\t" in _line(text, number):
+            return number
+    return None
 
 
 def _explain(problem: str, line: str, text: str, index: int) -> tuple[str, str]:
@@ -64,6 +78,8 @@ def _explain(problem: str, line: str, text: str, index: int) -> tuple[str, str]:
         return "a quote is never closed", ""
     if problem.startswith("could not find expected ':'"):
         return "a line without a colon stands among KEY: VALUE lines", ""
+    if "but got '?'" in problem:
+        return "an unquoted text in [ ] or { } holds a question mark", "quote the text"
     if problem.startswith("found undefined alias"):
         return f"{problem.removeprefix('found ')}", "name it earlier with &NAME"
     return f"not YAML: {problem}", ""

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from yaml.composer import Composer
+from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.parser import Parser
 from yaml.reader import Reader
@@ -159,7 +160,10 @@ def read_yaml(text: str, file: str | Path) -> YamlFile:
 
 
 class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
-    """PyYAML up to the node tree, with YAML 1.2's rule for tabs and marked plain scalars."""
+    """PyYAML up to the node tree, with marked plain scalars and the rules of YAML 1.2.
+
+    These are its rules for tabs, anchors, the tag ``!``, and ``?`` and ``:`` in flow collections.
+    """
 
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
@@ -194,6 +198,55 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
                 return
             if not self.flow_level:
                 self.allow_simple_key = True
+
+    def check_key(self) -> bool:
+        """Return whether ``?`` marks a key here: only where a blank follows."""
+        if self.flow_level and self.peek(1) not in self._ends():
+            # YAML 1.2 reads a text here; PyYAML cannot.
+            raise ScannerError(None, None, "but got '?'", self.get_mark())
+        return self.peek(1) in self._ends()
+
+    def check_value(self) -> bool:
+        """Return whether ``:`` ends a key here: where a blank follows, or behind a JSON key."""
+        behind_json = self.flow_level and self.buffer[self.pointer - 1] in "\"']}"
+        return bool(behind_json) or self.peek(1) in self._ends()
+
+    def check_plain(self) -> bool:
+        """Return whether a plain scalar begins here; in a flow collection also with ``:``."""
+        if self.flow_level and self.peek() == ":":
+            return self.peek(1) not in self._ends()
+        return bool(super().check_plain())
+
+    def _ends(self) -> str:
+        return "\0 \t\r\n" + (",[]{}" if self.flow_level else "")
+
+    def scan_anchor(self, kind: Any) -> Any:
+        """Read ``&NAME`` or ``*NAME``: a name is everything up to a blank or flow indicator."""
+        start = self.get_mark()
+        length = 1
+        while self.peek(length) not in "\0 \t\r\n,[]{}":
+            length += 1
+        name = self.prefix(length)[1:]
+        self.forward(length)
+        if not name:
+            raise ScannerError(None, None, "an anchor or alias without a name", start)
+        return kind(name, start, self.get_mark())
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Let a later anchor take the name of an earlier one."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        anchor = getattr(event, "anchor", None)
+        if anchor is not None and not isinstance(event, AliasEvent):
+            self.anchors.pop(anchor, None)
+        return super().compose_node(parent, index)
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        """Make a scalar with the tag ``!`` a text."""
+        tag = self.peek_event().tag  # type: ignore[no-untyped-call]
+        node = super().compose_scalar_node(anchor)
+        if tag == "!":
+            node.tag = _TAG + "str"
+        return node
 
     def _only_blanks_before(self) -> bool:
         start = self.pointer - self.column

@@ -349,3 +349,14 @@ def test_judging_without_a_schema_does_not_load_the_validator():
     code = "import sys, bagent.answers.judge; print('jsonschema_rs' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "draft", ["draft-07/schema#", "draft/2019-09/schema", "draft/2020-12/schema"]
+)
+def test_a_reference_to_an_official_metaschema_needs_no_network(draft):
+    scheme = "http" if "07" in draft else "https"
+    reference = {"$ref": f"{scheme}://json-schema.org/{draft}"}
+    schema = OutputSchema.load({"properties": {"schema": reference}}, base=Path())
+    assert schema.accepts({"schema": {"properties": {"a": {"type": "string"}}}})
+    assert not schema.accepts({"schema": {"properties": {"a": {"type": 5}}}})

@@ -60,7 +60,6 @@ def failing(base):
         "link.json",
         "away/secret.json",
         "..",
-        "https://json-schema.org/draft/2020-12/schema",
     ],
 )
 def test_nothing_outside_the_folder_is_read(folder, tmp_path, reference):

@@ -261,3 +261,31 @@ def test_a_map_remembers_the_place_of_what_is_put():
     spot = read_yaml("a: 1", "f").data.spots["a"]
     data.put("k", 1, spot)
     assert data.spots["k"] is spot
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: &x 1\nb: &x 2\nc: *x\n", {"a": 1, "b": 2, "c": 2}),
+        ("key: &an:chor v\n", {"key": "v"}),
+        ("a: &\u00e9 1\nb: *\u00e9\n", {"a": 1, "b": 1}),
+        ("x: ! 12\n", {"x": "12"}),
+        ("hosts: [::1, b]\n", {"hosts": ["::1", "b"]}),
+        ('{"a":1,"b":[true]}', {"a": 1, "b": [True]}),
+    ],
+)
+def test_rare_forms_have_the_value_of_yaml_1_2(text, value):
+    assert plain(read_yaml(text, "job.yaml").data) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompt:\n  first\n  \t\n  second\n", "job.yaml:3:1: a blank line holds a tab"),
+        ("x: { ?foo: bar }\n", "job.yaml:1:6: .* holds a question mark .quote the text"),
+        ("choices: [really ?, no]\n", "holds a question mark"),
+    ],
+)
+def test_a_rare_form_that_cannot_be_read_says_what_to_write(text, message):
+    with pytest.raises(JobError, match=message):
+        read_yaml(text, "job.yaml")
