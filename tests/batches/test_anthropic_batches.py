@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
-from support.batch_runs import SCHEMA, Killed, Options, Run, row, run_rows, served
-from support.batch_services import Answer, AnthropicServer, Course, ended_as, message
+from support.batch_runs import Killed, Options, Run, row, run_through, statuses
+from support.batch_services import AnthropicServer, Course, by_row, ended_as, message
 
 OVER = ("in_progress", "ended")
 
 
 def go(folder: Path, server: AnthropicServer, count: int, **options: Any) -> Run:
-    async def main() -> Run:
-        async with served(server) as url:
-            rows = [row(n, text="é" * n) for n in range(count)]
-            return await run_rows(folder, url, rows, Options(kind="anthropic", **options))
-
-    return asyncio.run(main())
-
-
-def by_row(default: Answer, **others: Answer) -> Answer:
-    """Answers by the id in the prompt."""
-
-    def line(asked: Any) -> Any:
-        words = asked["params"]["messages"][0]["content"][0]["text"]
-        name = words.partition("id=")[2].partition(" ")[0]
-        return others.get(name, default)(asked)
-
-    return line
-
-
-def statuses(run: Run) -> dict[Any, str]:
-    return {name: line["status"] for name, line in run.outcomes.items()}
+    rows = [row(n, text="é" * n) for n in range(count)]
+    return run_through(folder, server, rows, Options(kind="anthropic", **options))
 
 
 def test_requests_go_in_one_body_of_a_told_length(tmp_path: Path) -> None:
@@ -69,26 +49,6 @@ def test_every_type_of_result_is_read(tmp_path: Path) -> None:
     assert (found["r1"], found["r6"], found["r7"]) == ("failed", "refused", "truncated")
     assert run.outcomes["r1"]["error_kind"] == "rejected"
     assert "bad image" in run.outcomes["r1"]["error"]
-
-
-def test_the_schema_is_asked_for_and_invalid_answers_go_again(tmp_path: Path) -> None:
-    first = Course(OVER, by_row(message('{"score": 1}'), r1=message("none")))
-    server = AnthropicServer(first, Course(OVER, message('{"score": 2}')))
-    run = go(tmp_path, server, 3, schema=SCHEMA)
-    assert set(statuses(run).values()) == {"ok"}
-    params = server.made[0]["lines"][0]["params"]
-    assert params["output_config"]["format"]["schema"]["required"] == ["score"]
-    roles = [one["role"] for one in server.made[1]["lines"][0]["params"]["messages"]]
-    assert roles == ["user", "assistant", "user"]
-
-
-def test_a_batch_that_was_made_without_a_word_is_found_by_its_size(tmp_path: Path) -> None:
-    lost = Course(OVER, message(), create=(500, {"type": "api_error", "message": "?"}), made=True)
-    server = AnthropicServer(lost)
-    run = go(tmp_path, server, 3)
-    assert run.error is None
-    assert (server.tries, len(server.made)) == (1, 1)
-    assert set(statuses(run).values()) == {"ok"}
 
 
 def test_a_batch_of_somebody_else_is_not_taken_for_ours(tmp_path: Path) -> None:

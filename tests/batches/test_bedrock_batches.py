@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,11 @@ def one_session() -> Any:
     return boto3.session.Session()
 
 
-def go(
-    folder: Path,
-    server: AwsServer,
-    count: int,
-    monkeypatch: pytest.MonkeyPatch,
-    options: Options | None = None,
-) -> Run:
-    async def main() -> Run:
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """``go(server, count, options)``: one start of a run in ``tmp_path``."""
+
+    async def main(server: AwsServer, count: int, options: Options | None) -> Run:
         async with served(server) as url:
             for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_BEDROCK"):
                 monkeypatch.setenv(name, url)
@@ -58,15 +56,14 @@ def go(
                 notice=lambda words: None,
                 session=one_session(),
             )
-            rows = [row(n) for n in range(count)]
-            return await run_rows(folder, url, rows, options, service)
+            return await run_rows(tmp_path, url, [row(n) for n in range(count)], options, service)
 
-    return asyncio.run(main())
+    return lambda server, count, options=None: asyncio.run(main(server, count, options))
 
 
-def test_rows_go_through_s3_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_go_through_s3_and_come_back(tmp_path: Path, go: Callable[..., Run]) -> None:
     server = AwsServer()
-    run = go(tmp_path, server, 120, monkeypatch)
+    run = go(server, 120)
     assert run.error is None
     assert server.complaints == []
     assert {line["status"] for line in run.lines} == {"ok"}
@@ -82,11 +79,9 @@ def test_rows_go_through_s3_and_come_back(tmp_path: Path, monkeypatch: pytest.Mo
         assert not path.is_file() or b"wJalrXUtnFEMI" not in path.read_bytes()
 
 
-def test_few_rows_that_a_job_left_out_are_asked_singly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_rows_that_a_job_left_out_are_asked_singly(go: Callable[..., Run]) -> None:
     server = AwsServer(Job(("InProgress", "Stopping", "Stopped"), answers=117, errors=(3,)))
-    run = go(tmp_path, server, 120, monkeypatch)
+    run = go(server, 120)
     assert run.error is None
     assert len(server.made) == 1
     texts = {name: line.get("text") for name, line in run.outcomes.items()}
@@ -99,62 +94,55 @@ def test_few_rows_that_a_job_left_out_are_asked_singly(
     assert len(run.lines) == 120
 
 
-def test_too_few_rows_for_a_job_are_asked_singly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = go(tmp_path, AwsServer(), 5, monkeypatch)
+def test_too_few_rows_for_a_job_are_asked_singly(go: Callable[..., Run]) -> None:
+    run = go(AwsServer(), 5)
     assert run.error is None
     assert [line["text"] for line in run.lines] == ["single"] * 5
     assert any("too few for a batch" in words for words in run.notices)
 
 
-def test_single_calls_keep_within_the_budget_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_single_calls_keep_within_the_budget_too(go: Callable[..., Run]) -> None:
     price = Price("bedrock", "m-1", 1000.0, 2000.0)
     poor = Options(single_price=price, budget=0.5)
-    run = go(tmp_path, AwsServer(), 5, monkeypatch, poor)
+    run = go(AwsServer(), 5, poor)
     assert isinstance(run.error, NeedsPerson)
     assert run.lines == []
-    run = go(tmp_path, AwsServer(), 5, monkeypatch, Options(single_price=price, budget=9.0))
+    run = go(AwsServer(), 5, Options(single_price=price, budget=9.0))
     assert run.error is None
     assert [line["cost_usd"] for line in run.lines] == [0.009] * 5
 
 
-def test_a_job_that_fails_waits_for_a_person(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(("Validating", "Failed"), message="not authorized to pass role"),
+        Job(refuse=(403, "AccessDeniedException", "not authorized to pass role")),
+    ],
+)
+def test_a_job_that_fails_or_is_refused_waits_for_a_person(
+    go: Callable[..., Run], job: Job
 ) -> None:
-    server = AwsServer(Job(("Validating", "Failed"), message="The role cannot read the bucket"))
-    run = go(tmp_path, server, 100, monkeypatch)
+    run = go(AwsServer(job), 100)
     assert isinstance(run.error, NeedsPerson)
-    assert "cannot read the bucket" in str(run.error)
+    assert "pass role" in str(run.error)
 
 
-def test_a_full_account_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_account_is_waited_for(go: Callable[..., Run]) -> None:
     words = "The number of batch inference jobs exceeds the quota of jobs in progress"
     full = Job(refuse=(400, "ServiceQuotaExceededException", words))
     throttled = Job(refuse=(429, "ThrottlingException", "Rate exceeded"))
     server = AwsServer(full, throttled, Job(("Completed",)))
-    run = go(tmp_path, server, 100, monkeypatch)
+    run = go(server, 100)
     assert run.error is None
     assert {line["status"] for line in run.lines} == {"ok"}
     assert run.waited >= 60
 
 
-def test_a_role_that_is_refused_stops_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = AwsServer(Job(refuse=(403, "AccessDeniedException", "not authorized to pass role")))
-    run = go(tmp_path, server, 100, monkeypatch)
-    assert isinstance(run.error, NeedsPerson)
-    assert "pass role" in str(run.error)
-
-
-def test_a_job_is_never_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_never_made_twice(go: Callable[..., Run]) -> None:
     server = AwsServer(Job(("Completed",)))
-    killed: Any = go(tmp_path, server, 100, monkeypatch, Options(kill_save=(4, "before")))
+    killed: Any = go(server, 100, Options(kill_save=(4, "before")))
     assert isinstance(killed.error, Killed)
-    run = go(tmp_path, server, 100, monkeypatch)
+    run = go(server, 100)
     assert run.error is None
     assert (len(server.made), server.tries) == (1, 1)
     assert len(run.lines) == 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.batch_runs import Run, row, run_rows, served
+from support.batch_runs import run_through
 from support.batch_services import Course, OpenAIServer, good, refused
 
 Lines = Callable[[list[str]], list[str]]
@@ -30,14 +29,6 @@ class OddServer(OpenAIServer):
         if request.match_info["id"].startswith("batch_1-"):
             text = self._between.join(self._change(text.split("\n")))
         return web.Response(body=text.encode())
-
-
-def go(folder: Path, server: OpenAIServer, count: int = 4) -> Run:
-    async def main() -> Run:
-        async with served(server) as url:
-            return await run_rows(folder, url, [row(n) for n in range(count)])
-
-    return asyncio.run(main())
 
 
 def failed(line: str) -> str:
@@ -63,7 +54,7 @@ def test_every_row_has_its_answer_and_no_second_batch_is_paid_for(
     tmp_path: Path, name: str
 ) -> None:
     server = OddServer(*ODD[name])
-    run = go(tmp_path, server)
+    run = run_through(tmp_path, server, 4)
     assert run.error is None
     assert {line["status"] for line in run.lines} == {"ok"}
     assert sorted(run.outcomes) == [f"r{n}" for n in range(4)]
@@ -76,7 +67,7 @@ def test_only_the_rows_that_a_file_left_out_go_into_a_second_batch(
     tmp_path: Path, left: list[int]
 ) -> None:
     server = OddServer(lambda lines: [line for n, line in enumerate(lines) if n in left])
-    run = go(tmp_path, server)
+    run = run_through(tmp_path, server, 4)
     assert run.error is None
     assert {line["status"] for line in run.lines} == {"ok"}
     assert [len(batch["lines"]) for batch in server.made] == [4, 4 - len(left)]
@@ -90,7 +81,7 @@ def test_an_answer_with_the_name_of_another_batch_is_not_taken(tmp_path: Path) -
 
     server = OddServer(renamed)
     server.script[1] = Course(answer=good("second"))
-    run = go(tmp_path, server)
+    run = run_through(tmp_path, server, 4)
     assert run.error is None
     assert [len(batch["lines"]) for batch in server.made] == [4, 1]
     assert sorted(line["text"] for line in run.lines) == ["fine", "fine", "fine", "second"]

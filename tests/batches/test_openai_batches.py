@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,36 +12,22 @@ from aiohttp import web
 from bagent.batches.openai_service import read_line
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.types import Reply
-from support.batch_runs import SCHEMA, Options, Run, in_thread, row, run_rows, served
-from support.batch_services import Answer, Course, OpenAIServer, good, never_asked, nothing, refused
-
-
-def go(folder: Path, server: OpenAIServer, count: int, options: Options | None = None) -> Run:
-    async def main() -> Run:
-        async with served(server) as url:
-            return await run_rows(folder, url, [row(n) for n in range(count)], options)
-
-    return asyncio.run(main())
-
-
-def by_row(default: Answer, **others: Answer) -> Answer:
-    """Answers by the id in the prompt."""
-
-    def line(asked: Any) -> Any:
-        words = asked["body"]["messages"][0]["content"]
-        name = words.partition("id=")[2].partition(" ")[0]
-        return others.get(name, default)(asked)
-
-    return line
-
-
-def statuses(run: Run) -> dict[Any, str]:
-    return {name: line["status"] for name, line in run.outcomes.items()}
+from support.batch_runs import SCHEMA, Options, in_thread, row, run_rows, run_through, statuses
+from support.batch_services import (
+    Answer,
+    Course,
+    OpenAIServer,
+    by_row,
+    good,
+    never_asked,
+    nothing,
+    refused,
+)
 
 
 def test_rows_go_in_one_file_and_come_back_judged(tmp_path: Path) -> None:
     server = OpenAIServer()
-    run = go(tmp_path, server, 5)
+    run = run_through(tmp_path, server, 5)
     assert run.error is None
     assert statuses(run) == {f"r{n}": "ok" for n in range(5)}
     assert (server.uploads, len(server.made), server.looks) == (1, 1, 4)
@@ -64,7 +48,7 @@ def test_errors_inside_the_response_and_in_the_error_file_are_both_read(tmp_path
         r3=refused(400, "flagged by the content filter", code="content_filter"),
     )
     server = OpenAIServer(Course(answer=answer), Course())
-    run = go(tmp_path, server, 6)
+    run = run_through(tmp_path, server, 6)
     assert run.error is None
     assert statuses(run) | {"r0": "failed", "r3": "refused"} == statuses(run)
     assert run.outcomes["r0"]["error_kind"] == "rejected"
@@ -89,7 +73,7 @@ def test_rows_that_a_batch_left_out_are_taken_up_again(
     tmp_path: Path, word: str, answer: Answer
 ) -> None:
     server = OpenAIServer(Course(("in_progress", word), answer), Course())
-    run = go(tmp_path, server, 4)
+    run = run_through(tmp_path, server, 4)
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
     assert [len(batch["lines"]) for batch in server.made] == [4, 2]
@@ -98,7 +82,7 @@ def test_rows_that_a_batch_left_out_are_taken_up_again(
 
 def test_rows_that_no_batch_ever_answers_fail_after_their_tries(tmp_path: Path) -> None:
     server = OpenAIServer(Course(("in_progress", "cancelling", "cancelled"), nothing))
-    run = go(tmp_path, server, 2, Options(retries=2))
+    run = run_through(tmp_path, server, 2, Options(retries=2))
     assert run.error is None
     assert {line["error_kind"] for line in run.lines} == {"timeout"}
     assert {line["attempts"] for line in run.lines} == {3}
@@ -110,7 +94,7 @@ def test_lines_that_fail_validation_fail_alone_and_the_others_are_sent_again(
 ) -> None:
     fault = {"code": "invalid_json_line", "message": "This line is not valid", "line": 2}
     server = OpenAIServer(Course(("validating", "failed"), faults=[fault]), Course())
-    run = go(tmp_path, server, 3)
+    run = run_through(tmp_path, server, 3)
     assert run.error is None
     assert statuses(run) == {"r0": "ok", "r1": "failed", "r2": "ok"}
     assert "This line is not valid" in run.outcomes["r1"]["error"]
@@ -128,7 +112,7 @@ QUOTA = {
 def test_a_full_queue_is_waited_for_and_the_file_is_not_sent_again(tmp_path: Path) -> None:
     full = Course(("validating", "failed"), faults=[QUOTA])
     server = OpenAIServer(full, full, Course())
-    run = go(tmp_path, server, 3)
+    run = run_through(tmp_path, server, 3)
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
     assert {line["attempts"] for line in run.lines} == {1}
@@ -152,7 +136,7 @@ def test_only_what_the_quota_has_room_for_is_with_the_provider_at_once(tmp_path:
     told = {**QUOTA, "message": "Enqueued token limit reached. Limit: 120 enqueued tokens."}
     slow = Course(("in_progress",) * 6 + ("completed",))
     server = CountingServer(slow, Course(("failed",), faults=[told]), slow)
-    run = go(tmp_path, server, 12, Options(size=4))
+    run = run_through(tmp_path, server, 12, Options(size=4))
     assert run.error is None
     assert len(run.lines) == 12
     assert server.out[-1] == 1
@@ -162,7 +146,7 @@ def test_only_what_the_quota_has_room_for_is_with_the_provider_at_once(tmp_path:
 def test_a_batch_that_is_more_than_the_quota_ever_takes_is_divided(tmp_path: Path) -> None:
     told = {**QUOTA, "message": "Enqueued token limit reached. Limit: 120 enqueued tokens."}
     server = OpenAIServer(Course(("failed",), faults=[told]), Course())
-    run = go(tmp_path, server, 20)
+    run = run_through(tmp_path, server, 20)
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
     assert len(server.made[0]["lines"]) == 20
@@ -170,44 +154,10 @@ def test_a_batch_that_is_more_than_the_quota_ever_takes_is_divided(tmp_path: Pat
     assert {line["attempts"] for line in run.lines} == {1}
 
 
-def test_a_batch_refused_for_good_waits_for_a_person_and_then_goes_on(tmp_path: Path) -> None:
-    fault = {"code": "billing_hard_limit_reached", "message": "Billing hard limit has been reached"}
-    server = OpenAIServer(Course(("failed",), faults=[fault]), Course())
-    run = go(tmp_path, server, 3)
-    assert isinstance(run.error, NeedsPerson)
-    assert "Billing hard limit" in str(run.error)
-    assert run.lines == []
-    again = go(tmp_path, server, 3)
-    assert again.error is None
-    assert set(statuses(again).values()) == {"ok"}
-    assert len(server.made) == 2
-
-
-def test_rows_that_the_account_cannot_pay_stop_the_run_and_are_kept(tmp_path: Path) -> None:
-    spent = refused(429, "You exceeded your current quota", code="insufficient_quota")
-    server = OpenAIServer(Course(answer=by_row(good(), r1=spent, r2=spent)), Course())
-    run = go(tmp_path, server, 4)
-    assert isinstance(run.error, NeedsPerson)
-    assert statuses(run) == {"r0": "ok", "r3": "ok"}
-    again = go(tmp_path, server, 4)
-    assert again.error is None
-    assert statuses(again) == {f"r{n}": "ok" for n in range(4)}
-    assert [len(batch["lines"]) for batch in server.made] == [4, 2]
-
-
-def test_a_key_that_is_refused_stops_the_run(tmp_path: Path) -> None:
-    server = OpenAIServer(Course(create=(401, {"message": "bad key k-secret-1"})), Course())
-    run = go(tmp_path, server, 2)
-    assert isinstance(run.error, NeedsPerson)
-    assert "k-secret-1" not in str(run.error)
-    assert go(tmp_path, server, 2).error is None
-    assert len(server.made) == 1
-
-
 def test_invalid_answers_go_into_a_second_batch_with_the_validators_words(tmp_path: Path) -> None:
     answer = by_row(good('{"score": 1}'), r1=good('{"score": "high"}'))
     server = OpenAIServer(Course(answer=answer), Course(answer=good('{"score": 2}')))
-    run = go(tmp_path, server, 3, Options(schema=SCHEMA))
+    run = run_through(tmp_path, server, 3, Options(schema=SCHEMA))
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
     (line,) = server.made[1]["lines"]
@@ -219,17 +169,10 @@ def test_invalid_answers_go_into_a_second_batch_with_the_validators_words(tmp_pa
     assert run.outcomes["r0"]["first_try_valid"] is True
 
 
-def test_answers_that_stay_invalid_end_after_the_reasks(tmp_path: Path) -> None:
-    server = OpenAIServer(Course(answer=good("no")))
-    run = go(tmp_path, server, 1, Options(schema=SCHEMA, reasks=1))
-    assert statuses(run) == {"r0": "invalid"}
-    assert len(server.made) == 2
-
-
 def test_a_truncated_answer_is_asked_for_with_more_room(tmp_path: Path) -> None:
     cut = good("one two", finish="length")
     server = OpenAIServer(Course(answer=by_row(good(), r0=cut)), Course())
-    run = go(tmp_path, server, 2, Options(grow=2.0))
+    run = run_through(tmp_path, server, 2, Options(grow=2.0))
     assert set(statuses(run).values()) == {"ok"}
     assert server.made[1]["lines"][0]["body"]["max_tokens"] == 128
 
@@ -237,7 +180,7 @@ def test_a_truncated_answer_is_asked_for_with_more_room(tmp_path: Path) -> None:
 def test_a_refused_parameter_name_costs_one_round_and_no_try(tmp_path: Path) -> None:
     words = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens'."
     server = OpenAIServer(Course(answer=refused(400, words)), Course())
-    run = go(tmp_path, server, 3, Options(retries=0))
+    run = run_through(tmp_path, server, 3, Options(retries=0))
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
     bodies = [line["body"] for line in server.made[1]["lines"]]
@@ -250,7 +193,7 @@ def test_a_batch_that_was_made_without_a_word_is_found_and_not_made_twice(
 ) -> None:
     server = OpenAIServer(Course(create=(500, {"message": "gone"}), made=True))
     server.keeps_metadata = keeps_metadata
-    run = go(tmp_path, server, 3)
+    run = run_through(tmp_path, server, 3)
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
     assert (server.tries, len(server.made)) == (1, 1)
@@ -262,7 +205,7 @@ def test_a_batch_that_may_still_appear_is_not_made_again(
 ) -> None:
     server = OpenAIServer(Course(create=(504, {"message": "gateway timeout"}), made=True))
     server.list_troubles = troubles
-    run = go(tmp_path, server, 3, Options())
+    run = run_through(tmp_path, server, 3, Options())
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
     assert server.tries == 1
@@ -272,7 +215,7 @@ def test_a_batch_that_was_not_made_is_made_once_more(tmp_path: Path) -> None:
     busy = Course(create=(503, {"message": "later"}))
     slow = Course(create=(429, {"message": "Rate limit reached for batches"}))
     server = OpenAIServer(busy, slow, Course())
-    run = go(tmp_path, server, 3)
+    run = run_through(tmp_path, server, 3)
     assert run.error is None
     assert (server.tries, len(server.made), server.uploads) == (3, 1, 1)
 
@@ -280,7 +223,7 @@ def test_a_batch_that_was_not_made_is_made_once_more(tmp_path: Path) -> None:
 def test_a_server_in_trouble_is_asked_again_after_growing_waits(tmp_path: Path) -> None:
     server = OpenAIServer()
     server.down = 7
-    run = go(tmp_path, server, 3)
+    run = run_through(tmp_path, server, 3)
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
     assert run.waited > 200
@@ -290,50 +233,14 @@ def test_a_provider_that_is_out_of_reach_ends_the_run_to_go_on_later(tmp_path: P
     run = asyncio.run(run_rows(tmp_path, "http://127.0.0.1:9", [row(0)]))
     assert isinstance(run.error, StoppedEarly)
     assert run.waited > 1800
-    again = go(tmp_path, OpenAIServer(), 1)
+    again = run_through(tmp_path, OpenAIServer(), 1)
     assert statuses(again) == {"r0": "ok"}
-
-
-def test_the_jobs_size_bounds_a_batch(tmp_path: Path) -> None:
-    server = OpenAIServer()
-    run = go(tmp_path, server, 250, Options(size=100))
-    assert run.error is None
-    assert [len(batch["lines"]) for batch in server.made] == [100, 100, 50]
-    assert len(run.outcomes) == 250
-
-
-def test_the_wait_of_a_long_batch_grows_to_a_minute(tmp_path: Path) -> None:
-    server = OpenAIServer(Course(("in_progress",) * 120 + ("completed",)))
-    run = go(tmp_path, server, 1)
-    assert run.error is None
-    assert 2500 < run.waited < 120 * 61
-
-
-def test_foreign_lines_are_left_alone(tmp_path: Path) -> None:
-    answer: Callable[[Any], Any] = good()
-
-    def twice(asked: Any) -> Any:
-        line = answer(asked)
-        return (
-            {**line, "custom_id": "somebody-else-0"} if asked["custom_id"].endswith("-0") else line
-        )
-
-    server = OpenAIServer(Course(answer=twice), Course())
-    run = go(tmp_path, server, 2)
-    assert set(statuses(run).values()) == {"ok"}
-    assert any("1 lines are no answers" in words for words in run.notices)
-    assert len(server.made) == 2
 
 
 def test_rows_with_odd_text_come_through(tmp_path: Path) -> None:
     rows = [row(0, text="lone \ud83d half", number=float("nan")), row(1, text="line\nbreak \u2028")]
-
-    async def main(server: OpenAIServer) -> Run:
-        async with served(server) as url:
-            return await run_rows(tmp_path, url, rows)
-
     server = OpenAIServer()
-    run = asyncio.run(main(server))
+    run = run_through(tmp_path, server, rows)
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
     words = [line["body"]["messages"][0]["content"] for line in server.made[0]["lines"]]
@@ -341,20 +248,15 @@ def test_rows_with_odd_text_come_through(tmp_path: Path) -> None:
 
 
 def test_request_bodies_for_several_models_go_in_a_batch_each(tmp_path: Path) -> None:
-    bodies = [
-        {"custom_id": f"c{n}", "url": "/v1/chat/completions",
-         "body": {"messages": [{"role": "user", "content": "hi"}], "stream": True}}
-        for n in range(2)
-    ]  # fmt: skip
-    bodies += [{"custom_id": "raw", "url": "/v1/completions", "body": {"prompt": "once"}}]
-    rows = [row(n, **body) for n, body in enumerate(bodies)]
-
-    async def main(server: OpenAIServer) -> Run:
-        async with served(server) as url:
-            return await run_rows(tmp_path, url, rows, Options(own_bodies=True))
-
+    chat = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    rows = [
+        row(n, custom_id=f"c{n}", url=f"/v1/{url}", body=body)
+        for n, (url, body) in enumerate(
+            [("chat/completions", chat)] * 2 + [("completions", {"prompt": "once"})]
+        )
+    ]
     server = OpenAIServer()
-    run = asyncio.run(main(server))
+    run = run_through(tmp_path, server, rows, Options(own_bodies=True))
     assert run.error is None
     assert server.complaints == []
     assert sorted(len(batch["lines"]) for batch in server.made) == [1, 2]
@@ -382,3 +284,36 @@ def test_the_official_sdk_takes_the_scripted_service(tmp_path: Path) -> None:
     assert (name, batch.request_counts.completed) == ("a-0", 1)
     assert isinstance(reply, Reply)
     assert server.complaints == []
+
+
+BILLING = {"code": "billing_hard_limit_reached", "message": "Billing hard limit has been reached"}
+SPENT = refused(429, "You exceeded your current quota", code="insufficient_quota")
+STOPS = {
+    "a batch refused for good": (
+        Course(("failed",), faults=[BILLING]), "Billing hard limit", {}, [4, 4],
+    ),
+    "rows that the account cannot pay": (
+        Course(answer=by_row(good(), r1=SPENT, r2=SPENT)),
+        "quota", {"r0": "ok", "r3": "ok"}, [4, 2],
+    ),
+    "a key that is refused": (
+        Course(create=(401, {"message": "bad key k-secret-1"})), "bad key", {}, [4],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_what_only_a_person_can_mend_stops_the_run_until_the_next_start(
+    tmp_path: Path, name: str
+) -> None:
+    course, words, statuses_before, sizes = STOPS[name]
+    server = OpenAIServer(course, Course())
+    run = run_through(tmp_path, server, 4)
+    assert isinstance(run.error, NeedsPerson)
+    assert words in str(run.error)
+    assert "k-secret-1" not in str(run.error)
+    assert statuses(run) == statuses_before
+    again = run_through(tmp_path, server, 4)
+    assert again.error is None
+    assert statuses(again) == {f"r{n}": "ok" for n in range(4)}
+    assert [len(batch["lines"]) for batch in server.made] == sizes

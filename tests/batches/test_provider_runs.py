@@ -17,7 +17,7 @@ from bagent.runs.plan import tier_fields
 from bagent.runs.prepare import prepare
 from support.batch_runs import in_thread
 from support.batch_services import AnthropicServer, Course, OpenAIServer, message
-from support.cli import Completed, Running
+from support.cli import Completed, Running, in_this_process
 from support.jobs import journal_lines, write_job
 
 Bagent = Callable[..., Completed]
@@ -50,48 +50,44 @@ def shows_nothing(folder: Path, *told: Completed) -> None:
 
 
 @pytest.mark.process("kill")
-def test_a_run_killed_while_the_provider_works_goes_on_with_the_same_batch(
-    job_dir: Path, bagent: Bagent
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+def test_a_run_that_ended_while_the_provider_works_resumes_with_the_same_batch(
+    job_dir: Path, bagent: Bagent, kind: str
 ) -> None:
-    server = OpenAIServer(Course(("in_progress", "completed")))
+    """OpenAI's run is killed, Anthropic's ended by a signal: one start of each is enough."""
+    server: OpenAIServer | AnthropicServer
+    if kind == "openai":
+        server = OpenAIServer(Course(("in_progress", "completed")))
+    else:
+        server = AnthropicServer(Course(("in_progress", "ended"), message()))
     with in_thread(server) as url:
-        job(job_dir, url, 40)
+        job(job_dir, url, 40, kind=kind)
         with Running(RUN, job_dir, {"MY_KEY": SECRET}) as running:
             running.wait_for_err("is in_progress")
-            running.kill()
-        status = bagent(["status", "job"])
+            running.send(signal.SIGKILL if kind == "openai" else signal.SIGTERM)
+            ended = running.finish()
+        outstanding = left_there(run_dir(job_dir))
+        with in_this_process():
+            status = bagent(["status", "job"])
+            done = bagent(RUN, env={"MY_KEY": SECRET})
+            results = bagent(["results", "job"])
+    if kind == "openai":
         assert "batch_1 in_progress, 20 of 40 rows" in status.out, status.out
         assert "1 with the provider" in status.out
-        done = bagent(RUN, env={"MY_KEY": SECRET})
-    assert done.code == 0, done.err
-    assert (len(server.made), server.uploads) == (1, 1)
-    assert server.complaints == []
-    found = finished(job_dir)
-    assert [row["status"] for row in found] == ["ok"] * 40
-    assert len({row["id"] for row in found}) == 40
-    assert found[0]["cost_usd"] == pytest.approx((7 * 0.5 + 3 * 1.0) / 1e6)
-    assert standing(run_dir(job_dir), print) == ["1 done"]
-    shows_nothing(job_dir, status, done, bagent(["results", "job"]))
-
-
-@pytest.mark.process("signal")
-def test_a_signal_ends_with_75_and_leaves_the_batch_there(job_dir: Path, bagent: Bagent) -> None:
-    server = AnthropicServer(Course(("in_progress", "ended"), message()))
-    with in_thread(server) as url:
-        job(job_dir, url, 3, kind="anthropic")
-        with Running(RUN, job_dir, {"MY_KEY": SECRET}) as running:
-            running.wait_for_err("is in_progress")
-            running.send(signal.SIGTERM)
-            ended = running.finish()
+    else:
         assert ended.code == 75, ended.err
-        assert "1 batch stays with the provider (3 rows)" in ended.err
-        assert left_there(run_dir(job_dir)).endswith("will bill them: msgbatch_1")
-        done = bagent(RUN, env={"MY_KEY": SECRET})
+        assert "1 batch stays with the provider (40 rows)" in ended.err
+        assert outstanding.endswith("will bill them: msgbatch_1")
     assert done.code == 0, done.err
-    assert server.tries == 1
+    assert (len(server.made), server.tries) == (1, 1)
+    assert server.complaints == []
+    rows = finished(job_dir)
+    assert [row["status"] for row in rows] == ["ok"] * 40
+    assert len({row["id"] for row in rows}) == 40
+    assert rows[0]["cost_usd"] == pytest.approx((7 * 0.5 + 3 * 1.0) / 1e6)
+    assert standing(run_dir(job_dir), print) == ["1 done"]
     assert left_there(run_dir(job_dir)) == ""
-    assert [row["status"] for row in finished(job_dir)] == ["ok"] * 3
-    shows_nothing(job_dir, ended, done)
+    shows_nothing(job_dir, ended, status, done, results)
 
 
 def test_a_key_that_a_batch_service_repeats_stands_in_no_file_and_no_word(

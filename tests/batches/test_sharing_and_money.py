@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,11 @@ import pytest
 from bagent.errors import NeedsPerson
 from bagent.money.prices import Price
 from bagent.types import Row
-from support.batch_runs import SCHEMA, Options, Run, row, run_rows, served
+from support.batch_runs import SCHEMA, Options, row, run_through
 from support.batch_services import Course, OpenAIServer, good, nothing, refused
 
 PRICE = Price("openai", "m-1", 1000.0, 2000.0, batch=0.5)
 """Dear: 7 and 3 tokens cost 0.0065 dollars in a batch."""
-
-
-def go(folder: Path, server: OpenAIServer, rows: list[Row], options: Options) -> Run:
-    async def main() -> Run:
-        async with served(server) as url:
-            return await run_rows(folder, url, rows, options)
-
-    return asyncio.run(main())
 
 
 def same(count: int) -> list[Row]:
@@ -32,7 +23,7 @@ def same(count: int) -> list[Row]:
 
 def test_equal_requests_are_sent_once_and_copied(tmp_path: Path) -> None:
     server = OpenAIServer()
-    run = go(tmp_path, server, same(10), Options(dedupe=True))
+    run = run_through(tmp_path, server, same(10), Options(dedupe=True))
     assert run.error is None
     assert [len(batch["lines"]) for batch in server.made] == [6]
     assert sorted(line["row"] for line in run.lines) == list(range(10))
@@ -45,7 +36,7 @@ def test_equal_requests_are_sent_once_and_copied(tmp_path: Path) -> None:
 def test_copies_follow_a_row_into_its_second_round(tmp_path: Path) -> None:
     first = Course(answer=good("not json"))
     server = OpenAIServer(first, Course(answer=good('{"score": 3}')))
-    run = go(tmp_path, server, same(6), Options(dedupe=True, schema=SCHEMA))
+    run = run_through(tmp_path, server, same(6), Options(dedupe=True, schema=SCHEMA))
     assert run.error is None
     assert [len(batch["lines"]) for batch in server.made] == [4, 4]
     assert [line["status"] for line in run.lines] == ["ok"] * 6
@@ -53,14 +44,14 @@ def test_copies_follow_a_row_into_its_second_round(tmp_path: Path) -> None:
 
 def test_copies_of_a_row_that_fails_for_good_fail_with_it(tmp_path: Path) -> None:
     server = OpenAIServer(Course(answer=refused(400, "no")))
-    run = go(tmp_path, server, same(6), Options(dedupe=True))
+    run = run_through(tmp_path, server, same(6), Options(dedupe=True))
     assert {line["error_kind"] for line in run.lines} == {"rejected"}
     assert len(server.made) == 1
 
 
 def test_copies_of_a_row_that_was_never_answered_ask_themselves(tmp_path: Path) -> None:
     server = OpenAIServer(Course(("completed",), nothing), Course())
-    run = go(tmp_path, server, same(4), Options(dedupe=True, retries=0))
+    run = run_through(tmp_path, server, same(4), Options(dedupe=True, retries=0))
     assert run.error is None
     found = {line["row"]: line["status"] for line in run.lines}
     assert found == {0: "failed", 1: "failed", 2: "failed", 3: "ok"}
@@ -68,7 +59,7 @@ def test_copies_of_a_row_that_was_never_answered_ask_themselves(tmp_path: Path) 
 
 def test_a_row_costs_what_a_batch_takes(tmp_path: Path) -> None:
     price = PRICE.in_batches()
-    run = go(tmp_path, OpenAIServer(), [row(0), row(1)], Options(price=price))
+    run = run_through(tmp_path, OpenAIServer(), [row(0), row(1)], Options(price=price))
     assert [line["cost_usd"] for line in run.lines] == [pytest.approx(0.0065)] * 2
     assert run.records[0].cost_usd == pytest.approx(0.013)
     assert run.records[0].most_usd == pytest.approx(run.records[0].most_usd)
@@ -79,21 +70,14 @@ def test_batches_are_sent_as_far_as_the_budget_goes(tmp_path: Path) -> None:
     """A row of 14 estimated and 64 allowed tokens may cost 0.071 dollars."""
     options = Options(price=PRICE.in_batches(), budget=0.30, size=2)
     server = OpenAIServer()
-    run = go(tmp_path, server, [row(n) for n in range(80)], options)
+    run = run_through(tmp_path, server, [row(n) for n in range(40)], options)
     assert isinstance(run.error, NeedsPerson)
     assert "of the budget of $0.3" in str(run.error)
+    assert all(len(batch["lines"]) <= 4 for batch in server.made)
     costs: list[Any] = [line["cost_usd"] for line in run.lines]
     assert 0.1 < sum(costs) <= 0.30
     more = Options(price=PRICE.in_batches(), budget=5.0)
-    again = go(tmp_path, server, [row(n) for n in range(80)], more)
+    again = run_through(tmp_path, server, [row(n) for n in range(40)], more)
     assert again.error is None
-    assert len(again.lines) == 80
-    assert sum(len(batch["lines"]) for batch in server.made) == 80
-
-
-def test_a_budget_bounds_the_size_of_a_batch(tmp_path: Path) -> None:
-    server = OpenAIServer()
-    options = Options(price=PRICE.in_batches(), budget=0.30)
-    go(tmp_path, server, [row(n) for n in range(20)], options)
-    assert server.made
-    assert all(len(batch["lines"]) <= 4 for batch in server.made)
+    assert len(again.lines) == 40
+    assert sum(len(batch["lines"]) for batch in server.made) == 40

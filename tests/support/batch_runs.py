@@ -176,6 +176,24 @@ def in_thread(server: Server) -> Iterator[str]:
         yield url
 
 
+def run_through(
+    folder: Path, server: Server, rows: int | list[Row], options: Options | None = None
+) -> Run:
+    """One start of a run over ``rows`` (a number: that many usual ones) against ``server``."""
+
+    async def main() -> Run:
+        async with served(server) as url:
+            every = [row(n) for n in range(rows)] if isinstance(rows, int) else rows
+            return await run_rows(folder, url, every, options)
+
+    return asyncio.run(main())
+
+
+def statuses(run: Run) -> dict[Json, str]:
+    """The status of each row by its id."""
+    return {name: line["status"] for name, line in run.outcomes.items()}
+
+
 def make_service(kind: str, url: str, notice: Callable[[str], None]) -> BatchService:
     endpoint = Endpoint("provider", f"{url}/v1", headers={"Authorization": "Bearer k-secret-1"})
     if kind == "anthropic":

@@ -338,3 +338,15 @@ class AnthropicServer:
     async def _results(self, request: web.Request) -> web.Response:
         (batch,) = [one for one in self.made if one["id"] == request.match_info["id"]]
         return web.Response(text="\n".join(json.dumps(one) for one in self._answers(batch)) + "\n")
+
+
+def row_of(asked: Json) -> str:
+    """The row id in the first message of a request in a batch."""
+    content = (asked.get("body") or asked["params"])["messages"][0]["content"]
+    text = content if isinstance(content, str) else content[0]["text"]
+    return text.partition("id=")[2].partition(" ")[0]
+
+
+def by_row(default: Answer, **others: Answer) -> Answer:
+    """Answers by the id in the prompt."""
+    return lambda asked: others.get(row_of(asked), default)(asked)
