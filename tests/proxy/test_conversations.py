@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from bagent.proxy.clients import Homes, client_name, session_name
@@ -50,18 +48,6 @@ def test_it_goes_elsewhere_where_its_endpoint_is_full_or_fails(tmp_path):
 
     with FakeServer({"*": [ok("yes")]}) as first, FakeServer({"*": [ok("yes")]}) as second:
         assert through([first.url, second.url], work, tmp_path / "run") == (200, 1, 2)
-
-
-def test_many_requests_of_one_conversation_are_shared_out(tmp_path):
-    async def work(proxy, session):
-        mine = {"X-Bagent-Row": "mine"}
-        await ask(proxy, session, headers=mine)
-        await asyncio.gather(*(ask(proxy, session, headers=mine) for _ in range(12)))
-
-    held = [ok("yes", delay=0.2)]
-    with FakeServer({"*": held}) as first, FakeServer({"*": held}) as second:
-        through([first.url, second.url], work, tmp_path / "run")
-        assert min(len(first.requests), len(second.requests)) >= 2
 
 
 def test_a_wrong_model_s_name_is_told_to_who_asked_and_rests_nobody(tmp_path):

@@ -7,9 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,41 +16,29 @@ from bagent.errors import EXIT_CANNOT_WRITE
 from support.cli import Running
 from support.fake_server import FakeServer
 from support.jobs import results_by_id, write_job
-from support.proxy_calls import chat, rows_of
+from support.proxy_calls import post_chat, rows_of, running_proxy
 from support.replies import ok
 
 ROOM = 4000
 """Bytes that a file may have: enough for a few rows."""
 
 
-def asked(url: str) -> int | None:
-    """The status of the answer to one chat, None where nobody answered."""
-    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(chat()).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            answer.read()
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return None
-
-
-@pytest.mark.process("concurrent")
-def test_a_full_disk_ends_the_proxy_with_one_line_and_74(tmp_path):
-    with FakeServer({"*": [ok("yes")]}) as fs:
-        (tmp_path / "hosts").write_text(f"{fs.url}\n")
-        args = ["proxy", "--hostfile", "hosts", "--port", "0", "--per-endpoint", "1", "-o", "run"]
-        with Running(args, tmp_path) as proxy:
-            proxy.wait_for_out("\n")
-            proxy.wait_for_err("next: export")
-            resource.prlimit(proxy.process.pid, resource.RLIMIT_FSIZE, (ROOM, ROOM))
-            url = proxy.out.strip()
-            codes = []
-            while len(codes) < 100 and (code := asked(url)) is not None:
-                codes.append(code)
-            done = proxy.finish()
-    assert done.code == EXIT_CANNOT_WRITE
+@pytest.mark.process("signal")
+@pytest.mark.parametrize("signals", [False, True], ids=["alone", "with signals"])
+def test_a_full_disk_ends_the_proxy_with_one_line_and_74(tmp_path, signals):
+    with ExitStack() as stack:
+        fs = stack.enter_context(FakeServer({"*": [ok("yes")]}))
+        proxy = running_proxy(stack, tmp_path, fs, "--per-endpoint", "1")
+        resource.prlimit(proxy.process.pid, resource.RLIMIT_FSIZE, (ROOM, ROOM))
+        codes = []
+        while len(codes) < 100 and (code := post_chat(proxy.out.strip())) is not None:
+            codes.append(code)
+        while signals and proxy.process.poll() is None:
+            proxy.send(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                proxy.process.wait(0.002)
+        done = proxy.finish()
+    assert done.code == EXIT_CANNOT_WRITE, done.err
     # Whoever comes while it ends is told to come again.
     assert codes == sorted(codes)
     assert set(codes) <= {200, 503}
@@ -62,28 +48,9 @@ def test_a_full_disk_ends_the_proxy_with_one_line_and_74(tmp_path):
     assert "next: bagent query" not in done.err
     rows = rows_of(tmp_path / "run")
     assert 0 < len(rows) < 100
-    told = json.loads(next((tmp_path / "run").glob("run*.json")).read_text())
-    assert told["starts"][-1]["exit_code"] == EXIT_CANNOT_WRITE
-    assert told["total_rows"] == len(codes)
-
-
-@pytest.mark.process("signal")
-def test_signals_that_come_while_a_full_disk_ends_it_change_no_exit_code(tmp_path):
-    with FakeServer({"*": [ok("yes")]}) as fs:
-        (tmp_path / "hosts").write_text(f"{fs.url}\n")
-        args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
-        with Running(args, tmp_path) as proxy:
-            proxy.wait_for_out("\n")
-            proxy.wait_for_err("next: export")
-            resource.prlimit(proxy.process.pid, resource.RLIMIT_FSIZE, (ROOM, ROOM))
-            while asked(proxy.out.strip()) is not None:
-                pass
-            while proxy.process.poll() is None:
-                proxy.send(signal.SIGTERM)
-                with suppress(subprocess.TimeoutExpired):
-                    proxy.process.wait(0.002)
-            done = proxy.finish()
-    assert done.code == EXIT_CANNOT_WRITE, done.err
+    info = json.loads(next((tmp_path / "run").glob("run*.json")).read_text())
+    assert info["starts"][-1]["exit_code"] == EXIT_CANNOT_WRITE
+    assert info["total_rows"] == len(codes)
 
 
 FULL = """

@@ -18,9 +18,9 @@ import pytest
 
 from bagent.backends.endpoint import Endpoint
 from bagent.proxy.serve import Proxy, ProxyConfig, plain_states, start_proxy
-from support.cli import Running, run_bagent
+from support.cli import run_bagent
 from support.fake_server import FakeServer
-from support.proxy_calls import Work, ask, chat, rows_of
+from support.proxy_calls import Work, ask, chat, post_chat, rows_of, running_proxy
 from support.replies import delta, gated, hang, ok, stream
 
 
@@ -93,16 +93,8 @@ def test_what_joins_and_leaves_shows_in_answers_routes_and_tables(tmp_path):
     assert [one["id"] for one in models[1]["data"]] == ["two"]
     assert (codes, kept, left) == ([200] * 5, 200, 1)
     assert {row["endpoint"] for row in rows_of(tmp_path / "run")} == {"old", "new"}
-    told = run_bagent(
-        [
-            "query",
-            "run",
-            'select endpoint, reason from endpoints order by "at"',
-            "--format",
-            "jsonl",
-        ],
-        tmp_path,
-    )
+    query = 'select endpoint, reason from endpoints order by "at"'
+    told = run_bagent(["query", "run", query, "--format", "jsonl"], tmp_path)
     assert told.code == 0, told.err
     assert {(line["endpoint"], line["reason"]) for line in told.lines()} >= {
         ("old", "begin"),
@@ -158,76 +150,48 @@ def test_a_stream_that_goes_silent_is_broken_off_for_the_client_and_blamed(tmp_p
     assert "nothing more for 120 s" in row["error"]
 
 
-def asked(url: str, row: str = "r1") -> int:
-    body = json.dumps(chat(row)).encode()
-    with urllib.request.urlopen(f"{url}/chat/completions", body, timeout=60) as answer:
-        answer.read()
-        return int(answer.status)
-
-
 @pytest.mark.process("concurrent")
 def test_an_edited_hostfile_takes_effect_while_clients_ask_and_none_of_them_fails(tmp_path):
     with ExitStack() as stack:
         old, new = (stack.enter_context(FakeServer()) for _ in range(2))
-        hosts = tmp_path / "hosts"
-        hosts.write_text(f"{old.address}\n")
-        args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
-        proxy = stack.enter_context(Running(args, tmp_path))
-        proxy.wait_for_out("\n")
-        proxy.wait_for_err("next: export")
+        proxy = running_proxy(stack, tmp_path, old)
         url, codes, over = proxy.out.strip(), [], threading.Event()
 
         def client() -> None:
             while not over.is_set():
-                codes.append(asked(url))
+                codes.append(post_chat(url))
 
         asking = threading.Thread(target=client)
         asking.start()
         try:
             old.wait_for(5)
-            hosts.write_text("127.0.0.1:")  # half written
+            (tmp_path / "hosts").write_text("127.0.0.1:")  # half written
             proxy.wait_for_err("stays as it was")
-            hosts.unlink()
-            proxy.wait_for_err("cannot be read")
-            hosts.write_text(f"{old.address}\n{new.address} max_concurrency=2\n")
-            proxy.wait_for_err("hosts changed: 1 joined")
+            (tmp_path / "hosts").write_text(f"{new.address} max_concurrency=2\n")
+            proxy.wait_for_err("hosts changed: ")
             new.wait_for(5)
-            hosts.write_text(f"{new.address} max_concurrency=2\n")
-            proxy.wait_for_err("hosts changed: 1 left")
-            at = len(old.requests)
+            count = len(old.requests)
             new.wait_for(len(new.requests) + 20)
         finally:
             over.set()
             asking.join()
         proxy.send(signal.SIGTERM)
         done = proxy.finish()
-        assert len(old.requests) == at
+        assert len(old.requests) == count
     assert done.code == 0, done.err
     assert set(codes) == {200}
     assert {row["status"] for row in rows_of(tmp_path / "run")} == {"ok"}
-
-
-def started(stack: ExitStack, tmp_path: Path, fs: FakeServer) -> Running:
-    (tmp_path / "hosts").write_text(f"{fs.address}\n")
-    args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
-    proxy = stack.enter_context(Running(args, tmp_path))
-    proxy.wait_for_out("\n")
-    proxy.wait_for_err("next: export")
-    return proxy
 
 
 @pytest.mark.process("signal")
 def test_a_signal_lets_what_is_in_flight_end_and_a_second_one_does_not(tmp_path):
     with ExitStack() as stack:
         fs = stack.enter_context(FakeServer({"held": [gated(ok("yes"))], "*": [hang()]}))
-        proxy = started(stack, tmp_path, fs)
-        codes: list[int | str] = []
+        proxy = running_proxy(stack, tmp_path, fs)
+        codes: list[int | None] = []
 
         def client(row: str) -> None:
-            try:
-                codes.append(asked(proxy.out.strip(), row))
-            except OSError:
-                codes.append("cut off")
+            codes.append(post_chat(proxy.out.strip(), row))
 
         clients = [threading.Thread(target=client, args=(row,)) for row in ("held", "other")]
         for one in clients:
@@ -240,7 +204,7 @@ def test_a_signal_lets_what_is_in_flight_end_and_a_second_one_does_not(tmp_path)
         proxy.send(signal.SIGTERM)
         done = proxy.finish(timeout=20)
         clients[1].join(20)
-    assert (done.code, codes) == (0, [200, "cut off"])
+    assert (done.code, codes) == (0, [200, None])
     rows = {row["status"]: row["error"] for row in rows_of(tmp_path / "run")}
     assert rows == {"ok": None, "failed": "the proxy ended before the answer"}
 
@@ -250,7 +214,7 @@ def test_clients_that_vanish_in_the_middle_leave_no_traceback(tmp_path):
     chunks = [delta("a" * 1000) for _ in range(200)]
     with ExitStack() as stack:
         fs = stack.enter_context(FakeServer({"*": [stream(chunks, gap=0.01)]}))
-        proxy = started(stack, tmp_path, fs)
+        proxy = running_proxy(stack, tmp_path, fs)
         url = f"{proxy.out.strip()}/chat/completions"
         for _ in range(5):
             body = json.dumps(chat(stream=True)).encode()

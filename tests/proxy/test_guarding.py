@@ -8,7 +8,7 @@ import json
 import signal
 import socket
 import stat
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from bagent.proxy.guarding import holds_key, is_token
 from bagent.proxy.unix_socket import listen_unix
 from support.cli import Running
 from support.fake_server import FakeServer
-from support.proxy_calls import ask, chat, rows_of, through
+from support.proxy_calls import ask, chat, rows_of, running_proxy, through
 from support.replies import ok
 
 
@@ -142,20 +142,19 @@ def post(connection, key=""):
         return connection.getresponse().status
 
 
+@pytest.mark.process("signal")
 def test_a_proxy_with_a_key_behind_it_makes_a_token_and_says_how_to_send_it(tmp_path):
-    with FakeServer({"*": [ok("yes")]}) as fs:
-        (tmp_path / "hosts").write_text(f"{fs.address}\n")
-        args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
-        with Running(args, tmp_path, {"VLLM_API_KEY": "sk-own"}) as proxy:
-            proxy.wait_for_err("next: export")
-            path = tmp_path / "run" / "token"
-            assert f'OPENAI_API_KEY="$(cat {path})"' in proxy.err
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            token = path.read_text().strip()
-            address = proxy.out.split("/")[2]
-            codes = [post(http.client.HTTPConnection(address), key) for key in ("", token)]
-            proxy.send(signal.SIGTERM)
-            done = proxy.finish()
+    with ExitStack() as stack:
+        fs = stack.enter_context(FakeServer({"*": [ok("yes")]}))
+        proxy = running_proxy(stack, tmp_path, fs, VLLM_API_KEY="sk-own")
+        path = tmp_path / "run" / "token"
+        assert f'OPENAI_API_KEY="$(cat {path})"' in proxy.err
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        token = path.read_text().strip()
+        address = proxy.out.split("/")[2]
+        codes = [post(http.client.HTTPConnection(address), key) for key in ("", token)]
+        proxy.send(signal.SIGTERM)
+        done = proxy.finish()
         assert [request.headers["authorization"] for request in fs.requests] == ["Bearer sk-own"]
     assert (codes, done.code, path.exists()) == ([401, 200], 0, False)
     assert token not in done.err + done.out
@@ -174,6 +173,7 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
+@pytest.mark.process("signal")
 def test_a_unix_socket_is_for_its_owner_and_gone_at_the_end(tmp_path):
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as stale:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from contextlib import ExitStack
 
-import aiohttp
 import pytest
 
 from bagent.proxy.meter import Meter, Record
-from support.cli import Running
 from support.fake_server import FakeServer
-from support.proxy_calls import ask, chat, rows_of, through
+from support.proxy_calls import ask, post_chat, rows_of, running_proxy, through
 from support.replies import gated, ok, status
 
 
@@ -62,21 +61,11 @@ def test_rows_are_numbered_on_after_a_start_that_ended(tmp_path):
 
 @pytest.mark.process("kill")
 def test_rows_are_numbered_on_after_a_start_that_was_killed(tmp_path):
-    async def asked(url):
-        async with aiohttp.ClientSession() as session:
-            for _ in range(3):
-                async with session.post(f"{url}/chat/completions", json=chat()) as answer:
-                    assert answer.status == 200
-
-    with FakeServer({"*": [ok("yes")]}) as fs:
-        (tmp_path / "hosts").write_text(f"{fs.url}\n")
-        args = ["proxy", "--hostfile", "hosts", "--port", "0", "-o", "run"]
-        with Running(args, tmp_path) as proxy:
-            proxy.wait_for_out("\n")
-            proxy.wait_for_err("next: export")
-            asyncio.run(asked(proxy.out.strip()))
-            proxy.send(signal.SIGKILL)
-            proxy.finish()
+    with ExitStack() as stack:
+        proxy = running_proxy(stack, tmp_path, stack.enter_context(FakeServer()))
+        assert [post_chat(proxy.out.strip()) for _ in range(3)] == [200] * 3
+        proxy.send(signal.SIGKILL)
+        proxy.finish()
     noted(tmp_path / "run", "later")
     rows = rows_of(tmp_path / "run")  # the last of the three may not have been written yet
     assert [row["row"] for row in rows] == list(range(len(rows)))

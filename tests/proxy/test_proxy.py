@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from bagent.errors import UsageError
-from bagent.proxy.routes import without_preamble
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, chat, rows_of, through
 from support.replies import close, delta, hang, ok, raw, status, stream
@@ -23,28 +22,24 @@ def test_a_request_goes_through_as_it_is_with_the_endpoints_own_key(tmp_path):
     assert seen.headers["authorization"] == "Bearer own"
 
 
-def test_requests_are_metered_into_a_run_directory(tmp_path):
+LOGIN_PAGE = raw(b"<html>login", "text/html")
+
+
+@pytest.mark.parametrize(
+    "bad", [close(), status(503), status(500), status(429), status(401), status(404), LOGIN_PAGE]
+)
+def test_a_bad_endpoint_is_passed_over_and_then_rests(tmp_path, bad):
     async def work(proxy, session):
-        for _ in range(3):
-            await ask(proxy, session)
-
-    with FakeServer({"*": [ok("yes")]}) as fs:
-        through([fs.url], work, tmp_path / "run")
-    rows = rows_of(tmp_path / "run")
-    assert [row["status"] for row in rows] == ["ok"] * 3
-    assert all(row["completion_tokens"] == 1 and row["endpoint"] == "e0" for row in rows)
-
-
-@pytest.mark.parametrize("bad", [close(), status(503), status(500), status(429)])
-def test_a_bad_endpoint_is_passed_over(tmp_path, bad):
-    async def work(proxy, session):
-        return [await ask(proxy, session) for _ in range(6)]
+        return [await ask(proxy, session) for _ in range(20)]
 
     with FakeServer({"*": [bad]}) as ill, FakeServer({"*": [ok("yes")]}) as well:
         answers = through([ill.url, well.url], work, tmp_path / "run")
-        assert ill.requests
-    assert [code for code, _ in answers] == [200] * 6
-    assert [row["status"] for row in rows_of(tmp_path / "run")] == ["ok"] * 6
+        assert 0 < len(ill.requests) <= 8
+    assert [code for code, _ in answers] == [200] * 20
+    rows = rows_of(tmp_path / "run")
+    assert [(row["status"], row["completion_tokens"], row["endpoint"]) for row in rows] == [
+        ("ok", 1, "e1")
+    ] * 20
 
 
 def test_where_nobody_answers_the_failure_is_told_in_openais_form(tmp_path):
@@ -120,24 +115,6 @@ def test_a_client_that_hangs_up_frees_the_engine(tmp_path):
     with FakeServer({"r1": [hang()]}) as fs:
         through([fs.url], work, tmp_path / "run")
         assert fs.requests[0].cancelled
-
-
-def test_session_lines_that_begin_a_text_are_dropped():
-    lines = b"x-anthropic-billing-header: cc=1; v=2\\n"
-    body = b'{"system":"' + lines + b'You are.","user":"x-amz-id: 1 is mine"}'
-    assert without_preamble(body) == b'{"system":"You are.","user":"x-amz-id: 1 is mine"}'
-
-
-@pytest.mark.parametrize("bad", [status(401), status(404), raw(b"<html>login", "text/html")])
-def test_an_endpoint_that_is_no_engine_is_passed_over_and_then_rests(tmp_path, bad):
-    async def work(proxy, session):
-        return [await ask(proxy, session) for _ in range(30)]
-
-    with FakeServer({"*": [bad]}) as wrong, FakeServer({"*": [ok("yes")]}) as well:
-        answers = through([wrong.url, well.url], work, tmp_path / "run")
-        assert len(wrong.requests) <= 8
-    assert [code for code, _ in answers] == [200] * 30
-    assert {row["status"] for row in rows_of(tmp_path / "run")} == {"ok"}
 
 
 def test_a_port_that_is_taken_leaves_no_run_directory(tmp_path):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from bagent.proxy.routes import without_preamble
 from bagent.proxy.usage import usage_in
 
 
@@ -94,14 +95,14 @@ def test_what_tells_nothing_counts_nothing(answer):
     assert (counts(usage), model) == ((None, None, None, None), None)
 
 
-@pytest.mark.parametrize("before", [b"\n\n", b" "])
-def test_a_body_behind_blanks_tells_its_tokens(before):
-    body = b'{"model":"m","usage":{"prompt_tokens":5,"completion_tokens":7}}'
-    assert counts(usage_in(before + body)[0]) == (5, None, 7, None)
-
-
 def test_the_kept_end_of_a_long_stream_may_begin_anywhere():
     stream = events(*[{"choices": [{"delta": {"content": "hello"}}]}] * 3)
     stream += events({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
     for start in range(100):
         assert counts(usage_in(stream[start:], stream)[0]) == (5, None, 7, None)
+
+
+def test_session_lines_that_begin_a_text_are_dropped():
+    lines = b"x-anthropic-billing-header: cc=1; v=2\\n"
+    body = b'{"system":"' + lines + b'You are.","user":"x-amz-id: 1 is mine"}'
+    assert without_preamble(body) == b'{"system":"You are.","user":"x-amz-id: 1 is mine"}'

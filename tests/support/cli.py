@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +62,16 @@ class ProcessUse:
     """Whether the test that runs now may start processes; set by ``conftest.py``."""
 
     allowed = False
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    """Run commands in this process again, in a test that has the marker ``process``."""
+    before, ProcessUse.allowed = ProcessUse.allowed, False
+    try:
+        yield
+    finally:
+        ProcessUse.allowed = before
 
 
 class Running:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
 from bagent.proxy.serve import Proxy, ProxyConfig, start_proxy
 from bagent.store.readers import Wanted, iter_results
+from support.cli import Running
+from support.fake_server import FakeServer
 
 Work = Callable[[Proxy, aiohttp.ClientSession], Awaitable[Any]]
 
@@ -57,3 +61,28 @@ async def ask(proxy: Proxy, session: aiohttp.ClientSession, **more: Any) -> tupl
 def rows_of(run: Path) -> list[Any]:
     """What the proxy metered."""
     return list(iter_results(run, Wanted(), report=lambda _: None))
+
+
+def running_proxy(
+    stack: ExitStack, folder: Path, fs: FakeServer, *options: str, **env: str
+) -> Running:
+    """``bagent proxy`` in front of a server, once it serves; its address is in ``out``."""
+    (folder / "hosts").write_text(f"{fs.address}\n")
+    args = ["proxy", "--hostfile", "hosts", "--port", "0", *options, "-o", "run"]
+    proxy = stack.enter_context(Running(args, folder, env))
+    proxy.wait_for_out("\n")
+    proxy.wait_for_err("next: export")
+    return proxy
+
+
+def post_chat(url: str, row: str = "r1") -> int | None:
+    """The status of the answer to one chat, None where the connection broke."""
+    body = json.dumps(chat(row)).encode()
+    try:
+        with urllib.request.urlopen(f"{url}/chat/completions", body, timeout=60) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
