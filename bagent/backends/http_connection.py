@@ -21,6 +21,7 @@ from bagent.backends.http_errors import (
     HttpError,
     PayloadError,
     ServerClosed,
+    SwitchedProtocol,
 )
 
 LONGEST_HEAD = 1 << 20
@@ -103,7 +104,9 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__ or error
             self.fail(PayloadError(str(cause)))
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade:
+            self.fail(SwitchedProtocol())
+        except httptools.HttpParserError as error:
             self.fail(
                 self.error or PayloadError(str(error)) if self.headed else HttpError(str(error))
             )
@@ -132,9 +135,11 @@ class Connection(asyncio.Protocol):
         self.wake()
 
     def _until_closed(self) -> bool:
-        """Whether the end of the connection is the end of the body (RFC 9112, 6.3)."""
-        names = {name.lower() for name, _ in self.fields}
-        return not names & {"content-length", "transfer-encoding"}
+        """Return whether the end of the connection is the end of the body (RFC 9112, 6.3)."""
+        codings = [value for name, value in self.fields if name.lower() == "transfer-encoding"]
+        if codings:
+            return codings[-1].rpartition(",")[2].strip().lower() != "chunked"
+        return not any(name.lower() == "content-length" for name, _ in self.fields)
 
     # --- from the parser ----------------------------------------------------------------------
 
@@ -282,8 +287,27 @@ async def arrival(connection: Connection) -> None:
 def _inflater(encoding: str) -> Any:
     """What undoes a content encoding, piece by piece; None where nothing is to be undone."""
     if encoding in ("gzip", "x-gzip"):
-        return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress
+        return _Gzip().decompress
     return _Deflate().decompress if encoding == "deflate" else None
+
+
+class _Gzip:
+    """Undoes ``gzip``: one member after the other (RFC 1952, 2.2)."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+    def decompress(self, data: bytes) -> bytes:
+        pieces = []
+        while data:
+            if self._member.eof:
+                data = data.lstrip(b"\0")  # padding
+                if not data.startswith(b"\x1f"):
+                    break  # what follows is no member, and gzip(1) ignores it as well
+                self._member = zlib.decompressobj(16 + zlib.MAX_WBITS)
+            pieces.append(self._member.decompress(data))
+            data = self._member.unused_data
+        return b"".join(pieces)
 
 
 class _Deflate:

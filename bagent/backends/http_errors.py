@@ -8,6 +8,7 @@ not spend.
     HttpError                 the connection or the answer was bad
     ├── PayloadError          the answer broke off, or cannot be unpacked
     ├── EndlessBody           the answer is longer than any
+    ├── SwitchedProtocol      the server answered 101, which nobody asked for
     ├── ServerClosed          the server closed the connection before it answered a byte
     ├── ProxyRefused          the proxy refused to reach the server
     ├── BadAddress            not an address to send to (a ValueError too)
@@ -42,6 +43,10 @@ class EndlessBody(HttpError):
 
     def __init__(self) -> None:
         super().__init__(f"an answer of more than {LONGEST_BODY >> 20} MiB")
+
+
+class SwitchedProtocol(HttpError):
+    """The server answered 101: it speaks another protocol from here on."""
 
 
 class ServerClosed(HttpError):

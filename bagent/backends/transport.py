@@ -24,6 +24,7 @@ from bagent.backends.http_errors import (
     PayloadError,
     ProxyRefused,
     ServerClosed,
+    SwitchedProtocol,
     words_of,
 )
 from bagent.backends.plain_http import IDLE, PlainPool
@@ -253,6 +254,9 @@ def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts
         return failure
     if isinstance(error, EndlessBody):
         return Failure("bad_response", f"{where} sent {error}", True)
+    if isinstance(error, SwitchedProtocol):
+        message = f"{where} answered HTTP 101 (Switching Protocols), which was not asked for"
+        return Failure("bad_response", message, True)
     if isinstance(error, PayloadError):
         return Failure("bad_response", f"the answer of {where} broke off: {_cause(error)}", True)
     if isinstance(error, BadAddress):
