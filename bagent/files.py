@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from contextlib import suppress
@@ -23,6 +24,25 @@ def make_private(path: Path) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
+
+
+def own_folder(path: Path) -> None:
+    """Make the folder ``path`` for this user alone, or make sure that it is that.
+
+    For folders whose names others can know, as in ``/tmp``: who made one before could put files
+    into it that are run later.
+
+    Raises:
+        OSError: it cannot be made, is a link or no folder, or belongs to somebody else.
+    """
+    make_private(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
+        os.fchmod(descriptor, PRIVATE)
+    finally:
+        os.close(descriptor)
 
 
 def write_private(path: Path, text: str) -> None:

@@ -35,7 +35,7 @@ say() { printf '%(%FT%T)T job: %s\n' -1 "$*" >&2; }
 prepare() {
     cd "$WORK_DIR"
     JOB_DIR="$BATCH_DIR/$(job_id).$(restart_count)"
-    mkdir -p "$JOB_DIR/engines" "$JOB_DIR/staged"
+    (umask 077 && mkdir -p "$JOB_DIR/engines" "$JOB_DIR/staged")
     STAGE_TO=${STAGE_TO//\$USER/${USER:-$(id -un)}}
     if [[ -r $0 && $(head -c 2 "$0") == '#!' ]]; then cp "$0" "$JOB_DIR/job.sh"; fi
     # The functions behind `module` use variables that are not set.
@@ -129,12 +129,14 @@ stage_files() {
         copy) "${LAUNCH[@]}" "$NODE" stage "${options[@]}" "${STAGE[@]}" || true ;;
         mpi) "${LAUNCH[@]}" "$NODE" broadcast "${options[@]}" "${STAGE[@]}" || true ;;
         sbcast)
-            local archive="$JOB_DIR/stage.tar" item words=()
+            # Nobody can know this name before, and so make a file or a link of it.
+            local copy item words=() archive="$JOB_DIR/stage.tar"
+            copy="$STAGE_TO.$(job_id).$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n').tar"
             for item in "${STAGE[@]}"; do words+=(-C "$(dirname "$item")" "$(basename "$item")"); done
-            tar -cf "$archive" "${words[@]}"
+            (umask 077 && tar -cf "$archive" "${words[@]}")
             # sbcast leaves parts of a file behind when it fails; the nodes look at its length.
-            broadcast_file "$archive" "$STAGE_TO.$(job_id).tar" || say "sbcast failed on some node"
-            options+=(--archive "$STAGE_TO.$(job_id).tar" --size "$(stat -c %s "$archive")")
+            broadcast_file "$archive" "$copy" || say "sbcast failed on some node"
+            options+=(--archive "$copy" --size "$(stat -c %s "$archive")")
             "${LAUNCH[@]}" "$NODE" stage "${options[@]}" "${STAGE[@]}" || true
             rm -f "$archive"
             ;;

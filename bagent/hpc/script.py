@@ -116,7 +116,7 @@ def _settings(plan: Plan) -> Iterator[str]:
         "MIN_FRACTION": f"{_or(cluster.min_fraction, MIN_FRACTION):g}",
         "START_TIMEOUT": f"{_or(cluster.start_timeout, START_SECONDS):g}s",
         "STAGE_BY": (cluster.stage_by or "copy") if cluster.stage else "none",
-        "STAGE_TO": cluster.stage_to or "/tmp/bagent",
+        "STAGE_TO": cluster.stage_to or "/tmp/bagent-$USER",
         "TAGS": _tags(plan, gpus // engines if gpus else 0),
     }
     for name, value in plain.items():

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagent.errors import WriteError
+from bagent.files import own_folder
 from bagent.hpc.nodes import short, this_node
 
 SENTINEL = ".staged"
@@ -50,16 +51,21 @@ def signature(sources: Sequence[Path]) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process of this node at a time: two that unpack at once would mix their files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """One process of this node at a time: two that unpack at once would mix their files.
+
+    Raises:
+        OSError: the folder is not this user's alone.
+    """
+    own_folder(folder)
     with (folder / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def is_staged(target: Target) -> bool:
-    """Whether the node has these very files, whole."""
+    """Whether the node has these very files, whole, in a folder of this user alone."""
     try:
+        own_folder(target.folder)
         return (target.folder / SENTINEL).read_text(encoding="utf-8") == target.signature
     except OSError:
         return False
@@ -94,7 +100,11 @@ def stage(target: Target, names: Sequence[str], fill: Callable[[Path], None]) ->
             part.rmdir()
             (target.folder / SENTINEL).write_text(target.signature, encoding="utf-8")
     except (OSError, tarfile.TarError) as error:
-        raise WriteError(f"cannot stage to {target.folder}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise WriteError(
+            f"cannot stage to {target.folder}: {reason}",
+            hint="write cluster: {stage_to: FOLDER} of your own",
+        ) from None
     return True
 
 
@@ -121,11 +131,14 @@ def unpack_into(archive: Path, size: int) -> Callable[[Path], None]:
     """A filler that unpacks a tar file of ``size`` bytes: a shorter one came only in part."""
 
     def fill(part: Path) -> None:
-        found = archive.stat().st_size
-        if found != size:
-            raise OSError(f"{archive} has {found} of {size} bytes")
-        with tarfile.open(archive) as tar:
-            tar.extractall(part, filter="tar")
+        with os.fdopen(os.open(archive, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid():
+                raise OSError(f"{archive} belongs to another user")
+            if status.st_size != size:
+                raise OSError(f"{archive} has {status.st_size} of {size} bytes")
+            with tarfile.open(fileobj=file) as tar:
+                tar.extractall(part, filter="tar")
 
     return fill
 

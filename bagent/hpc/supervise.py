@@ -12,12 +12,14 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bagent.errors import UsageError
+from bagent.files import own_folder
 from bagent.hpc.allocation import read_allocation
 from bagent.hpc.headwatch import give_back, until_gone
 from bagent.hpc.nodes import read_names, short, this_position
@@ -28,6 +30,9 @@ PORT_STRIDE = 100
 
 INNER_PORT = 20_000
 """The first of those."""
+
+CACHE = "VLLM_CACHE_ROOT"
+"""The variable by which vLLM is told its folder for compiled code."""
 
 KILL_SECONDS = 10.0
 LONGEST_PAUSE = 30.0
@@ -99,13 +104,29 @@ def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[En
             "VLLM_PORT": str(inner + 1),
             "MASTER_PORT": str(inner),
             # A cache that two engines write at once breaks: each has its own, on the node.
-            "VLLM_CACHE_ROOT": f"{caches}-{slot}",
+            CACHE: f"{caches}-{slot}",
         }
         if plan.gpus and plan.mask:
             share = plan.gpus // len(plan.ports)
             env[plan.mask] = ",".join(map(str, range(slot * share, (slot + 1) * share)))
         engines.append(Engine(tuple(words), env, slot, port, rank == 0, here))
     return engines
+
+
+def with_own_cache(engine: Engine) -> Engine:
+    """Return ``engine`` with a cache folder that is this user's alone.
+
+    Engines run what they find compiled there. Where another user has made the usual folder, a new
+    one takes its place.
+    """
+    cache = Path(engine.env[CACHE])
+    try:
+        own_folder(cache)
+    except OSError as error:
+        fresh = tempfile.mkdtemp(prefix=f"{cache.name}-", dir=cache.parent)
+        sys.stderr.write(f"{cache} is not used: {error.strerror or error}; {fresh} is\n")
+        return replace(engine, env={**engine.env, CACHE: fresh})
+    return engine
 
 
 def _address(node: str, suffix: str) -> str:
@@ -307,6 +328,6 @@ def supervise_step(argv: list[str]) -> int:
     nodes = read_names(given.nodes)
     position = this_position(nodes)
     node = short(nodes[position]) or socket.gethostname()
-    engines = node_engines(plan, nodes, position)
+    engines = [with_own_cache(engine) for engine in node_engines(plan, nodes, position)]
     head = Head(given.alive, given.silence, position) if given.alive is not None else None
     return asyncio.run(supervise(engines, given.folder, node, plan.restarts, head))

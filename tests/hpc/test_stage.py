@@ -12,7 +12,7 @@ import pytest
 
 from bagent.errors import WriteError
 from bagent.hpc.broadcast import spread
-from bagent.hpc.stage import Target, copy_into, is_staged, signature, stage, unpack_into
+from bagent.hpc.stage import SENTINEL, Target, copy_into, is_staged, signature, stage, unpack_into
 
 
 @pytest.fixture
@@ -158,3 +158,36 @@ def test_a_source_that_cannot_be_read_fails_everywhere(tmp_path, source):
     errors = spread_over(targets, [source.with_name("none")])
     assert all(error is not None for error in errors)
     assert not any(is_staged(to) for to in targets)
+
+
+def another_users(folder, monkeypatch):
+    """Make what this user owns look like another user's."""
+    folder.mkdir(parents=True)
+    (folder / SENTINEL).write_text("s1")
+    monkeypatch.setattr("bagent.files.os.geteuid", lambda: os.getuid() + 1)
+
+
+def a_link(folder, monkeypatch):
+    """Make the folder a link to one that this user owns."""
+    folder.parent.mkdir(parents=True)
+    (folder.parent / "other").mkdir()
+    folder.symlink_to("other")
+
+
+@pytest.mark.parametrize("made", [another_users, a_link])
+def test_a_folder_that_somebody_else_made_is_neither_trusted_nor_filled(
+    tmp_path, source, monkeypatch, made
+):
+    to = target(tmp_path)
+    made(to.folder, monkeypatch)
+    assert not is_staged(to)
+    with pytest.raises(WriteError, match=r"another user|symbolic link|directory.*stage_to"):
+        stage(to, ["model"], copy_into([source]))
+    assert not (to.folder / "model").exists()
+
+
+def test_a_staging_folder_is_for_its_owner_also_where_it_was_open(tmp_path, source):
+    to = target(tmp_path)
+    to.folder.mkdir(parents=True, mode=0o755)
+    stage(to, ["model"], copy_into([source]))
+    assert to.folder.stat().st_mode & 0o777 == 0o700

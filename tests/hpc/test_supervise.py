@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from bagent.hpc.startup import is_alive
 from bagent.hpc.states import EngineState, read_states
-from bagent.hpc.supervise import Engine, Keeper, NodePlan, node_engines
+from bagent.hpc.supervise import Engine, Keeper, NodePlan, node_engines, with_own_cache
 
 NODES = ["n1.site", "n2.site", "n3.site", "n4.site", "n5.site"]
 LISTEN = """
@@ -47,6 +48,21 @@ def test_engines_of_a_node_share_its_gpus_and_no_port():
         assert len({engine.env[name] for engine in engines}) == 3
     ports = sorted(int(engine.env["VLLM_PORT"]) for engine in engines)
     assert min(b - a for a, b in pairwise(ports)) >= 50
+
+
+def test_a_cache_folder_that_another_user_made_is_replaced(tmp_path, monkeypatch, capsys):
+    def cache_of():
+        (engine,) = node_engines(NodePlan(("e",), (8000,)), NODES, 0)
+        return with_own_cache(engine).env["VLLM_CACHE_ROOT"]
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    usual = cache_of()
+    assert cache_of() == usual and Path(usual).stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr("bagent.files.os.geteuid", lambda: os.getuid() + 1)
+    fresh = cache_of()
+    assert fresh != usual and fresh.startswith(str(tmp_path))
+    assert Path(fresh).stat().st_mode & 0o777 == 0o700
+    assert "belongs to another user" in capsys.readouterr().err
 
 
 def test_a_large_engine_spans_nodes_and_its_head_serves():
