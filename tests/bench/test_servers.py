@@ -14,6 +14,7 @@ from bagent.bench.records import RowFile
 from bagent.bench.servers import ServerWatch
 from bagent.fleet.hostfile import hosts_in
 from bagent.runs.endpoints import host_endpoints
+from support.jumping_loop import in_event_loop
 from support.simulated_fleets import addresses, simulated
 
 
@@ -45,12 +46,10 @@ def test_counters_are_read_during_a_load_and_at_its_ends(tmp_path: Path) -> None
     assert all(row["running"] == 0 for row in rows)
 
 
-def test_without_endpoints_there_is_nothing_to_read(tmp_path: Path) -> None:
-    async def main() -> None:
-        file, transport = RowFile(tmp_path / "servers.jsonl"), Transport()
-        await ServerWatch([], transport, file, lambda: 0.0).watch(0)
-        file.close()
-        await transport.close()
-
-    asyncio.run(main())
+@in_event_loop
+async def test_without_endpoints_there_is_nothing_to_read(tmp_path: Path) -> None:
+    file, transport = RowFile(tmp_path / "servers.jsonl"), Transport()
+    await ServerWatch([], transport, file, lambda: 0.0).watch(0)
+    file.close()
+    await transport.close()
     assert (tmp_path / "servers.jsonl").read_text() == ""

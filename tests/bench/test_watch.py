@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from bagent.bench.watch import ClientState, ClientWatch, limits_met
+from support.jumping_loop import in_event_loop
 
 
 @pytest.mark.parametrize(
@@ -24,19 +25,17 @@ def test_the_limits_of_a_client(state: ClientState, words: list[str]) -> None:
     assert limits_met(state) == words
 
 
-def test_a_loop_that_is_held_up_is_seen_as_late() -> None:
-    async def main() -> tuple[list[int], float]:
-        loop = asyncio.get_running_loop()
-        spent = iter([1.0, 3.5])
-        watch = ClientWatch(cpu=lambda: next(spent))
-        await asyncio.sleep(0.05)
-        until = loop.time() + 0.1
-        while loop.time() < until:  # holds the loop up
-            pass
-        await asyncio.sleep(0.05)
-        _, cpu = watch.stop()
-        return watch.lags_us, cpu
-
-    lags, cpu = asyncio.run(main())
+@in_event_loop
+async def test_a_loop_that_is_held_up_is_seen_as_late() -> None:
+    loop = asyncio.get_running_loop()
+    spent = iter([1.0, 3.5])
+    watch = ClientWatch(cpu=lambda: next(spent))
+    await asyncio.sleep(0.05)
+    until = loop.time() + 0.1
+    while loop.time() < until:  # holds the loop up
+        pass
+    await asyncio.sleep(0.05)
+    _, cpu = watch.stop()
+    lags = watch.lags_us
     assert max(lags) > 70_000
     assert cpu == 2.5

@@ -10,7 +10,7 @@ from bagent.errors import WriteError
 from bagent.fleet.dispatcher import STARTED_AT_ONCE
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import (
     BROKEN,
     GOOD,
@@ -35,29 +35,25 @@ def test_equal_endpoints_get_equal_shares(count, concurrency):
 
 
 @pytest.mark.parametrize("concurrency", [16, 1000])
-def test_a_slow_endpoint_takes_less_and_holds_nobody(concurrency):
-    async def main():
-        scripts = {"fast": always(seconds=1.0), "slow": always(seconds=10.0)}
-        s = setup(scripts, limit=16, concurrency=concurrency)
-        started = asyncio.get_running_loop().time()
-        await s.run(500)
-        return s, asyncio.get_running_loop().time() - started
-
-    s, seconds = run_jumping(main())
+@on_jumping_clock
+async def test_a_slow_endpoint_takes_less_and_holds_nobody(concurrency):
+    scripts = {"fast": always(seconds=1.0), "slow": always(seconds=10.0)}
+    s = setup(scripts, limit=16, concurrency=concurrency)
+    started = asyncio.get_running_loop().time()
+    await s.run(500)
+    seconds = asyncio.get_running_loop().time() - started
     assert s.backend.shares["slow"] < 0.15 * 500
     width = min(concurrency, 32) / 2
     assert seconds < 1.2 * 500 / (1.1 * width) + 10
 
 
-def test_endpoints_are_used_in_proportion_to_their_limits():
-    async def main():
-        s = setup({"small": always(), "large": always()}, concurrency=10)
-        s.states[0].limit = type(s.states[0].limit)(4, 4)
-        s.states[1].limit = type(s.states[1].limit)(16, 16)
-        await s.run(500)
-        return s
-
-    shares = run_jumping(main()).backend.shares
+@on_jumping_clock
+async def test_endpoints_are_used_in_proportion_to_their_limits():
+    s = setup({"small": always(), "large": always()}, concurrency=10)
+    s.states[0].limit = type(s.states[0].limit)(4, 4)
+    s.states[1].limit = type(s.states[1].limit)(16, 16)
+    await s.run(500)
+    shares = s.backend.shares
     assert shares["large"] == pytest.approx(400, rel=0.1)
 
 
@@ -79,91 +75,78 @@ def test_an_endpoint_that_answers_well_gets_more_and_more():
     )
 
 
-def test_urgent_calls_go_before_new_rows():
-    async def main():
-        s = setup({"a": always()}, limit=1)
-        s.submit(*range(5))
-        s.fleet.submit(s.call(100), urgent=True)
-        s.fleet.submit(s.call(101), urgent=True)
-        await s.fleet.idle()
-        return [row for _, _, row in s.backend.sent]
-
-    assert run_jumping(main()) == [0, 100, 101, 1, 2, 3, 4]
+@on_jumping_clock
+async def test_urgent_calls_go_before_new_rows():
+    s = setup({"a": always()}, limit=1)
+    s.submit(*range(5))
+    s.fleet.submit(s.call(100), urgent=True)
+    s.fleet.submit(s.call(101), urgent=True)
+    await s.fleet.idle()
+    assert [row for _, _, row in s.backend.sent] == [0, 100, 101, 1, 2, 3, 4]
 
 
-def test_calls_that_come_back_go_before_new_rows():
-    async def main():
-        scripts = {"a": lambda row, number: Answer(BROKEN if number == 0 else GOOD)}
-        s = setup(scripts, limit=1, lookahead=10)
-        await s.run(10)
-        return [row for _, _, row in s.backend.sent]
-
-    order = run_jumping(main())
+@on_jumping_clock
+async def test_calls_that_come_back_go_before_new_rows():
+    scripts = {"a": lambda row, number: Answer(BROKEN if number == 0 else GOOD)}
+    s = setup(scripts, limit=1, lookahead=10)
+    await s.run(10)
+    order = [row for _, _, row in s.backend.sent]
     assert order.index(0, 1) <= 3
 
 
-def test_a_reader_is_held_back_by_what_waits():
-    async def main():
-        gate = asyncio.Event()
-        s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=4, lookahead=10)
-        feeding = asyncio.ensure_future(s.feed(1000))
-        await asyncio.sleep(5)
+@on_jumping_clock
+async def test_a_reader_is_held_back_by_what_waits():
+    gate = asyncio.Event()
+    s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=4, lookahead=10)
+    feeding = asyncio.ensure_future(s.feed(1000))
+    await asyncio.sleep(5)
+    stats = s.fleet.stats()
+    assert stats.in_flight == 4
+    assert 1 <= stats.ready <= 4
+    assert not feeding.done()
+    gate.set()
+    await feeding
+    await s.fleet.idle()
+    assert len(s.recorder.replies) == 1000
+
+
+@on_jumping_clock
+async def test_a_reader_is_held_back_by_what_sleeps():
+    s = setup({"a": always(throttled(3600.0), 0.01)}, limit=4, lookahead=10)
+    feeding = asyncio.ensure_future(s.feed(1000))
+    highest = 0
+    for _ in range(500):
+        await asyncio.sleep(1)
         stats = s.fleet.stats()
-        assert stats.in_flight == 4
-        assert 1 <= stats.ready <= 4
-        assert not feeding.done()
-        gate.set()
-        await feeding
-        await s.fleet.idle()
-        return s
-
-    assert len(run_jumping(main()).recorder.replies) == 1000
+        highest = max(highest, stats.ready + stats.retrying + stats.in_flight)
+    feeding.cancel()
+    s.fleet.abandon_waiting()
+    assert 4 <= highest <= 15
 
 
-def test_a_reader_is_held_back_by_what_sleeps():
-    async def main():
-        s = setup({"a": always(throttled(3600.0), 0.01)}, limit=4, lookahead=10)
-        feeding = asyncio.ensure_future(s.feed(1000))
-        highest = 0
-        for _ in range(500):
-            await asyncio.sleep(1)
-            stats = s.fleet.stats()
-            highest = max(highest, stats.ready + stats.retrying + stats.in_flight)
-        feeding.cancel()
-        s.fleet.abandon_waiting()
-        return highest
-
-    assert 4 <= run_jumping(main()) <= 15
-
-
-def test_statistics_tell_the_fleet_as_it_is():
-    async def main():
-        s = setup({"a": always(), "b": always()}, limit=3, concurrency=5, lookahead=4)
-        empty = s.fleet.stats()
-        feeding = asyncio.ensure_future(s.feed(9))
-        await asyncio.sleep(0.5)
-        busy = s.fleet.stats()
-        await feeding
-        await s.fleet.idle()
-        return empty, busy, s.fleet.stats()
-
-    empty, busy, done = run_jumping(main())
+@on_jumping_clock
+async def test_statistics_tell_the_fleet_as_it_is():
+    s = setup({"a": always(), "b": always()}, limit=3, concurrency=5, lookahead=4)
+    empty = s.fleet.stats()
+    feeding = asyncio.ensure_future(s.feed(9))
+    await asyncio.sleep(0.5)
+    busy = s.fleet.stats()
+    await feeding
+    await s.fleet.idle()
+    done = s.fleet.stats()
     assert (empty.in_flight, empty.limit, empty.ready, empty.requests) == (0, 5, 0, 0)
     assert (empty.endpoints, empty.endpoints_up, empty.throttled_s) == (2, 2, 0.0)
     assert (busy.in_flight, busy.ready, busy.requests) == (5, 4, 5)
     assert (done.in_flight, done.requests, done.retrying) == (0, 9, 0)
 
 
-def test_deliveries_and_attempts_tell_where_and_when():
-    async def main():
-        scripts = {"a": lambda row, number: Answer(BROKEN if number == 0 else GOOD, 2.0)}
-        s = setup(scripts, limit=1)
-        s.fleet.submit(s.call(0))
-        s.fleet.submit(s.call(1))
-        await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_deliveries_and_attempts_tell_where_and_when():
+    scripts = {"a": lambda row, number: Answer(BROKEN if number == 0 else GOOD, 2.0)}
+    s = setup(scripts, limit=1)
+    s.fleet.submit(s.call(0))
+    s.fleet.submit(s.call(1))
+    await s.fleet.idle()
     delivery = s.recorder.replies[1]
     assert (delivery.endpoint, delivery.sent, delivery.done) == ("a", 1002.0, 1004.0)
     assert delivery.queue_ms == pytest.approx(2000.0)
@@ -192,15 +175,12 @@ def test_a_lasting_failure_ends_its_row_at_once_and_no_other():
     assert s.tries()[3] == 1
 
 
-def test_a_reply_that_is_no_good_is_asked_for_again_within_the_tries():
-    async def main():
-        s = setup({"a": always()}, retry=RetryPolicy(retries=2))
-        bad = Failure("empty", "no text", passing=True, status=200)
-        s.recorder.on_reply = lambda call, reply: bad if call.tries < 3 or call.row else None
-        await s.run(2)
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_a_reply_that_is_no_good_is_asked_for_again_within_the_tries():
+    s = setup({"a": always()}, retry=RetryPolicy(retries=2))
+    bad = Failure("empty", "no text", passing=True, status=200)
+    s.recorder.on_reply = lambda call, reply: bad if call.tries < 3 or call.row else None
+    await s.run(2)
     assert sorted(s.recorder.replies) == [0]
     assert s.recorder.failures[1][0].message == "no text (3 tries)"
     assert [a.error_kind for a in s.attempts if a.row == 0] == ["empty", "empty", None]
@@ -256,32 +236,27 @@ def test_an_error_of_a_handler_stops_the_run():
         run_jumping(main())
 
 
-def test_an_error_of_the_backend_stops_the_run_and_frees_the_slots():
-    async def main():
-        def bug(row, number):
-            raise ZeroDivisionError("a bug")
+@on_jumping_clock
+async def test_an_error_of_the_backend_stops_the_run_and_frees_the_slots():
+    def bug(row, number):
+        raise ZeroDivisionError("a bug")
 
-        s = setup({"a": bug})
-        with pytest.raises(ZeroDivisionError):
-            await s.run(3)
-        return s.fleet.stats()
-
-    assert run_jumping(main()).in_flight == 0
+    s = setup({"a": bug})
+    with pytest.raises(ZeroDivisionError):
+        await s.run(3)
+    assert s.fleet.stats().in_flight == 0
 
 
-def test_thousands_of_requests_do_not_start_in_one_turn_of_the_loop():
-    async def main():
-        s = setup({f"e{n}": always() for n in range(100)}, limit=8)
-        s.submit(*range(600))
-        first = sum(state.in_flight for state in s.states)
-        began = asyncio.get_running_loop().time()
-        while sum(state.in_flight for state in s.states) < 600:
-            await asyncio.sleep(0)
-        at_once = asyncio.get_running_loop().time() - began
-        await s.fleet.idle()
-        return first, at_once, s
-
-    first, at_once, s = run_jumping(main())
+@on_jumping_clock
+async def test_thousands_of_requests_do_not_start_in_one_turn_of_the_loop():
+    s = setup({f"e{n}": always() for n in range(100)}, limit=8)
+    s.submit(*range(600))
+    first = sum(state.in_flight for state in s.states)
+    began = asyncio.get_running_loop().time()
+    while sum(state.in_flight for state in s.states) < 600:
+        await asyncio.sleep(0)
+    at_once = asyncio.get_running_loop().time() - began
+    await s.fleet.idle()
     assert first == STARTED_AT_ONCE
     assert at_once == 0
     assert len(s.recorder.replies) == 600

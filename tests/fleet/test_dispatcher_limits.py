@@ -11,7 +11,7 @@ from bagent.backends.base import Timeouts
 from bagent.errors import WriteError
 from bagent.fleet.grouping import GroupRule
 from bagent.fleet.retry import RetryPolicy
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import (
     BROKEN,
     FULL,
@@ -46,18 +46,15 @@ def test_the_limit_of_a_row_ends_it_whatever_it_waits_for(answer):
     assert any("time limit" in failure.message for failure, _ in s.recorder.failures.values())
 
 
-def test_the_limit_of_a_row_ends_it_while_no_endpoint_has_room():
-    async def main():
-        gate = asyncio.Event()
-        s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
-        s.fleet.submit(s.call(0))
-        s.fleet.submit(s.call(1, give_up_at=1005.0))
-        await asyncio.sleep(10)
-        gate.set()
-        await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_the_limit_of_a_row_ends_it_while_no_endpoint_has_room():
+    gate = asyncio.Event()
+    s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
+    s.fleet.submit(s.call(0))
+    s.fleet.submit(s.call(1, give_up_at=1005.0))
+    await asyncio.sleep(10)
+    gate.set()
+    await s.fleet.idle()
     failure, delivery = s.recorder.failures[1]
     assert (failure.kind, delivery) == ("timeout", None)
     assert "limits.row" in failure.message
@@ -65,7 +62,8 @@ def test_the_limit_of_a_row_ends_it_while_no_endpoint_has_room():
     assert list(s.recorder.replies) == [0]
 
 
-def test_an_error_of_a_handler_that_is_told_of_a_late_row_stops_the_run():
+@on_jumping_clock
+async def test_an_error_of_a_handler_that_is_told_of_a_late_row_stops_the_run():
     class FullDisk:
         def replied(self, call, reply, delivery):
             return None
@@ -73,48 +71,39 @@ def test_an_error_of_a_handler_that_is_told_of_a_late_row_stops_the_run():
         def failed(self, call, failure, delivery):
             raise WriteError("the disk is full")
 
-    async def main():
-        gate = asyncio.Event()
-        s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
-        s.fleet.submit(s.call(0))
-        late = s.call(1, give_up_at=1005.0)
-        late.handler = FullDisk()
-        s.fleet.submit(late)
-        return await s.fleet.stopped
-
-    assert isinstance(run_jumping(main()), WriteError)
+    gate = asyncio.Event()
+    s = setup({"a": lambda row, number: Answer(gate=gate)}, limit=1)
+    s.fleet.submit(s.call(0))
+    late = s.call(1, give_up_at=1005.0)
+    late.handler = FullDisk()
+    s.fleet.submit(late)
+    assert isinstance((await s.fleet.stopped), WriteError)
 
 
-def test_a_request_gets_no_more_time_than_its_row_has_left():
-    async def main():
-        s = setup({"a": always()}, timeouts=Timeouts(total=60.0), limit=1)
-        for give_up_at in (None, 1500.0, 1010.0, 1002.04):
-            s.fleet.submit(s.call(len(s.backend.sent), give_up_at=give_up_at))
-            await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_a_request_gets_no_more_time_than_its_row_has_left():
+    s = setup({"a": always()}, timeouts=Timeouts(total=60.0), limit=1)
+    for give_up_at in (None, 1500.0, 1010.0, 1002.04):
+        s.fleet.submit(s.call(len(s.backend.sent), give_up_at=give_up_at))
+        await s.fleet.idle()
     assert [timeouts.total for timeouts in s.backend.timeouts] == [60.0, 60.0, 8.0, 0.1]
     assert msgspec.structs.replace(s.backend.timeouts[2], total=60.0) == Timeouts(total=60.0)
 
 
-def test_rows_with_little_time_left_go_apart_so_that_they_end_nobody_else_s_request():
-    async def main():
-        s = setup(
-            {"a": always()},
-            timeouts=Timeouts(total=60.0),
-            limit=8,
-            group=GroupRule(8, single=False),
-        )
-        s.backend.limits = {"a": 8}
-        s.fleet.expect(True)
-        for row, give_up_at in enumerate([1050.0, 1003.0, 1049.0, 1050.0, 1002.0, 1050.0]):
-            s.fleet.submit(s.call(row, give_up_at=give_up_at))
-        s.fleet.expect(False)
-        await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_rows_with_little_time_left_go_apart_so_that_they_end_nobody_else_s_request():
+    s = setup(
+        {"a": always()},
+        timeouts=Timeouts(total=60.0),
+        limit=8,
+        group=GroupRule(8, single=False),
+    )
+    s.backend.limits = {"a": 8}
+    s.fleet.expect(True)
+    for row, give_up_at in enumerate([1050.0, 1003.0, 1049.0, 1050.0, 1002.0, 1050.0]):
+        s.fleet.submit(s.call(row, give_up_at=give_up_at))
+    s.fleet.expect(False)
+    await s.fleet.idle()
     assert [rows for _, rows in s.backend.groups] == [[1, 4], [0, 2, 3, 5]]
     assert [timeouts.total for timeouts in s.backend.timeouts] == [2.0, 49.0]
     assert all(attempt.try_ == 1 for attempt in s.attempts) and len(s.attempts) == 6
@@ -123,30 +112,25 @@ def test_rows_with_little_time_left_go_apart_so_that_they_end_nobody_else_s_requ
 # --- the end of a run -----------------------------------------------------------------------------
 
 
-def test_draining_waits_for_what_is_in_flight_and_forgets_the_rest():
-    async def main():
-        s = setup({"a": always(seconds=3.0)}, limit=4)
-        s.submit(*range(10))
-        await asyncio.sleep(1)
-        late = await s.fleet.drain(10.0)
-        await s.fleet.idle()
-        return s, late
-
-    s, late = run_jumping(main())
+@on_jumping_clock
+async def test_draining_waits_for_what_is_in_flight_and_forgets_the_rest():
+    s = setup({"a": always(seconds=3.0)}, limit=4)
+    s.submit(*range(10))
+    await asyncio.sleep(1)
+    late = await s.fleet.drain(10.0)
+    await s.fleet.idle()
     assert late == 0
     assert sorted(s.recorder.replies) == [0, 1, 2, 3]
     assert s.recorder.failures == {}
     assert len(s.backend.sent) == 4
 
 
-def test_draining_gives_up_what_is_late_and_says_how_many():
-    async def main():
-        s = setup({"a": lambda row, n: Answer(seconds=1.0 if row < 2 else 100.0)}, limit=6)
-        s.submit(*range(10))
-        late = await s.fleet.drain(5.0)
-        return s, late, asyncio.get_running_loop().time(), s.fleet.stats()
-
-    s, late, at, stats = run_jumping(main())
+@on_jumping_clock
+async def test_draining_gives_up_what_is_late_and_says_how_many():
+    s = setup({"a": lambda row, n: Answer(seconds=1.0 if row < 2 else 100.0)}, limit=6)
+    s.submit(*range(10))
+    late = await s.fleet.drain(5.0)
+    at, stats = asyncio.get_running_loop().time(), s.fleet.stats()
     assert (late, at) == (4, 1005.0)
     assert sorted(s.recorder.replies) == [0, 1]
     assert s.recorder.failures == {}
@@ -154,49 +138,41 @@ def test_draining_gives_up_what_is_late_and_says_how_many():
     assert stats.in_flight == 0
 
 
-def test_what_fails_while_draining_stays_unfinished():
-    async def main():
-        s = setup({"a": lambda row, n: Answer([BROKEN, LASTING, REFUSED, FULL][row])}, limit=4)
-        s.submit(*range(4))
-        await s.fleet.drain(60.0)
-        await asyncio.sleep(600)
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_what_fails_while_draining_stays_unfinished():
+    s = setup({"a": lambda row, n: Answer([BROKEN, LASTING, REFUSED, FULL][row])}, limit=4)
+    s.submit(*range(4))
+    await s.fleet.drain(60.0)
+    await asyncio.sleep(600)
     assert list(s.recorder.failures) == [1]
     assert len(s.backend.sent) == 4
 
 
-def test_nothing_is_sent_after_draining_began():
-    async def main():
-        s = setup({"a": always()}, limit=4)
-        s.fleet.submit(s.call(0))
+@on_jumping_clock
+async def test_nothing_is_sent_after_draining_began():
+    s = setup({"a": always()}, limit=4)
+    s.fleet.submit(s.call(0))
 
-        def ask_again(call, reply):
-            s.fleet.submit(s.call(1), urgent=True)
+    def ask_again(call, reply):
+        s.fleet.submit(s.call(1), urgent=True)
 
-        s.recorder.on_reply = ask_again
-        await s.fleet.drain(60.0)
-        s.fleet.submit(s.call(2))
-        await asyncio.sleep(60)
-        return s
-
-    s = run_jumping(main())
+    s.recorder.on_reply = ask_again
+    await s.fleet.drain(60.0)
+    s.fleet.submit(s.call(2))
+    await asyncio.sleep(60)
     assert [row for _, _, row in s.backend.sent] == [0]
     assert list(s.recorder.ended_at) == [0]
 
 
-def test_draining_does_not_wait_for_probes():
-    async def main():
-        probes = {"a": lambda number: REFUSED}
-        s = setup({"a": always(REFUSED, 0.1)}, probes=probes, outage=1e6)
-        s.fleet.submit(s.call(0))
-        await asyncio.sleep(100)
-        before = asyncio.get_running_loop().time()
-        late = await s.fleet.drain(60.0)
-        return late, asyncio.get_running_loop().time() - before, s
-
-    late, seconds, s = run_jumping(main())
+@on_jumping_clock
+async def test_draining_does_not_wait_for_probes():
+    probes = {"a": lambda number: REFUSED}
+    s = setup({"a": always(REFUSED, 0.1)}, probes=probes, outage=1e6)
+    s.fleet.submit(s.call(0))
+    await asyncio.sleep(100)
+    before = asyncio.get_running_loop().time()
+    late = await s.fleet.drain(60.0)
+    seconds = asyncio.get_running_loop().time() - before
     assert (late, seconds) == (0, 0)
     assert s.recorder.ended_at == {}
 
@@ -209,14 +185,12 @@ def test_an_idle_fleet_drains_at_once():
     assert run_jumping(main()) == 0
 
 
-def test_forgetting_says_how_many_calls_stay_unfinished():
-    async def main():
-        scripts = {"a": lambda row, n: Answer(throttled(600.0) if row == 0 else GOOD, 1.0)}
-        s = setup(scripts, limit=2)
-        s.submit(*range(7))
-        await asyncio.sleep(1.5)
-        return s.fleet.abandon_waiting(), s.fleet.stats()
-
-    count, stats = run_jumping(main())
+@on_jumping_clock
+async def test_forgetting_says_how_many_calls_stay_unfinished():
+    scripts = {"a": lambda row, n: Answer(throttled(600.0) if row == 0 else GOOD, 1.0)}
+    s = setup(scripts, limit=2)
+    s.submit(*range(7))
+    await asyncio.sleep(1.5)
+    count, stats = s.fleet.abandon_waiting(), s.fleet.stats()
     assert count == 6
     assert (stats.ready, stats.retrying) == (0, 0)

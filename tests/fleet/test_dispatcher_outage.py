@@ -11,7 +11,7 @@ from bagent.backends.endpoint import Capabilities
 from bagent.errors import StoppedEarly
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import BROKEN, GOOD, REFUSED, Answer, always, run_rows, setup
 
 NO_RETRIES = RetryPolicy(retries=0)
@@ -76,14 +76,11 @@ def test_a_bad_answer_to_a_probe_shows_that_somebody_is_there(code):
     ).tries() == {0: 2}
 
 
-def test_an_endpoint_in_doubt_gets_nothing_more_until_a_probe_is_back():
-    async def main():
-        s = setup({"a": always(REFUSED, 0.01), "b": always(seconds=0.05)}, limit=2, probes=DOWN)
-        s.backend.probe_seconds = 5.0
-        await s.run(100)
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_an_endpoint_in_doubt_gets_nothing_more_until_a_probe_is_back():
+    s = setup({"a": always(REFUSED, 0.01), "b": always(seconds=0.05)}, limit=2, probes=DOWN)
+    s.backend.probe_seconds = 5.0
+    await s.run(100)
     assert s.backend.shares["a"] == 2
     assert len(s.backend.probed) >= 1
 
@@ -118,17 +115,15 @@ def test_a_single_endpoint_that_restarts_costs_no_try():
     assert max(s.tries().values()) == 2
 
 
-def test_a_run_stops_when_all_endpoints_are_gone_for_long():
-    async def main():
-        probes = {name: lambda number: REFUSED for name in "ab"}
-        scripts = {name: always(REFUSED, 0.01) for name in "ab"}
-        s = setup(scripts, retry=NO_RETRIES, probes=probes, outage=120.0)
-        feeding = asyncio.ensure_future(s.feed(10))
-        reason = await s.fleet.stopped
-        feeding.cancel()
-        return s, reason, asyncio.get_running_loop().time() - 1000
-
-    s, reason, seconds = run_jumping(main())
+@on_jumping_clock
+async def test_a_run_stops_when_all_endpoints_are_gone_for_long():
+    probes = {name: lambda number: REFUSED for name in "ab"}
+    scripts = {name: always(REFUSED, 0.01) for name in "ab"}
+    s = setup(scripts, retry=NO_RETRIES, probes=probes, outage=120.0)
+    feeding = asyncio.ensure_future(s.feed(10))
+    reason = await s.fleet.stopped
+    feeding.cancel()
+    seconds = asyncio.get_running_loop().time() - 1000
     assert isinstance(reason, StoppedEarly)
     assert str(reason).startswith("all 2 endpoints do not answer since 12")
     assert "connection refused" in str(reason)
@@ -137,23 +132,21 @@ def test_a_run_stops_when_all_endpoints_are_gone_for_long():
     assert s.fleet.abandon_waiting() == 10
 
 
-def test_an_outage_counts_from_when_the_last_endpoint_went():
-    async def main():
-        probes = {
-            "a": lambda number: REFUSED,
-            "b": until(1300.0, Capabilities(), REFUSED),
-        }
-        scripts = {
-            "a": always(REFUSED, 0.01),
-            "b": until(1300.0, Answer(GOOD, 1.0), Answer(REFUSED, 0.01)),
-        }
-        s = setup(scripts, limit=2, probes=probes, outage=120.0)
-        feeding = asyncio.ensure_future(s.feed(10_000))
-        await s.fleet.stopped
-        feeding.cancel()
-        return asyncio.get_running_loop().time() - 1000
-
-    assert 420 <= run_jumping(main()) <= 460
+@on_jumping_clock
+async def test_an_outage_counts_from_when_the_last_endpoint_went():
+    probes = {
+        "a": lambda number: REFUSED,
+        "b": until(1300.0, Capabilities(), REFUSED),
+    }
+    scripts = {
+        "a": always(REFUSED, 0.01),
+        "b": until(1300.0, Answer(GOOD, 1.0), Answer(REFUSED, 0.01)),
+    }
+    s = setup(scripts, limit=2, probes=probes, outage=120.0)
+    feeding = asyncio.ensure_future(s.feed(10_000))
+    await s.fleet.stopped
+    feeding.cancel()
+    assert 420 <= (asyncio.get_running_loop().time() - 1000) <= 460
 
 
 def test_what_was_in_flight_when_an_endpoint_died_is_taken_by_others_at_once():

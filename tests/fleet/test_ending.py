@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from bagent.fleet.ending import WINDOW, Ending
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import always, setup
 
 
@@ -62,18 +62,16 @@ def test_a_run_does_not_wait_for_rows_that_a_slow_endpoint_took_last():
     assert shares["slow"] >= 28
 
 
-def test_where_the_end_is_known_it_is_heeded_before_the_input_has_ended():
-    async def main():
-        s = setup({"fast": always(seconds=1.0), "slow": always(seconds=50.0)}, limit=4)
-        s.fleet.expect(True)
-        await s.feed(1000)
-        s.fleet.tick(left=20)
-        before = s.backend.shares["slow"]
-        for row in range(1000, 1400):
-            await s.fleet.room()
-            s.fleet.submit(s.call(row))
-        await s.fleet.drain(0.0)
-        return before, s.backend.shares["slow"]
-
-    before, after = run_jumping(main())
+@on_jumping_clock
+async def test_where_the_end_is_known_it_is_heeded_before_the_input_has_ended():
+    s = setup({"fast": always(seconds=1.0), "slow": always(seconds=50.0)}, limit=4)
+    s.fleet.expect(True)
+    await s.feed(1000)
+    s.fleet.tick(left=20)
+    before = s.backend.shares["slow"]
+    for row in range(1000, 1400):
+        await s.fleet.room()
+        s.fleet.submit(s.call(row))
+    await s.fleet.drain(0.0)
+    after = s.backend.shares["slow"]
     assert before == after >= 16

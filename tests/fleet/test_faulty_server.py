@@ -9,7 +9,7 @@ import pytest
 
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import GOOD, Answer, setup, throttled
 
 OVERLOADED = Failure("overloaded", "HTTP 529: Overloaded", True, 529, busy=True)
@@ -35,15 +35,13 @@ def faulty(seed, told):
 @pytest.mark.parametrize(
     ("growing", "told"), [(False, 1.0), (True, None)], ids=["given-limit", "found-limit"]
 )
-def test_rows_come_through_in_good_time_whatever_share_fails(growing, told):
-    async def main():
-        s = setup({"a": faulty(3, told)}, limit=32, growing=growing, retry=RetryPolicy(retries=25))
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await s.run(500)
-        return s, loop.time() - began
-
-    s, seconds = run_jumping(main())
+@on_jumping_clock
+async def test_rows_come_through_in_good_time_whatever_share_fails(growing, told):
+    s = setup({"a": faulty(3, told)}, limit=32, growing=growing, retry=RetryPolicy(retries=25))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await s.run(500)
+    seconds = loop.time() - began
     assert len(s.recorder.replies) == 500
     # Half of all tries fail; most of the time is that of the unluckiest row, alone at the end.
     assert seconds < 80

@@ -14,7 +14,7 @@ from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import GOOD, REFUSED, Answer, Setup, always, setup, ticking
 
 REFUSED_AS_LONG = Failure("context_overflow", "HTTP 400: too long", status=400)
@@ -90,17 +90,14 @@ def test_a_row_that_cannot_fit_ends_as_context_overflow_and_is_never_sent():
     assert {one.row for one in s.attempts} == {3990, 3996}
 
 
-def test_a_chat_that_is_over_by_less_than_engines_differ_is_left_to_the_server():
-    async def main() -> Setup:
-        s = fleet_of({"a": 4096})
-        for tokens in (4000, 4100):
-            call = call_of(s, tokens)
-            call.request = msgspec.structs.replace(call.request, prompt=None, messages=[])
-            s.fleet.submit(call)
-        await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_a_chat_that_is_over_by_less_than_engines_differ_is_left_to_the_server():
+    s = fleet_of({"a": 4096})
+    for tokens in (4000, 4100):
+        call = call_of(s, tokens)
+        call.request = msgspec.structs.replace(call.request, prompt=None, messages=[])
+        s.fleet.submit(call)
+    await s.fleet.idle()
     assert sorted(s.recorder.replies) == [4000]
     assert sorted(s.recorder.failures) == [4100]
 
@@ -130,15 +127,12 @@ def test_where_nobody_counts_a_row_is_sent_and_the_server_decides():
     assert sorted(s.recorder.failures) == [4090, 4100, 9000, 9001]
 
 
-def test_an_endpoint_that_counts_too_slowly_is_left_alone_for_a_while():
-    async def main() -> Setup:
-        s = fleet_of({"a": 4096})
-        s.backend.counts, s.backend.count_seconds = {}, 3.0
-        await finish(s, [4000])
-        await finish(s, range(4001, 4010))
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_an_endpoint_that_counts_too_slowly_is_left_alone_for_a_while():
+    s = fleet_of({"a": 4096})
+    s.backend.counts, s.backend.count_seconds = {}, 3.0
+    await finish(s, [4000])
+    await finish(s, range(4001, 4010))
     assert s.backend.counted == [("a", 4000)]
     assert len(s.recorder.replies) == 10
 
@@ -149,12 +143,10 @@ def test_other_engines_than_vllm_may_take_a_prompt_that_leaves_less_than_max_tok
     assert sorted(s.recorder.failures) == [4096]
 
 
-def test_rows_go_to_the_endpoints_whose_context_holds_them():
-    async def main() -> Setup:
-        s = fleet_of({"short": 2048, "middle": 4096, "long": 8192}, limit=2)
-        return await finish(s, [100, 200, 1500, 1990, 3000, 3900, 4050, 7000, 8000, 9000])
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_rows_go_to_the_endpoints_whose_context_holds_them():
+    s = fleet_of({"short": 2048, "middle": 4096, "long": 8192}, limit=2)
+    s = await finish(s, [100, 200, 1500, 1990, 3000, 3900, 4050, 7000, 8000, 9000])
     assert sorted(s.recorder.failures) == [9000]
     where = {row: name for _, name, row in s.backend.sent}
     assert {where[row] for row in (1990, 3000, 3900)} <= {"middle", "long"}
@@ -162,12 +154,10 @@ def test_rows_go_to_the_endpoints_whose_context_holds_them():
     assert all(len(s.backend.times(row)) == 1 for row in where), "sent where it does not fit"
 
 
-def test_rows_that_do_not_fit_leave_room_for_those_behind_them():
-    async def main() -> Setup:
-        s = fleet_of({"short": 2048, "long": 8192}, limit=1)
-        return await finish(s, [*range(3000, 3010), *range(50)])
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_rows_that_do_not_fit_leave_room_for_those_behind_them():
+    s = fleet_of({"short": 2048, "long": 8192}, limit=1)
+    s = await finish(s, [*range(3000, 3010), *range(50)])
     assert len(s.recorder.replies) == 60
     assert s.backend.shares["short"] > 25
 
@@ -187,16 +177,14 @@ def test_a_row_that_one_endpoint_refuses_as_too_long_goes_to_a_longer_context():
     assert all(names[-1] == "long" and len(names) <= 2 for names in tries.values())
 
 
-def test_a_row_without_max_tokens_gets_what_the_context_leaves_where_it_goes():
-    async def main() -> tuple[Setup, dict[int, int | None]]:
-        s = fleet_of({"short": 2048, "long": 8192}, limit=4)
-        calls = {tokens: call_of(s, tokens, asked=None) for tokens in (1500, 2000, 7900, 8190)}
-        for call in calls.values():
-            s.fleet.submit(call)
-        await s.fleet.idle()
-        return s, {tokens: call.request.max_tokens for tokens, call in calls.items()}
-
-    s, asked = run_jumping(main())
+@on_jumping_clock
+async def test_a_row_without_max_tokens_gets_what_the_context_leaves_where_it_goes():
+    s = fleet_of({"short": 2048, "long": 8192}, limit=4)
+    calls = {tokens: call_of(s, tokens, asked=None) for tokens in (1500, 2000, 7900, 8190)}
+    for call in calls.values():
+        s.fleet.submit(call)
+    await s.fleet.idle()
+    asked = {tokens: call.request.max_tokens for tokens, call in calls.items()}
     assert asked == {1500: 512, 2000: 4096, 7900: 256, 8190: 2}
     assert {name for _, name, row in s.backend.sent if row >= 2000} == {"long"}
 
@@ -206,15 +194,12 @@ def test_an_endpoint_that_tells_no_context_may_have_what_no_other_can_hold():
     assert {row: name for _, name, row in s.backend.sent}[5000] == "untold"
 
 
-def test_a_row_of_one_endpoint_is_held_against_that_ones_context():
-    async def main() -> Setup:
-        s = fleet_of({"short": 2048, "long": 8192})
-        s.fleet.submit(call_of(s, 3000, only="short"))
-        s.fleet.submit(call_of(s, 3001, only="long"))
-        await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_a_row_of_one_endpoint_is_held_against_that_ones_context():
+    s = fleet_of({"short": 2048, "long": 8192})
+    s.fleet.submit(call_of(s, 3000, only="short"))
+    s.fleet.submit(call_of(s, 3001, only="long"))
+    await s.fleet.idle()
     assert sorted(s.recorder.replies) == [3001]
     assert s.recorder.failures[3000][0].kind == "context_overflow"
 
@@ -234,15 +219,13 @@ def test_while_the_only_long_endpoint_is_dead_its_rows_fail_for_a_passing_reason
         assert "whose context of 8192 tokens this row needs" in failure.message
 
 
-def test_where_endpoints_have_different_models_nothing_is_counted():
-    async def main() -> Setup:
-        s = setup({"a": always(), "b": always()})
-        for state, model in zip(s.states, ("one", "two"), strict=True):
-            state.endpoint = Endpoint(state.name, "http://x/v1", own=True, tags={"model": model})
-        s.fleet.know({name: Capabilities(context=4096, engine="vllm") for name in "ab"})
-        return await finish(s, [5000])
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_where_endpoints_have_different_models_nothing_is_counted():
+    s = setup({"a": always(), "b": always()})
+    for state, model in zip(s.states, ("one", "two"), strict=True):
+        state.endpoint = Endpoint(state.name, "http://x/v1", own=True, tags={"model": model})
+    s.fleet.know({name: Capabilities(context=4096, engine="vllm") for name in "ab"})
+    s = await finish(s, [5000])
     assert s.backend.counted == []
     assert len(s.backend.sent) == 1
 
@@ -254,53 +237,45 @@ def test_how_dense_texts_are_is_learned_from_the_first_counts():
     assert len(s.backend.counted) <= 16
 
 
-def test_a_refusal_of_the_server_shows_that_texts_are_denser_than_was_thought():
-    async def main() -> Setup:
-        s = fleet_of({"a": 4096})
-        await finish(s, [2000])  # a quarter of a token a byte
-        s.backend.scripts["a"] = lambda row, number: Answer(REFUSED_AS_LONG)
-        dense = [call_of(s, 3000), call_of(s, 3001)]
-        for call in dense:
-            call.request = msgspec.structs.replace(call.request, payload=b"5000".ljust(9000))
-        s.fleet.submit(dense[0])
-        await s.fleet.idle()
-        s.fleet.submit(dense[1])
-        await s.fleet.idle()
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_a_refusal_of_the_server_shows_that_texts_are_denser_than_was_thought():
+    s = fleet_of({"a": 4096})
+    await finish(s, [2000])  # a quarter of a token a byte
+    s.backend.scripts["a"] = lambda row, number: Answer(REFUSED_AS_LONG)
+    dense = [call_of(s, 3000), call_of(s, 3001)]
+    for call in dense:
+        call.request = msgspec.structs.replace(call.request, payload=b"5000".ljust(9000))
+    s.fleet.submit(dense[0])
+    await s.fleet.idle()
+    s.fleet.submit(dense[1])
+    await s.fleet.idle()
     assert len(s.backend.sent) == 2, "the first row, and one of the dense ones"
     assert s.backend.counted == [("a", 2000), ("a", 5000)]
     assert sorted(s.recorder.failures) == [3000, 3001]
 
 
-def test_a_joined_endpoint_is_asked_for_its_context():
-    async def main() -> Setup:
-        s = fleet_of({"short": 2048})
-        other = fleet_of({"long": 8192}).states[0]
-        other.context = None
-        s.backend.scripts["long"] = always()
-        s.backend.counts["long"] = lambda row: row
-        s.backend.probes["long"] = lambda number: Capabilities(context=8192, engine="vllm")
-        s.fleet.join([other])
-        await asyncio.sleep(1.0)
-        return await finish(s, [3000])
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_a_joined_endpoint_is_asked_for_its_context():
+    s = fleet_of({"short": 2048})
+    other = fleet_of({"long": 8192}).states[0]
+    other.context = None
+    s.backend.scripts["long"] = always()
+    s.backend.counts["long"] = lambda row: row
+    s.backend.probes["long"] = lambda number: Capabilities(context=8192, engine="vllm")
+    s.fleet.join([other])
+    await asyncio.sleep(1.0)
+    s = await finish(s, [3000])
     assert {row: name for _, name, row in s.backend.sent} == {3000: "long"}
 
 
-def test_what_is_being_counted_is_given_up_with_the_run():
-    async def main() -> Setup:
-        s = fleet_of({"a": 4096})
-        s.fleet.submit(call_of(s, 4000))
-        assert s.fleet.stats().retrying == 1
-        await asyncio.sleep(0.1)
-        assert s.fleet.abandon_waiting() == 1
-        await s.fleet.idle()
-        await asyncio.sleep(1.0)
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_what_is_being_counted_is_given_up_with_the_run():
+    s = fleet_of({"a": 4096})
+    s.fleet.submit(call_of(s, 4000))
+    assert s.fleet.stats().retrying == 1
+    await asyncio.sleep(0.1)
+    assert s.fleet.abandon_waiting() == 1
+    await s.fleet.idle()
+    await asyncio.sleep(1.0)
     assert s.backend.sent == []
     assert not s.recorder.failures

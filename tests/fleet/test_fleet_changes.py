@@ -8,7 +8,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
 from bagent.types import Failure
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import GOOD, Answer, always, setup
 
 
@@ -61,26 +61,23 @@ def test_weights_are_honoured_whatever_is_out():
         assert 280 <= shares["heavy"] <= 320, (concurrency, shares)
 
 
-def test_an_endpoint_joins_and_another_leaves_when_what_it_has_is_done():
-    async def main():
-        s = setup({"old": always(seconds=2.0), "new": always()}, limit=4)
-        new = next(state for state in s.states if state.name == "new")
-        s.fleet.leave(["new"])
-        work = asyncio.ensure_future(s.run(200))
-        await asyncio.sleep(5.0)
-        assert s.backend.shares["new"] == 0
-        s.fleet.join(
-            [EndpointState(Endpoint("new", "http://new/v1"), InFlightLimit(4, 4), new.account)]
-        )
-        await asyncio.sleep(5.0)
-        s.fleet.leave(["old"])
-        await asyncio.sleep(0.01)
-        at = len(s.backend.sent)
-        in_flight = s.backend.out["old"]
-        await work
-        return s, at, in_flight
-
-    s, at, in_flight = run_jumping(main())
+@on_jumping_clock
+async def test_an_endpoint_joins_and_another_leaves_when_what_it_has_is_done():
+    s = setup({"old": always(seconds=2.0), "new": always()}, limit=4)
+    new = next(state for state in s.states if state.name == "new")
+    s.fleet.leave(["new"])
+    work = asyncio.ensure_future(s.run(200))
+    await asyncio.sleep(5.0)
+    assert s.backend.shares["new"] == 0
+    s.fleet.join(
+        [EndpointState(Endpoint("new", "http://new/v1"), InFlightLimit(4, 4), new.account)]
+    )
+    await asyncio.sleep(5.0)
+    s.fleet.leave(["old"])
+    await asyncio.sleep(0.01)
+    at = len(s.backend.sent)
+    in_flight = s.backend.out["old"]
+    await work
     assert len(s.recorder.replies) == 200
     assert s.backend.shares["new"] > 50
     assert {name for _, name, _ in s.backend.sent[at:]} == {"new"}
@@ -89,46 +86,39 @@ def test_an_endpoint_joins_and_another_leaves_when_what_it_has_is_done():
     assert s.backend.cancelled == 0
 
 
-def test_endpoints_that_join_dead_get_no_row_and_hold_none_up():
+@on_jumping_clock
+async def test_endpoints_that_join_dead_get_no_row_and_hold_none_up():
     """A fleet's hostfile often names nodes whose engines are not up yet."""
-
-    async def main():
-        dead = Failure("connect", "refused", passing=True)
-        names = [f"dead{number}" for number in range(300)]
-        s = setup(
-            {"old": always(seconds=1.0)} | dict.fromkeys(names, always(dead, 0.001)),
-            limit=4,
-            probes=dict.fromkeys(names, lambda number: dead),
-        )
-        late = [state for state in s.states if state.name != "old"]
-        s.fleet.leave(names)
-        work = asyncio.ensure_future(s.run(40))
-        await asyncio.sleep(2.5)
-        s.fleet.join([EndpointState(one.endpoint, InFlightLimit(4, 4)) for one in late])
-        await work
-        return s
-
-    s = run_jumping(main())
+    dead = Failure("connect", "refused", passing=True)
+    names = [f"dead{number}" for number in range(300)]
+    s = setup(
+        {"old": always(seconds=1.0)} | dict.fromkeys(names, always(dead, 0.001)),
+        limit=4,
+        probes=dict.fromkeys(names, lambda number: dead),
+    )
+    late = [state for state in s.states if state.name != "old"]
+    s.fleet.leave(names)
+    work = asyncio.ensure_future(s.run(40))
+    await asyncio.sleep(2.5)
+    s.fleet.join([EndpointState(one.endpoint, InFlightLimit(4, 4)) for one in late])
+    await work
     assert len(s.recorder.replies) == 40
     assert {name for _, name, _ in s.backend.sent} == {"old"}
 
 
-def test_an_endpoint_that_came_back_before_its_last_work_was_done_can_leave_again():
-    async def main():
-        s = setup({"a": always(seconds=20.0), "b": always()}, limit=4)
-        work = asyncio.ensure_future(s.run(200))
-        await asyncio.sleep(5.0)
-        s.fleet.leave(["a"])
-        fresh = EndpointState(Endpoint("a", "http://a/v1"), InFlightLimit(4, 4))
-        s.fleet.join([fresh])
-        await asyncio.sleep(30.0)  # what the old one had is done
-        s.fleet.leave(["a"])
-        await asyncio.sleep(0.01)
-        at = len(s.backend.sent)
-        await work
-        return s, at
-
-    s, at = run_jumping(main())
+@on_jumping_clock
+async def test_an_endpoint_that_came_back_before_its_last_work_was_done_can_leave_again():
+    s = setup({"a": always(seconds=20.0), "b": always()}, limit=4)
+    work = asyncio.ensure_future(s.run(200))
+    await asyncio.sleep(5.0)
+    s.fleet.leave(["a"])
+    fresh = EndpointState(Endpoint("a", "http://a/v1"), InFlightLimit(4, 4))
+    s.fleet.join([fresh])
+    await asyncio.sleep(30.0)  # what the old one had is done
+    s.fleet.leave(["a"])
+    await asyncio.sleep(0.01)
+    at = len(s.backend.sent)
+    await work
     assert s.backend.shares["a"] > 4
     assert {name for _, name, _ in s.backend.sent[at:]} == {"b"}
     assert [state.name for state in s.fleet.states] == ["b"]

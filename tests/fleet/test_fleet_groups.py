@@ -9,28 +9,25 @@ import pytest
 
 from bagent.fleet.grouping import GroupRule, Supply, group_size
 from bagent.types import Failure
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import GOOD, Answer, always, run_rows, setup
 
 HUNDREDS = GroupRule(size=100, single=False)
 AUTO = GroupRule(single=False)
 
 
-def test_ten_thousand_rows_on_a_hundred_endpoints_are_a_hundred_requests():
-    async def main():
-        names = [f"e{i}" for i in range(100)]
-        s = setup(
-            {name: always() for name in names},
-            limit=200,
-            group=HUNDREDS,
-            concurrency=100_000,
-            lookahead=10_000,
-        )
-        s.backend.limits = dict.fromkeys(names, 1024)
-        await s.run(10_000, announced=True)
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_ten_thousand_rows_on_a_hundred_endpoints_are_a_hundred_requests():
+    names = [f"e{i}" for i in range(100)]
+    s = setup(
+        {name: always() for name in names},
+        limit=200,
+        group=HUNDREDS,
+        concurrency=100_000,
+        lookahead=10_000,
+    )
+    s.backend.limits = dict.fromkeys(names, 1024)
+    await s.run(10_000, announced=True)
     assert len(s.backend.groups) == 100
     assert {len(rows) for _, rows in s.backend.groups} == {100}
     assert len(s.recorder.replies) == 10_000
@@ -65,15 +62,12 @@ def refuse_row(bad, status=400):
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_refused_group_is_halved_until_the_bad_row_stands_alone(status):
-    async def main():
-        script, result = refuse_row(13, status)
-        s = setup({"a": script}, limit=64, group=GroupRule(64, single=False))
-        s.backend.limits, s.backend.by_rows = {"a": 64}, result
-        await s.run(64, announced=True)
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_a_refused_group_is_halved_until_the_bad_row_stands_alone(status):
+    script, result = refuse_row(13, status)
+    s = setup({"a": script}, limit=64, group=GroupRule(64, single=False))
+    s.backend.limits, s.backend.by_rows = {"a": 64}, result
+    await s.run(64, announced=True)
     assert set(s.recorder.failures) == {13}
     assert len(s.recorder.replies) == 63
     refused = sorted((len(rows) for _, rows in s.backend.groups if 13 in rows), reverse=True)
@@ -129,24 +123,21 @@ def test_groups_shrink_where_answers_are_long():
     assert (short, long) == (125, 4)
 
 
-def test_two_groups_are_in_flight_at_each_endpoint():
-    async def main():
-        s = setup(
-            {"a": always(seconds=2.0)}, limit=32, group=AUTO, lookahead=500, limits={"a": 1024}
-        )
-        s.fleet.expect(True)
-        feeding = asyncio.ensure_future(s.feed(400))
-        await asyncio.sleep(1.0)
-        sizes = [len(rows) for _, rows in s.backend.groups]
-        await feeding
-        s.fleet.expect(False)
-        await s.fleet.idle()
-        return sizes
-
-    assert run_jumping(main()) == [16, 16]
+@on_jumping_clock
+async def test_two_groups_are_in_flight_at_each_endpoint():
+    s = setup({"a": always(seconds=2.0)}, limit=32, group=AUTO, lookahead=500, limits={"a": 1024})
+    s.fleet.expect(True)
+    feeding = asyncio.ensure_future(s.feed(400))
+    await asyncio.sleep(1.0)
+    sizes = [len(rows) for _, rows in s.backend.groups]
+    await feeding
+    s.fleet.expect(False)
+    await s.fleet.idle()
+    assert sizes == [16, 16]
 
 
-def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
+@on_jumping_clock
+async def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
     events = []
 
     @contextlib.contextmanager
@@ -155,16 +146,13 @@ def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
         yield
         events.append("end")
 
-    async def main():
-        s = setup(
-            {"a": always()},
-            limit=8,
-            group=GroupRule(4, single=False),
-            together=together,
-            limits={"a": 4},
-        )
-        s.recorder.on_reply = lambda call, reply: events.append(call.row)
-        await s.run(9, announced=True)
-
-    run_jumping(main())
+    s = setup(
+        {"a": always()},
+        limit=8,
+        group=GroupRule(4, single=False),
+        together=together,
+        limits={"a": 4},
+    )
+    s.recorder.on_reply = lambda call, reply: events.append(call.row)
+    await s.run(9, announced=True)
     assert events == ["begin", 0, 1, 2, 3, "end", "begin", 4, 5, 6, 7, "end", 8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from bagent.fleet.retry import RetryPolicy
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import REFUSED, Setup, always, setup, ticking
 
 
@@ -17,31 +17,25 @@ async def finish(s: Setup) -> None:
     ticker.cancel()
 
 
-def test_a_pinned_call_goes_to_its_endpoint_alone():
-    async def main():
-        s = setup({"a": always(), "b": always(), "c": always()}, limit=2)
-        for row in range(30):
-            s.fleet.submit(s.call(row, only="abc"[row % 3]))
-        await finish(s)
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_a_pinned_call_goes_to_its_endpoint_alone():
+    s = setup({"a": always(), "b": always(), "c": always()}, limit=2)
+    for row in range(30):
+        s.fleet.submit(s.call(row, only="abc"[row % 3]))
+    await finish(s)
     sent = {row: name for _, name, row in s.backend.sent}
     assert sent == {row: "abc"[row % 3] for row in range(30)}
 
 
-def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_tries_and_others_are_untouched():
-    async def main():
-        scripts = {"dead": always(REFUSED, 0.01), "well": always()}
-        probes = {"dead": lambda number: REFUSED}
-        s = setup(scripts, retry=RetryPolicy(retries=2), probes=probes)
-        s.submit(*range(4), only="dead")
-        s.submit(*range(4, 8), only="well")
-        s.submit(*range(8, 20))
-        await finish(s)
-        return s
-
-    s = run_jumping(main())
+@on_jumping_clock
+async def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_tries_and_others_are_untouched():
+    scripts = {"dead": always(REFUSED, 0.01), "well": always()}
+    probes = {"dead": lambda number: REFUSED}
+    s = setup(scripts, retry=RetryPolicy(retries=2), probes=probes)
+    s.submit(*range(4), only="dead")
+    s.submit(*range(4, 8), only="well")
+    s.submit(*range(8, 20))
+    await finish(s)
     assert sorted(s.recorder.replies) == list(range(4, 20))
     assert sorted(s.recorder.failures) == [0, 1, 2, 3]
     failure = s.recorder.failures[0][0]
@@ -51,7 +45,8 @@ def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_tries_and_others_are_u
     assert all(name == "dead" for _, name, row in s.backend.sent if row < 4)
 
 
-def test_a_pinned_call_waits_for_an_endpoint_that_comes_back():
+@on_jumping_clock
+async def test_a_pinned_call_waits_for_an_endpoint_that_comes_back():
     def script(row: int, number: int):
         up = asyncio.get_running_loop().time() >= 1.0
         return always()(row, number) if up else always(REFUSED, 0.01)(row, number)
@@ -61,11 +56,7 @@ def test_a_pinned_call_waits_for_an_endpoint_that_comes_back():
 
         return Capabilities() if asyncio.get_running_loop().time() >= 1.0 else REFUSED
 
-    async def main():
-        s = setup({"a": script, "b": always()}, probes={"a": probe})
-        s.fleet.submit(s.call(0, only="a"))
-        await finish(s)
-        return s
-
-    s = run_jumping(main())
+    s = setup({"a": script, "b": always()}, probes={"a": probe})
+    s.fleet.submit(s.call(0, only="a"))
+    await finish(s)
     assert list(s.recorder.replies) == [0]

@@ -14,7 +14,7 @@ from bagent.fleet.grouping import GroupRule
 from bagent.fleet.prefixes import PrefixRule
 from bagent.sim.config import EngineConfig
 from support.cached_fleets import Case, run
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import always, setup
 
 ROOMY = EngineConfig(max_num_seqs=64, kv_tokens=131_072, prefill=20_000.0, decode=50.0)
@@ -139,31 +139,27 @@ def test_the_others_follow_at_the_first_token_and_wait_no_longer_than_the_bound(
     assert run_jumping(main(None)) == [0.0] + [10.0] * 15 + [100.0]
 
 
-def test_rows_whose_tokens_are_being_counted_are_company_too():
-    async def main():
-        s = setup({"e0": always(seconds=100.0)}, limit=64, prefix=PrefixRule("always"))
-        s.states[0].endpoint = Endpoint("e0", "http://e0/v1", own=True)
-        s.fleet.know({"e0": Capabilities(context=2000, engine="vllm")})
-        s.backend.counts = {"e0": lambda row: 1000}
-        for row in range(40):
-            call = s.call(row)
-            call.request.payload = b"%04200d" % row
-            s.fleet.submit(call)
-        await s.fleet.idle()
-        assert s.backend.counted
-        return [round(at - 1000.0, 1) for at, _, _ in s.backend.sent]
-
-    first, *others = run_jumping(main())
+@on_jumping_clock
+async def test_rows_whose_tokens_are_being_counted_are_company_too():
+    s = setup({"e0": always(seconds=100.0)}, limit=64, prefix=PrefixRule("always"))
+    s.states[0].endpoint = Endpoint("e0", "http://e0/v1", own=True)
+    s.fleet.know({"e0": Capabilities(context=2000, engine="vllm")})
+    s.backend.counts = {"e0": lambda row: 1000}
+    for row in range(40):
+        call = s.call(row)
+        call.request.payload = b"%04200d" % row
+        s.fleet.submit(call)
+    await s.fleet.idle()
+    assert s.backend.counted
+    first, *others = [round(at - 1000.0, 1) for at, _, _ in s.backend.sent]
     assert set(others) == {first + 10.0}
 
 
-def test_an_endpoint_that_came_back_is_cold_again():
-    async def main():
-        s = setup({"e0": always(seconds=1.0)}, limit=16)
-        state = s.states[0]
-        await s.run(3)
-        was = state.cold
-        state.went_down(0.0)
-        return was, state.cold
-
-    assert run_jumping(main()) == (False, True)
+@on_jumping_clock
+async def test_an_endpoint_that_came_back_is_cold_again():
+    s = setup({"e0": always(seconds=1.0)}, limit=16)
+    state = s.states[0]
+    await s.run(3)
+    was = state.cold
+    state.went_down(0.0)
+    assert (was, state.cold) == (False, True)

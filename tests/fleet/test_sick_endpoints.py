@@ -9,7 +9,7 @@ import pytest
 from bagent.backends.endpoint import Capabilities
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import (
     BROKEN,
     FULL,
@@ -69,16 +69,14 @@ def test_an_endpoint_that_got_well_again_gets_its_share_again():
     assert s.backend.shares["a"] > 150
 
 
-def test_a_rate_limit_of_one_account_holds_up_no_other():
-    async def main():
-        def script(row, number):
-            return Answer(throttled(30.0), 0.1) if number < 4 else Answer(GOOD, 1.0)
+@on_jumping_clock
+async def test_a_rate_limit_of_one_account_holds_up_no_other():
+    def script(row, number):
+        return Answer(throttled(30.0), 0.1) if number < 4 else Answer(GOOD, 1.0)
 
-        s = setup({"a": script, "b": always()}, limit=4, own_accounts=True)
-        await s.run(60)
-        return s, max(s.recorder.ended_at.values())
-
-    s, end = run_jumping(main())
+    s = setup({"a": script, "b": always()}, limit=4, own_accounts=True)
+    await s.run(60)
+    end = max(s.recorder.ended_at.values())
     assert len(s.recorder.replies) == 60
     assert s.backend.shares["b"] >= 50
     assert end < 1050

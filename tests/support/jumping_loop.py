@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -42,3 +43,23 @@ def run_jumping(main: Coroutine[Any, Any, T]) -> T:
     """The result of ``main`` on a :class:`JumpingLoop`."""
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         return runner.run(main)
+
+
+def on_jumping_clock(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a test of a coroutine function: it runs on a :class:`JumpingLoop`."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **named: Any) -> None:
+        run_jumping(test(*args, **named))
+
+    return run
+
+
+def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a test of a coroutine function: it runs on an event loop in real time."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **named: Any) -> None:
+        asyncio.run(test(*args, **named))
+
+    return run

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bagent.errors import UsageError
+from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, answers, once, opened
 
 PYTHON = {"builtin": "python_eval"}
@@ -69,14 +70,15 @@ def test_code_sees_no_secrets_and_not_the_home_of_the_user(
     assert "k-123" in once(tmp_path, named, arguments, env=env).text
 
 
-def test_every_call_has_an_empty_folder_of_its_own_that_is_gone_after_it(tmp_path: Path) -> None:
-    async def main() -> list[str]:
-        async with opened(tmp_path, SHELL, allow_code=True) as pool:
-            command = "ls -A; touch left-behind; pwd"
-            results = await answers(pool, "shell", [{"command": command}, {"command": command}])
-            return [result.text for result in results]
-
-    folders = [Path(text.strip()) for text in asyncio.run(main())]
+@in_event_loop
+async def test_every_call_has_an_empty_folder_of_its_own_that_is_gone_after_it(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, SHELL, allow_code=True) as pool:
+        command = "ls -A; touch left-behind; pwd"
+        results = await answers(pool, "shell", [{"command": command}, {"command": command}])
+        result = [result.text for result in results]
+    folders = [Path(text.strip()) for text in result]
     assert len(set(folders)) == 2
     assert not any(folder.exists() or folder.parent.exists() for folder in folders)
 

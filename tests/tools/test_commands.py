@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from bagent.errors import UsageError
-from bagent.tools import CallContext, ToolResult
+from bagent.tools import CallContext
 from bagent.tools.commands import without_preamble
+from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, asked, once, opened
 
 SHOW = (
@@ -41,13 +42,12 @@ def test_arguments_stand_on_stdin_as_one_object_and_in_their_places(tmp_path: Pa
     assert json.loads(once(tmp_path, entry, {}).text)[0] == ["--q=", "", "", "{else}", ""]
 
 
-def test_a_command_without_parameters_has_those_of_its_places(tmp_path: Path) -> None:
-    async def main() -> Any:
-        entry = {"name": "g", "command": [sys.executable, "-c", SHOW, "{pattern}", "{file}"]}
-        async with opened(tmp_path, entry) as pool:
-            return pool.definitions[0]["function"]["parameters"]
-
-    assert asyncio.run(main()) == {
+@in_event_loop
+async def test_a_command_without_parameters_has_those_of_its_places(tmp_path: Path) -> None:
+    entry = {"name": "g", "command": [sys.executable, "-c", SHOW, "{pattern}", "{file}"]}
+    async with opened(tmp_path, entry) as pool:
+        result = pool.definitions[0]["function"]["parameters"]
+    assert result == {
         "type": "object",
         "properties": {"pattern": {"type": "string"}, "file": {"type": "string"}},
         "required": ["pattern", "file"],
@@ -109,28 +109,27 @@ def test_output_that_is_not_utf8_is_shown_as_well_as_it_can_be(tmp_path: Path) -
     [("timeout", ""), ("deadline", "setsid"), ("cancelled", ""), ("cancelled", "setsid")],
     ids=["timeout", "deadline, own session", "cancelled", "cancelled, own session"],
 )
-def test_the_program_and_what_it_started_are_killed(tmp_path: Path, how: str, setsid: str) -> None:
+@in_event_loop
+async def test_the_program_and_what_it_started_are_killed(
+    tmp_path: Path, how: str, setsid: str
+) -> None:
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
     # The grandchild holds the pipe open: it is at its end only when both are dead.
     code = f"exec 3>{fifo}; {setsid} sleep 1000 & printf started >&3; sleep 1000"
-
-    async def main() -> ToolResult | None:
-        timeout = 1 if how == "timeout" else 500
-        entry = {"name": "p", "command": ["sh", "-c", code], "timeout": timeout}
-        aside = asyncio.get_running_loop().run_in_executor
-        async with opened(tmp_path, entry) as pool:
-            deadline = asyncio.get_running_loop().time() + 1 if how == "deadline" else None
-            call = asyncio.ensure_future(pool.call(asked("p"), CallContext(deadline)))
-            with await aside(None, fifo.open) as pipe:
-                assert await aside(None, pipe.read, 7) == "started"
-                if how == "cancelled":
-                    call.cancel()
-                assert await aside(None, pipe.read) == ""
-            await asyncio.wait((call,))
-            return None if how == "cancelled" else call.result()
-
-    result = asyncio.run(main())
+    timeout = 1 if how == "timeout" else 500
+    entry = {"name": "p", "command": ["sh", "-c", code], "timeout": timeout}
+    aside = asyncio.get_running_loop().run_in_executor
+    async with opened(tmp_path, entry) as pool:
+        deadline = asyncio.get_running_loop().time() + 1 if how == "deadline" else None
+        call = asyncio.ensure_future(pool.call(asked("p"), CallContext(deadline)))
+        with await aside(None, fifo.open) as pipe:
+            assert await aside(None, pipe.read, 7) == "started"
+            if how == "cancelled":
+                call.cancel()
+            assert await aside(None, pipe.read) == ""
+        await asyncio.wait((call,))
+        result = None if how == "cancelled" else call.result()
     assert result is None or result.error == "timeout"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import ToolPool, ToolResult
+from support.jumping_loop import in_event_loop
 from support.tool_pools import answers, asked, once, opened
 
 SOURCE = '''
@@ -131,12 +132,10 @@ def test_a_function_gets_its_types_and_its_result_is_json(base: Path) -> None:
     }
 
 
-def test_the_definition_comes_from_signature_and_docstring(base: Path) -> None:
-    async def main() -> Any:
-        async with opened(base, entry("look_up"), entry("twice", name="t2", description="d")) as p:
-            return [one["function"] for one in p.definitions]
-
-    first, second = asyncio.run(main())
+@in_event_loop
+async def test_the_definition_comes_from_signature_and_docstring(base: Path) -> None:
+    async with opened(base, entry("look_up"), entry("twice", name="t2", description="d")) as p:
+        first, second = [one["function"] for one in p.definitions]
     assert (first["name"], first["description"]) == ("look_up", "Look a ship up.")
     assert first["parameters"]["properties"]["ship"]["description"] == "which one"
     assert first["parameters"]["required"] == ["ship"]
@@ -174,71 +173,62 @@ def test_a_result_without_a_json_form_is_a_fault(base: Path) -> None:
     assert "no JSON form" in result.text
 
 
-def test_a_blocking_function_is_left_at_its_time_limit_and_counted(base: Path) -> None:
-    async def main() -> tuple[ToolResult, int, ToolResult]:
-        async with opened(base, entry("wait_for_gate", timeout=0.2)) as pool:
-            first = await pool.call(asked("wait_for_gate", x=1))
-            abandoned = pool.stats()["wait_for_gate"].abandoned
-            gate(base).set()
-            async with asyncio.timeout(20):
-                while pool.stats()["wait_for_gate"].abandoned:
-                    await asyncio.sleep(0.01)
-            return first, abandoned, await pool.call(asked("wait_for_gate", x=2))
-
-    first, abandoned, second = asyncio.run(main())
+@in_event_loop
+async def test_a_blocking_function_is_left_at_its_time_limit_and_counted(base: Path) -> None:
+    async with opened(base, entry("wait_for_gate", timeout=0.2)) as pool:
+        first = await pool.call(asked("wait_for_gate", x=1))
+        abandoned = pool.stats()["wait_for_gate"].abandoned
+        gate(base).set()
+        async with asyncio.timeout(20):
+            while pool.stats()["wait_for_gate"].abandoned:
+                await asyncio.sleep(0.01)
+        second = await pool.call(asked("wait_for_gate", x=2))
     assert (first.error, abandoned) == ("timeout", 1)
     assert second.text == "2"
 
 
-def test_a_tool_whose_calls_all_hang_is_not_started_for_ever(base: Path) -> None:
-    async def main() -> list[ToolResult]:
-        keys = {"timeout": 0.2, "concurrency": 100}
-        async with opened(base, entry("wait_for_gate", **keys)) as pool:
-            results = await answers(pool, "wait_for_gate", [{"x": x} for x in range(64)])
-            results.append(await pool.call(asked("wait_for_gate", x=100)))
-            gate(base).set()
-            return results
-
-    *hung, refused = asyncio.run(main())
+@in_event_loop
+async def test_a_tool_whose_calls_all_hang_is_not_started_for_ever(base: Path) -> None:
+    keys = {"timeout": 0.2, "concurrency": 100}
+    async with opened(base, entry("wait_for_gate", **keys)) as pool:
+        results = await answers(pool, "wait_for_gate", [{"x": x} for x in range(64)])
+        results.append(await pool.call(asked("wait_for_gate", x=100)))
+        gate(base).set()
+        *hung, refused = results
     assert {result.error for result in hung} == {"timeout"}
     assert refused.error == "overloaded"
 
 
-def test_a_coroutine_is_cancelled_at_its_time_limit(base: Path) -> None:
-    async def main() -> tuple[ToolResult, bool]:
-        async with opened(base, entry("wait_forever", timeout=0.1)) as pool:
-            result = await pool.call(asked("wait_forever", x=1))
-            loop = asyncio.get_running_loop()
-            return result, await loop.run_in_executor(None, gate(base).wait, 20)
-
-    result, ended = asyncio.run(main())
+@in_event_loop
+async def test_a_coroutine_is_cancelled_at_its_time_limit(base: Path) -> None:
+    async with opened(base, entry("wait_forever", timeout=0.1)) as pool:
+        result = await pool.call(asked("wait_forever", x=1))
+        loop = asyncio.get_running_loop()
+        ended = await loop.run_in_executor(None, gate(base).wait, 20)
     assert (result.error, ended) == ("timeout", True)
 
 
-def test_a_coroutine_that_blocks_stops_neither_the_run_nor_later_calls(base: Path) -> None:
-    async def main() -> tuple[ToolResult, ToolResult, int]:
-        async with opened(base, entry("block", timeout=0.3)) as pool:
-            first = await pool.call(asked("block", x=1))
-            async with asyncio.timeout(20):
-                while not pool.stats()["block"].abandoned:
-                    await asyncio.sleep(0.01)
-            second = await pool.call(asked("block", x=0))
-            gate(base).set()
-            return first, second, pool.stats()["block"].abandoned
-
-    first, second, abandoned = asyncio.run(main())
+@in_event_loop
+async def test_a_coroutine_that_blocks_stops_neither_the_run_nor_later_calls(base: Path) -> None:
+    async with opened(base, entry("block", timeout=0.3)) as pool:
+        first = await pool.call(asked("block", x=1))
+        async with asyncio.timeout(20):
+            while not pool.stats()["block"].abandoned:
+                await asyncio.sleep(0.01)
+        second = await pool.call(asked("block", x=0))
+        gate(base).set()
+        abandoned = pool.stats()["block"].abandoned
     assert (first.error, second.text, abandoned) == ("timeout", "0", 1)
 
 
-def test_threads_are_used_again(base: Path) -> None:
-    async def main() -> int:
-        async with opened(base, entry("where")) as pool:
-            before = threading.active_count()
-            for _ in range(20):
-                await pool.call(asked("where"))
-            return threading.active_count() - before
-
-    assert asyncio.run(main()) == 1
+@in_event_loop
+async def test_threads_are_used_again(base: Path) -> None:
+    async with opened(base, entry("where")) as pool:
+        before = threading.active_count()
+        for _ in range(20):
+            await pool.call(asked("where"))
+        result = threading.active_count() - before
+    assert result == 1
 
 
 # --- gathering --------------------------------------------------------------------------------

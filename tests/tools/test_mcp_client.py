@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from bagent.errors import UsageError
-from bagent.tools import ToolPool, ToolResult
+from bagent.tools import ToolResult
 from bagent.tools.mcp_client import McpConfig, McpServer
+from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, asked, opened
 
 pytestmark = pytest.mark.slow  # each test starts a real server
@@ -129,15 +130,13 @@ def test_the_name_of_the_entry_goes_before_the_names_of_its_tools(tmp_path: Path
     assert call(tmp_path, "my_add", entry, a=1, b=1).text == "2"
 
 
-def test_only_the_named_tools_are_taken(tmp_path: Path) -> None:
+@in_event_loop
+async def test_only_the_named_tools_are_taken(tmp_path: Path) -> None:
     entry = small(tmp_path)
     entry["mcp"]["tools"] = ["fail", "add"]
-
-    async def main() -> list[str]:
-        async with opened(tmp_path, entry) as pool:
-            return pool.names
-
-    assert asyncio.run(main()) == ["add", "fail"]
+    async with opened(tmp_path, entry) as pool:
+        result = pool.names
+    assert result == ["add", "fail"]
 
 
 def test_a_tool_that_the_server_has_not_is_told(tmp_path: Path) -> None:
@@ -147,31 +146,27 @@ def test_a_tool_that_the_server_has_not_is_told(tmp_path: Path) -> None:
         call(tmp_path, "nope", entry)
 
 
-def test_a_server_that_died_is_started_once_more(tmp_path: Path) -> None:
-    async def main() -> list[ToolResult]:
-        async with opened(tmp_path, small(tmp_path)) as pool:
-            first = await pool.call(asked("add", a=1, b=1))
-            os.kill(starts(tmp_path)[-1], signal.SIGKILL)
-            again = await pool.call(asked("add", a=2, b=2))
-            os.kill(starts(tmp_path)[-1], signal.SIGKILL)
-            last = await pool.call(asked("add", a=3, b=3))
-            return [first, again, last]
-
-    first, again, last = asyncio.run(main())
+@in_event_loop
+async def test_a_server_that_died_is_started_once_more(tmp_path: Path) -> None:
+    async with opened(tmp_path, small(tmp_path)) as pool:
+        first = await pool.call(asked("add", a=1, b=1))
+        os.kill(starts(tmp_path)[-1], signal.SIGKILL)
+        again = await pool.call(asked("add", a=2, b=2))
+        os.kill(starts(tmp_path)[-1], signal.SIGKILL)
+        last = await pool.call(asked("add", a=3, b=3))
+        first, again, last = [first, again, last]
     assert (first.text, again.text) == ("2", "4")
     assert last.error == "failed"
     assert "restarted 1 time" in last.text
     assert len(starts(tmp_path)) == 2
 
 
-def test_a_call_with_side_effects_in_which_the_server_dies_is_not_run_again(
+@in_event_loop
+async def test_a_call_with_side_effects_in_which_the_server_dies_is_not_run_again(
     tmp_path: Path,
 ) -> None:
-    async def main() -> tuple[ToolResult, ToolResult]:
-        async with opened(tmp_path, small(tmp_path)) as pool:
-            return await pool.call(asked("die")), await pool.call(asked("add", a=1, b=1))
-
-    died, after = asyncio.run(main())
+    async with opened(tmp_path, small(tmp_path)) as pool:
+        died, after = await pool.call(asked("die")), await pool.call(asked("add", a=1, b=1))
     assert died.error == "failed"
     assert "may have run" in died.text
     assert after.text == "2"
@@ -183,15 +178,13 @@ def test_a_call_that_only_reads_is_run_again_when_its_server_died(tmp_path: Path
     assert len(starts(tmp_path)) == 2
 
 
-def test_calls_run_side_by_side_and_one_that_hangs_is_left(tmp_path: Path) -> None:
-    async def main() -> tuple[ToolResult, ToolResult, ToolResult]:
-        async with opened(tmp_path, small(tmp_path, timeout=1)) as pool:
-            hanging = asyncio.ensure_future(pool.call(asked("hang")))
-            beside = await pool.call(asked("add", a=1, b=1))
-            hung = await hanging
-            return beside, hung, await pool.call(asked("add", a=2, b=2))
-
-    beside, hung, after = asyncio.run(main())
+@in_event_loop
+async def test_calls_run_side_by_side_and_one_that_hangs_is_left(tmp_path: Path) -> None:
+    async with opened(tmp_path, small(tmp_path, timeout=1)) as pool:
+        hanging = asyncio.ensure_future(pool.call(asked("hang")))
+        beside = await pool.call(asked("add", a=1, b=1))
+        hung = await hanging
+        after = await pool.call(asked("add", a=2, b=2))
     assert (beside.text, hung.error, after.text) == ("2", "timeout", "4")
     assert len(starts(tmp_path)) == 1
 
@@ -212,29 +205,23 @@ def test_a_server_that_does_not_start_is_told_with_its_words(
     assert words in str(caught.value)
 
 
-def test_a_server_that_hangs_at_its_start_is_given_up_and_ended(tmp_path: Path) -> None:
+@in_event_loop
+async def test_a_server_that_hangs_at_its_start_is_given_up_and_ended(tmp_path: Path) -> None:
     command = ["sh", "-c", "echo $$ > pid; exec sleep 1000"]
-
-    async def main() -> None:
-        server = McpServer(McpConfig(command=command, cwd=tmp_path, start_seconds=4))
-        with pytest.raises(UsageError, match="no answer in 4 s"):
-            await server.open()
-
-    asyncio.run(main())
+    server = McpServer(McpConfig(command=command, cwd=tmp_path, start_seconds=4))
+    with pytest.raises(UsageError, match="no answer in 4 s"):
+        await server.open()
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_what_a_server_writes_among_its_messages_is_passed_over(
+@in_event_loop
+async def test_what_a_server_writes_among_its_messages_is_passed_over(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, str(Path(SERVER).with_name("odd_mcp_server.py")), str(tmp_path)]
-
-    async def main() -> tuple[list[str], list[ToolResult]]:
-        async with opened(tmp_path, {"mcp": {"command": command}}) as pool:
-            names = ("stays", "goes", "stays")
-            return pool.names, [await pool.call(asked(name)) for name in names]
-
-    names, (first, gone, again) = asyncio.run(main())
+    async with opened(tmp_path, {"mcp": {"command": command}}) as pool:
+        names = ("stays", "goes", "stays")
+        names, (first, gone, again) = pool.names, [await pool.call(asked(name)) for name in names]
     assert names == ["stays", "goes"]
     assert (first.text, again.text) == ("still here", "still here")
     assert (gone.error, gone.text) == ("failed", "error: Unknown tool")
@@ -338,30 +325,25 @@ def test_an_address_that_nobody_serves_is_told_without_its_query(tmp_path: Path)
     assert "k-1" not in str(caught.value)
 
 
-def test_an_http_server_that_is_gone_is_a_fault(tmp_path: Path) -> None:
-    async def main() -> ToolResult:
-        async with http_server(tmp_path) as url, opened(tmp_path, {"mcp": url}) as pool:
-            os.kill(starts(tmp_path)[0], signal.SIGKILL)
-            return await pool.call(asked("add", a=1, b=1))
-
-    assert asyncio.run(main()).error == "failed"
+@in_event_loop
+async def test_an_http_server_that_is_gone_is_a_fault(tmp_path: Path) -> None:
+    async with http_server(tmp_path) as url, opened(tmp_path, {"mcp": url}) as pool:
+        os.kill(starts(tmp_path)[0], signal.SIGKILL)
+        result = await pool.call(asked("add", a=1, b=1))
+    assert result.error == "failed"
 
 
 # --- a server that others made ----------------------------------------------------------------
 
 
-def test_the_time_server_tells_the_time(tmp_path: Path) -> None:
+@in_event_loop
+async def test_the_time_server_tells_the_time(tmp_path: Path) -> None:
     pytest.importorskip("mcp_server_time")
-
-    async def main() -> tuple[ToolResult, ToolResult, ToolPool]:
-        entry = {"mcp": f"{sys.executable} -m mcp_server_time --local-timezone Europe/Rome"}
-        async with opened(tmp_path, entry, env=ENV) as pool:
-            arguments = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
-            converted = await pool.call(asked("convert_time", **arguments))
-            nowhere = await pool.call(asked("get_current_time", timezone="Nowhere/At_All"))
-            return converted, nowhere, pool
-
-    converted, nowhere, pool = asyncio.run(main())
+    entry = {"mcp": f"{sys.executable} -m mcp_server_time --local-timezone Europe/Rome"}
+    async with opened(tmp_path, entry, env=ENV) as pool:
+        arguments = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
+        converted = await pool.call(asked("convert_time", **arguments))
+        nowhere = await pool.call(asked("get_current_time", timezone="Nowhere/At_All"))
     assert pool.names == ["get_current_time", "convert_time"]
     assert json.loads(converted.text)["time_difference"] == "+9.0h"
     assert nowhere.error == "failed"

@@ -14,6 +14,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import Policy, open_tools
+from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, asked, opened, spec
 
 ENTRIES: dict[str, dict[str, Any]] = {
@@ -87,14 +88,14 @@ def test_what_the_job_says_goes_before_the_defaults(base: Path) -> None:
         assert (policy.cache_seconds, policy.timeout) == (60.0, None)
 
 
-def test_functions_of_one_file_share_an_event_loop_also_under_two_names(base: Path) -> None:
-    async def main() -> list[str]:
-        entries = [{"python": f"tools.py:{name}"} for name in ("loop_a", "loop_b", "loop_a")]
-        entries[2]["name"] = "again"
-        async with opened(base, *entries) as pool:
-            return [(await pool.call(asked(name))).text for name in ("loop_a", "loop_b", "again")]
-
-    first, second, third = asyncio.run(main())
+@in_event_loop
+async def test_functions_of_one_file_share_an_event_loop_also_under_two_names(base: Path) -> None:
+    entries = [{"python": f"tools.py:{name}"} for name in ("loop_a", "loop_b", "loop_a")]
+    entries[2]["name"] = "again"
+    async with opened(base, *entries) as pool:
+        first, second, third = [
+            (await pool.call(asked(name))).text for name in ("loop_a", "loop_b", "again")
+        ]
     assert first == second == third
 
 
@@ -160,7 +161,8 @@ def test_a_package_that_is_missing_is_told_with_the_command_that_mends_it(
     assert hint in done.stderr
 
 
-def test_no_text_that_a_model_may_write_makes_a_call_raise(base: Path) -> None:
+@in_event_loop
+async def test_no_text_that_a_model_may_write_makes_a_call_raise(base: Path) -> None:
     rng = random.Random(4)
     seeds = [
         '{"x": 1}',
@@ -176,20 +178,16 @@ def test_no_text_that_a_model_may_write_makes_a_call_raise(base: Path) -> None:
         '{"x": NaN}',
         "9" * 5000,
     ]
-
-    async def main() -> set[str | None]:
-        errors: set[str | None] = set()
-        async with opened(base, ENTRIES["f"]) as pool:
-            for _ in range(600):
-                text = list(rng.choice(seeds))
-                for _ in range(rng.randrange(4)):
-                    place = rng.randrange(len(text) + 1)
-                    piece = rng.choice(['"', "{", "\\", "é", "\0", ""])
-                    text[place : place + rng.randrange(3)] = piece
-                result = await pool.call(asked("f", "".join(text)))
-                assert len(result.text) < 2500
-                result.text.encode("utf-8")
-                errors.add(result.error)
-        return errors
-
-    assert asyncio.run(main()) == {None, "bad_arguments"}
+    errors: set[str | None] = set()
+    async with opened(base, ENTRIES["f"]) as pool:
+        for _ in range(600):
+            text = list(rng.choice(seeds))
+            for _ in range(rng.randrange(4)):
+                place = rng.randrange(len(text) + 1)
+                piece = rng.choice(['"', "{", "\\", "é", "\0", ""])
+                text[place : place + rng.randrange(3)] = piece
+            result = await pool.call(asked("f", "".join(text)))
+            assert len(result.text) < 2500
+            result.text.encode("utf-8")
+            errors.add(result.error)
+    assert errors == {None, "bad_arguments"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bagent.tools import CallContext, Policy, Tool, ToolFault, ToolPool, ToolResult
-from support.jumping_loop import run_jumping
+from support.jumping_loop import on_jumping_clock, run_jumping
 from support.tool_pools import answers, asked, tool
 
 ADD = {
@@ -83,14 +83,11 @@ def test_arguments_may_be_text_an_object_or_text_in_text(given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "  ", "null", None, {}, "{}"])
-def test_nothing_and_null_are_no_arguments(given: Any) -> None:
+@on_jumping_clock
+async def test_nothing_and_null_are_no_arguments(given: Any) -> None:
     run = Counted()
-
-    async def main() -> ToolResult:
-        call = asked("t", "")
-        return await ToolPool([tool(run)]).call(type(call)("1", "t", given))
-
-    assert run_jumping(main()).text == "{}"
+    call = asked("t", "")
+    assert (await ToolPool([tool(run)]).call(type(call)("1", "t", given))).text == "{}"
 
 
 @pytest.mark.parametrize(
@@ -117,16 +114,13 @@ def test_nothing_and_null_are_no_arguments(given: Any) -> None:
         ('{"a":1,"b":"' + "x" * 1_100_000 + '"}', "longer than"),
     ],
 )
-def test_wrong_arguments_go_back_as_the_result_and_the_tool_does_not_run(
+@on_jumping_clock
+async def test_wrong_arguments_go_back_as_the_result_and_the_tool_does_not_run(
     given: str, words: str
 ) -> None:
     run = Counted()
-
-    async def main() -> tuple[ToolResult, ToolPool]:
-        pool = ToolPool([tool(run, ADD)])
-        return await pool.call(asked("t", given)), pool
-
-    result, pool = run_jumping(main())
+    pool = ToolPool([tool(run, ADD)])
+    result = await pool.call(asked("t", given))
     assert result.error == "bad_arguments"
     assert words in result.text
     assert len(result.text) < 2100
@@ -135,15 +129,16 @@ def test_wrong_arguments_go_back_as_the_result_and_the_tool_does_not_run(
     assert pool.stats()["t"].runs == 0
 
 
-def test_a_tool_that_is_not_listed_never_runs() -> None:
+@on_jumping_clock
+async def test_a_tool_that_is_not_listed_never_runs() -> None:
     run = Counted()
-
-    async def main() -> tuple[ToolResult, ToolResult, int]:
-        empty, one = ToolPool([]), ToolPool([tool(run)])
-        name = "nope" * 1000
-        return await empty.call(asked("t")), await one.call(asked(name)), one.unknown_calls
-
-    first, second, count = run_jumping(main())
+    empty, one = ToolPool([]), ToolPool([tool(run)])
+    name = "nope" * 1000
+    first, second, count = (
+        await empty.call(asked("t")),
+        await one.call(asked(name)),
+        one.unknown_calls,
+    )
     assert first.error == second.error == "unknown_tool"
     assert "the tools are: none" in first.text
     assert "the tools are: t" in second.text
@@ -187,17 +182,14 @@ def test_a_run_is_stopped_at_its_time_limit() -> None:
     assert run.stopped == 1
 
 
-def test_a_caller_without_time_gives_up_and_the_run_goes_on_for_the_others() -> None:
+@on_jumping_clock
+async def test_a_caller_without_time_gives_up_and_the_run_goes_on_for_the_others() -> None:
     run = Counted(10)
-
-    async def main() -> tuple[ToolResult, ToolResult]:
-        pool = ToolPool([tool(run, policy=SHARED)])
-        now = asyncio.get_running_loop().time()
-        return await asyncio.gather(
-            pool.call(asked("t"), CallContext(deadline=now + 3)), pool.call(asked("t"))
-        )
-
-    hurried, patient = run_jumping(main())
+    pool = ToolPool([tool(run, policy=SHARED)])
+    now = asyncio.get_running_loop().time()
+    hurried, patient = await asyncio.gather(
+        pool.call(asked("t"), CallContext(deadline=now + 3)), pool.call(asked("t"))
+    )
     assert (hurried.error, patient.error) == ("timeout", None)
     assert hurried.latency_ms == pytest.approx(3000, abs=5)
     assert len(run.runs) == 1
@@ -206,73 +198,63 @@ def test_a_caller_without_time_gives_up_and_the_run_goes_on_for_the_others() -> 
 # --- sharing ----------------------------------------------------------------------------------
 
 
-def test_equal_calls_in_flight_share_one_run_whatever_the_order_of_their_keys() -> None:
+@on_jumping_clock
+async def test_equal_calls_in_flight_share_one_run_whatever_the_order_of_their_keys() -> None:
     run = Counted()
-
-    async def main() -> list[ToolResult]:
-        pool = ToolPool([tool(run, policy=SHARED)])
-        texts = ['{"a":1,"b":2}', '{ "b": 2, "a": 1 }', '{"a":1,"b":3}']
-        return await asyncio.gather(*(pool.call(asked("t", text)) for text in texts))
-
-    results = run_jumping(main())
+    pool = ToolPool([tool(run, policy=SHARED)])
+    texts = ['{"a":1,"b":2}', '{ "b": 2, "a": 1 }', '{"a":1,"b":3}']
+    results = await asyncio.gather(*(pool.call(asked("t", text)) for text in texts))
     assert [result.shared for result in results] == [False, True, False]
     assert results[0].text == results[1].text
     assert len(run.runs) == 2
 
 
-def test_calls_that_json_tells_apart_are_not_shared() -> None:
+@on_jumping_clock
+async def test_calls_that_json_tells_apart_are_not_shared() -> None:
     run = Counted()
-
-    async def main() -> None:
-        pool = ToolPool([tool(run, policy=SHARED)])
-        texts = ['{"a":1}', '{"a":true}', '{"a":"1"}', '{"a":null}', "{}"]
-        await asyncio.gather(*(pool.call(asked("t", text)) for text in texts))
-
-    run_jumping(main())
+    pool = ToolPool([tool(run, policy=SHARED)])
+    texts = ['{"a":1}', '{"a":true}', '{"a":"1"}', '{"a":null}', "{}"]
+    await asyncio.gather(*(pool.call(asked("t", text)) for text in texts))
     assert len(run.runs) == 5
 
 
-def test_cancelling_the_first_of_five_callers_still_serves_four() -> None:
+@on_jumping_clock
+async def test_cancelling_the_first_of_five_callers_still_serves_four() -> None:
     run = Counted()
-
-    async def main() -> list[Any]:
-        pool = ToolPool([tool(run, policy=SHARED)])
-        tasks = [asyncio.ensure_future(pool.call(asked("t", x=1))) for _ in range(5)]
-        await asyncio.sleep(0.5)
-        tasks[0].cancel()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    first, *others = run_jumping(main())
+    pool = ToolPool([tool(run, policy=SHARED)])
+    tasks = [asyncio.ensure_future(pool.call(asked("t", x=1))) for _ in range(5)]
+    await asyncio.sleep(0.5)
+    tasks[0].cancel()
+    first, *others = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(first, asyncio.CancelledError)
     assert [result.text for result in others] == ['{"x": 1}'] * 4
     assert (len(run.runs), run.stopped) == (1, 0)
 
 
-def test_a_run_that_nobody_waits_for_is_stopped_and_not_joined() -> None:
+@on_jumping_clock
+async def test_a_run_that_nobody_waits_for_is_stopped_and_not_joined() -> None:
     run = Counted()
-
-    async def main() -> ToolResult:
-        pool = ToolPool([tool(run, policy=SHARED)])
-        tasks = [asyncio.ensure_future(pool.call(asked("t"))) for _ in range(2)]
-        await asyncio.sleep(0.5)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        return await pool.call(asked("t"))
-
-    result = run_jumping(main())
+    pool = ToolPool([tool(run, policy=SHARED)])
+    tasks = [asyncio.ensure_future(pool.call(asked("t"))) for _ in range(2)]
+    await asyncio.sleep(0.5)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    result = await pool.call(asked("t"))
     assert (result.text, result.shared) == ("{}", False)
     assert (len(run.runs), run.stopped) == (2, 1)
 
 
-def test_calls_with_side_effects_are_neither_merged_nor_kept_unless_asked_for() -> None:
+@on_jumping_clock
+async def test_calls_with_side_effects_are_neither_merged_nor_kept_unless_asked_for() -> None:
     run = Counted()
-
-    async def main() -> list[ToolResult]:
-        pool = ToolPool([tool(run)])
-        return await answers(pool, "t", [{"x": 1}] * 5) + [await pool.call(asked("t", x=1))]
-
-    assert {result.shared or result.cached for result in run_jumping(main())} == {False}
+    pool = ToolPool([tool(run)])
+    assert {
+        result.shared or result.cached
+        for result in (
+            await answers(pool, "t", [{"x": 1}] * 5) + [await pool.call(asked("t", x=1))]
+        )
+    } == {False}
     assert len(run.runs) == 6
 
 
@@ -287,100 +269,84 @@ def test_all_callers_of_a_shared_run_that_fails_get_the_fault() -> None:
 # --- keeping ----------------------------------------------------------------------------------
 
 
-def test_an_answer_is_kept_for_its_time_and_then_asked_anew() -> None:
+@on_jumping_clock
+async def test_an_answer_is_kept_for_its_time_and_then_asked_anew() -> None:
     run = Counted(0)
-
-    async def main() -> list[bool]:
-        pool = ToolPool([tool(run, policy=Policy(cache_seconds=60))])
-        seen = []
-        for wait in (0, 59, 2, 0):
-            await asyncio.sleep(wait)
-            seen.append((await pool.call(asked("t", x=1))).cached)
-        return seen
-
-    assert run_jumping(main()) == [False, True, False, True]
+    pool = ToolPool([tool(run, policy=Policy(cache_seconds=60))])
+    seen = []
+    for wait in (0, 59, 2, 0):
+        await asyncio.sleep(wait)
+        seen.append((await pool.call(asked("t", x=1))).cached)
+    assert seen == [False, True, False, True]
     assert len(run.runs) == 2
 
 
-def test_faults_are_not_kept() -> None:
+@on_jumping_clock
+async def test_faults_are_not_kept() -> None:
     runs = []
 
     async def run(_: dict[str, Any]) -> str:
         runs.append(1)
         raise ValueError("down")
 
-    async def main() -> None:
-        pool = ToolPool([tool(run, policy=Policy(cache_seconds=60))])
-        for _ in range(3):
-            await pool.call(asked("t"))
-
-    run_jumping(main())
+    pool = ToolPool([tool(run, policy=Policy(cache_seconds=60))])
+    for _ in range(3):
+        await pool.call(asked("t"))
     assert len(runs) == 3
 
 
-def test_the_answer_asked_for_longest_ago_gives_way() -> None:
+@on_jumping_clock
+async def test_the_answer_asked_for_longest_ago_gives_way() -> None:
     run = Counted(0)
-
-    async def main() -> list[bool]:
-        pool = ToolPool([tool(run, policy=Policy(cache_seconds=1e6))])
-        for x in range(1024):
-            await pool.call(asked("t", x=x))
-        await pool.call(asked("t", x=0))
-        await pool.call(asked("t", x=5000))
-        return [(await pool.call(asked("t", x=x))).cached for x in (0, 1)]
-
-    assert run_jumping(main()) == [True, False]
+    pool = ToolPool([tool(run, policy=Policy(cache_seconds=1e6))])
+    for x in range(1024):
+        await pool.call(asked("t", x=x))
+    await pool.call(asked("t", x=0))
+    await pool.call(asked("t", x=5000))
+    assert [(await pool.call(asked("t", x=x))).cached for x in (0, 1)] == [True, False]
 
 
 # --- pace and slots ---------------------------------------------------------------------------
 
 
-def test_runs_start_no_faster_than_the_rate_from_the_first_one_on() -> None:
+@on_jumping_clock
+async def test_runs_start_no_faster_than_the_rate_from_the_first_one_on() -> None:
     starts: list[float] = []
 
     async def run(_: dict[str, Any]) -> str:
         starts.append(asyncio.get_running_loop().time())
         return ""
 
-    async def main() -> None:
-        pool = ToolPool([tool(run, policy=Policy(rate_limit=5))])
-        await asyncio.sleep(100)
-        await answers(pool, "t", [{"x": x} for x in range(11)])
-
-    run_jumping(main())
+    pool = ToolPool([tool(run, policy=Policy(rate_limit=5))])
+    await asyncio.sleep(100)
+    await answers(pool, "t", [{"x": x} for x in range(11)])
     gaps = [after - before for before, after in itertools.pairwise(starts)]
     assert gaps == pytest.approx([0.2] * 10)
 
 
-def test_a_caller_that_is_cancelled_while_it_waits_for_the_pace_costs_no_turn() -> None:
+@on_jumping_clock
+async def test_a_caller_that_is_cancelled_while_it_waits_for_the_pace_costs_no_turn() -> None:
     run = Counted(0)
-
-    async def main() -> float:
-        pool = ToolPool([tool(run, policy=Policy(rate_limit=0.1))])
-        begin = asyncio.get_running_loop().time()
-        tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(5)]
-        await asyncio.sleep(1)
-        for task in tasks[1:4]:
-            task.cancel()
-        await tasks[4]
-        return asyncio.get_running_loop().time() - begin
-
-    assert run_jumping(main()) == pytest.approx(10)
+    pool = ToolPool([tool(run, policy=Policy(rate_limit=0.1))])
+    begin = asyncio.get_running_loop().time()
+    tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(5)]
+    await asyncio.sleep(1)
+    for task in tasks[1:4]:
+        task.cancel()
+    await tasks[4]
+    assert (asyncio.get_running_loop().time() - begin) == pytest.approx(10)
     assert len(run.runs) == 2
 
 
-def test_no_more_runs_at_once_than_the_tool_allows_and_no_slot_is_lost() -> None:
+@on_jumping_clock
+async def test_no_more_runs_at_once_than_the_tool_allows_and_no_slot_is_lost() -> None:
     run = Counted()
-
-    async def main() -> list[ToolResult]:
-        pool = ToolPool([tool(run, policy=Policy(concurrency=3, timeout=2))])
-        waiting = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(6)]
-        await asyncio.sleep(0.5)
-        for task in waiting[:2] + waiting[4:]:
-            task.cancel()
-        return await answers(pool, "t", [{"x": x} for x in range(10)])
-
-    results = run_jumping(main())
+    pool = ToolPool([tool(run, policy=Policy(concurrency=3, timeout=2))])
+    waiting = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(6)]
+    await asyncio.sleep(0.5)
+    for task in waiting[:2] + waiting[4:]:
+        task.cancel()
+    results = await answers(pool, "t", [{"x": x} for x in range(10)])
     assert all(result.error is None for result in results)
     assert run.most == 3
 
@@ -404,18 +370,15 @@ def test_a_long_answer_is_cut_with_a_note_and_a_short_one_is_not() -> None:
     assert long.text == "é" * 150 + "\n[cut: the first 150 of 151 characters]"
 
 
-def test_the_history_tells_percentiles_of_runs() -> None:
+@on_jumping_clock
+async def test_the_history_tells_percentiles_of_runs() -> None:
     async def run(arguments: dict[str, Any]) -> str:
         await asyncio.sleep(float(arguments["s"]))
         return ""
 
-    async def main() -> ToolPool:
-        pool = ToolPool([tool(run, policy=Policy(concurrency=100, timeout=None))])
-        assert pool.latency("t") is None
-        await answers(pool, "t", [{"s": s} for s in range(1, 101)])
-        return pool
-
-    pool = run_jumping(main())
+    pool = ToolPool([tool(run, policy=Policy(concurrency=100, timeout=None))])
+    assert pool.latency("t") is None
+    await answers(pool, "t", [{"s": s} for s in range(1, 101)])
     latency = pool.latency("t")
     assert latency is not None
     assert latency.count == 100
@@ -423,37 +386,30 @@ def test_the_history_tells_percentiles_of_runs() -> None:
     assert found == pytest.approx([50_000, 90_000, 99_000], abs=50)
 
 
-def test_a_result_tells_when_it_was_asked_for_and_how_long_it_took() -> None:
-    async def main() -> ToolResult:
-        return await ToolPool([tool(Counted())], wall=lambda: 1234.5).call(asked("t"))
-
-    result = run_jumping(main())
+@on_jumping_clock
+async def test_a_result_tells_when_it_was_asked_for_and_how_long_it_took() -> None:
+    result = await ToolPool([tool(Counted())], wall=lambda: 1234.5).call(asked("t"))
     assert result.started == 1234.5
     assert result.latency_ms == pytest.approx(1000, abs=5)
 
 
-def test_closing_stops_runs_and_answers_who_waits() -> None:
+@on_jumping_clock
+async def test_closing_stops_runs_and_answers_who_waits() -> None:
     run = Counted(3600)
-
-    async def main() -> ToolResult:
-        pool = ToolPool([tool(run)])
-        waiting = asyncio.ensure_future(pool.call(asked("t")))
-        await asyncio.sleep(1)
-        await pool.close()
-        return await waiting
-
-    assert "stopped" in run_jumping(main()).text
+    pool = ToolPool([tool(run)])
+    waiting = asyncio.ensure_future(pool.call(asked("t")))
+    await asyncio.sleep(1)
+    await pool.close()
+    assert "stopped" in (await waiting).text
     assert run.stopped == 1
 
 
-def test_definitions_have_the_openai_form_in_the_order_of_the_job() -> None:
-    async def main() -> list[Any]:
-        names = ["zeta", "alpha", "mid"]
-        one = tool(Counted(), ADD)
-        tools = [Tool(name, one.description, one.schema, one.run) for name in names]
-        return ToolPool(tools).definitions
-
-    definitions = run_jumping(main())
+@on_jumping_clock
+async def test_definitions_have_the_openai_form_in_the_order_of_the_job() -> None:
+    names = ["zeta", "alpha", "mid"]
+    one = tool(Counted(), ADD)
+    tools = [Tool(name, one.description, one.schema, one.run) for name in names]
+    definitions = ToolPool(tools).definitions
     assert [one["function"]["name"] for one in definitions] == ["zeta", "alpha", "mid"]
     assert definitions[0] == {
         "type": "function",
@@ -490,19 +446,18 @@ class Batches:
         return tool(self.one, policy=Policy(**policy), run_many=self.many)
 
 
-def test_calls_that_come_within_a_window_share_one_run() -> None:
+@on_jumping_clock
+async def test_calls_that_come_within_a_window_share_one_run() -> None:
     batches = Batches()
-
-    async def main() -> list[ToolResult]:
-        pool = ToolPool([batches.tool()])
-        first = asyncio.ensure_future(answers(pool, "t", [{"x": x} for x in range(5)]))
-        await asyncio.sleep(0.004)
-        second = asyncio.ensure_future(answers(pool, "t", [{"x": 5}]))
-        await asyncio.sleep(0.004)
-        late = await answers(pool, "t", [{"x": 6}])
-        return [*await first, *await second, *late]
-
-    assert [result.text for result in run_jumping(main())] == [str(x) for x in range(7)]
+    pool = ToolPool([batches.tool()])
+    first = asyncio.ensure_future(answers(pool, "t", [{"x": x} for x in range(5)]))
+    await asyncio.sleep(0.004)
+    second = asyncio.ensure_future(answers(pool, "t", [{"x": 5}]))
+    await asyncio.sleep(0.004)
+    late = await answers(pool, "t", [{"x": 6}])
+    assert [result.text for result in [*await first, *await second, *late]] == [
+        str(x) for x in range(7)
+    ]
     assert batches.sizes == [6, 1]
 
 
@@ -513,36 +468,30 @@ def test_a_window_closes_when_it_is_full() -> None:
     assert batches.sizes == [100, 100, 50]
 
 
-def test_a_cancelled_call_leaves_its_window_to_the_others() -> None:
+@on_jumping_clock
+async def test_a_cancelled_call_leaves_its_window_to_the_others() -> None:
     batches = Batches()
-
-    async def main() -> list[Any]:
-        pool = ToolPool([batches.tool()])
-        tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(4)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        await asyncio.sleep(0.5)
-        tasks[1].cancel()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    results = run_jumping(main())
+    pool = ToolPool([batches.tool()])
+    tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(4)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.sleep(0.5)
+    tasks[1].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [getattr(result, "text", None) for result in results] == [None, None, "2", "3"]
     assert (batches.sizes, batches.stopped) == ([3], 0)
 
 
-def test_a_batch_that_nobody_waits_for_is_stopped() -> None:
+@on_jumping_clock
+async def test_a_batch_that_nobody_waits_for_is_stopped() -> None:
     batches = Batches()
-
-    async def main() -> None:
-        pool = ToolPool([batches.tool()])
-        tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(3)]
-        await asyncio.sleep(0.5)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        await asyncio.sleep(0.1)
-
-    run_jumping(main())
+    pool = ToolPool([batches.tool()])
+    tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(3)]
+    await asyncio.sleep(0.5)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await asyncio.sleep(0.1)
     assert batches.stopped == 1
 
 

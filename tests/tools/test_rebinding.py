@@ -13,6 +13,7 @@ from bagent.tools.http_get import HttpGet
 from bagent.tools.threads import Threads
 from bagent.tools.tool import ToolFault
 from support.fake_server import FakeServer
+from support.jumping_loop import in_event_loop
 
 
 class Names(AbstractResolver):
@@ -73,7 +74,8 @@ def test_the_address_that_is_checked_is_the_one_connected_to() -> None:
         assert not fs.requests
 
 
-def test_a_redirect_to_a_name_that_leads_home_is_not_followed() -> None:
+@in_event_loop
+async def test_a_redirect_to_a_name_that_leads_home_is_not_followed() -> None:
     async def hop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         where = b"http://pages.example:%d/again" % port_of[0]
@@ -84,20 +86,16 @@ def test_a_redirect_to_a_name_that_leads_home_is_not_followed() -> None:
 
     asked: list[int] = []
     port_of = [0]
-
-    async def main() -> str:
-        server = await asyncio.start_server(hop, "127.0.0.1", 0)
-        port_of[0] = server.sockets[0].getsockname()[1]
-        tool = HttpGet(
-            Hosts.read([f"127.0.0.1:{port_of[0]}", "pages.example"]),
-            Threads("pages"),
-            Names("169.254.169.254"),
-        )
-        async with server:
-            with pytest.raises(ToolFault) as caught:
-                await tool.run({"url": f"http://127.0.0.1:{port_of[0]}/"})
-        await tool.close()
-        return caught.value.message
-
-    assert "169.254.169.254 is a private address" in asyncio.run(main())
+    server = await asyncio.start_server(hop, "127.0.0.1", 0)
+    port_of[0] = server.sockets[0].getsockname()[1]
+    tool = HttpGet(
+        Hosts.read([f"127.0.0.1:{port_of[0]}", "pages.example"]),
+        Threads("pages"),
+        Names("169.254.169.254"),
+    )
+    async with server:
+        with pytest.raises(ToolFault) as caught:
+            await tool.run({"url": f"http://127.0.0.1:{port_of[0]}/"})
+    await tool.close()
+    assert "169.254.169.254 is a private address" in caught.value.message
     assert asked == [1]

@@ -11,8 +11,9 @@ import duckdb
 import pytest
 
 from bagent.errors import UsageError
-from bagent.tools import ToolPool, ToolResult
+from bagent.tools import ToolResult
 from bagent.tools.sql import table_name
+from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, answers, asked, once, opened
 
 ENDLESS = "SELECT count(*) FROM range(10000000000) a, range(10000000000) b WHERE a.range > b.range"
@@ -101,12 +102,11 @@ def test_every_type_becomes_json(base: Path) -> None:
     assert row["h"] == "170141183460469231731687303715884105727"
 
 
-def test_the_model_reads_which_tables_there_are(base: Path) -> None:
-    async def main() -> Any:
-        async with opened(base, {"builtin": "sql", "database": "ships.duckdb"}) as pool:
-            return pool.definitions[0]["function"]["parameters"]["properties"]["query"]
-
-    assert "ships(id BIGINT, name VARCHAR)" in asyncio.run(main())["description"]
+@in_event_loop
+async def test_the_model_reads_which_tables_there_are(base: Path) -> None:
+    async with opened(base, {"builtin": "sql", "database": "ships.duckdb"}) as pool:
+        result = pool.definitions[0]["function"]["parameters"]["properties"]["query"]
+    assert "ships(id BIGINT, name VARCHAR)" in result["description"]
 
 
 @pytest.mark.parametrize("files", [None, ["crew.csv"]])
@@ -166,17 +166,15 @@ def test_memory_is_bounded(base: Path) -> None:
     assert "memory" in result.text.lower()
 
 
-def test_a_query_is_interrupted_at_its_time_limit_and_ends(base: Path) -> None:
-    async def main() -> tuple[ToolResult, ToolPool]:
-        entry = {"builtin": "sql", "database": "ships.duckdb", "timeout": 0.5}
-        async with opened(base, entry) as pool:
-            result = await pool.call(asked("sql", query=ENDLESS))
-            async with asyncio.timeout(20):
-                while pool.stats()["sql"].abandoned:
-                    await asyncio.sleep(0.01)
-            return result, pool
-
-    result, _ = asyncio.run(main())
+@in_event_loop
+async def test_a_query_is_interrupted_at_its_time_limit_and_ends(base: Path) -> None:
+    entry = {"builtin": "sql", "database": "ships.duckdb", "timeout": 0.5}
+    async with opened(base, entry) as pool:
+        result = await pool.call(asked("sql", query=ENDLESS))
+        async with asyncio.timeout(20):
+            while pool.stats()["sql"].abandoned:
+                await asyncio.sleep(0.01)
+        _ = pool
     assert result.error == "timeout"
 
 
@@ -198,17 +196,16 @@ def test_arguments_are_values_and_never_part_of_the_statement(base: Path) -> Non
     assert once(base, entry, {"name": "x' OR '1'='1"}).text == "[]"
 
 
-def test_calls_that_come_together_are_one_statement_and_each_gets_its_rows(base: Path) -> None:
+@in_event_loop
+async def test_calls_that_come_together_are_one_statement_and_each_gets_its_rows(
+    base: Path,
+) -> None:
     entry = {"builtin": "sql", "database": "ships.duckdb", "query": LOOKUP, "batch": "id"}
-
-    async def main() -> tuple[list[ToolResult], int]:
-        async with opened(base, entry) as pool:
-            calls: list[dict[str, Any]] = [{"id": [number, number + 1]} for number in range(50)]
-            calls.append({"id": [999_999]})
-            calls.append({"id": ["7"]})
-            return await answers(pool, "sql", calls), pool.stats()["sql"].runs
-
-    results, runs = asyncio.run(main())
+    async with opened(base, entry) as pool:
+        calls: list[dict[str, Any]] = [{"id": [number, number + 1]} for number in range(50)]
+        calls.append({"id": [999_999]})
+        calls.append({"id": ["7"]})
+        results, runs = await answers(pool, "sql", calls), pool.stats()["sql"].runs
     # Keys of another type than the column's are that call's own fault.
     assert runs == 1
     for number, result in enumerate(results[:50]):
@@ -227,7 +224,8 @@ def test_calls_that_come_together_are_one_statement_and_each_gets_its_rows(base:
         ("id", "BIGINT", [[1.0]]),
     ],
 )
-def test_a_key_written_otherwise_than_its_column_finds_its_row_together_as_alone(
+@in_event_loop
+async def test_a_key_written_otherwise_than_its_column_finds_its_row_together_as_alone(
     base: Path, column: str, type_: str, keys: list[list[Any]]
 ) -> None:
     (base / "t.csv").write_text("id,day,price,name\n1,2024-01-01,1.5,one\n2,2024-01-02,2.5,two\n")
@@ -236,12 +234,9 @@ def test_a_key_written_otherwise_than_its_column_finds_its_row_together_as_alone
         f" WHERE list_contains(${column}::{type_}[], {column}::{type_})"
     )
     entry = {"builtin": "sql", "files": ["t.csv"], "query": query, "batch": column}
-
-    async def main() -> list[ToolResult]:
-        async with opened(base, entry) as pool:
-            return await answers(pool, "sql", [{column: key} for key in keys])
-
-    found = [[row["name"] for row in json.loads(one.text)] for one in asyncio.run(main())]
+    async with opened(base, entry) as pool:
+        result = await answers(pool, "sql", [{column: key} for key in keys])
+    found = [[row["name"] for row in json.loads(one.text)] for one in result]
     assert found == [["one"], ["two"]][: len(keys)]
 
 
