@@ -76,29 +76,67 @@ class Course:
     made: bool = False
 
 
-class OpenAIServer:
+class BatchServer:
     """Follows the courses of ``script`` batch by batch, the last one repeating.
 
     Attributes:
         made: the batches that were made, with the requests of each.
-        uploads: how many files came.
-        looks: how often anybody asked for a batch.
+        tries: how often one was asked for.
         complaints: what the API would have refused.
     """
 
-    def __init__(self, *script: Course) -> None:
-        self.script = list(script) or [Course()]
+    def __init__(self, script: Sequence[Course], default: Course) -> None:
+        self.script = list(script) or [default]
         self.made: list[Json] = []
-        self.uploads = 0
         self.tries = 0
+        self.complaints: list[str] = []
+        self._looks: dict[str, int] = {}
+
+    def next_course(self) -> Course:
+        """The course of the batch that is asked for now."""
+        self.tries += 1
+        return self.script[min(self.tries, len(self.script)) - 1]
+
+    def status_of(self, batch: Json) -> str:
+        """The status word that the next look at the batch sees."""
+        words = batch["course"].words
+        return str(words[min(self._looks.get(batch["id"], 0), len(words) - 1)])
+
+    def batch_of(self, request: web.Request) -> Json:
+        """The batch that a request names."""
+        (batch,) = [one for one in self.made if one["id"] == request.match_info["id"]]
+        return batch
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m-1"}]})
+
+    async def _get(self, request: web.Request) -> web.Response:
+        batch = self.batch_of(request)
+        shown = self._shown(batch)
+        self._looks[batch["id"]] = self._looks.get(batch["id"], 0) + 1
+        return web.json_response(shown)
+
+    def _shown(self, batch: Json) -> Json:
+        raise NotImplementedError
+
+
+class OpenAIServer(BatchServer):
+    """OpenAI's files and batches.
+
+    Attributes:
+        uploads: how many files came.
+        looks: how often anybody asked for a batch.
+    """
+
+    def __init__(self, *script: Course) -> None:
+        super().__init__(script, Course())
+        self.uploads = 0
         self.looks = 0
         self.fetches = 0
         self.down = 0
         self.keeps_metadata = True
         self.list_troubles: list[int] = []  # statuses of the first lists; 200 is an empty list
-        self.complaints: list[str] = []
         self.files: dict[str, str] = {}
-        self._steps: dict[str, int] = {}
 
     def app(self) -> web.Application:
         """The server as an application."""
@@ -119,9 +157,6 @@ class OpenAIServer:
         found: web.StreamResponse = await handler(request)
         return found
 
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m-1"}]})
-
     async def _upload(self, request: web.Request) -> web.Response:
         form = await request.post()
         file = form["file"]
@@ -134,8 +169,7 @@ class OpenAIServer:
 
     async def _create(self, request: web.Request) -> web.Response:
         asked = await request.json()
-        course = self.script[min(self.tries, len(self.script) - 1)]
-        self.tries += 1
+        course = self.next_course()
         if course.create is not None and not course.made:
             status, error = course.create
             return web.json_response({"error": error}, status=status)
@@ -177,8 +211,7 @@ class OpenAIServer:
 
     def _shown(self, batch: Json) -> Json:
         course: Course = batch["course"]
-        step = self._steps.get(batch["id"], 0)
-        word = course.words[min(step, len(course.words) - 1)]
+        word = self.status_of(batch)
         shown = {k: v for k, v in batch.items() if k not in ("lines", "course")}
         shown |= {"status": word, "errors": None, "output_file_id": None, "error_file_id": None}
         count = len(batch["lines"])
@@ -203,10 +236,7 @@ class OpenAIServer:
 
     async def _get(self, request: web.Request) -> web.Response:
         self.looks += 1
-        (batch,) = [one for one in self.made if one["id"] == request.match_info["id"]]
-        shown = self._shown(batch)
-        self._steps[batch["id"]] = self._steps.get(batch["id"], 0) + 1
-        return web.json_response(shown)
+        return await super()._get(request)
 
     async def _list(self, request: web.Request) -> web.Response:
         found = [self._shown(batch) for batch in reversed(self.made)]
@@ -252,16 +282,13 @@ def ended_as(kind: str, error: Json = None) -> Answer:
     return line
 
 
-class AnthropicServer:
-    """The same for Message Batches."""
+class AnthropicServer(BatchServer):
+    """Message Batches; ``length`` is the told length of the last body."""
+
+    length: int | None = None
 
     def __init__(self, *script: Course) -> None:
-        self.script = list(script) or [Course(("in_progress", "ended"), message())]
-        self.made: list[Json] = []
-        self.tries = 0
-        self.complaints: list[str] = []
-        self.length: int | None = None
-        self._steps: dict[str, int] = {}
+        super().__init__(script, Course(("in_progress", "ended"), message()))
 
     def app(self) -> web.Application:
         """The server as an application."""
@@ -273,14 +300,10 @@ class AnthropicServer:
         app.router.add_get("/v1/messages/batches/{id}/results", self._results)
         return app
 
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m-1"}]})
-
     async def _create(self, request: web.Request) -> web.Response:
         self.length = request.content_length
         asked = await request.json()
-        course = self.script[min(self.tries, len(self.script) - 1)]
-        self.tries += 1
+        course = self.next_course()
         if course.create is None or course.made:
             for line in asked["requests"]:
                 if set(line) != {"custom_id", "params"} or "stream" in line["params"]:
@@ -300,12 +323,8 @@ class AnthropicServer:
         course = Course(words, message("not yours"))
         self.made.append({"id": f"foreign_{len(self.made)}", "lines": lines, "course": course})
 
-    def _word(self, batch: Json) -> str:
-        words = batch["course"].words
-        return str(words[min(self._steps.get(batch["id"], 0), len(words) - 1)])
-
     def _shown(self, batch: Json) -> Json:
-        word, count = self._word(batch), len(batch["lines"])
+        word, count = self.status_of(batch), len(batch["lines"])
         counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
         if word == "ended":
             for line in self._answers(batch):
@@ -325,19 +344,13 @@ class AnthropicServer:
     def _answers(self, batch: Json) -> list[Json]:
         return [batch["course"].answer(line) for line in reversed(batch["lines"])]
 
-    async def _get(self, request: web.Request) -> web.Response:
-        (batch,) = [one for one in self.made if one["id"] == request.match_info["id"]]
-        shown = self._shown(batch)
-        self._steps[batch["id"]] = self._steps.get(batch["id"], 0) + 1
-        return web.json_response(shown)
-
     async def _list(self, request: web.Request) -> web.Response:
         found = [self._shown(batch) for batch in reversed(self.made)]
         return web.json_response({"data": found, "has_more": False})
 
     async def _results(self, request: web.Request) -> web.Response:
-        (batch,) = [one for one in self.made if one["id"] == request.match_info["id"]]
-        return web.Response(text="\n".join(json.dumps(one) for one in self._answers(batch)) + "\n")
+        lines = [json.dumps(one) for one in self._answers(self.batch_of(request))]
+        return web.Response(text="\n".join(lines) + "\n")
 
 
 def row_of(asked: Json) -> str:
