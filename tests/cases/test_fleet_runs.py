@@ -108,7 +108,7 @@ def test_one_of_three_endpoints_that_is_wrong_takes_few_requests_and_no_row(tmp_
     with ExitStack() as stack:
         good = started(stack, 2)
         (wrong,) = started(stack, 1, {"*": [bad]})
-        command = fleet_job(tmp_path, [wrong, *good], 600)
+        command = fleet_job(tmp_path, [wrong, *good], 600, limits=None)
         done = run_bagent(command, tmp_path)
         asked = len(wrong.requests)
     assert done.code == 0, done.err
