@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagent.bench.plan import BenchPlan
-from bagent.cli.bench_checks import check_options, check_writable
+from bagent.cli.bench_checks import check_options
 from bagent.cli.main import main
 from bagent.errors import UsageError
 
@@ -73,10 +73,6 @@ def test_what_can_be_done_comes_as_far_as_the_hostfile(
 ) -> None:
     assert main(["bench", "--hostfile", "none", *args]) == 2
     assert "none: the hostfile cannot be read" in capsys.readouterr().err
-
-
-def test_a_file_in_a_folder_that_can_be_written_to_is_taken(tmp_path: Path) -> None:
-    check_writable(tmp_path / "good.hosts")
 
 
 def test_numbers_that_are_none_are_refused_wherever_they_come_from() -> None:

@@ -62,13 +62,21 @@ def test_a_table_of_all_endpoints_and_1_where_some_are_not_ready(
     assert "dead" in dead and "Connection refused" in dead and "role=worker" in dead
     assert "1 of 2 ready, 1 dead" in done.err
     assert "next:" not in done.err
+    (job_dir / "ready.txt").write_text("old\n")
+    done = bagent(["hosts", write(job_dir, DEAD), "--write", "ready.txt"])
+    assert done.code == 1
+    assert (job_dir / "ready.txt").read_text() == "old\n"
+    assert "none ready: ready.txt not written" in done.err
 
 
 def test_all_ready_is_0_and_says_what_comes_next(bagent: Bagent, job_dir: Path) -> None:
     with FakeServer() as fs:
         done = bagent(["hosts", write(job_dir, fs.address)])
         assert len(fs.requests) == 1
+        unwritten = bagent(["hosts", job_dir / "hosts.txt", "--write", "no/ready.txt"])
     assert done.code == 0, done.err
+    assert unwritten.code == 74
+    assert "bagent: error: cannot write no/ready.txt" in unwritten.err
     assert done.err.splitlines()[-1] == f"next: bagent run JOB.yaml --hostfile {job_dir}/hosts.txt"
 
 
@@ -172,21 +180,6 @@ def test_the_ready_ones_are_written_with_their_tags(bagent: Bagent, job_dir: Pat
     assert not list(job_dir.glob("*.part"))
 
 
-def test_nothing_is_written_where_nothing_is_ready(bagent: Bagent, job_dir: Path) -> None:
-    (job_dir / "ready.txt").write_text("old\n")
-    done = bagent(["hosts", write(job_dir, DEAD), "--write", "ready.txt"])
-    assert done.code == 1
-    assert (job_dir / "ready.txt").read_text() == "old\n"
-    assert "none ready: ready.txt not written" in done.err
-
-
-def test_a_file_that_cannot_be_written_is_74(bagent: Bagent, job_dir: Path) -> None:
-    with FakeServer() as fs:
-        done = bagent(["hosts", write(job_dir, fs.address), "--write", "no/ready.txt"])
-    assert done.code == 74
-    assert "bagent: error: cannot write no/ready.txt" in done.err
-
-
 @pytest.mark.process("concurrent")
 def test_waiting_ends_when_enough_came_up(job_dir: Path) -> None:
     server = FakeServer()
@@ -216,25 +209,16 @@ def test_waiting_in_vain_is_75_and_the_table_is_there(bagent: Bagent, job_dir: P
     assert (job_dir / "ready.txt").read_text() == f"{fs.address}\n"
 
 
-def test_a_large_dead_fleet_is_told_in_time(bagent: Bagent, job_dir: Path) -> None:
-    hosts = write(job_dir, "127.1.[0-15].[1-250]:9")
-    done = bagent(["hosts", hosts, "--timeout", "20s"])
-    assert done.code == 1
-    assert "0 of 4000 ready, 4000 dead" in done.err
-    assert len(done.out.splitlines()) == 4002
-    assert done.seconds < 30
-
-
 def test_a_large_silent_fleet_ends_at_the_limit_and_hides_nobody(
     bagent: Bagent, job_dir: Path
 ) -> None:
     with silent_ports(4) as silent, FakeServer() as fs:
-        many = [f"http://{address}/base{n}" for n in range(250) for address in silent]
+        many = [f"http://{address}/base{n}" for n in range(50) for address in silent]
         hosts = write(job_dir, *many, DEAD, fs.address)
-        done = bagent(["hosts", hosts, "--timeout", "4s", "--format", "json"])
+        done = bagent(["hosts", hosts, "--timeout", "2s", "--format", "json"])
     assert done.code == 1
     found = [one["state"] for one in done.lines()]
-    assert found == ["silent"] * 1000 + ["dead", "ready"]
+    assert found == ["silent"] * 200 + ["dead", "ready"]
     assert done.seconds < 20
 
 
@@ -260,6 +244,7 @@ def test_a_server_s_words_cannot_colour_the_screen(bagent: Bagent, job_dir: Path
     assert "\\x1b[31mred" in done.out
 
 
+@pytest.mark.process("terminal")
 def test_on_a_terminal_the_table_has_colours_and_fits(job_dir: Path) -> None:
     with FakeServer(flavour="vllm") as fs:
         hosts = write(job_dir, fs.address, DEAD)
@@ -280,21 +265,3 @@ def test_on_a_terminal_the_table_has_colours_and_fits(job_dir: Path) -> None:
     text = out.decode()
     assert "\x1b[32mready" in text and "\x1b[31mdead" in text
     assert fs.address in text
-
-
-def test_a_closed_pipe_ends_quietly(job_dir: Path) -> None:
-    hosts = write(job_dir, "127.1.[0-3].[1-250]:9")
-    command = f"{sys.executable} -m bagent hosts {hosts} | head -1"
-    done = subprocess.run(
-        ["bash", "-c", command], env=clean_env(job_dir), capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.startswith("endpoint")
-    assert "Traceback" not in done.stderr and "error" not in done.stderr
-
-
-def test_help_has_an_example(bagent: Bagent) -> None:
-    done = bagent(["hosts", "-h"])
-    assert done.code == 0
-    assert "Example: bagent hosts nodes.txt --wait" in done.out
-    for name in ("--wait", "--timeout", "--min-fraction", "--min-hosts", "--write", "--model"):
-        assert name in done.out

@@ -12,14 +12,8 @@ import msgspec
 import pytest
 
 from bagent.store.journal import Journal
-from bagent.store.tables import Options, make_tables
 from bagent.types import Attempt, ToolRecord
 from support.stored_runs import make_run, stored
-
-
-@pytest.fixture
-def bagent(bagent):
-    return bagent
 
 
 @pytest.fixture
@@ -37,20 +31,10 @@ def test_every_table_can_be_asked(bagent, run):
         assert done.out.split() == ["n", str(counts.get(table, 0))]
 
 
-def test_without_a_run_the_latest_is_asked(bagent, run):
-    done = bagent(["query", "select max(row) as last from results", "--format", "jsonl"])
-    assert done.lines() == [{"last": 3}]
-
-
 def test_json_columns_come_as_json(bagent, run):
     sql = "select id, output, 1.5::decimal(4,2) as d, date '2026-01-02' as day from results limit 1"
     (row,) = bagent(["query", sql, "--format", "jsonl"]).lines()
     assert row == {"id": "r0", "output": {"score": 0}, "d": "1.50", "day": "2026-01-02"}
-
-
-def test_the_table_is_aligned(bagent, run):
-    done = bagent(["query", "select status, count(*) as n from results group by 1 order by 1"])
-    assert done.out.splitlines() == ["status  n", "------  -", "failed  1", "ok      3"]
 
 
 def test_wrong_sql_is_told_in_one_line(bagent, run):
@@ -59,6 +43,8 @@ def test_wrong_sql_is_told_in_one_line(bagent, run):
     assert done.err.startswith("bagent: error: SQL: ")
     assert len(done.err.splitlines()) == 1
     assert bagent(["query", "review", " ; "]).code == 2
+    script = bagent(["query", "review"], stdin="select nothing;\nselect 1;\n")
+    assert (script.code, script.out) == (2, ""), "a script ends at its first wrong statement"
 
 
 def test_new_rows_are_seen_while_a_run_goes_on(bagent, run):
@@ -68,14 +54,6 @@ def test_new_rows_are_seen_while_a_run_goes_on(bagent, run):
     with (run / "journal" / "rows-all-000001.jsonl").open("ab") as file:
         file.write(b'{"key":"half')
     assert bagent(count).lines() == [{"n": 5}]
-
-
-def test_a_database_that_is_open_elsewhere_is_no_hindrance(bagent, run):
-    make_tables(run, Options(), print)
-    with duckdb.connect(str(run / "run.duckdb")):
-        make_run(run, [stored(7)])
-        done = bagent(["query", "select count(*) as n from results", "--format", "jsonl"])
-    assert done.lines() == [{"n": 5}]
 
 
 @pytest.mark.parametrize("kept", [{"parquet": False}, {"parquet": False, "duckdb": False}])
@@ -125,12 +103,6 @@ def test_without_sql_a_shell_takes_statements_from_stdin(bagent, run):
     assert "by_endpoint" in tables
     assert [json.loads(line) for line in asked.splitlines()] == [{"n": 4}, {"m": 3}]
     assert bagent(["query"], stdin="from latency;").code == 0
-
-
-def test_a_script_ends_at_its_first_wrong_statement(bagent, run):
-    done = bagent(["query", "review"], stdin="select nothing;\nselect 1;\n")
-    assert (done.code, done.out) == (2, "")
-    assert bagent(["query", "revew"]).code == 2
 
 
 def test_the_views_answer_common_questions(bagent, job_dir):

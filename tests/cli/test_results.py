@@ -18,11 +18,6 @@ from support.stored_runs import make_run, stored
 
 
 @pytest.fixture
-def bagent(bagent):
-    return bagent
-
-
-@pytest.fixture
 def run(job_dir: Path) -> Path:
     failed = {"status": "failed", "error_kind": "timeout", "error": "no answer", "text": None}
     outcomes = [
@@ -207,29 +202,6 @@ def test_the_input_is_joined_where_it_is_asked_for(bagent, job_dir):
     assert "input" not in bagent(["results"]).lines()[0]
 
 
-def test_a_reader_that_goes_away_is_no_error(job_dir):
-    make_run(job_dir / "runs" / "long", [stored(n, text="x" * 500) for n in range(3000)])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bagent", "results"],
-        cwd=job_dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["id"] == "r0"
-    process.stdout.close()
-    assert process.stderr is not None
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    process.wait()
-
-
-def test_a_line_being_written_is_left_out_and_nothing_is_said(bagent, run):
-    segment = run / "journal" / "rows-all-000001.jsonl"
-    with segment.open("ab") as file:
-        file.write(b'{"key":"00000000000000ff","row":9,"id":"half')
-    done = bagent(["results"])
-    assert (len(done.lines()), done.err) == (4, "")
-
-
 def test_lines_do_not_need_duckdb(job_dir, run):
     code = (
         "import sys; sys.modules['duckdb'] = None; sys.argv = ['bagent', 'results'];"
@@ -240,13 +212,6 @@ def test_lines_do_not_need_duckdb(job_dir, run):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 4
-
-
-def test_tables_that_fit_are_used_as_they_are(bagent, run):
-    make_tables(run, Options(), print)
-    before = (run / "results.parquet").stat().st_mtime_ns
-    assert bagent(["results", "--format", "csv"]).code == 0
-    assert (run / "results.parquet").stat().st_mtime_ns == before
 
 
 def test_a_limit_gives_the_first_rows_from_the_journal_and_from_fresh_tables(bagent, run):

@@ -69,12 +69,6 @@ def test_without_a_run_all_are_listed_latest_first(bagent, job_dir: Path):
     assert [line.split()[0] for line in lines[2:]] == ["third", "second", "first"]
 
 
-def test_no_runs_is_said_and_is_no_error(bagent):
-    done = bagent(["status"])
-    assert (done.code, done.out) == (0, "")
-    assert "no runs" in done.err
-
-
 def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_counts(bagent, job_dir: Path):
     make_run(job_dir / "runs" / "torn", [stored(0), stored(1)])
     (job_dir / "runs" / "torn" / "run.json").write_bytes(b"")
@@ -101,9 +95,3 @@ def test_a_run_that_goes_on_is_followed_to_its_end_by_its_directory_alone(job_di
     assert (
         "going ended, exit code 0: 3 rows: 2 ok, 1 failed (timeout 1)" in done.out.splitlines()[-1]
     )
-
-
-def test_following_a_run_that_has_ended_says_so_once(bagent, job_dir: Path):
-    make_run(job_dir / "runs" / "over", [stored(0)])
-    done = bagent(["status", "over", "--follow", "--json"])
-    assert [line["state"] for line in done.lines()] == ["ended"]

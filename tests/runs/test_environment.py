@@ -18,36 +18,31 @@ ALL = {
 READ = Environment("hosts.txt", 512, 1024, 131072, 60.5, "http://login:8080")
 
 
-def test_nothing_set_is_nothing_said() -> None:
-    assert read_environment({}) == Environment()
-    assert read_environment({"BAGENT_MAX_TOKENS": " "}) == Environment()
+OLD = {f"AURORA_SWARM_{name}": value for name, value in ALL.items()}
 
 
-def test_all_variables_are_read() -> None:
-    notices: list[str] = []
-    env = {f"BAGENT_{name}": value for name, value in ALL.items()}
-    assert read_environment(env, notices.append) == READ
-    assert notices == []
-
-
-def test_the_old_names_are_read_with_a_notice_each() -> None:
-    notices: list[str] = []
-    env = {f"AURORA_SWARM_{name}": value for name, value in ALL.items()}
-    assert read_environment(env, notices.append) == READ
-    assert len(notices) == len(ALL)
-    assert "AURORA_SWARM_HOSTFILE is read; its name is BAGENT_HOSTFILE now" in notices
-
-
-def test_the_new_name_goes_before_the_old_one() -> None:
-    notices: list[str] = []
-    env = {"BAGENT_MAX_TOKENS": "0", "AURORA_SWARM_MAX_TOKENS": "512"}
-    assert read_environment(env, notices.append).max_tokens == 0
-    assert notices == []
-
-
-def test_0_counts_as_set() -> None:
-    found = read_environment({"BAGENT_TIMEOUT_PER_SEQUENCE": "0", "AURORA_SWARM_MAX_TOKENS": "0"})
-    assert (found.timeout_per_sequence, found.max_tokens) == (0.0, 0)
+@pytest.mark.parametrize(
+    ("env", "settings", "notices"),
+    [
+        ({}, Environment(), 0),
+        ({"BAGENT_MAX_TOKENS": " "}, Environment(), 0),
+        ({f"BAGENT_{name}": value for name, value in ALL.items()}, READ, 0),
+        (OLD, READ, len(ALL)),
+        (
+            {"BAGENT_MAX_TOKENS": "0", "AURORA_SWARM_MAX_TOKENS": "512"},
+            Environment(max_tokens=0),
+            0,
+        ),
+        ({"BAGENT_TIMEOUT_PER_SEQUENCE": "0"}, Environment(timeout_per_sequence=0.0), 0),
+    ],
+    ids=["nothing", "blank", "all", "old names", "both names", "zero"],
+)
+def test_settings_are_read_and_old_names_bring_a_notice(env, settings, notices) -> None:
+    said: list[str] = []
+    assert read_environment(env, said.append) == settings
+    assert len(said) == notices
+    if env is OLD:
+        assert "AURORA_SWARM_HOSTFILE is read; its name is BAGENT_HOSTFILE now" in said
 
 
 @pytest.mark.parametrize(

@@ -78,35 +78,31 @@ def run_head(prepared, tmp_path, script, **more):
     pool = ScriptedPool(tmp_path, script)
     chunks = [Worker(options) for options in part_options(prepared, 3, 2)]
     limits = Limits(2, more.get("plan", HERE), more.get("deadline"))
-    Head(prepared, chunks, pool, NoProgress(), limits).run(more.get("signals", []))
+    Head(prepared, chunks, pool, NoProgress(), limits, {}).run(more.get("signals", []))
     return chunks, pool
 
 
-def test_every_chunk_is_given_out_once_when_all_goes_well(prepared, tmp_path):
-    chunks, pool = run_head(prepared, tmp_path, [0, 1, 0])
-    assert [chunk.code for chunk in chunks] == [0, 1, 0]
-    assert sorted(pool.parts) == ["1-of-3", "2-of-3", "3-of-3"]
+@pytest.mark.parametrize(
+    ("plan", "script", "codes"),
+    [
+        (HERE, [0, 1, 0], [0, 1, 0]),
+        (HERE, [lost(), 0, lost(), 0, 0], [0, 0, 0]),
+        (HERE, [0, 0, lost(), lost(), lost(), lost()], [0, 0, EXIT_STOPPED]),
+        (HERE, [75, 0, 0], [0, 0, 75]),
+        (SLURM, [75, 0, 0, 0], [0, 0, 0]),
+    ],
+    ids=["all well", "lost", "lost for good", "out of time", "batch job out of time"],
+)
+def test_chunks_are_given_out_until_they_end_or_are_lost_four_times(
+    prepared, tmp_path, plan, script, codes
+):
+    chunks, pool = run_head(prepared, tmp_path, script, plan=plan)
+    assert sorted(chunk.code for chunk in chunks) == sorted(codes)
+    assert set(pool.parts) == {"1-of-3", "2-of-3", "3-of-3"}
+    assert len(pool.parts) == len(script)
     assert pool.orders[0].env == {"K": "v"}
-
-
-def test_a_lost_chunk_is_given_out_again(prepared, tmp_path):
-    chunks, pool = run_head(prepared, tmp_path, [lost(), 0, lost(), 0, 0])
-    assert [chunk.code for chunk in chunks] == [0, 0, 0]
-    assert len(pool.parts) == 5
-
-
-def test_a_chunk_that_is_lost_again_and_again_is_left_for_the_next_start(prepared, tmp_path):
-    chunks, pool = run_head(prepared, tmp_path, [0, 0, lost(), lost(), lost(), lost()])
-    assert [chunk.code for chunk in chunks] == [0, 0, EXIT_STOPPED]
-    assert pool.parts.count("3-of-3") == 4
-    assert "3-of-3 was lost" in chunks[2].reason
-
-
-def test_a_batch_job_that_ran_out_of_time_ends_no_run(prepared, tmp_path):
-    chunks, _ = run_head(prepared, tmp_path, [75, 0, 0, 0], plan=SLURM)
-    assert [chunk.code for chunk in chunks] == [0, 0, 0]
-    chunks, _ = run_head(prepared, tmp_path, [75, 0, 0])
-    assert sorted(chunk.code for chunk in chunks) == [0, 0, 75]
+    if len(script) == 6:
+        assert "3-of-3 was lost" in chunks[2].reason
 
 
 def test_what_one_chunk_cannot_go_on_from_stops_the_others(prepared, tmp_path):
@@ -132,7 +128,7 @@ def test_batch_jobs_that_end_without_a_worker_are_not_sent_for_ever(prepared, tm
 
     pool = Failing(tmp_path, [None, None])
     chunks = [Worker(options) for options in part_options(prepared, 3, 2)]
-    Head(prepared, chunks, pool, NoProgress(), Limits(2, SLURM, None)).run([])
+    Head(prepared, chunks, pool, NoProgress(), Limits(2, SLURM, None), {}).run([])
     assert chunks[0].code == EXIT_NEEDS_PERSON
     assert "6 batch jobs ended, and no worker came" in chunks[0].reason
 
@@ -152,17 +148,21 @@ def test_the_deadline_and_the_stop_file_stop_all_chunks(prepared, tmp_path):
     assert all("stop is there" in chunk.reason for chunk in chunks)
 
 
-def test_there_are_some_chunks_for_each_worker_but_no_small_ones():
-    assert chunk_count(HERE, None) == 8
-    assert chunk_count(HERE, 1_000_000) == 8
-    assert chunk_count(HERE, 5_000) == 5
-    assert chunk_count(HERE, 10) == 2
-    assert chunk_count(msgspec.structs.replace(HERE, chunks=100), 10) == 100
-
-
-@pytest.mark.parametrize(("slots", "chunks"), [(10, 40), (20, 64), (256, 256)])
-def test_many_workers_have_one_chunk_each_since_each_reads_all_of_the_input(slots, chunks):
-    assert chunk_count(msgspec.structs.replace(HERE, workers=slots), None) == chunks
+@pytest.mark.parametrize(
+    ("changes", "rows", "chunks"),
+    [
+        ({}, None, 8),
+        ({}, 1_000_000, 8),
+        ({}, 5_000, 5),
+        ({}, 10, 2),
+        ({"chunks": 100}, 10, 100),
+        ({"workers": 10}, None, 40),
+        ({"workers": 20}, None, 64),
+        ({"workers": 256}, None, 256),
+    ],
+)
+def test_workers_get_some_chunks_each_and_no_small_ones(changes, rows, chunks):
+    assert chunk_count(msgspec.structs.replace(HERE, **changes), rows) == chunks
 
 
 def test_rows_are_counted_by_size_and_by_what_was_asked_for(prepared):

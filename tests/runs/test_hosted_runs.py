@@ -128,17 +128,6 @@ def test_a_budget_is_kept_and_the_same_command_goes_on(
     assert all(row["status"] == "ok" for row in results(job_dir))
 
 
-def test_a_budget_without_a_price_is_refused_before_anything_is_sent(
-    kind: str, job_dir: Path, bagent: Bagent
-) -> None:
-    with serve_in_thread(KINDS[kind](), ModelAnswer()) as server:
-        write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1")
-        done = bagent([*RUN, "--budget", "5"], env={"MY_KEY": SECRET})
-    assert done.code == 2
-    assert "prices: {input" in done.err
-    assert server.bodies == []
-
-
 def test_spent_money_ends_the_run_for_a_person_to_act(
     kind: str, job_dir: Path, bagent: Bagent
 ) -> None:
@@ -154,43 +143,6 @@ def test_spent_money_ends_the_run_for_a_person_to_act(
         done = bagent(RUN, env={"MY_KEY": SECRET})
     assert done.code == 76, done.err
     assert len(server.bodies) < 20
-
-
-@pytest.mark.parametrize("keys", [{"min_p": 0.1}, {"logprobs": True}])
-@pytest.mark.parametrize("kind", ["anthropic", "bedrock"])
-def test_what_a_provider_has_no_word_for_is_refused_before_anything_is_sent(
-    kind: str, keys: dict[str, Any], job_dir: Path, bagent: Bagent
-) -> None:
-    with serve_in_thread(KINDS[kind](), ModelAnswer()) as server:
-        write_job(job_dir, "x", 2, backend=backend(kind, server.url), model="m-1", sampling=keys)
-        done = bagent(RUN, env={"MY_KEY": SECRET})
-    assert done.code == 2
-    assert next(iter(keys)) in done.err
-    assert server.bodies == []
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("anthropic", "ANTHROPIC_API_KEY is not set"),
-        ("openai", "OPENAI_API_KEY is not set"),
-    ],
-)
-def test_a_missing_key_is_told_before_anything_is_sent(
-    name: str, words: str, job_dir: Path, bagent: Bagent
-) -> None:
-    write_job(job_dir, name, 1, model="m-1")
-    done = bagent(RUN)
-    assert done.code == 2
-    assert words in done.err
-
-
-@pytest.mark.parametrize("name", ["anthropic", "bedrock", "openai"])
-def test_many_models_to_choose_from_are_no_auto(name: str, job_dir: Path, bagent: Bagent) -> None:
-    write_job(job_dir, name, 1, model="auto")
-    done = bagent(RUN, env={"OPENAI_API_KEY": SECRET, "ANTHROPIC_API_KEY": SECRET})
-    assert done.code == 2
-    assert "write model: NAME" in done.err
 
 
 def test_a_key_command_is_asked_again_when_a_key_expires(job_dir: Path, bagent: Bagent) -> None:
@@ -219,3 +171,42 @@ def test_check_tells_what_a_job_would_cost_by_its_own_prices(
     # Two answers of at most 64 tokens: 128 x 100 / 1e6.
     assert "$0.0128" in done.out + done.err
     assert not any(path.endswith(("completions", "messages", "converse")) for path in server.paths)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "options", "words"),
+    [
+        ("anthropic", {"sampling": {"min_p": 0.1}}, [], "min_p"),
+        ("bedrock", {"sampling": {"logprobs": True}}, [], "logprobs"),
+        ("anthropic", {"model": "auto", "backend": "anthropic"}, [], "write model: NAME"),
+        ("bedrock", {"model": "auto", "backend": "bedrock"}, [], "write model: NAME"),
+        ("openai", {"model": "auto", "backend": "openai"}, [], "write model: NAME"),
+        ("openai", {}, ["--budget", "5"], "prices: {input"),
+        ("bedrock", {}, ["--budget", "5"], "prices: {input"),
+    ],
+)
+def test_what_a_provider_cannot_do_is_refused_before_anything_is_sent(
+    name: str,
+    keys: dict[str, Any],
+    options: list[str],
+    words: str,
+    job_dir: Path,
+    bagent: Bagent,
+) -> None:
+    with serve_in_thread(KINDS[name](), ModelAnswer()) as server:
+        write_job(job_dir, "x", 2, **{"backend": backend(name, server.url), "model": "m-1"} | keys)
+        env = dict.fromkeys(("MY_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"), SECRET)
+        done = bagent([*RUN, *options], env=env)
+    assert done.code == 2
+    assert words in done.err
+    assert server.bodies == []
+
+
+@pytest.mark.parametrize("name", ["anthropic", "openai"])
+def test_a_missing_key_is_named_before_anything_is_sent(
+    name: str, job_dir: Path, bagent: Bagent
+) -> None:
+    write_job(job_dir, name, 1, model="m-1")
+    done = bagent(RUN)
+    assert done.code == 2
+    assert f"{name.upper()}_API_KEY is not set" in done.err

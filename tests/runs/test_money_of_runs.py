@@ -67,9 +67,3 @@ def test_a_check_estimates_each_mode_and_says_what_only_a_run_can_tell(
     text = bagent(["check", "job.yaml"]).out
     assert "provider batch" in text
     assert "measured by a run on your GPUs" in text
-
-
-def test_without_a_price_a_check_estimates_no_mode(job_dir: Path, bagent: Bagent) -> None:
-    write_job(job_dir, "sim", 2, model="auto")
-    checked = bagent(["check", "job.yaml", "--json"])
-    assert json.loads(checked.out)["cost"]["modes"] == []

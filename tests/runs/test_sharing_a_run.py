@@ -14,8 +14,6 @@ import msgspec
 import pytest
 
 from bagent.runs.emit import StdoutWriter
-from bagent.runs.options import RunOptions
-from bagent.runs.prepare import prepare
 from bagent.store.owner import Owner, Renewer, owner_path, read_owner
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, write_job
@@ -110,14 +108,6 @@ def test_a_job_may_pass_tools_on_and_else_wants_an_answer(fs, job_dir, bagent):
     assert bagent([*RUN, "--fresh"]).code == 0
     row = results_by_id(job_dir)["r1"]
     assert (row["status"], row["output"]) == ("ok", {"tool_calls": [call]})
-
-
-def test_a_hostfile_address_that_is_none_is_refused_with_its_line(job_dir, bagent):
-    write_job(job_dir, "vllm", 2, backend=None, hostfile="hosts.txt")
-    (job_dir / "hosts.txt").write_text("127.0.0.1:1\n[::1\n")
-    done = bagent(RUN)
-    assert done.code == 2
-    assert "hosts.txt:2" in done.err
 
 
 def test_a_signal_before_the_first_piped_row_is_a_stop_in_good_order(fs, job_dir):
@@ -216,24 +206,3 @@ def test_whoever_waits_for_the_last_line_of_stdout_learns_that_it_failed():
         return lines.failure
 
     assert isinstance(asyncio.run(main()), BrokenPipeError)
-
-
-def test_the_file_limit_follows_the_concurrency_that_was_asked_for(tmp_path):
-    script = (
-        "import resource; from bagent.runs.stop import raise_file_limit;"
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard));"
-        "few = raise_file_limit(10_000);"
-        "print(few, resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    allowed, raised = done.stdout.split()
-    assert raised == "True", done.stderr
-    assert int(allowed) > 192
-
-
-def test_a_job_is_checked_before_its_run_directory_is_made(fs, job_dir):
-    write_job(job_dir, fs.url, 1)
-    prepared = prepare(RunOptions(job=Path("job.yaml"), cwd=job_dir))
-    assert prepared.part == "all"
-    assert not (job_dir / "runs").exists()

@@ -49,24 +49,6 @@ def test_every_row_is_answered_once_and_told_once(fs, job_dir, bagent):
     assert len(fs.requests) == 60
 
 
-def test_a_signal_stops_all_and_the_same_command_goes_on(fs, job_dir, bagent):
-    fs.set_script({"*": [slow(0.3, echo())]})
-    write_job(job_dir, fs.url, 60, limits={"concurrency": 6}, results=NO_TABLES)
-    with Running(RUN, job_dir) as running:
-        fs.wait_for(12)
-        running.send(signal.SIGTERM)
-        first = running.finish()
-    assert first.code == 75, first.err
-    assert "got SIGTERM" in first.err
-    assert first.err.splitlines()[-1].endswith("--workers 3")
-    kept = results_by_id(job_dir)
-    assert 0 < len(kept) < 60
-    fs.set_script({"*": [echo()]})
-    assert bagent(RUN).code == 0
-    assert sorted(results_by_id(job_dir)) == ids(60)
-    assert len(fs.requests) == 60
-
-
 def test_a_worker_that_is_killed_is_started_again(fs, job_dir):
     fs.set_script({"*": [slow(0.2, echo())]})
     write_job(job_dir, fs.url, 40, limits={"concurrency": 4}, results=NO_TABLES)
@@ -127,38 +109,6 @@ def test_edited_and_mended_rows_have_their_new_answers_only(fs, job_dir, bagent)
             f"id=r{n} {text}" for n in range(1, 14)
         }
         assert len(fs.requests) == 12 + 1 + 13 * count
-
-
-def test_what_one_process_takes_back_stays_taken_back(fs, job_dir, bagent):
-    """Failures that workers wrote, of a row that is gone when one process goes on."""
-    fs.set_script({"*": [echo()]})
-    write_job(job_dir, fs.url, [*rows(6), {"id": "r7"}], results=NO_TABLES)
-    assert bagent(RUN).code == 1
-    write_rows(job_dir / "rows.jsonl", 6)
-    assert bagent(RUN[:-2]).code == 0
-    assert bagent(RUN).code == 0
-    assert sorted(row["id"] for row in results(job_dir)) == ids(6)
-
-
-def test_fresh_moves_the_old_run_aside_once(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
-    write_job(job_dir, fs.url, 12, results=NO_TABLES)
-    assert bagent(RUN).code == 0
-    assert bagent([*RUN, "--fresh"]).code == 0
-    assert len(list((job_dir / "runs").iterdir())) == 2
-    assert sorted(results_by_id(job_dir)) == ids(12)
-    assert len(fs.requests) == 24
-
-
-def test_a_changed_job_is_refused_before_anything_is_sent(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
-    write_job(job_dir, fs.url, 6, results=NO_TABLES)
-    assert bagent(RUN).code == 0
-    write_job(job_dir, fs.url, 6, results=NO_TABLES, prompt="other {{ text }}")
-    done = bagent(RUN)
-    assert done.code == 2
-    assert "--on-change" in done.err
-    assert len(fs.requests) == 6
 
 
 @pytest.mark.parametrize(
