@@ -15,16 +15,9 @@ def a_state(limit=4, own=True):
 
 def test_room_is_what_the_limit_leaves():
     state = a_state()
-    assert (state.room, state.load) == (4, 0.0)
-    state.in_flight = 3
-    assert (state.room, state.load) == (1, 0.75)
-    state.in_flight = 5
-    assert state.room == 0
-
-
-def test_a_limit_that_was_cut_below_what_is_out_leaves_no_room():
-    state = a_state()
-    state.in_flight = 4
+    for in_flight, room, load in ((0, 4, 0.0), (3, 1, 0.75), (5, 0, 1.25), (4, 0, 1.0)):
+        state.in_flight = in_flight
+        assert (state.room, state.load) == (room, load)
     state.limit.overloaded(0.0, 1.0, "full")
     assert (state.room, state.load) == (0, 2.0)
 
@@ -51,21 +44,21 @@ def test_probes_of_a_dead_endpoint_become_rarer():
 
 
 @pytest.mark.parametrize(
-    ("answered", "sent", "doubt"), [(None, 5, True), (4, 5, True), (6, 5, False)]
+    ("own", "answered", "sent", "doubt"),
+    [
+        (False, None, 5, True),
+        (False, 4, 5, True),
+        (False, 6, 5, False),  # a provider: later ones were answered
+        (True, 6, 5, True),
+    ],
 )
-def test_a_lost_connection_to_a_provider_says_nothing_where_later_ones_were_answered(
-    answered, sent, doubt
+def test_a_lost_connection_is_doubt_unless_a_provider_has_answered_later_ones(
+    own, answered, sent, doubt
 ):
-    state = a_state(own=False)
+    state = a_state(own=own)
     if answered is not None:
         state.answered(answered)
     assert state.broke(sent, 7.0) is doubt
-
-
-def test_a_broken_connection_stops_what_is_sent_to_an_own_engine_though_others_were_answered():
-    state = a_state()
-    state.answered(6.0)
-    assert state.broke(5.0, 7.0)
 
 
 @pytest.mark.parametrize(

@@ -26,18 +26,13 @@ def test_slow_start_doubles_the_limit_after_each_round_that_used_it():
     assert limit.reason == "slow start"
 
 
-def test_a_limit_that_was_not_used_does_not_grow():
+def test_a_limit_grows_only_by_rounds_that_used_it():
     limit = InFlightLimit(10, 100)
     for _ in range(5):
         clean_round(limit, in_flight=7)
     assert limit.value == 10
     clean_round(limit, in_flight=8)
     assert limit.value == 20
-
-
-def test_use_is_measured_anew_in_each_round():
-    limit = InFlightLimit(10, 100)
-    clean_round(limit)
     for _ in range(5):
         clean_round(limit, in_flight=1)
     assert limit.value == 20

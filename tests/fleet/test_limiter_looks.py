@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bagent.fleet.limiter import QUIET_POLLS, SLOW_START_POLLS, InFlightLimit
 
 
@@ -21,20 +23,17 @@ def test_a_held_limit_does_not_grow_until_it_is_eased() -> None:
     assert (clean_round(limit), limit.held) == (32, None)
 
 
-def test_a_second_hold_in_a_row_ends_slow_start() -> None:
-    limit = InFlightLimit(100, 1000)
-    limit.hold("something waits")
-    limit.hold("something waits")
-    limit.eased()
-    assert (clean_round(limit), limit.reason) == (105, "clean round")
-
-
-def test_holds_with_ease_between_them_leave_slow_start_on() -> None:
-    limit = InFlightLimit(16, 1000)
+@pytest.mark.parametrize(
+    ("start", "eased_between", "expected"), [(100, False, 105), (16, True, 32)]
+)
+def test_slow_start_ends_with_a_second_hold_in_a_row(start, eased_between, expected) -> None:
+    limit = InFlightLimit(start, 1000)
     for _ in range(3):
-        limit.hold("a burst just sent")
-        limit.eased()
-    assert clean_round(limit) == 32
+        limit.hold("something waits")
+        if eased_between:
+            limit.eased()
+    limit.eased()
+    assert clean_round(limit) == expected
 
 
 def test_a_pressed_limit_falls_gently_and_grows_in_small_steps_after_it() -> None:

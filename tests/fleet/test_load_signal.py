@@ -29,8 +29,36 @@ def actions(verdicts: list[Verdict]) -> list[str]:
     return [verdict.action for verdict in verdicts]
 
 
-def test_it_may_grow_while_nothing_waits() -> None:
-    assert actions(judge(LoadSignal(), look(100, 0), look(100, 0))) == ["grow", "grow"]
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        ([look(100, 0)] * 2, ["grow", "grow"]),
+        ([look(70, 30), look(100, 0)] * 4, ["hold", "grow"] * 4),
+        ([look(85, 15)] * 5, ["hold"] * 5),
+        ([look(50, 50, deferred=50)] * 3, ["grow"] * 3),
+        (
+            [look(100, 0, kv_usage=0.9, preemptions=n) for n in range(5)],
+            ["grow", *["hold"] * 4],
+        ),
+        ([look(40, 0, preemptions=n) for n in (1000, 0, 0)], ["grow"] * 3),
+        ([look(70, 0), None], ["grow", "grow"]),
+        ([look(70, 30), look(70, 30), None, None], ["hold", "cut", "hold", "hold"]),
+    ],
+    ids=[
+        "nothing waits",
+        "a queue that comes and goes",
+        "a short queue",
+        "what waits for a grammar",
+        "few preemptions",
+        "a counter that a restart set back",
+        "an engine that fails to tell for a moment",
+        "one that fails to tell after a cut",
+    ],
+)
+def test_a_look_at_the_engine_lets_the_limit_grow_or_holds_or_cuts_it(
+    looks: list[EngineLoad | None], expected: list[str]
+) -> None:
+    assert actions(judge(LoadSignal(), *looks)) == expected
 
 
 def test_a_queue_that_lasts_two_looks_is_a_cut_in_words() -> None:
@@ -43,19 +71,6 @@ def test_a_queue_that_lasts_two_looks_is_a_cut_in_words() -> None:
 
 def test_more_waiting_than_running_is_a_cut_by_half() -> None:
     assert judge(LoadSignal(), look(30, 70), look(30, 70))[-1].keep == 0.5
-
-
-def test_a_queue_that_comes_and_goes_is_no_cut() -> None:
-    looks = [look(70, 30), look(100, 0)] * 4
-    assert actions(judge(LoadSignal(), *looks)) == ["hold", "grow"] * 4
-
-
-def test_a_short_queue_holds_the_limit_where_it_is() -> None:
-    assert actions(judge(LoadSignal(), *[look(85, 15)] * 5)) == ["hold"] * 5
-
-
-def test_requests_that_wait_for_a_grammar_are_no_queue() -> None:
-    assert actions(judge(LoadSignal(), *[look(50, 50, deferred=50)] * 3)) == ["grow"] * 3
 
 
 def test_the_queue_of_others_cuts_no_small_client() -> None:
@@ -87,11 +102,6 @@ def test_preemptions_in_a_full_cache_hold_and_then_cut() -> None:
     assert verdicts[3].reason == "KV cache 97% used"
 
 
-def test_a_restarted_engine_has_not_preempted_what_its_counter_fell_by() -> None:
-    looks = [look(40, 0, preemptions=n) for n in (1000, 0, 0)]
-    assert actions(judge(LoadSignal(), *looks)) == ["grow"] * 3
-
-
 @pytest.mark.parametrize(
     ("before", "after", "by"), [(3, 5, 2), (5, 3, 3), (None, 3, None), (3, None, None)]
 )
@@ -105,14 +115,10 @@ def answers(signal: LoadSignal, sent: float, latency: float, first: float | None
         signal.answered(sent, latency, first)
 
 
-def test_an_engine_that_fails_to_tell_for_a_moment_is_taken_as_it_was() -> None:
+def test_an_engine_that_has_not_told_for_long_holds_nothing() -> None:
     signal = LoadSignal()
-    assert actions(judge(signal, look(70, 30), look(70, 30), None, None)) == [
-        *("hold", "cut"),
-        *("hold", "hold"),
-    ]
+    judge(signal, look(70, 30), look(70, 30), None, None)
     assert signal.judge(20.0, None, 100).action == "grow"
-    assert actions(judge(LoadSignal(), look(70, 0), None)) == ["grow", "grow"]
 
 
 def test_where_no_queue_is_told_a_late_first_token_holds_and_then_cuts() -> None:
