@@ -14,7 +14,6 @@ from bagent.bench.records import RowFile
 from bagent.bench.servers import ServerWatch
 from bagent.fleet.hostfile import hosts_in
 from bagent.runs.endpoints import host_endpoints
-from support.jumping_loop import in_event_loop
 from support.simulated_fleets import addresses, simulated
 
 
@@ -44,12 +43,3 @@ def test_counters_are_read_during_a_load_and_at_its_ends(tmp_path: Path) -> None
     assert during and set(during) <= set(names)
     assert sorted(row["endpoint"] for row in rows if row["stage"] == 8) == sorted(names)
     assert all(row["running"] == 0 for row in rows)
-
-
-@in_event_loop
-async def test_without_endpoints_there_is_nothing_to_read(tmp_path: Path) -> None:
-    file, transport = RowFile(tmp_path / "servers.jsonl"), Transport()
-    await ServerWatch([], transport, file, lambda: 0.0).watch(0)
-    file.close()
-    await transport.close()
-    assert (tmp_path / "servers.jsonl").read_text() == ""

@@ -95,29 +95,6 @@ def test_as_run_waits_when_no_endpoint_has_room() -> None:
     assert placer.pick(0, None) == 1
 
 
-def test_as_run_finds_limits_by_itself_where_no_loop_names_them() -> None:
-    found = router()
-    for place in (0, *range(3)) * 16:
-        found.begun(place)
-    for _ in range(32):
-        found.begun(0)
-    assert found.next(home=0) in (1, 2)  # 64 at 0: full
-    for _ in range(64):
-        found.ended(0, well=True, out=False)
-    for _ in range(65):
-        found.begun(0)
-    assert found.next(home=0) == 0  # a clean round let it grow
-
-
-def test_as_run_leaves_out_an_endpoint_that_nobody_is_at() -> None:
-    placer = Placer("as-run", [0, 1, 2], router=router(8))
-    for _ in range(3):
-        placer.begun(1)
-        placer.ended(1, "connect")
-    assert placer.out(1)
-    assert {placer.pick(n, None) for n in range(6)} == {0, 2}
-
-
 def test_the_agents_preset_compares_moving_with_staying() -> None:
     plan = make_plan("agents", {})
     first, second = stages(plan, ["a", "b"])

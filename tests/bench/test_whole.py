@@ -173,13 +173,6 @@ def test_calls_in_lists_and_batches_are_counted_as_calls(measure: Measure) -> No
         assert (load["ttft_p50_ms"] is None) == many
 
 
-def test_prompts_share_nothing_unless_asked_to(measure: Measure) -> None:
-    with simulated("decode=2000&prefill=100000") as sim:
-        summary = measure(addresses(sim), concurrency=[2], requests=40, seconds=None)
-    (load,) = summary["loads"]
-    assert load["hit_rate"] == 0
-
-
 @pytest.mark.slow
 def test_a_sweep_finds_the_saturation_by_itself(measure: Measure) -> None:
     # Slow enough that the client's and the engine's own work weighs little; a machine that is

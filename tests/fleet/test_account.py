@@ -26,23 +26,22 @@ def busiest_minute(charges):
     return most
 
 
-def saturate(account, draw, seconds, *, latency=4.0, late=0.0, asked=True):
+def saturate(account, draw, seconds, *, latency=4.0):
     """Starts requests as fast as the account lets them for ``seconds``.
 
-    ``draw()`` gives (prompt, completion) of the next one; ``asked`` says whether its tokens are
-    given when its wait is asked for. Returns the tokens that each one used,
-    charged at its end, and those that were charged at starts and corrected at ends.
+    ``draw()`` gives (prompt, completion) of the next one. Returns when each one started, and the
+    tokens that it used.
     """
     now, used, running = 0.0, [], []
     upcoming = draw()
     while now < seconds:
         reserve = account.estimate(upcoming[0])
-        wait = account.wait(now, reserve.total if asked else 0)
+        wait = account.wait(now, reserve.total)
         if running and running[0][0] <= now + wait:
             now, sent, reserved, prompt, completion = heapq.heappop(running)
             account.served(now, sent, reserved, prompt + completion, completion)
         elif wait:
-            now += wait + late
+            now += wait
         else:
             account.started(now, reserve)
             used.append((now, sum(upcoming)))
@@ -72,19 +71,6 @@ def test_answers_of_unknown_length_use_the_minute_and_pass_it_by_little():
     used = saturate(account, draw, 600)
     assert busiest_minute(used) <= 1.03 * tpm + 4400
     assert sum(tokens for _, tokens in used) >= 0.95 * tpm * 10
-
-
-def test_a_wait_asked_before_the_request_is_known_passes_the_minute_by_one_request_at_most():
-    account = Account(None, 60_000, 120)
-    used = saturate(account, lambda: (400, 0), 600, asked=False)
-    assert busiest_minute(used) <= 60_000 + 400
-    assert sum(tokens for _, tokens in used) >= 0.95 * 60_000 * 10
-
-
-def test_the_minute_is_used_even_if_every_timer_is_late():
-    account = Account(None, 600_000, 120)
-    used = saturate(account, lambda: (1000, 0), 600, late=0.05)
-    assert sum(tokens for _, tokens in used) >= 0.95 * 600_000 * 10
 
 
 def test_starts_are_spread_over_the_minute():

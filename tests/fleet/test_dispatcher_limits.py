@@ -11,7 +11,7 @@ from bagent.backends.base import Timeouts
 from bagent.errors import WriteError
 from bagent.fleet.grouping import GroupRule
 from bagent.fleet.retry import RetryPolicy
-from support.jumping_loop import on_jumping_clock, run_jumping
+from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import (
     BROKEN,
     FULL,
@@ -175,14 +175,6 @@ async def test_draining_does_not_wait_for_probes():
     seconds = asyncio.get_running_loop().time() - before
     assert (late, seconds) == (0, 0)
     assert s.recorder.ended_at == {}
-
-
-def test_an_idle_fleet_drains_at_once():
-    async def main():
-        s = setup({"a": always()})
-        return await s.fleet.drain(60.0)
-
-    assert run_jumping(main()) == 0
 
 
 @on_jumping_clock

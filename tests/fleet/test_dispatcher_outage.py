@@ -132,23 +132,6 @@ async def test_a_run_stops_when_all_endpoints_are_gone_for_long():
     assert s.fleet.abandon_waiting() == 10
 
 
-@on_jumping_clock
-async def test_an_outage_counts_from_when_the_last_endpoint_went():
-    probes = {
-        "a": lambda number: REFUSED,
-        "b": until(1300.0, Capabilities(), REFUSED),
-    }
-    scripts = {
-        "a": always(REFUSED, 0.01),
-        "b": until(1300.0, Answer(GOOD, 1.0), Answer(REFUSED, 0.01)),
-    }
-    s = setup(scripts, limit=2, probes=probes, outage=120.0)
-    feeding = asyncio.ensure_future(s.feed(10_000))
-    await s.fleet.stopped
-    feeding.cancel()
-    assert 420 <= (asyncio.get_running_loop().time() - 1000) <= 460
-
-
 def test_what_was_in_flight_when_an_endpoint_died_is_taken_by_others_at_once():
     async def main():
         def dying(row, number):

@@ -88,11 +88,6 @@ def test_rows_that_are_refused_while_nothing_gets_through_end_sooner(refusal):
     assert max(s.recorder.ended_at.values()) - 1000 < 200
 
 
-def test_a_server_that_asks_for_a_long_wait_gets_it_however_few_tries_are_wanted():
-    scripts = {"a": lambda row, number: Answer(throttled(60.0) if number < 2 else GOOD, 0.1)}
-    assert run_rows(scripts, 1, retry=RetryPolicy(retries=0)).recorder.replies
-
-
 def test_a_fixed_rate_holds_over_all_endpoints():
     scripts = {name: always(seconds=0.1) for name in "abc"}
     s = run_rows(scripts, 240, per_minute=120, lookahead=500)

@@ -231,12 +231,6 @@ def test_any_fixed_window_is_used_well_and_with_few_refusals(server, rows, concu
     assert server.requests < 2.5 * rows + concurrency
 
 
-def test_a_rate_below_the_servers_meets_no_refusal():
-    server = Server(10, 1.0)
-    simulate(server, 200, 50, Pace(540, 120.0))
-    assert server.requests == 200
-
-
 def test_refusals_that_have_nothing_to_do_with_the_rate_do_not_slow_a_run_to_a_crawl():
     random, pace, now, served = Random(3), Pace(None, 120.0), 0.0, 0
     while now < 120.0:

@@ -121,10 +121,6 @@ def test_warming_saves_what_the_others_would_compute_again(shared, rows, saved):
     assert found == (saved if saved >= 8192 else 0)
 
 
-def test_one_call_alone_is_never_worth_warming():
-    assert warming_saves([text(1, 90_000)], 500) == 0
-
-
 def test_engines_of_ones_own_are_warmed_only_when_asked():
     assert [PrefixRule(mode).warms(own=True) for mode in ("auto", "always", "never")] == [
         False,

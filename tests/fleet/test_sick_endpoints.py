@@ -82,15 +82,6 @@ async def test_a_rate_limit_of_one_account_holds_up_no_other():
     assert end < 1050
 
 
-def test_a_rate_limit_of_a_shared_account_holds_up_all_of_its_endpoints():
-    def script(row, number):
-        return Answer(throttled(10.0), 0.1) if number < 1 else Answer(GOOD, 0.5)
-
-    s = run_rows({"a": script, "b": script}, 10, limit=1)
-    starts = sorted(at for at, _, _ in s.backend.sent)
-    assert not [at for at in starts if 1000.2 < at < 1010.0]
-
-
 def test_rows_of_a_row_that_kills_endpoints_cost_no_try_and_it_runs_last_and_alone():
     dead_until = {}
 

@@ -25,12 +25,6 @@ def test_a_second_stage_sees_what_the_first_one_answered_and_the_fields(tmp_path
     }
 
 
-def test_a_failed_row_is_shown_to_the_next_stage(tmp_path):
-    run_scripted(tmp_path, 3, [FIRST, SECOND], script={"r2": [status(400), echo()], "*": [echo()]})
-    told = texts(tmp_path, "second")["r2"]
-    assert '{"id":"r2","status":"failed","error":' in told
-
-
 def test_a_failed_row_is_dropped_where_the_stage_says_so(tmp_path):
     with FakeServer({"r2": [status(400)], "*": [echo()]}, allow_faults=True) as server:
         done = run_stages(tmp_path, server.url, 3, [FIRST, {**SECOND, "on_failure": "drop"}])
@@ -84,20 +78,6 @@ def test_an_answer_is_traced_to_its_leaves_by_sql(tmp_path):
         """
     )
     assert [row["ref"] for row in leaves] == [f"first:r{n}:0" for n in range(1, 6)]
-
-
-def test_a_stage_that_reads_two_others_has_both_answers_of_its_row(tmp_path):
-    other = {"kind": "map", "name": "other", "from": "input", "prompt": "other id={{ id }}"}
-    both = {
-        "kind": "map",
-        "name": "both",
-        "from": ["first", "other"],
-        "prompt": "<{{ first }}> <{{ other }}> {{ text }}",
-    }
-    script = {"r1": [echo(delay=0.2)], "*": [echo()]}
-    run_scripted(tmp_path, 3, [FIRST, other, both], script=script)
-    assert texts(tmp_path, "both")["r1"] == "<one id=r1 text number 1> <other id=r1> text number 1"
-    assert outcomes(tmp_path, "both")[0]["parents"][1].startswith("other:r")
 
 
 def test_a_vote_is_joined_to_the_fields_of_its_input_row(tmp_path):
