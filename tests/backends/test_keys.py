@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bagent.backends.keys import KeySource, run_key_command, with_key
 from bagent.errors import UsageError
+from support.cli import Completed
+from support.jobs import write_job
+from support.provider_calls import ENGINES, PROVIDERS, SECRET, Provider
+from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire
+from support.provider_server import Fault, serve_in_thread
 
 
 def test_a_key_is_what_the_program_prints() -> None:
@@ -65,3 +73,74 @@ def test_the_new_key_stands_wherever_the_old_one_stood() -> None:
         "x-api-key": "new",
         "X-Other": "kept",
     }
+
+
+Bagent = Callable[..., Completed]
+EACH = [
+    pytest.param(one, marks=() if one.kind == "bedrock" else pytest.mark.slow, id=one.kind)
+    for one in (*PROVIDERS, *ENGINES)
+]
+
+
+def address(kind: str, url: str) -> str:
+    if kind == "bedrock":
+        return f"bedrock://us-east-1?endpoint={url}"
+    return f"{kind}+{url}/v1" if kind in ("openai", "anthropic") else f"{kind}{url[4:]}/v1"
+
+
+@pytest.mark.parametrize("provider", EACH)
+def test_a_key_that_the_server_repeats_stands_in_no_file_and_no_word(
+    provider: Provider, job_dir: Path, bagent: Bagent
+) -> None:
+    with serve_in_thread(
+        provider.wire(), ModelAnswer(text="fine"), Fault("bad_key"), ModelAnswer(text="fine")
+    ) as server:
+        backend = {"url": address(provider.kind, server.url), "api_key_env": "MY_KEY"}
+        write_job(job_dir, "x", 3, backend=backend, model="m-1", limits={"concurrency": 1})
+        done = bagent(["run", "job.yaml", "--progress", "plain"], env={"MY_KEY": SECRET})
+    shows_nothing(job_dir, bagent, done)
+
+
+def shows_nothing(job_dir: Path, bagent: Bagent, done: Completed) -> None:
+    """The secret is neither in a file of the run nor in what commands say."""
+    told = [done, bagent(["results", "job"]), bagent(["report", "job"]), bagent(["status", "job"])]
+    assert "***" in told[1].out  # the refusal with the key in it was kept, masked
+    assert all(SECRET not in one.out + one.err for one in told)
+    files = [file for file in job_dir.rglob("*") if file.is_file()]
+    assert any(file.suffix == ".html" for file in files)
+    for file in files:
+        assert SECRET.encode() not in file.read_bytes(), file
+
+
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "query": {"url": "openai+HERE/v1", "query": {"code": "${VALUE}"}},
+    "URL": {"url": "openai+HERE/v1?sig=${VALUE}"},
+    "login": {"url": "openai+LOGIN/v1"},
+    "header": {"url": "anthropic+HERE/v1", "headers": {"X-Auth": "${VALUE}"}},
+    "proxy": {"url": "openai+http://api.outside.test/v1", "proxy": "LOGIN"},
+}
+
+
+@pytest.mark.slow  # five commands each
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_secret_in_a_query_a_header_or_a_proxy_is_hidden_as_well(
+    where: str, job_dir: Path, bagent: Bagent
+) -> None:
+    wire = AnthropicWire() if where == "header" else OpenAIWire()
+    with serve_in_thread(
+        wire, ModelAnswer(text="fine"), Fault("bad_key"), ModelAnswer(text="fine")
+    ) as server:
+        login = server.url.replace("http://", "http://user:${VALUE}@")
+        backend = {
+            name: value.replace("HERE", server.url).replace("LOGIN", login)
+            if isinstance(value, str)
+            else value
+            for name, value in ELSEWHERE[where].items()
+        }
+        write_job(job_dir, "x", 3, backend=backend, model="m-1", limits={"concurrency": 1})
+        # A name that does not tell of a secret: what is hidden is hidden for where it stands.
+        env = {"VALUE": SECRET, "OPENAI_API_KEY": "another", "ANTHROPIC_API_KEY": "another"}
+        done = bagent(["run", "job.yaml", "--progress", "plain"], env=env)
+        checked = bagent(["check", "job.yaml"], env=env)
+    assert SECRET not in checked.out + checked.err
+    shows_nothing(job_dir, bagent, done)

@@ -172,6 +172,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.process("kill")
 def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:
     _need_packages()
     parent = subprocess.Popen(
@@ -185,6 +186,7 @@ def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:
     assert _soon_silent(url)
 
 
+@pytest.mark.process("signal")
 def test_the_child_outlives_ctrl_c_and_ends_when_its_input_closes() -> None:
     _need_packages()
     path = model_file(None)

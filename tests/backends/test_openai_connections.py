@@ -27,7 +27,6 @@ from support.backend_calls import (
     send,
     skip,
 )
-from support.fake_server import FakeServer
 from support.replies import close, ok, status
 
 NO_LIMITS = Timeouts(connect=None, first_token=None, idle=None, total=None)
@@ -61,24 +60,6 @@ def test_a_kept_open_connection_that_was_closed_is_worth_another_try_for_free(fs
     assert failure(stale).kind == "connect"
     assert stale.again
     assert (reply(last).text, last.again) == ("good", False)
-
-
-def test_a_server_that_dies_while_it_works_on_a_call_is_not_a_closed_connection():
-    async def serve(reader, writer):
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            await reader.readuntil(b"id=r1")
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            await reader.readuntil(b"id=r2")
-            await asyncio.sleep(1.2)
-
-    async def main():
-        async with raw_server(serve) as port, backend() as found:
-            to = endpoint(f"http://127.0.0.1:{port}")
-            return [await found.send(to, [request(row)], QUICK) for row in ("r1", "r2")]
-
-    _, exchange = asyncio.run(main())
-    assert failure(exchange).kind == "connect"
-    assert not exchange.again
 
 
 @pytest.mark.parametrize(("idle", "again"), [(0.5, False), (1.1, True), (3.8, True)])
@@ -127,20 +108,6 @@ def test_a_connection_is_never_used_once_it_was_idle_for_as_long_as_servers_keep
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         runner.run(main())
     assert fs.connections == 2
-
-
-def test_idle_connections_that_the_server_closed_are_not_used():
-    with FakeServer(keepalive=0.1) as fs:
-
-        async def main():
-            async with backend() as found:
-                to = endpoint(fs.url)
-                reply(await found.send(to, [request()], QUICK))
-                await asyncio.sleep(0.5)
-                return await found.send(to, [request()], QUICK)
-
-        assert reply(asyncio.run(main()))
-        assert fs.connections == 2
 
 
 def test_a_refused_connection_says_where(unused_port):
@@ -327,6 +294,7 @@ def test_a_name_with_several_addresses_says_once_why_none_was_reached() -> None:
     assert NotConnected(OSError(111, f"Multiple exceptions: {told}")).strerror == os.strerror(111)
 
 
+@pytest.mark.process("imports")
 def test_plain_http_needs_no_aiohttp() -> None:
     code = (
         "import sys, bagent.backends.choose, bagent.backends.engine_metrics, bagent.runs.start;"

@@ -105,19 +105,19 @@ def test_a_body_of_several_megabytes_is_sent_without_a_murmur():
     assert json.loads(body)["messages"] == messages
 
 
-def test_300_requests_at_once_are_really_300(fs):
-    fs.set_script({"*": [at_barrier(300, canned())]})
+def test_many_requests_at_once_are_really_as_many(fs):
+    fs.set_script({"*": [at_barrier(120, canned())]})
 
     async def main():
         async with backend() as found:
             to = endpoint(fs.url)
             return await asyncio.gather(
-                *(found.send(to, [request(f"r{i}")], QUICK) for i in range(300))
+                *(found.send(to, [request(f"r{i}")], QUICK) for i in range(120))
             )
 
     exchanges = asyncio.run(main())
     assert all(reply(exchange).text for exchange in exchanges)
-    assert fs.peak_in_flight == 300
+    assert fs.peak_in_flight == 120
 
 
 def test_a_connection_is_used_again_after_an_answer_and_after_a_stream(fs):

@@ -64,6 +64,7 @@ def test_a_kept_connection_with_tls_tells_how_long_it_was_idle(secure, site):
     assert 0 < third[1] < 60
 
 
+@pytest.mark.process("environment")
 def test_a_ca_file_of_the_environment_is_trusted(secure, site):
     env = {**os.environ, "SSL_CERT_FILE": str(site.ca_file)}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from bagent.batches.openai_service import read_batch, read_line
 from bagent.batches.service import number_of
 from bagent.types import Failure, Reply
-from support.batch_services import chat_body
+from support.batch_runs import run_through
+from support.batch_services import Course, OpenAIServer, chat_body, good, refused
 
 
 def line(response: Any, error: Any = None) -> bytes:
@@ -86,3 +90,77 @@ def test_a_batch_object_without_a_status_is_no_batch() -> None:
     assert not isinstance(look, Failure)
     assert look.over
     assert look.faults[0].line is None
+
+
+Lines = Callable[[list[str]], list[str]]
+
+
+class OddServer(OpenAIServer):
+    """Gives the first batch's lines as ``change`` has them, joined by ``between``."""
+
+    def __init__(self, change: Lines, between: str = "\n") -> None:
+        super().__init__(Course(), Course())
+        self._change = change
+        self._between = between
+
+    async def _content(self, request: web.Request) -> web.Response:
+        text = self.files[request.match_info["id"]]
+        if request.match_info["id"].startswith("batch_1-"):
+            text = self._between.join(self._change(text.split("\n")))
+        return web.Response(body=text.encode())
+
+
+def failed(line: str) -> str:
+    """The line of a failure of the same request."""
+    asked: Any = {"custom_id": json.loads(line)["custom_id"]}
+    return json.dumps(refused(500, "internal")(asked))
+
+
+ODD: dict[str, tuple[Lines, str]] = {
+    "in another order": (lambda lines: [lines[2], lines[0], lines[3], lines[1]], "\n"),
+    "each twice": (lambda lines: [*lines, *lines], "\n"),
+    "a failure before its answer": (lambda lines: [failed(lines[1]), *lines], "\n"),
+    "a failure after its answer": (lambda lines: [*lines, failed(lines[1])], "\n"),
+    "blank lines and carriage returns": (lambda lines: ["", *lines, " ", ""], "\r\n"),
+    "a byte-order mark": (lambda lines: ["\ufeff" + lines[0], *lines[1:]], "\n"),
+    "half a line at the end": (lambda lines: [*lines, lines[0][:40]], "\n"),
+    "lines that are no objects": (lambda lines: ["[]", "3", "null", "{}", *lines], "\n"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_every_row_has_its_answer_and_no_second_batch_is_paid_for(
+    tmp_path: Path, name: str
+) -> None:
+    server = OddServer(*ODD[name])
+    run = run_through(tmp_path, server, 4)
+    assert run.error is None
+    assert {line["status"] for line in run.lines} == {"ok"}
+    assert sorted(run.outcomes) == [f"r{n}" for n in range(4)]
+    assert len(run.lines) == 4
+    assert len(server.made) == 1
+
+
+@pytest.mark.parametrize("left", [[], [0], [1, 3]])
+def test_only_the_rows_that_a_file_left_out_go_into_a_second_batch(
+    tmp_path: Path, left: list[int]
+) -> None:
+    server = OddServer(lambda lines: [line for n, line in enumerate(lines) if n in left])
+    run = run_through(tmp_path, server, 4)
+    assert run.error is None
+    assert {line["status"] for line in run.lines} == {"ok"}
+    assert [len(batch["lines"]) for batch in server.made] == [4, 4 - len(left)]
+
+
+def test_an_answer_with_the_name_of_another_batch_is_not_taken(tmp_path: Path) -> None:
+    def renamed(lines: list[str]) -> list[str]:
+        first: Any = json.loads(lines[0])
+        wrong = {**first, "custom_id": first["custom_id"].replace("b0", "b7")}
+        return [json.dumps(wrong), *lines[1:]]
+
+    server = OddServer(renamed)
+    server.script[1] = Course(answer=good("second"))
+    run = run_through(tmp_path, server, 4)
+    assert run.error is None
+    assert [len(batch["lines"]) for batch in server.made] == [4, 1]
+    assert sorted(line["text"] for line in run.lines) == ["fine", "fine", "fine", "second"]

@@ -75,6 +75,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.process("limits")
 def test_answers_and_slots_do_not_depend_on_what_is_metered(tmp_path):
     with FakeServer({"*": [ok("yes")]}) as fs:
         done = subprocess.run(

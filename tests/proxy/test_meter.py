@@ -10,6 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from bagent.proxy.meter import Meter, Record
+from bagent.proxy.routes import without_preamble
+from bagent.proxy.usage import usage_in
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, post_chat, rows_of, running_proxy, through
 from support.replies import gated, ok, status
@@ -70,3 +72,101 @@ def test_rows_are_numbered_on_after_a_start_that_was_killed(tmp_path):
     rows = rows_of(tmp_path / "run")  # the last of the three may not have been written yet
     assert [row["row"] for row in rows] == list(range(len(rows)))
     assert len(rows) >= 3 and rows[-1]["id"] == "later"
+
+
+def events(*bodies):
+    """A stream of these events."""
+    lines = [f"event: {b.get('type', 'x')}\ndata: {json.dumps(b)}\n\n" for b in bodies]
+    return "".join(lines).encode()
+
+
+def counts(usage):
+    return usage.prompt, usage.cached, usage.completion, usage.reasoning
+
+
+def test_the_body_of_a_chat_answer_tells_its_counts():
+    usage, model = usage_in(b'{"model":"m","usage":{"prompt_tokens":3,"completion_tokens":4}}')
+    assert (counts(usage), model) == ((3, None, 4, None), "m")
+
+
+def test_the_last_chunk_that_tells_counts_is_read():
+    chunk = {"model": "m", "choices": []}
+    early, late = {"usage": {"prompt_tokens": 1}}, {"usage": {"prompt_tokens": 5}}
+    tail = events(chunk, chunk | early, chunk | late, chunk | {"usage": None})
+    usage, model = usage_in(tail + b"data: [DONE]\n\n")
+    assert (usage.prompt, model) == (5, "m")
+
+
+RESPONSE = {
+    "object": "response",
+    "model": "m",
+    "usage": {
+        "input_tokens": 9,
+        "input_tokens_details": {"cached_tokens": 8},
+        "output_tokens": 7,
+        "output_tokens_details": {"reasoning_tokens": 6},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json.dumps(RESPONSE).encode(),
+        events(
+            {"type": "response.created", "response": {**RESPONSE, "usage": None}},
+            {"type": "response.completed", "response": RESPONSE},
+        ),
+    ],
+    ids=["whole", "streamed"],
+)
+def test_the_responses_api_counts_cached_tokens_within_the_prompt(answer):
+    usage, model = usage_in(answer)
+    assert (counts(usage), model) == ((9, 8, 7, 6), "m")
+
+
+STARTED = {"input_tokens": 2, "cache_read_input_tokens": 5, "output_tokens": 1}
+
+
+def test_the_messages_api_counts_cached_tokens_beside_the_prompt():
+    usage, model = usage_in(
+        json.dumps({"type": "message", "model": "m", "usage": STARTED}).encode()
+    )
+    assert (counts(usage), model) == ((7, 5, 1, None), "m")
+
+
+def test_a_stream_of_messages_tells_what_was_read_first_and_what_was_written_last():
+    head = events({"type": "message_start", "message": {"model": "m", "usage": STARTED}})
+    tail = events(
+        {"type": "content_block_stop", "index": 0},
+        {
+            "type": "message_delta",
+            "delta": {},
+            "usage": {"output_tokens": 11, "input_tokens": None},
+        },
+        {"type": "message_stop"},
+    )
+    usage, model = usage_in(tail, head)
+    assert (counts(usage), model) == ((7, 5, 11, None), "m")
+    assert counts(usage_in(tail)[0]) == (None, None, 11, None)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"no json", b"{", b'data: {"usage": 3}', b'data: {"usage"', b'{"usage":[1]}']
+)
+def test_what_tells_nothing_counts_nothing(answer):
+    usage, model = usage_in(answer)
+    assert (counts(usage), model) == ((None, None, None, None), None)
+
+
+def test_the_kept_end_of_a_long_stream_may_begin_anywhere():
+    stream = events(*[{"choices": [{"delta": {"content": "hello"}}]}] * 3)
+    stream += events({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
+    for start in range(100):
+        assert counts(usage_in(stream[start:], stream)[0]) == (5, None, 7, None)
+
+
+def test_session_lines_that_begin_a_text_are_dropped():
+    lines = b"x-anthropic-billing-header: cc=1; v=2\\n"
+    body = b'{"system":"' + lines + b'You are.","user":"x-amz-id: 1 is mine"}'
+    assert without_preamble(body) == b'{"system":"You are.","user":"x-amz-id: 1 is mine"}'

@@ -6,12 +6,19 @@ import json
 import struct
 import zlib
 
-from support.provider_protocols import STOP_WORDS, Json, ModelAnswer, pieces, results_complaint
+from support.provider_protocols import (
+    STOP_WORDS,
+    Json,
+    ModelAnswer,
+    Wire,
+    pieces,
+    results_complaint,
+)
 
 _BEDROCK_STOP = {**STOP_WORDS, "refusal": "content_filtered"}
 
 
-class BedrockWire:
+class BedrockWire(Wire):
     """Converse and ConverseStream; streams have the frames of Amazon's event streams."""
 
     content_type = "application/vnd.amazon.eventstream"

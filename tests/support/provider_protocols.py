@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -32,52 +32,48 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     completion: int = 7
 
 
-class Wire(Protocol):
+class Wire:
     """One provider's protocol, as a server speaks it."""
+
+    content_type = "text/event-stream"
 
     def complaint(self, body: Json) -> str | None:
         """What is wrong with a request, None if nothing is."""
-        ...
+        raise NotImplementedError
 
     def streamed(self, path: str, body: Json) -> bool:
         """Whether the request asks for a stream."""
-        ...
+        return bool(body.get("stream"))
 
     def whole(self, say: ModelAnswer) -> Json:
         """The body of an answer."""
-        ...
+        raise NotImplementedError
 
     def events(self, say: ModelAnswer) -> list[bytes]:
         """The pieces of a streamed answer."""
-        ...
+        raise NotImplementedError
 
     def error(self, kind: str) -> tuple[int, dict[str, str], Json]:
         """Status, headers and body of a refusal: throttled, overloaded, no_money, bad_key,
         too_long, or ``bad:WORDS`` for a request that is wrong."""
-        ...
+        raise NotImplementedError
 
     def inner_error(self) -> bytes:
         """The piece of a stream that reports an error."""
-        ...
+        raise NotImplementedError
 
 
 # --- OpenAI -----------------------------------------------------------------------------------
 
 
-class OpenAIWire:
+class OpenAIWire(Wire):
     """Chat completions."""
-
-    content_type = "text/event-stream"
 
     def complaint(self, body: Json) -> str | None:
         """OpenAI takes roles in any order; only what it never takes is refused."""
         known = {"system", "developer", "user", "assistant", "tool"}
         roles = [message.get("role") for message in body["messages"]]
         return None if set(roles) <= known else f"roles {roles}"
-
-    def streamed(self, path: str, body: Json) -> bool:
-        """By the field ``stream``."""
-        return bool(body.get("stream"))
 
     def whole(self, say: ModelAnswer) -> Json:
         """A chat completion."""
@@ -155,10 +151,8 @@ class OpenAIWire:
 STOP_WORDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class AnthropicWire:
+class AnthropicWire(Wire):
     """The Messages API, with the rules that it enforces."""
-
-    content_type = "text/event-stream"
 
     def complaint(self, body: Json) -> str | None:
         """max_tokens, alternating roles, no system role, no blank text, results first."""
@@ -175,10 +169,6 @@ class AnthropicWire:
                 if block["type"] == "text" and not block["text"].strip():
                     return "messages: text content blocks must be non-empty"
         return results_complaint(body["messages"], "tool_use", "tool_result", "id", "tool_use_id")
-
-    def streamed(self, path: str, body: Json) -> bool:
-        """By the field ``stream``."""
-        return bool(body.get("stream"))
 
     def whole(self, say: ModelAnswer) -> Json:
         """A message."""

@@ -11,7 +11,6 @@ import msgspec
 from aiohttp import web
 
 from support.http_servers import in_thread, serve_app
-from support.provider_bedrock import BedrockWire
 from support.provider_protocols import ModelAnswer, Wire
 
 
@@ -98,12 +97,8 @@ class ProviderServer:
     async def _stream(
         self, request: web.Request, say: ModelAnswer, step: ModelAnswer | Fault
     ) -> web.StreamResponse:
-        kind = (
-            "application/vnd.amazon.eventstream"
-            if isinstance(self.wire, BedrockWire)
-            else "text/event-stream"
-        )
-        response = web.StreamResponse(headers={"Content-Type": kind, **self.response_headers})
+        headers = {"Content-Type": self.wire.content_type, **self.response_headers}
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         events = self.wire.events(say)
         if isinstance(step, Fault):
