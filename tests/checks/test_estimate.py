@@ -43,13 +43,7 @@ def body(limits: dict[str, Any]) -> Sampled:
 def test_rows_that_were_not_counted_are_estimated_by_those_that_were() -> None:
     sample = [one("a" * 376), one("b" * 776), one("c" * 376)]  # sizes 400, 800, 400
     sizes = sizes_of(sample, {0: Counted(200), 2: Counted(200)})
-
     assert sizes.tokens == (200.0, 400.0, 200.0)
-
-
-def test_without_a_tokenizer_a_token_is_four_bytes() -> None:
-    assert sizes_of([one("a" * 376)], {}).tokens == (100.0,)
-    assert sizes_of([one("é" * 188)], {}).tokens == (100.0,)
 
 
 def test_an_image_is_told_and_not_counted_as_text() -> None:
@@ -61,7 +55,6 @@ def test_an_image_is_told_and_not_counted_as_text() -> None:
     request = Request(CallSettings("m", {}, {}), encode_payload(messages), messages=messages)
     sample = [Sampled(Row(0, 0, None, {}, "r", 1), request)]
     sizes = sizes_of(sample, {})
-
     assert sizes.tokens == (100.0,)
     assert token_report(sample, sizes, 1, WORDS).images == 1
 
@@ -69,7 +62,6 @@ def test_an_image_is_told_and_not_counted_as_text() -> None:
 def test_totals_are_of_all_rows_and_answers() -> None:
     sample = [one("a", 1, sent=10), one("b", 2, sent=30)]
     found = token_report(sample, sizes_of(sample, {0: Counted(10), 1: Counted(20)}), 1000, WORDS)
-
     assert (found.least, found.median, found.most, found.mean) == (10, 15, 20, 15.0)
     assert found.prompts == 15_000
     assert found.answers_at_most == 20_000
@@ -79,72 +71,56 @@ def test_rows_that_cannot_be_sent_take_no_tokens() -> None:
     broken = Sampled(Row(2, 2, "r2", {}, "r.jsonl", 2), None, "bad")
     sample = [one("a", 1, sent=10), broken]
     found = token_report(sample, sizes_of(sample, {0: Counted(10)}), 1000, WORDS)
-
     assert (found.prompts, found.answers_at_most) == (5_000, 5_000)
+    nothing = token_report([], sizes_of([], {}), 0, WORDS)
+    assert (nothing.least, nothing.mean, nothing.prompts, nothing.answers_at_most) == (None,) * 4
+    repeated = [one("a"), one("b"), one("a"), one("a")]
+    assert token_report(repeated, sizes_of(repeated, {}), 4, WORDS).repeats == 2
 
 
-def test_no_row_gives_no_numbers() -> None:
-    found = token_report([], sizes_of([], {}), 0, WORDS)
-
-    assert (found.least, found.mean, found.prompts, found.answers_at_most) == (None,) * 4
-
-
-def test_equal_requests_are_told() -> None:
-    sample = [one("a"), one("b"), one("a"), one("a")]
-
-    assert token_report(sample, sizes_of(sample, {}), 4, WORDS).repeats == 2
+def test_without_a_tokenizer_a_token_is_four_bytes_and_lengths_are_about() -> None:
+    assert sizes_of([one("a" * 376)], {}).tokens == (100.0,)
+    assert sizes_of([one("é" * 188)], {}).tokens == (100.0,)
+    long = [one("a" * 8000, asked=10)]
+    assert too_long(long, sizes_of(long, {}), 1000)[0].error.startswith("about 2,006 prompt tokens")
+    assert too_long(long, sizes_of(long, {}), None) == []
 
 
 def test_a_row_does_not_fit_when_prompt_and_answer_exceed_the_context() -> None:
+    """An automatic limit of the answer shrinks, so that only the prompt counts."""
     sample = [one("a", n, asked=100) for n in (1, 2, 3)]
     counts = {0: Counted(900), 1: Counted(901), 2: Counted(2000)}
     found = too_long(sample, sizes_of(sample, counts), 1000)
-
     assert [(row.id, row.line) for row in found] == [("r2", 2), ("r3", 3)]
     assert found[0].error == "901 prompt tokens and 100 for the answer are more than 1,000"
-
-
-def test_an_automatic_limit_shrinks_so_only_the_prompt_counts() -> None:
-    sample = [one("a", n, sent=400) for n in (1, 2)]
-    found = too_long(sample, sizes_of(sample, {0: Counted(984), 1: Counted(985)}), 1000)
-
+    automatic = [one("a", n, sent=400) for n in (1, 2)]
+    found = too_long(automatic, sizes_of(automatic, {0: Counted(984), 1: Counted(985)}), 1000)
     assert [row.id for row in found] == ["r2"]
 
 
-def test_an_estimated_length_is_told_as_about() -> None:
-    found = too_long([one("a" * 8000, asked=10)], sizes_of([one("a" * 8000)], {}), 1000)
+@pytest.mark.parametrize(
+    ("text", "price"), [("0.15,0.60", (0.15, 0.6)), (" 0 , 3 ", (0.0, 3.0)), (None, None)]
+)
+def test_a_price_is_two_numbers(text: str | None, price: Any) -> None:
+    assert read_price(text) == price
 
-    assert found[0].error.startswith("about 2,006 prompt tokens")
 
-
-def test_nothing_is_too_long_for_an_unknown_context() -> None:
-    assert too_long([one("a" * 8000)], sizes_of([one("a" * 8000)], {}), None) == []
+@pytest.mark.parametrize("text", ["", "1", "1,2,3", "a,b", "-1,2", "nan,1", "1,inf"])
+def test_another_price_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a price"):
+        read_price(text)
 
 
 def test_max_tokens_is_the_range_that_is_sent() -> None:
     found = max_tokens_of([one("a", sent=10), one("b", sent=30)], automatic=True)
-
     assert (found.least, found.most, found.automatic) == (10, 30, True)
 
 
 def test_limits_of_request_bodies_are_read_by_both_names() -> None:
     bodies = [body({"max_tokens": 5}), body({"max_completion_tokens": 9})]
     found = max_tokens_of(bodies, automatic=False)
-
     assert (found.least, found.most) == (5, 9)
     assert max_tokens_of([*bodies, body({})], automatic=False).most is None
-
-
-def test_a_price_is_two_numbers() -> None:
-    assert read_price("0.15,0.60") == (0.15, 0.6)
-    assert read_price(" 0 , 3 ") == (0.0, 3.0)
-    assert read_price(None) is None
-
-
-@pytest.mark.parametrize("text", ["", "1", "1,2,3", "a,b", "-1,2", "nan,1", "inf,1", "1,inf"])
-def test_another_price_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not a price"):
-        read_price(text)
 
 
 PRICE = Price("", "", 0.5, 2.0, cached=0.1, batch=0.5)
@@ -154,7 +130,6 @@ def test_cost_is_per_million_tokens() -> None:
     sample = [one("a", sent=500)]
     tokens = token_report(sample, sizes_of(sample, {0: Counted(1000)}), 2000, WORDS)
     found = cost_report(PRICE, tokens, 2000, 400.0)
-
     assert found.prompts_usd == pytest.approx(1.0)
     assert found.answers_usd_at_most == pytest.approx(2.0)
     assert found.total_usd_at_most == pytest.approx(3.0)
@@ -168,6 +143,5 @@ def test_cost_is_per_million_tokens() -> None:
 def test_without_a_price_every_cost_is_unknown() -> None:
     sample = [one("a")]
     found = cost_report(None, token_report(sample, sizes_of(sample, {}), 1, WORDS), 1, 0.0)
-
     assert found.prompts_usd is found.total_usd_at_most is found.price_in is None
     assert found.modes == ()

@@ -47,7 +47,6 @@ USER = 'prompt: "Text: {{ text }}\\n\\nAnswer good or bad and nothing else.\\n"\
 def test_fixed_text_of_the_user_prompt_comes_first_and_its_gain_is_told(tmp_path: Path) -> None:
     job = job_of(tmp_path, USER)
     found = suggested(job)
-
     assert found is not None
     assert found.texts == {"user": "Answer good or bad and nothing else.\n\nText: {{ text }}\n"}
     assert found.gain == len("Answer good or bad and nothing else.\n\n")
@@ -61,7 +60,6 @@ def test_a_field_in_the_system_prompt_moves_to_the_user_prompt(tmp_path: Path) -
         "  user: |\n    {{ text }}\n\n    Answer with one of good, bad or unknown.\n",
     )
     found = suggested(job)
-
     assert found is not None
     assert found.texts["system"] == "Be exact and fair in all that you say."
     assert found.texts["user"] == (
@@ -72,7 +70,6 @@ def test_a_field_in_the_system_prompt_moves_to_the_user_prompt(tmp_path: Path) -
 def test_a_field_that_is_the_same_for_all_rows_is_moved_with_the_fixed_text(tmp_path: Path) -> None:
     job = job_of(tmp_path, 'prompt: "{{ text }}\\n\\nDo what follows. {{ task }} Say why."\n')
     found = suggested(job)
-
     assert found is not None
     assert found.texts["user"] == "Do what follows. {{ task }} Say why.\n\n{{ text }}"
 
@@ -125,7 +122,6 @@ def test_a_file_whose_text_stays_is_still_named(tmp_path: Path) -> None:
         'prompt: {system: {file: system.md}, user: "{{ text }}\\n\\nAnswer good or bad, so."}\n',
     )
     found = suggested(job)
-
     assert found is not None and job.prompt is not None
     assert '  system: {file: "system.md"}\n' in yaml_of(found, job.prompt)
 
@@ -144,5 +140,4 @@ def test_a_field_that_some_rows_lack_differs_by_row(tmp_path: Path) -> None:
 
 def test_text_that_a_job_file_may_not_hold_is_not_suggested(tmp_path: Path) -> None:
     (tmp_path / "user.md").write_text("{{ text }}\n\nAnswer good or bad, \x07 and no more.\n")
-
     assert suggested(job_of(tmp_path, "prompt: {user: {file: user.md}}\n")) is None

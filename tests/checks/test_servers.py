@@ -45,7 +45,6 @@ def probe(target: Target) -> list[Probed]:
 def test_an_engine_tells_model_context_and_version(tmp_path: Path) -> None:
     with FakeServer(flavour="vllm", version="0.33.0", max_model_len=4096) as fs:
         (found,) = probe(target_of(tmp_path, f"backend: vllm://{fs.address}"))
-
     assert found.alive and found.found is not None
     assert (found.found.models, found.found.context) == (("fake-model",), 4096)
     assert found.version == "0.33.0"
@@ -54,7 +53,6 @@ def test_an_engine_tells_model_context_and_version(tmp_path: Path) -> None:
 def test_a_server_that_tells_little_is_alive(tmp_path: Path) -> None:
     with FakeServer(flavour="openai") as fs:
         (found,) = probe(target_of(tmp_path, f"backend: {fs.url}"))
-
     assert found.alive and found.failure is None
     assert found.version is found.kv_tokens is None
 
@@ -67,7 +65,6 @@ def test_every_endpoint_of_a_hostfile_is_asked_in_its_order(tmp_path: Path) -> N
         (tmp_path / "hosts.txt").write_text("\n".join(lines))
         target = target_of(tmp_path, "hostfile: hosts.txt")
         found = probe(target)
-
     assert [server.endpoint.name for server in found] == [
         one.address,
         three.address,
@@ -83,7 +80,6 @@ def test_a_refused_key_is_an_answer(tmp_path: Path) -> None:
         (wrong,) = probe(target_of(tmp_path, f"backend: {fs.url}"))
         right = f"backend: {{url: {fs.url}, api_key_env: KEY}}"
         (good,) = probe(target_of(tmp_path, right, {"KEY": "right"}))
-
     assert wrong.alive and wrong.failure is not None and wrong.failure.status == 401
     assert good.failure is None
 
@@ -92,14 +88,12 @@ def test_the_keys_of_a_hostfile_are_those_of_its_tags_and_of_the_backend(tmp_pat
     (tmp_path / "hosts.txt").write_text("a:1\nb:2 api_key_env=OTHER\n")
     head = "backend: {url: vllm, api_key_env: KEY}\nhostfile: hosts.txt"
     found = target_of(tmp_path, head, {"KEY": "k", "OTHER": "o"}).servers.endpoints
-
     assert [one.headers["Authorization"] for one in found] == ["Bearer k", "Bearer o"]
 
 
 @pytest.mark.parametrize("head", ["backend: sim", "backend: sim://?replicas=3&max_model_len=512"])
 def test_simulated_engines_are_not_started(tmp_path: Path, head: str) -> None:
     target = target_of(tmp_path, head)
-
     assert target.planned is not None and target.planned.startswith("a run simulates")
     assert target.servers.endpoints == []
     assert target.servers.context == (512 if "512" in head else 8192)
@@ -123,7 +117,6 @@ def test_what_cannot_be_talked_to_is_an_error_of_the_user(
 ) -> None:
     with pytest.raises(error) as caught:
         target_of(tmp_path, head)
-
     assert caught.value.exit_code == 2
 
 
@@ -133,7 +126,6 @@ def test_the_kv_cache_is_the_sum_over_engines() -> None:
         'num_gpu_blocks="%s",prefix="{\\"a\\"}"} 1.0\n'
     )
     text = '# HELP vllm:cache_config_info x\nvllm:other{a="b"} 2\n' + line % (0, "1000")
-
     assert kv_tokens(text) == 16_000
     assert kv_tokens(text + line % (1, "500")) == 24_000
     assert kv_tokens(line % (0, "None")) is None

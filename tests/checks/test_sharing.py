@@ -16,7 +16,6 @@ def prompt(*ids: int) -> PromptBytes:
 def test_blocks_of_a_common_beginning_are_shared_by_all() -> None:
     common = range(40)
     found = shares([prompt(*common, *range(n, n + 24)) for n in (100, 200, 300)], PACKED)
-
     assert found is not None
     # 40 common tokens fill two blocks of 16; the third block holds different tokens already.
     assert found.by_all == 2 * BLOCK
@@ -28,7 +27,6 @@ def test_blocks_of_a_common_beginning_are_shared_by_all() -> None:
 def test_equal_text_behind_a_difference_is_not_shared() -> None:
     tail = range(1000, 1000 + 64)
     found = shares([prompt(n, *tail) for n in range(4)], PACKED)
-
     assert found is not None
     assert found.by_all == found.by_most == found.by_some == 0
     assert found.by_none == 65
@@ -39,7 +37,6 @@ def test_half_of_the_rows_are_most_and_two_of_five_are_some() -> None:
     first = [prompt(*block, *range(50, 66)) for _ in range(3)]
     second = [prompt(*block, *range(80, 96)) for _ in range(2)]
     found = shares([*first, *second], PACKED)
-
     assert found is not None
     assert found.by_all == BLOCK
     assert found.by_most == pytest.approx(3 * BLOCK / 5)
@@ -49,7 +46,6 @@ def test_half_of_the_rows_are_most_and_two_of_five_are_some() -> None:
 
 def test_the_last_partial_block_is_never_shared() -> None:
     found = shares([prompt(*range(20)), prompt(*range(20))], PACKED)
-
     assert found is not None
     assert (found.by_all, found.by_none) == (BLOCK, 4)
 
@@ -57,7 +53,6 @@ def test_the_last_partial_block_is_never_shared() -> None:
 def test_text_is_cut_by_its_bytes_per_token() -> None:
     texts = [("x" * 96 + name).encode() for name in ("a" * 40, "b" * 40)]
     found = shares([PromptBytes(text, len(text) / 3) for text in texts], 3.0)
-
     assert found is not None
     assert found.by_all == 2 * BLOCK  # 96 bytes are 32 tokens
 
@@ -65,7 +60,6 @@ def test_text_is_cut_by_its_bytes_per_token() -> None:
 def test_the_four_kinds_add_up_to_the_prompt() -> None:
     prompts = [prompt(*range(16 * (n % 3)), *range(7 * n, 7 * n + 30)) for n in range(9)]
     found = shares(prompts, PACKED)
-
     assert found is not None
     total = found.by_all + found.by_most + found.by_some + found.by_none
     assert total == pytest.approx(found.prompt)

@@ -77,17 +77,11 @@ def lines(**changes: Any) -> list[str]:
 
 def test_an_estimate_says_about_and_promises_three_digits() -> None:
     shown = lines()
-
     assert "rows        about 1,000,000 rows (estimated by bytes), the first 200 looked at" in shown
     assert "            all prompts: about 12,500,000" in shown
-
-
-def test_a_count_of_all_rows_is_exact() -> None:
     exact = msgspec.structs.replace(TOKENS, rows=200, counted=200, prompts=12_345)
-    shown = lines(rows=200, rows_how="counted", tokens=exact)
-
-    assert "rows        200 rows" in shown
-    assert "            all prompts: 12,345" in shown
+    counted = lines(rows=200, rows_how="counted", tokens=exact)
+    assert {"rows        200 rows", "            all prompts: 12,345"} < set(counted)
 
 
 def test_no_line_of_its_own_is_wider_than_80_columns() -> None:
@@ -99,17 +93,20 @@ def test_no_line_of_its_own_is_wider_than_80_columns() -> None:
         reorder=ReorderReport(64, 64_000_000, "above", "prompt:\n  user: x\n"),
         max_tokens=MaxTokens(16, 4096, True),
     )
-
     assert max(map(len, shown)) <= 80
 
 
 def test_messages_stand_as_they_are_sent() -> None:
     text = "  indented\n\ttab  \n\nlast, " + "long " * 40
     shown = report_text(report(prompts=(prompt(text),)))
-
     assert "prompt of row r1 (rows.jsonl:1), 25 tokens\n  user\n" in shown
     body = shown.partition("  user\n")[2].partition("\n\ntokens")[0]
     assert [line.removeprefix("    ") for line in body.split("\n")] == text.split("\n")
+    raw = prompt("", messages=None, prompt="Q: a\nA:")
+    assert "  (raw)\n    Q: a\n    A:\n" in report_text(report(prompts=(raw,)))
+    error = "prompt.user: the row has no field x"
+    broken = prompt("", messages=None, tokens=None, error=error)
+    assert f"  cannot be sent: {error}" in lines(prompts=(broken,))
 
 
 def test_control_codes_in_rows_are_made_visible() -> None:
@@ -124,14 +121,12 @@ def test_control_codes_in_rows_are_made_visible() -> None:
             reorder=ReorderReport(16, 16, None, f"prompt:\n  user: {evil}\n"),
         )
     )
-
     assert "\\x1b[31mred" in shown
     assert all(letter.isprintable() or letter == "\n" for letter in shown)
 
 
 def test_a_very_long_message_is_cut_and_says_so() -> None:
     shown = report_text(report(prompts=(prompt("x" * (LONGEST_SHOWN + 7)),)))
-
     assert "[7 more characters; --json shows them]" in shown
 
 
@@ -141,26 +136,12 @@ def test_an_image_is_told_and_not_spilled() -> None:
     shown = report_text(
         report(prompts=(prompt("", messages=[{"role": "user", "content": parts}]),))
     )
-
     assert "    look\n    [image data:image/png;base64, 5,022 characters]\n" in shown
-
-
-def test_a_row_that_cannot_be_sent_shows_why() -> None:
-    one = prompt("", messages=None, tokens=None, error="prompt.user: the row has no field x")
-
-    assert "  cannot be sent: prompt.user: the row has no field x" in lines(prompts=(one,))
-
-
-def test_a_raw_prompt_is_shown_without_a_role() -> None:
-    shown = report_text(report(prompts=(prompt("", messages=None, prompt="Q: a\nA:"),)))
-
-    assert "  (raw)\n    Q: a\n    A:\n" in shown
 
 
 def test_rows_beyond_those_named_are_counted() -> None:
     named = (RowReport("r7", "rows.jsonl", 8, "40 prompt tokens are more than 30"),)
     shown = lines(too_long=named, too_long_count=5)
-
     assert "too long    row r7 (rows.jsonl:8): 40 prompt tokens are more than 30" in shown
     assert "            and 4 more of the rows looked at" in shown
 
@@ -173,7 +154,6 @@ def test_cost_is_unknown_without_a_price_and_told_with_one() -> None:
 
 def test_repeats_say_whether_they_are_sent_once() -> None:
     tokens = msgspec.structs.replace(TOKENS, repeats=3)
-
     assert "repeats     3 of 200 requests equal an earlier one (sent once)" in lines(tokens=tokens)
     again = " ".join(lines(tokens=tokens, dedupe=False))
     assert "sent each time; dedupe:" in again
@@ -182,6 +162,5 @@ def test_repeats_say_whether_they_are_sent_once() -> None:
 def test_of_a_large_fleet_the_first_are_named_and_all_are_counted() -> None:
     dead = EndpointReport("h:2", "u", False, "cannot connect", (), None, None, None, None)
     shown = lines(endpoints=(*report().endpoints, *[dead] * 99))
-
     assert sum("h:2" in line for line in shown) == 19
     assert "            1 of 100 endpoints answer" in shown

@@ -65,7 +65,6 @@ def test_vllm_counts_messages_with_its_chat_template() -> None:
         return 200, {"count": 9, "max_model_len": 99, "tokens": [7] * 9, "token_strs": None}
 
     counted, asked = ask(vllm, [chat("hello")])
-
     assert counted == {0: Counted(9, struct.pack("<9I", *[7] * 9))}
     assert asked[0][1] == {
         "model": "m",
@@ -77,7 +76,6 @@ def test_raw_text_is_counted_as_a_prompt() -> None:
     counted, asked = ask(
         lambda path, body: (200, {"count": 4, "tokens": [1, 2, 3, 4]}), [raw("ab")]
     )
-
     assert counted[0].tokens == 4
     assert asked == [("/tokenize", {"model": "m", "prompt": "ab"})]
 
@@ -89,20 +87,10 @@ def test_llama_cpp_counts_the_text_that_its_template_makes() -> None:
         return 200, {"tokens": list(body.get("content", "").encode())}
 
     counted, asked = ask(llama, [chat("abc"), chat("abcd"), raw("xy")])
-
     assert [counted[place].tokens for place in range(3)] == [5, 6, 2]
     assert counted[0].packed == struct.pack("<5I", *b"S|abc")
     questions = [body for path, body in asked if path == "/tokenize" and "content" in body]
     assert {"content": "S|abc", "add_special": True, "parse_special": True} in questions
-
-
-def test_a_missing_route_is_asked_for_once() -> None:
-    counted, asked = ask(
-        lambda path, body: (404, {"error": "no"}), [chat("a", n) for n in range(9)]
-    )
-
-    assert counted == {}
-    assert len(asked) == 1
 
 
 def test_a_prompt_that_the_server_refuses_leaves_the_others_counted() -> None:
@@ -112,25 +100,15 @@ def test_a_prompt_that_the_server_refuses_leaves_the_others_counted() -> None:
         return 200, {"count": 3, "tokens": [1, 2, 3]}
 
     counted, _ = ask(strict, [chat("a"), chat("bad"), chat("b")])
-
     assert counted.keys() == {0, 2}
 
 
 def test_an_answer_of_another_shape_counts_nothing() -> None:
     for answer in ([1, 2], {"count": True}, {"count": "9"}, {"tokens": "x"}, None):
         assert ask(lambda path, body, a=answer: (200, a), [chat("a")])[0] == {}  # type: ignore[misc]
-
-
-def test_a_server_that_is_gone_counts_nothing() -> None:
-    async def run() -> dict[int, Counted]:
-        transport = Transport()
-        try:
-            gone = Endpoint("e", "http://127.0.0.1:9/v1")
-            return await count_some([chat("a"), chat("b")], ServerTokenizer(transport, gone, None))
-        finally:
-            await transport.close()
-
-    assert asyncio.run(run()) == {}
+    rows = [chat("a", n) for n in range(9)]
+    counted, asked = ask(lambda path, body: (404, {"error": "no"}), rows)
+    assert (counted, len(asked)) == ({}, 1), "a route that is missing is asked for once"
 
 
 def test_rows_without_a_request_are_not_asked_for() -> None:
@@ -138,7 +116,6 @@ def test_rows_without_a_request_are_not_asked_for() -> None:
     counted, asked = ask(
         lambda path, body: (200, {"count": 2, "tokens": [1, 2]}), [broken, chat("a")]
     )
-
     assert counted.keys() == {1}
     assert len(asked) == 1
 
@@ -148,7 +125,6 @@ def test_the_simulated_tokenizer_counts_what_the_engine_would() -> None:
 
     one = chat("four score and seven years ago")
     counted = asyncio.run(SimTokenizer().count(one))
-
     assert one.messages is not None
     packed = tokens.pack(tokens.render(one.messages))
     assert counted == Counted(len(packed) // 4, packed)
@@ -159,7 +135,6 @@ def test_few_rows_are_all_counted_and_of_many_the_longest_and_a_spread() -> None
     sizes = [1] * 100
     sizes[57] = sizes[31] = 50
     places = chosen(sizes, most=10, longest=2)
-
     assert len(places) == 10
     assert {31, 57} <= set(places)
     assert places[0] < 10 and places[-1] > 80

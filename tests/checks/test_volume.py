@@ -33,7 +33,6 @@ def look(path: Path, keep: int = 200, **fields: object) -> tuple[list[Row], Volu
 
 def test_a_small_file_is_counted(tmp_path: Path) -> None:
     kept, found = look(file_of(tmp_path / "r.jsonl", 1234, 60))
-
     assert found == Volume(1234, "counted")
     assert [row.index for row in kept] == list(range(200))
 
@@ -48,32 +47,17 @@ def test_a_large_file_is_estimated_and_not_read_to_its_end(
     kept, found = measure(rows, 20)
     read, size = rows.progress()
     rows.close()
-
     assert found.how == "about"
     assert found.rows == pytest.approx(count, rel=0.02)
     assert len(kept) == 20
     assert size is not None and read < size and read < 2 * volume.COUNT_BYTES
 
 
-def test_short_rows_are_estimated_too(tmp_path: Path) -> None:
-    found = look(file_of(tmp_path / "r.jsonl", 400_000, 40))[1]
-
-    assert found.how == "about"
-    assert found.rows == pytest.approx(400_000, rel=0.03)
-
-
 def test_a_limit_bounds_the_estimate(tmp_path: Path) -> None:
     path = file_of(tmp_path / "r.jsonl", 40_000, 600)
-
     assert look(path, limit=39_000)[1] == Volume(39_000, "counted")
     assert look(path, limit=90_000)[1].how == "about"
     assert look(path, limit=5)[1] == Volume(5, "counted")
-
-
-def test_all_rows_that_are_wanted_are_kept_however_large(tmp_path: Path) -> None:
-    kept, _ = look(file_of(tmp_path / "r.jsonl", 300, 100_000), keep=250)
-
-    assert len(kept) == 250
 
 
 class Pipe:
@@ -95,7 +79,6 @@ class Pipe:
 def test_a_pipe_is_read_no_further_than_the_rows_that_are_looked_at() -> None:
     pipe = Pipe(1000)
     kept, found = measure(pipe, 10, piped=True)
-
     assert (len(kept), found.how) == (10, "at least")
     assert pipe.taken <= 11
 
@@ -107,12 +90,10 @@ def test_a_pipe_that_ends_early_is_counted() -> None:
 def test_a_source_without_a_size_is_at_least_what_was_read() -> None:
     pipe = Pipe(volume.COUNT_ROWS + 50)
     found = measure(pipe, 10)[1]
-
     assert found.how == "at least"
     assert found.rows > volume.COUNT_ROWS
 
 
 def test_no_rows_are_counted_as_none(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text("\n\n")
-
     assert look(tmp_path / "r.jsonl") == ([], Volume(0, "counted"))

@@ -35,7 +35,6 @@ def advice(
 
 def test_it_pays_where_many_start_with_a_long_text_at_a_hosted_cache(tmp_path: Path) -> None:
     found = advice(tmp_path, HOSTED, 2000.0, 500)
-
     assert (found.warms, found.tokens, found.rows, found.saves) == (True, 2000, 16, 30_000)
     assert found.why == (
         "one request goes ahead at each endpoint: it saves 2,000 tokens for 15 others that would"
@@ -77,18 +76,15 @@ def test_where_it_does_not_the_sum_or_the_reason_is_said(
     tmp_path: Path, keys: Mapping[str, Any], shared: float, rows: int, why: str
 ) -> None:
     found = advice(tmp_path, keys, shared, rows)
-
     assert (found.warms, found.why) == (False, why)
 
 
 def test_an_own_engine_is_warmed_where_the_job_says_always(tmp_path: Path) -> None:
     found = advice(tmp_path, OWN | {"batching": {"prefix": "always"}}, 2000.0, 500)
-
     assert (found.warms, found.rows) == (True, 64)
 
 
 def test_rows_are_shared_out_among_the_endpoints_first(tmp_path: Path) -> None:
     keys = OWN | {"batching": {"prefix": "always"}}
-
     assert advice(tmp_path, keys, 2000.0, 100, endpoints=20).rows == 5
     assert advice(tmp_path, keys | {"limits": {"per_endpoint": 8}}, 2000.0, 100).rows == 8

@@ -62,7 +62,6 @@ def test_nothing_is_generated_and_nothing_is_written(check: Check, job_dir: Path
         write_job(job_dir, vllm(fs), 30, output={"schema": SCHEMA})
         before = sorted(job_dir.iterdir())
         done = check(["job.yaml"])
-
         assert done.code == 0
         assert fs.requests == []
         asked = {(seen.method, seen.path) for seen in fs.probes}
@@ -77,7 +76,6 @@ def test_the_report_tells_what_the_job_resolves_to(check: Check, job_dir: Path) 
             job_dir, vllm(fs), 12, model="auto", answers=3, sampling=None, output={"schema": SCHEMA}
         )
         done = check(["job.yaml"])
-
     assert done.code == 0, done.err
     for words in (
         f"{fs.address}, answers, vllm 0.33.0, fake-model, context 4,096",
@@ -101,7 +99,6 @@ def test_totals_and_cost_are_of_all_rows(check: Check, job_dir: Path) -> None:
         write_job(job_dir, vllm(fs), 100, answers=2)
         args = ["job.yaml", "--json", "--rows", "20", "--price", "1,2", "--prompts", "0"]
         report = looked(check(args))
-
     tokens, cost = report["tokens"], report["cost"]
     assert (report["rows"], report["looked_at"], report["prompts"]) == (100, 20, [])
     assert (tokens["how"], tokens["counted"], tokens["rows"]) == ("tokenize", 20, 20)
@@ -117,7 +114,6 @@ def test_rows_that_do_not_fit_the_context_are_named(check: Check, job_dir: Path)
     with FakeServer(flavour="vllm", max_model_len=1000) as fs:
         write_job(job_dir, vllm(fs), values)
         done = check(["job.yaml"])
-
     assert done.code == 0
     assert "too long    row r5 (rows.jsonl:5): 2," in done.out
     assert "are more than 1,000" in " ".join(done.out.split())
@@ -127,7 +123,6 @@ def test_rows_that_will_fail_are_named(check: Check, job_dir: Path, fs: FakeServ
     write_job(job_dir, fs.url)
     (job_dir / "rows.jsonl").write_text('{"id":"r1","text":"a"}\nnot json\n{"id":"r3"}\n')
     done = check(["job.yaml"])
-
     assert done.code == 0
     assert "(rows.jsonl:2): malformed JSON" in done.out
     assert "will fail   row " in done.out
@@ -144,7 +139,6 @@ def test_a_better_order_is_suggested_and_is_right(check: Check, job_dir: Path) -
         start, end = text.index("prompt:"), text.index("sampling:")
         job.write_text(text[:start] + first["reorder"]["yaml"] + text[end:])
         second = looked(check(["job.yaml", "--json"]))
-
     assert first["reorder"]["gain"] >= 64
     gained = second["sharing"]["by_all"] - first["sharing"]["by_all"]
     assert gained == pytest.approx(first["reorder"]["gain"], abs=16)
@@ -158,7 +152,6 @@ def test_no_endpoint_is_75_after_the_whole_report(check: Check, job_dir: Path) -
     write_job(job_dir, fs.url, 3)
     done = check(["job.yaml"])
     report = looked(check(["job.yaml", "--json", "--model", "auto"]))
-
     assert report["model"] is None
     assert done.code == 75
     assert f"{fs.address}, no answer, cannot connect" in done.out
@@ -175,7 +168,6 @@ def test_one_dead_endpoint_of_a_fleet_is_a_warning(check: Check, job_dir: Path) 
         (job_dir / "hosts.txt").write_text(f"{fs.address}\n{dead.address}\n")
         write_job(job_dir, "vllm", 3)
         done = check(["job.yaml", "--hostfile", "hosts.txt"])
-
     assert done.code == 0
     assert "1 of 2 endpoints answer" in done.out
     assert f"warning: {dead.address}: cannot connect" in done.err
@@ -186,7 +178,6 @@ def test_a_refused_key_is_76(check: Check, job_dir: Path) -> None:
     with FakeServer(api_key="right") as fs:
         write_job(job_dir, fs.url, 3)
         done = check(["job.yaml"])
-
     assert done.code == 76
     assert "give the right key" in done.err
     assert "prompt of row r1" in done.out
@@ -231,7 +222,6 @@ def test_check_executes_nothing_of_the_job_sends_no_key_and_lists_both(
     (job_dir / "hosts.txt").write_text(f"{fs.address} api_key_env=AWS_KEY\n")
     env = {"AWS_KEY": SECRET, "VLLM_API_KEY": SECRET}
     done = check(["job.yaml", "--json"], env=env)
-
     assert done.code == 0, done.err
     assert not (job_dir / "ran").exists()
     assert not [one for one in fs.probes if SECRET in f"{one.path} {one.headers}"]
@@ -255,7 +245,6 @@ def test_open_imports_and_starts_tools_shows_them_whole_and_sends_the_key(
         write_job(job_dir, "x", 2, backend=backend, agent=agent)
         closed = check(["job.yaml"], env={"KEY": SECRET})
         opened = check(["job.yaml", "--open"])
-
     assert closed.code == opened.code == 0
     assert "it wants a key, which was not sent" in " ".join(closed.out.split())
     assert "1 tool not opened" in closed.err and "count_rows(" not in closed.out
@@ -279,7 +268,6 @@ def test_a_model_that_is_not_served_is_a_warning(
 ) -> None:
     write_job(job_dir, fs.url, 3)
     done = check(["job.yaml", "--model", "other"])
-
     assert done.code == 0
     assert f"warning: {fs.address} serves fake-model, not other\n" in done.err
 
@@ -305,7 +293,6 @@ def test_what_is_wrong_in_a_job_or_an_option_is_one_line_and_2(
     options = keys if isinstance(keys, list) else []
     write_job(job_dir, fs.url, 3, **({} if options else keys))
     done = check(["job.yaml", *options])
-
     assert (done.code, done.out) == (2, "")
     (line,) = done.err.splitlines()
     assert line.startswith("bagent: error: ") and words in line
@@ -319,7 +306,6 @@ def test_endpoints_that_serve_different_models_are_wrong_for_auto(
         (job_dir / "hosts.txt").write_text(f"{one.address}\n{two.address}\n")
         write_job(job_dir, "vllm", 3, model=None, hostfile="hosts.txt")
         done = check(["job.yaml"])
-
     assert done.code == 2
     assert "the endpoints differ" in done.err
 
@@ -329,7 +315,6 @@ def test_options_of_run_change_what_is_looked_at(check: Check, job_dir: Path) ->
     write_rows(job_dir / "other.jsonl", 40)
     args = ["job.yaml", "-i", "other.jsonl", "--backend", "sim", "--limit", "7"]
     done = check([*args, "--set", "sampling.max_tokens=9", "--model", "auto"])
-
     assert done.code == 0, done.err
     assert "not started: a run simulates 1 engine" in done.out
     assert "rows        7 rows" in done.out
@@ -347,7 +332,6 @@ def test_a_batch_file_is_looked_at_as_it_is(check: Check, job_dir: Path) -> None
     write_rows(job_dir / "batch.jsonl", [line])
     with FakeServer(flavour="vllm") as fs:
         done = check(["batch.jsonl", "--backend", vllm(fs), "--json"])
-
     report = looked(done)
     assert report["prompts"][0]["messages"] == messages
     assert report["parameters"] == {"model": "m", "max_tokens": 5, "temperature": 0.5}
@@ -358,7 +342,6 @@ def test_piped_output_has_no_control_codes(check: Check, job_dir: Path, fs: Fake
     values = [{"id": "r\x1b[2J", "text": "a\x1b[31mred\x07"}, {"id": 2, "text": ""}]
     write_job(job_dir, fs.url, values)
     done = check(["job.yaml"])
-
     assert done.code == 0
     assert "\\x1b[31mred" in done.out
     assert all(letter.isprintable() or letter == "\n" for letter in done.out + done.err)
@@ -371,7 +354,6 @@ def test_a_key_is_never_shown(check: Check, job_dir: Path) -> None:
         as_json = check(["job.yaml", "--json"], env={"KEY": "s3cret"})
         url = f"http://user:hunter2@{fs.address}/v1"
         with_login = check(["job.yaml", "--backend", url, "--json"])
-
     assert plain.code == as_json.code == 0
     assert "s3cret" not in plain.out + plain.err + as_json.out + as_json.err
     assert "hunter2" not in with_login.out + with_login.err
@@ -383,7 +365,6 @@ def test_a_file_of_many_rows_is_not_read_to_its_end(check: Check, job_dir: Path)
     with (job_dir / "rows.jsonl").open("w") as file:
         file.writelines(line % number for number in range(60_000))
     report = looked(check(["job.yaml", "--json"]))
-
     assert report["rows_how"] == "about"
     assert report["rows"] == pytest.approx(60_000, rel=0.03)
     assert report["looked_at"] == 200
@@ -395,7 +376,6 @@ def test_a_schema_that_nobody_tells_the_model_is_a_warning(
     output = {"schema": SCHEMA, "enforce": "prompt", "describe": "never"}
     write_job(job_dir, fs.url, 3, output=output)
     done = check(["job.yaml"])
-
     assert done.code == 0
     assert "warning: the schema is neither enforced nor described" in done.err
     assert "response_format" not in done.out.partition("request ")[2]
