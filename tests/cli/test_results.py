@@ -202,6 +202,7 @@ def test_the_input_is_joined_where_it_is_asked_for(bagent, job_dir):
     assert "input" not in bagent(["results"]).lines()[0]
 
 
+@pytest.mark.process("imports")
 def test_lines_do_not_need_duckdb(job_dir, run):
     code = (
         "import sys; sys.modules['duckdb'] = None; sys.argv = ['bagent', 'results'];"

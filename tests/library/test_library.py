@@ -46,6 +46,7 @@ def test_a_result_has_a_field_for_each_column() -> None:
     assert bagent.Result.__struct_fields__ == (*RESULT_NAMES, "input")
 
 
+@pytest.mark.process("imports")
 def test_importing_the_package_imports_nothing_else() -> None:
     code = (
         "import sys; before = set(sys.modules); import bagent; print(*(set(sys.modules) - before))"

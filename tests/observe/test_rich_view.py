@@ -166,6 +166,7 @@ display.stop()
 """
 
 
+@pytest.mark.process("terminal")
 def test_the_display_follows_a_real_terminal_that_is_resized() -> None:
     master, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))

@@ -14,6 +14,12 @@ QUERY = (
 )
 
 
+RESUME = [
+    "advice      the same command goes on where the run stopped",
+    "next        bagent run job.yaml",
+]
+
+
 def info(exit_code: int, **parts: Any) -> EndInfo:
     fields = {"run": "genes", "results": "runs/genes", "command": COMMAND}
     return EndInfo(exit_code=exit_code, **{**fields, **parts})
@@ -95,36 +101,17 @@ def text(tally: Tally, make: Any, end: EndInfo, **parts: Any) -> str:
     ("end", "tail"),
     [
         (info(0), ["next        bagent results genes | head"]),
-        (
-            info(75, reason="deadline"),
-            [
-                "advice      the same command goes on where the run stopped",
-                "next        bagent run job.yaml",
-            ],
-        ),
+        (info(0, run="my genes"), ["next        bagent results 'my genes' | head"]),
+        (info(75, reason="deadline"), RESUME),
         (
             info(76, reason="budget spent", action="raise limits.budget_usd (now 5.00)"),
-            [
-                "first       raise limits.budget_usd (now 5.00)",
-                "advice      the same command goes on where the run stopped",
-                "next        bagent run job.yaml",
-            ],
+            ["first       raise limits.budget_usd (now 5.00)", *RESUME],
         ),
         (
             info(74, reason="no space left on device"),
-            [
-                "first       free space for runs/genes",
-                "advice      the same command goes on where the run stopped",
-                "next        bagent run job.yaml",
-            ],
+            ["first       free space for runs/genes", *RESUME],
         ),
-        (
-            info(130),
-            [
-                "advice      the same command goes on where the run stopped",
-                "next        bagent run job.yaml",
-            ],
-        ),
+        (info(130), RESUME),
     ],
 )
 def test_the_last_line_is_the_command_that_comes_next(
@@ -138,25 +125,47 @@ def test_the_last_line_is_the_command_that_comes_next(
         assert lines[1].endswith(f": {end.reason}")
 
 
-def test_failures_that_may_pass_are_best_sent_again(tally: Tally, make: Any) -> None:
-    tally.outcome(make.outcome(0, "failed", error_kind="timeout", error="no answer"))
+@pytest.mark.parametrize(
+    ("row", "exit_code", "expected"),
+    [
+        (
+            {"error_kind": "timeout", "error": "no answer"},
+            1,
+            "advice      these failures may pass: the same command sends only those rows again",
+        ),
+        (
+            {"error_kind": "auth", "error": "HTTP 401: no"},
+            0,
+            "ended       finished, with no more failed rows than allowed",
+        ),
+        ({"error_kind": "auth", "id": None}, 1, "row 6 (genes.jsonl:7): no error text"),
+    ],
+)
+def test_failures_are_called_what_they_are(tally, make, row, exit_code, expected) -> None:
+    tally.outcome(make.outcome(6, "failed", **row))
+    assert expected in text(tally, make, info(exit_code))
+
+
+def test_cost_and_tokens_are_left_out_where_nothing_was_sent(tally: Tally, make: Any) -> None:
+    tally.outcome(make.outcome(0, "bad_input", error_kind="bad_input", error="not JSON"))
+    said = text(tally, make, info(1))
+    assert not [word for word in ("tokens", "cost", "requests") if word in said]
+
+
+@pytest.mark.parametrize(
+    ("causes", "rest"),
+    [
+        (12, "and 2 more kinds of error (2 rows)"),
+        (200, "and at least 40 more kinds of error (190 rows)"),
+    ],
+)
+def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally, make, causes, rest) -> None:
+    for row in range(causes):
+        word = "".join(chr(ord("a") + int(digit)) for digit in f"{row:03}")
+        tally.outcome(make.outcome(row, "failed", error_kind="rejected", error=f"cause {word}"))
     lines = summary_lines(make.snapshot(tally), info(1))
-    assert lines[-2:] == [
-        "advice      these failures may pass: the same command sends only those rows again",
-        "next        bagent run job.yaml",
-    ]
-
-
-def test_a_run_name_with_blanks_can_be_pasted(tally: Tally, make: Any) -> None:
-    tally.outcome(make.outcome(0))
-    lines = summary_lines(make.snapshot(tally), info(0, run="my genes"))
-    assert lines[-1] == "next        bagent results 'my genes' | head"
-
-
-def test_allowed_failures_are_not_called_success_of_all(tally: Tally, make: Any) -> None:
-    tally.outcome(make.outcome(0, "failed", error_kind="auth", error="HTTP 401: no"))
-    lines = summary_lines(make.snapshot(tally), info(0))
-    assert "ended       finished, with no more failed rows than allowed" in lines
+    assert len([line for line in lines if " x rejected" in line]) == 10
+    assert f"            {rest}" in lines
 
 
 @pytest.mark.parametrize(
@@ -207,33 +216,6 @@ def test_unknown_numbers_are_said_to_be_unknown(tally: Tally, make: Any) -> None
     assert "cost        $0.5000, and 3 answers of unknown cost" in said
 
 
-def test_cost_and_tokens_are_left_out_where_nothing_was_sent(tally: Tally, make: Any) -> None:
-    tally.outcome(make.outcome(0, "bad_input", error_kind="bad_input", error="not JSON"))
-    said = text(tally, make, info(1))
-    assert "tokens" not in said
-    assert "cost" not in said
-    assert "requests" not in said
-
-
-def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally: Tally, make: Any) -> None:
-    for row, word in enumerate("abcdefghijkl"):
-        for _ in range(12 - row):
-            tally.outcome(make.outcome(row, "failed", error_kind="rejected", error=word * 3))
-    lines = summary_lines(make.snapshot(tally), info(1))
-    shown = [line for line in lines if " x rejected" in line]
-    assert len(shown) == 10
-    assert shown[0].startswith("errors      12 x rejected")
-    assert "            and 2 more kinds of error (3 rows)" in lines
-
-
-def test_more_kinds_than_can_be_kept_are_still_counted(tally: Tally, make: Any) -> None:
-    for row in range(200):
-        word = "".join(chr(ord("a") + int(digit)) for digit in f"{row:03}")
-        tally.outcome(make.outcome(row, "failed", error_kind="rejected", error=f"cause {word}"))
-    lines = summary_lines(make.snapshot(tally), info(1))
-    assert "            and at least 40 more kinds of error (190 rows)" in lines
-
-
 def test_what_is_left_is_said_when_a_run_stops_early(tally: Tally, make: Any) -> None:
     tally.outcome(make.outcome(0))
     left = {"fleet": make.fleet(in_flight=4)}
@@ -257,8 +239,3 @@ def test_a_servers_words_in_the_reason_cannot_steer_the_terminal(tally: Tally, m
     lines = summary_lines(make.snapshot(tally), end)
     assert lines[1].endswith("must act first: HTTP 401: \\x1b[2J no key")
     assert "first       set the key \\x07" in lines
-
-
-def test_a_row_without_id_is_named_by_its_number(tally: Tally, make: Any) -> None:
-    tally.outcome(make.outcome(6, "failed", id=None, error_kind="auth"))
-    assert "row 6 (genes.jsonl:7): no error text" in text(tally, make, info(1))

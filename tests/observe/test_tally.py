@@ -32,15 +32,9 @@ def test_rows_are_counted_by_status_and_kind(tally: Tally, make: Any) -> None:
     assert s.by_status == {"ok": 1, "failed": 2, "invalid": 1, "truncated": 2}
     assert s.by_kind == {"timeout": 1, "auth": 1, "schema": 1, "truncated": 1}
     assert sum(group.count for group in s.errors) == 4
-
-
-def test_rows_are_counted_by_stage(tally: Tally, make: Any) -> None:
-    for row in range(300):
-        tally.outcome(make.outcome(row, stage="plan"))
     tally.outcome(make.outcome(0, stage="work"))
     tally.outcome(make.outcome(1, "failed", stage="work", error_kind="timeout"))
-    s = make.snapshot(tally)
-    assert s.by_stage == {"plan": StageCount(300, 0), "work": StageCount(1, 1)}
+    assert make.snapshot(tally).by_stage == {"main": StageCount(2, 4), "work": StageCount(1, 1)}
 
 
 def test_unknown_token_counts_are_told_not_taken_as_zero(tally: Tally, make: Any) -> None:
@@ -54,21 +48,13 @@ def test_unknown_token_counts_are_told_not_taken_as_zero(tally: Tally, make: Any
     assert tokens.cached == TokenCount(total=0, unknown=3)
     assert tokens.reasoning == TokenCount(total=None, unknown=4)
     assert tokens.without_counts == 3
-
-
-def test_a_row_without_an_answer_is_no_answer_without_counts(tally: Tally, make: Any) -> None:
-    tally.outcome(make.outcome(0, "failed", error_kind="connect"))
-    tally.outcome(make.outcome(1, "bad_input", error_kind="bad_input", attempts=0))
-    assert make.snapshot(tally).tokens.without_counts == 0
-
-
-def test_tokens_of_a_failed_row_that_were_paid_are_counted(tally: Tally, make: Any) -> None:
-    row = make.outcome(
-        0, "failed", error_kind="max_turns", prompt_tokens=9, completion_tokens=3, cost_usd=0.5
-    )
-    tally.outcome(row)
+    tally.outcome(make.outcome(4, "failed", error_kind="connect"))
+    tally.outcome(make.outcome(5, "bad_input", error_kind="bad_input", attempts=0))
+    assert make.snapshot(tally).tokens.without_counts == 3, "a row without an answer has no counts"
+    paid = {"prompt_tokens": 9, "completion_tokens": 3, "cost_usd": 0.5}
+    tally.outcome(make.outcome(6, "failed", error_kind="max_turns", **paid))
     s = make.snapshot(tally)
-    assert (s.tokens.prompt.total, s.tokens.completion.total, s.cost_usd) == (9, 3, 0.5)
+    assert (s.tokens.prompt.total, s.tokens.completion.total, s.cost_usd) == (19, 10, 0.5)
 
 
 def test_a_copied_answer_costs_nothing_again(tally: Tally, make: Any) -> None:
@@ -112,37 +98,17 @@ def test_the_recent_speed_forgets_what_is_older_than_30_s(
 ) -> None:
     for row in range(60):
         tally.outcome(make.outcome(row, prompt_tokens=10, completion_tokens=5))
+    assert make.snapshot(tally).overall.rows_per_s == 0
     clock.now += 20
     s = make.snapshot(tally)
     assert s.recent.rows_per_s == pytest.approx(3)
     assert s.recent.completion_tokens_per_s == pytest.approx(15)
     clock.now += 40
     s = make.snapshot(tally)
-    assert s.recent.rows_per_s == 0
+    assert (s.recent.rows_per_s, s.quiet_s) == (0, 60)
+    assert make.snapshot(tally, make.fleet(in_flight=5)).eta_s == pytest.approx(5)
     assert s.overall.rows_per_s == pytest.approx(1)
     assert s.overall.prompt_tokens_per_s == pytest.approx(10)
-
-
-def test_a_steady_speed_is_shown_as_it_is(tally: Tally, make: Any, clock: Any) -> None:
-    for row in range(1000):
-        clock.now += 0.1
-        tally.outcome(make.outcome(row))
-    s = make.snapshot(tally)
-    assert s.recent.rows_per_s == pytest.approx(10, rel=0.02)
-    assert 29 <= s.recent.span_s <= 30
-    assert s.overall.rows_per_s == pytest.approx(10)
-
-
-def test_speed_at_the_first_instant_is_no_error(tally: Tally, make: Any) -> None:
-    tally.outcome(make.outcome(0))
-    assert make.snapshot(tally).overall.rows_per_s == 0
-
-
-def test_how_long_nothing_has_finished_is_known(tally: Tally, make: Any, clock: Any) -> None:
-    clock.now += 5
-    tally.outcome(make.outcome(0))
-    clock.now += 90
-    assert make.snapshot(tally).quiet_s == 90
 
 
 def test_requests_tries_retries_and_throttling_are_counted(tally: Tally, make: Any) -> None:
@@ -154,12 +120,8 @@ def test_requests_tries_retries_and_throttling_are_counted(tally: Tally, make: A
     s = make.snapshot(tally)
     assert (s.requests, s.tries, s.retries, s.throttled) == (3, 6, 1, 1)
     assert s.failed_tries == {"rate_limited": 2, "timeout": 1}
-
-
-def test_requests_that_belong_to_no_row_are_taken_from_the_fleet(tally: Tally, make: Any) -> None:
-    tally.attempt(make.attempt("g1"))
     s = make.snapshot(tally, make.fleet(requests=4, throttle_answers=2))
-    assert (s.requests, s.throttled) == (4, 2)
+    assert (s.requests, s.throttled) == (4, 2), "the fleet counts those that belong to no row"
 
 
 def test_the_end_is_reckoned_from_size_and_speed(tally: Tally, make: Any, clock: Any) -> None:
@@ -173,6 +135,10 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: Tally, make: Any, clock:
     assert s.fraction == pytest.approx(0.25)
     assert s.eta_s == pytest.approx(30)
     assert not s.total_is_exact
+    assert s.recent.rows_per_s == s.overall.rows_per_s == pytest.approx(10)
+    pipe = make.snapshot(tally, feed=make.feed(size=None, ended=False, read=3))
+    assert (pipe.eta_s, pipe.fraction) == (None, None)
+    assert make.snapshot(tally, make.fleet(in_flight=1, throttled_s=45.0)).eta_s == 45
 
 
 def test_rows_finished_earlier_count_as_progress_but_not_as_speed(
@@ -188,65 +154,34 @@ def test_rows_finished_earlier_count_as_progress_but_not_as_speed(
     assert s.eta_s == pytest.approx(40)
 
 
-def test_a_filter_of_the_input_scales_what_is_left(make: Any) -> None:
-    feed = make.feed(read=1000, position=50, size=100, ended=False)
-    assert estimate_to_do(90, make.fleet(in_flight=10), feed) == 10 + 100
-
-
-def test_rows_that_were_read_and_not_begun_are_left_to_do(make: Any) -> None:
-    """A small file is read as a whole before its first row is answered."""
-    begun = make.fleet(in_flight=16, ready=16)
-    feed = make.feed(read=800, wanted=800, position=100, size=100, ended=False)
-    assert estimate_to_do(50, begun, feed) == 750
-    half = make.feed(read=800, wanted=1600, position=50, size=100, ended=False)
-    assert estimate_to_do(50, begun, half) == 1550 + 1600
-    last = make.feed(read=800, skipped=100, wanted=700, position=100, size=100, ended=True)
-    assert estimate_to_do(690, make.fleet(in_flight=4), last) == 10
+SIXTEEN = {"in_flight": 16, "ready": 16}
 
 
 @pytest.mark.parametrize(
-    ("feed", "remaining"),
+    ("done", "fleet", "feed", "to_do"),
     [
-        ({"size": None, "ended": False, "read": 5, "position": 5}, None),
-        ({"size": None, "ended": True, "read": 5, "position": 5}, 3),
-        ({"size": 100, "ended": False, "position": 0}, None),
-        ({"size": 100, "ended": False, "position": 100, "read": 10}, 3),
-        ({"size": 100, "ended": False, "position": 120, "read": 10}, 3),
-        ({"size": 20, "ended": False, "position": 10, "read": 10, "skipped": 10}, 13),
+        (0, {}, {"size": None, "ended": False, "read": 5, "position": 5}, None),
+        (0, {}, {"size": None, "ended": True, "read": 5, "position": 5}, 3),
+        (0, {}, {"size": 100, "ended": False, "position": 0}, None),
+        (0, {}, {"size": 100, "ended": False, "position": 100, "read": 10}, 3),
+        (0, {}, {"size": 100, "ended": False, "position": 120, "read": 10}, 3),
+        (0, {}, {"size": 20, "ended": False, "position": 10, "read": 10, "skipped": 10}, 13),
+        # A filter of the input scales what is left.
+        (90, {"in_flight": 10, "ready": 0, "retrying": 0},
+         {"read": 1000, "position": 50, "size": 100, "ended": False}, 110),
+        # A small file is read as a whole before its first row is answered.
+        (50, SIXTEEN, {"read": 800, "wanted": 800, "position": 100, "size": 100, "ended": False},
+         750),
+        (50, SIXTEEN, {"read": 800, "wanted": 1600, "position": 50, "size": 100, "ended": False},
+         1550 + 1600),
+        (690, {"in_flight": 4},
+         {"read": 800, "skipped": 100, "wanted": 700, "position": 100, "size": 100, "ended": True},
+         10),
     ],
-)
-def test_what_is_left_is_unknown_only_where_the_size_is(
-    make: Any, feed: dict[str, Any], remaining: int | None
-) -> None:
-    assert estimate_to_do(0, make.fleet(in_flight=1, ready=1, retrying=1), make.feed(**feed)) == (
-        remaining
-    )
-
-
-def test_no_time_of_arrival_without_size_or_speed(tally: Tally, make: Any, clock: Any) -> None:
-    pipe = make.feed(size=None, ended=False, read=3)
-    assert make.snapshot(tally, feed=pipe).eta_s is None
-    assert make.snapshot(tally, feed=pipe).fraction is None
-    clock.now += 10
-    assert make.snapshot(tally, make.fleet(in_flight=3)).eta_s is None
-    assert make.snapshot(tally).eta_s == 0
-
-
-def test_a_pause_of_the_account_is_part_of_the_time_left(
-    tally: Tally, make: Any, clock: Any
-) -> None:
-    clock.now += 1
-    tally.outcome(make.outcome(0))
-    assert make.snapshot(tally, make.fleet(in_flight=1, throttled_s=45.0)).eta_s == 45
-
-
-def test_a_stalled_run_is_reckoned_with_its_overall_speed(
-    tally: Tally, make: Any, clock: Any
-) -> None:
-    for row in range(60):
-        tally.outcome(make.outcome(row))
-    clock.now += 60
-    assert make.snapshot(tally, make.fleet(in_flight=5)).eta_s == pytest.approx(5)
+)  # fmt: skip
+def test_what_is_left_is_unknown_only_where_the_size_is(make, done, fleet, feed, to_do) -> None:
+    usual = {"in_flight": 1, "ready": 1, "retrying": 1}
+    assert estimate_to_do(done, make.fleet(**usual | fleet), make.feed(**feed)) == to_do
 
 
 def test_a_snapshot_goes_through_json_unchanged(tally: Tally, make: Any, clock: Any) -> None:
@@ -255,11 +190,3 @@ def test_a_snapshot_goes_through_json_unchanged(tally: Tally, make: Any, clock: 
     tally.outcome(make.outcome(1, "failed", id="\udc00", error_kind="auth", error="\ud800 \x1b"))
     s = make.snapshot(tally)
     assert msgspec.json.decode(msgspec.json.encode(s), type=Snapshot) == s
-
-
-def test_finished_rows_are_not_held_in_memory(tally: Tally, make: Any) -> None:
-    for row in range(10_000):
-        tally.outcome(make.outcome(row))
-    assert len(tally._pending) < 256
-    assert make.snapshot(tally).this_start.done == 10_000
-    assert tally._pending == []

@@ -53,6 +53,7 @@ def test_a_closed_child_is_gone_and_has_made_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "results.parquet").exists()
 
 
+@pytest.mark.process("pipe")
 def test_a_child_whose_parent_died_makes_nothing(tmp_path: Path) -> None:
     make_run(tmp_path / "run", map(stored, range(3)))
     command = [sys.executable, "-m", "bagent.store.tables", str(tmp_path / "run"), "--wait"]
