@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from bagent.errors import (
+    EXIT_CANNOT_WRITE,
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_ROWS_FAILED,
@@ -191,7 +192,8 @@ def _finish(
     except WriteError as error:
         code, reason = error.exit_code, str(error)
     if code in (EXIT_OK, EXIT_ROWS_FAILED):
-        _make_tables(store, notice)
+        if store.tables is not None and (failure := make_tables(store.tables, notice)):
+            code, reason, action = EXIT_CANNOT_WRITE, failure, MAKE_AGAIN
         if lines is not None and lines.late:
             lines.print_all()
     reason = store.journal.redact(reason)
@@ -209,15 +211,24 @@ def code_of_rows(prepared: Prepared, snapshot: Snapshot, notice: Callable[[str],
     return EXIT_ROWS_FAILED
 
 
-def _make_tables(store: OpenRun, notice: Callable[[str], None]) -> None:
-    if store.tables is None:
-        return
-    code, words = store.tables.make()
+MAKE_AGAIN = "mend that; the rows are safe in the journal, and bagent query makes the tables"
+"""What to do where the tables could not be made."""
+
+
+def make_tables(child: TablesChild, notice: Callable[[str], None]) -> str:
+    """Make the tables; return why they could not be made, empty where they were.
+
+    Args:
+        child: makes them.
+        notice: told what people should know about them.
+    """
+    code, output = child.make()
     if code:
-        last = words.splitlines()[-1] if words else f"exit code {code}"
-        notice(f"the tables could not be made: {last} (bagent query makes them again)")
-    elif words:
-        notice(words)
+        last = output.splitlines()[-1] if output else f"exit code {code}"
+        return f"the tables could not be made: {last.removeprefix('bagent: error: ')}"
+    if output:
+        notice(output)
+    return ""
 
 
 def print_summary(

@@ -38,7 +38,15 @@ from bagent.runs.noting import noting
 from bagent.runs.openrun import take_directory
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import Prepared, open_input, prepare, read_shard
-from bagent.runs.start import WORKER, code_of_rows, display, print_summary, shown
+from bagent.runs.start import (
+    MAKE_AGAIN,
+    WORKER,
+    code_of_rows,
+    display,
+    make_tables,
+    print_summary,
+    shown,
+)
 from bagent.runs.stop import STOP_SIGNALS, stoppable
 from bagent.runs.tables_child import TablesChild
 from bagent.runs.worker import encode_options
@@ -343,18 +351,22 @@ def finish(
             them had a state to show.
     """
     bad = worst(workers)
+    reason, action = (bad.reason, bad.action) if bad else ("", "")
     if bad is not None:
         code = bad.code or EXIT_NEEDS_PERSON
         if code == EXIT_USAGE:
             raise UsageError(bad.reason)
     else:
         code = EXIT_OK if state is None else code_of_rows(prepared, state, progress.note)
-        _make_tables(prepared, progress)
+        results = prepared.job.results
+        if results.parquet or results.duckdb:
+            child = TablesChild(prepared.run_dir, prepared.rows_config.to_json())
+            if failure := make_tables(child, progress.note):
+                code, reason, action = EXIT_CANNOT_WRITE, failure, MAKE_AGAIN
     if state is None and bad is not None and code in _ERRORS:
         raise _ERRORS[code](bad.reason, hint=bad.action)
     if state is None:
         return code
-    reason, action = (bad.reason, bad.action) if bad else ("", "")
     print_summary(prepared, state, code, reason=reason, action=action)
     return code
 
@@ -371,15 +383,3 @@ def _take_back_replaced(
     from bagent.runs.across_parts import take_back_replaced
 
     take_back_replaced(prepared.run_dir, progress.note)
-
-
-def _make_tables(prepared: Prepared, progress: Progress) -> None:
-    results = prepared.job.results
-    if not (results.parquet or results.duckdb):
-        return
-    code, words = TablesChild(prepared.run_dir, prepared.rows_config.to_json()).make()
-    if code:
-        last = words.splitlines()[-1] if words else f"exit code {code}"
-        progress.note(f"the tables could not be made: {last} (bagent query makes them again)")
-    elif words:
-        progress.note(words)

@@ -10,7 +10,7 @@ import os
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice, pairwise
 from operator import add
@@ -97,6 +97,11 @@ class CurrentLines:
     def longest(self) -> int:
         """Bytes of the longest line."""
         return max((max(i.column("lengths"), default=0) for i in self.indexes), default=0)
+
+    @property
+    def mean(self) -> int:
+        """Bytes of a line in the mean."""
+        return sum(sum(i.column("lengths")) for i in self.indexes) // max(1, self.lines)
 
     def stages(self) -> list[str]:
         """The stages in order of their first line."""
@@ -219,15 +224,18 @@ class CurrentLines:
         if len(live) == 1 and not live[0].answered:
             run = live[0]
             for rows, offsets, lengths, codes in run.plain(low, upto):
-                texts = self._texts_of(run.segment, offsets, lengths)
-                yield Block(rows, codes, texts)
+                for some in slices(lengths):
+                    texts = self._texts_of(run.segment, offsets[some], lengths[some])
+                    yield Block(rows[some], codes[some], texts)
             return
         places = [place for run in live for place in run.places(low, upto)]
         places.sort()
         for start in range(0, len(places), BLOCK_LINES):
-            some = places[start : start + BLOCK_LINES]
-            codes = bytes([place.code for place in some])
-            yield Block([p.row for p in some], codes, [text for _, text in self.texts(some)])
+            block = places[start : start + BLOCK_LINES]
+            for part in slices([place.length for place in block]):
+                lines = block[part]
+                codes = bytes([place.code for place in lines])
+                yield Block([p.row for p in lines], codes, [text for _, text in self.texts(lines)])
 
     def _texts_of(
         self, segment: int, offsets: list[int], lengths: list[int]
@@ -382,6 +390,20 @@ class _Run:
                 [lengths[n] for n in some],
                 bytes([codes[n] for n in some]),
             )
+
+
+def slices(lengths: Sequence[int], most: int = _BLOCK_BYTES) -> Iterator[slice]:
+    """Consecutive slices of lines of these lengths, each of at most so many bytes or one line."""
+    if sum(lengths) <= most:
+        yield slice(0, len(lengths))
+        return
+    start = size = 0
+    for end, length in enumerate(lengths):
+        if end > start and size + length > most:
+            yield slice(start, end)
+            start, size = end, 0
+        size += length
+    yield slice(start, len(lengths))
 
 
 def _clamped(row: int) -> int:

@@ -15,7 +15,7 @@ import msgspec
 
 from bagent.errors import BagentError
 from bagent.store.codec import OK_CODE, clean, decode_brief, decode_outcome_line, salt_of
-from bagent.store.current import Block, CurrentLines
+from bagent.store.current import Block, CurrentLines, slices
 from bagent.store.index import HashMap
 from bagent.types import Row
 
@@ -23,6 +23,9 @@ ReadInput = Callable[[], Iterator[list[Row]]]
 """Reads the input rows from the start, ascending by index."""
 
 _ENCODE = msgspec.json.Encoder().encode
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LONG_FIELD = 16 * 1024
+"""Bytes of JSON from which a field is left out of a line that is too long."""
 
 
 class InputText(NamedTuple):
@@ -146,14 +149,15 @@ class Feed:
         lines: the journal.
         rows: the input, or None where it is not to be read.
         keep_input: put the input into the lines.
-        longest: lines longer than this many bytes go without their input.
+        longest: lines longer than this many bytes go without their long fields.
     """
 
     def __init__(
         self, lines: CurrentLines, rows: InputFinder | None, *, keep_input: bool, longest: int
     ) -> None:
         self.given = 0
-        self.too_long = 0
+        self.shortened: list[str] = []
+        """Rows that go without their long fields."""
         self.failed = 0
         self.bad = 0
         self._lines = lines
@@ -183,8 +187,15 @@ class Feed:
                 wanted = [n for n, code in codes if self._keep or code != OK_CODE]
                 for n in wanted:
                     texts[n] = self._with_input(self._rows, block, n, (failed, bad_lines))
+            lengths = [*map(len, texts)]
             self.given += len(texts)
-            yield texts
+            if max(lengths, default=0) > self._longest:
+                for n, length in enumerate(lengths):
+                    if length > self._longest:
+                        texts[n] = self._shorten(bytes(texts[n]))
+                        lengths[n] = len(texts[n])
+            for some in slices(lengths):
+                yield texts[some]
 
     def _with_input(
         self, rows: InputFinder, block: Block, number: int, files: tuple[BinaryIO, BinaryIO]
@@ -214,11 +225,19 @@ class Feed:
             self.bad += 1
             bad.write(raw.rstrip(b"\r\n") + b"\n")
 
+    def _shorten(self, line: bytes) -> bytes:
+        """The line without its long fields, and a word about its row."""
+        try:
+            fields = _FIELDS.decode(line)
+        except msgspec.DecodeError:
+            return b"\n"
+        short = {name: value for name, value in fields.items() if len(bytes(value)) <= _LONG_FIELD}
+        row, name = (bytes(short.get(name, b"")).decode() for name in ("row", "id"))
+        self.shortened.append(f"row {row} ({name})" if name else f"row {row}")
+        return _ENCODE(short) + b"\n"
+
     def _joined(self, line: bytes, text: bytes | None) -> bytes:
         if text is None or not self._keep:
-            return line
-        if len(line) + len(text) > self._longest:
-            self.too_long += 1
             return line
         return line.rstrip()[:-1] + b',"input":' + text + b"}\n"
 

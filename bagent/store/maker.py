@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import duckdb
 import msgspec
 
 from bagent.duck import file_literal
@@ -18,7 +19,19 @@ from bagent.store import columns as sql
 from bagent.store.current import CurrentLines
 from bagent.store.feed import Feed, InputFinder, InputRows
 from bagent.store.freshness import Freshness
-from bagent.store.parts import OBJECT_BYTES, Copy, Job, Limits, PartMaker
+from bagent.store.memory import most_memory_mb
+from bagent.store.parts import (
+    VECTOR_LINES,
+    Chunk,
+    Copy,
+    Job,
+    Limits,
+    PartMaker,
+    is_out_of_memory,
+    longest_line,
+    memory_steps,
+    object_bytes,
+)
 from bagent.store.run_input import find_input
 from bagent.store.rundir import RunDir, RunInfo
 from bagent.store.segments import Report, Stream, list_segments
@@ -33,6 +46,9 @@ LOCK_LOOKS = 4
 
 LEFTOVER_SECONDS = 600.0
 """Unfinished tables of a process that is gone are removed when this old."""
+
+_NAMED = 5
+"""So many rows are named that do not fit."""
 
 _PLAIN: dict[str, Stream] = {
     "attempts": "attempts",
@@ -70,51 +86,74 @@ class Maker:
         self.report = report
         self.notes: list[str] = []
 
-    def note(self, words: str) -> None:
-        """Tell people, now and in ``tables.json``."""
-        self.notes.append(words)
-        self.report(words)
-
     def make(self, stale: list[str], now: dict[str, str]) -> None:
-        """Make the stale tables, and the database of all."""
+        """Make the stale tables, and the database of all; more memory is tried step by step.
+
+        Raises:
+            duckdb.OutOfMemoryException: they need more than this machine has.
+        """
+        base = self.work
         with CurrentLines(self.run_dir, self.report, save=True) as lines:
-            longest = max(OBJECT_BYTES, lines.longest + lines.longest // 8)
-            limits = Limits(self.options.memory_mb, longest)
-            with (
-                closing(PartMaker(self.work, limits, self._sources())) as parts,
-                closing(Tables(self.work, limits, self.info, self._sources())) as tables,
-            ):
-                for table in sql.TABLES:
-                    if table not in stale and tables.database is not None:
-                        tables.database.add(table, self.out / f"{table}.parquet")
-                if "results" in stale:
-                    self._make_results(stale, lines, parts, tables)
-                elif "answers" in stale:
-                    tables.take(parts.made([self._answers_job(self.out / "results.parquet")]))
-                for table in stale:
-                    if table in _PLAIN:
-                        tables.take(parts.made(self._plain_jobs(table, longest)))
-                for table, path in tables.finished():
-                    path.replace(self.out / f"{table}.parquet")
-                database = "" if tables.database is None else self._publish(tables.database)
+            group_bytes = lines.mean * min(VECTOR_LINES, lines.lines)
+            steps = memory_steps(
+                self.options.memory_mb, lines.longest, group_bytes, most_memory_mb()
+            )
+            for number, limits in enumerate(steps):
+                self.work = base / str(number)
+                self.work.mkdir()
+                self.notes.clear()
+                try:
+                    database = self._make(stale, lines, limits)
+                    break
+                except duckdb.Error as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    failure = error
+                shutil.rmtree(self.work)
+            else:
+                raise failure
+        for note in self.notes:
+            self.report(note)
         made = Freshness(now, database, self.notes)
         marker = self.work / "tables.json"
         marker.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
         marker.replace(self.out / "tables.json")
+
+    def _make(self, stale: list[str], lines: CurrentLines, limits: Limits) -> str:
+        """Make the tables within limits; the name of the database."""
+        with (
+            closing(PartMaker(self.work, limits, self._sources())) as parts,
+            closing(Tables(self.work, limits, self.info, self._sources())) as tables,
+        ):
+            for table in sql.TABLES:
+                if table not in stale and tables.database is not None:
+                    tables.database.add(table, self.out / f"{table}.parquet")
+            if "results" in stale:
+                self._make_results(stale, lines, parts, tables)
+            elif "answers" in stale:
+                tables.take(parts.made([self._answers_job(self.out / "results.parquet")]))
+            for table in stale:
+                if table in _PLAIN:
+                    tables.take(parts.made(self._plain_jobs(table)))
+            database = None if tables.database is None else tables.database.finish()
+            for table, path in tables.finished():
+                path.replace(self.out / f"{table}.parquet")
+            return "" if tables.database is None else self._publish(tables.database, database)
 
     def _sources(self) -> list[Path]:
         """The files outside of the working directory that DuckDB reads."""
         segments = [s.path for s in list_segments(self.run_dir / "journal")]
         return [*segments, *(self.out / f"{table}.parquet" for table in sql.TABLES)]
 
-    def _plain_jobs(self, table: str, longest: int) -> Iterator[Job]:
+    def _plain_jobs(self, table: str) -> Iterator[Job]:
         """A part for each segment, which is read up to where it is now."""
         empty = self.work / "empty.jsonl"
         empty.touch()
         paths = [segment.path for segment in list_segments(self.run_dir / "journal", _PLAIN[table])]
         for number, path in enumerate(paths or [empty]):
             part = self.work / f"{table}-{number}.parquet"
-            yield Job((Copy(table, sql.json_select(table, path, longest), part),))
+            select = sql.json_select(table, path, object_bytes(longest_line(path)))
+            yield Job((Copy(table, select, part),))
 
     def _answers_job(self, results: Path) -> Job:
         return Job((self._answers_of(results, self.work / "answers-0.parquet"),))
@@ -123,37 +162,41 @@ class Maker:
         source = f"read_parquet({file_literal(results)})"
         return Copy("answers", sql.answers_select(self.info.answer_columns, source), part)
 
-    def _result_jobs(self, chunks: Iterator[Path], longest: int, *, answers: bool) -> Iterator[Job]:
+    def _result_jobs(self, chunks: Iterator[Chunk], *, answers: bool) -> Iterator[Job]:
         for number, chunk in enumerate(chunks):
             part = self.work / f"results-{number}.parquet"
-            select = sql.json_select("results", chunk, longest)
+            select = sql.json_select("results", chunk.path, object_bytes(chunk.longest))
             copies = [Copy("results", select, part)]
             if answers:
                 copies.append(self._answers_of(part, self.work / f"answers-{number}.parquet"))
-            yield Job(tuple(copies), chunk)
+            yield Job(tuple(copies), chunk.path)
 
     def _make_results(
         self, stale: list[str], lines: CurrentLines, parts: PartMaker, tables: Tables
     ) -> None:
         """Make ``results``, and ``answers`` from it; and the files of what failed."""
-        longest = parts.limits.object_bytes
+        longest = parts.limits.line_bytes
         rows = self._input_rows()
         feed = Feed(lines, rows, keep_input=self.info.keep_input, longest=longest)
         names = ("failed.jsonl", "bad_lines.txt")
         with (self.work / names[0]).open("wb") as failed, (self.work / names[1]).open("wb") as bad:
             chunks = parts.chunks(feed.pieces(failed, bad))
-            tables.take(parts.made(self._result_jobs(chunks, longest, answers="answers" in stale)))
+            tables.take(parts.made(self._result_jobs(chunks, answers="answers" in stale)))
         if rows is not None:
             rows.close()
         broken = lines.broken + feed.given - tables.counts["results"]
         if broken:
-            self.note(f"{broken} broken lines of the journal were left out")
-        if feed.too_long:
-            self.note(f"{feed.too_long} rows stand without their input: it is too long for DuckDB")
+            self.notes.append(f"{broken} broken lines of the journal were left out")
+        if feed.shortened:
+            more = "" if len(feed.shortened) <= _NAMED else " ..."
+            self.notes.append(
+                f"{len(feed.shortened)} rows stand without their long texts, which do not fit into"
+                f" {parts.limits.memory_mb} MB: {', '.join(feed.shortened[:_NAMED])}{more}"
+            )
         if rows is None:
             return
         if rows.problem is not None:
-            self.note(
+            self.notes.append(
                 f"the input could not be read again, so it is not in the tables: {rows.problem}"
             )
             return
@@ -168,16 +211,15 @@ class Maker:
         spool = self.work / "input-spool"
         if self.options.read_input is not None:
             return InputRows(self.options.read_input, spool)
-        return find_input(RunDir(self.run_dir), self.info, spool, self.note)
+        return find_input(RunDir(self.run_dir), self.info, spool, self.notes.append)
 
-    def _publish(self, warehouse: Warehouse) -> str:
+    def _publish(self, warehouse: Warehouse, file: Path | None) -> str:
         """Put the database in place; the name it has there, empty where there is none.
 
         Who has ``run.duckdb`` open for writing keeps it: the new one goes beside it.
         """
-        file = warehouse.finish()
         if file is None:
-            self.note(
+            self.notes.append(
                 "no run.duckdb: this machine cannot lock DuckDB files; read the .parquet files"
             )
             return ""
@@ -185,7 +227,7 @@ class Maker:
         beside = self.out / "run.new.duckdb"
         if target.exists() and not warehouse.on_scratch and self._stays_locked(target):
             self._place(file, beside, warehouse)
-            self.note(
+            self.notes.append(
                 f"another program has {target} open for writing;"
                 f" the new tables are in {beside.name}"
             )
@@ -194,7 +236,7 @@ class Maker:
             self._place(file, target, warehouse)
         except OSError as error:
             self._place(file, beside, warehouse)
-            self.note(f"{target} cannot be replaced ({error.strerror}); see {beside.name}")
+            self.notes.append(f"{target} cannot be replaced ({error.strerror}); see {beside.name}")
             return beside.name
         beside.unlink(missing_ok=True)
         return target.name

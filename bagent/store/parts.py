@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import duckdb
 
@@ -26,29 +27,77 @@ OBJECT_BYTES = 16 * 1024 * 1024
 CHUNK_BYTES = 64 * 1024 * 1024
 """Size in bytes from which a file of lines becomes a part."""
 
+_TAIL_BYTES = 64 * 1024
+VECTOR_LINES = 2048
+VECTOR_BYTES = 8 * 1024 * 1024
+_MEMORY_FACTOR = 12
+"""DuckDB works on so many lines at a time, and takes so many times their bytes for it. A part ends
+where they hold ``VECTOR_BYTES``."""
+
+GROUP_ROWS = 30720
+"""A group of rows is in memory until it is packed: the usual 122,880 rows take 150 MB."""
+
+_SHORT_LINE = 1024 * 1024
+"""Lines of so many bytes are never shortened."""
+
 _PACKED = "FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, ROW_GROUP_SIZE 10240"
 """A group of rows is in memory until it is packed: the usual 122,880 rows take 150 MB."""
 
 
+def memory_steps(least_mb: int, longest: int, group_bytes: int, most_mb: int) -> Iterator[Limits]:
+    """What to try, one after the other: more memory, and then shorter lines.
+
+    Args:
+        least_mb: enough for usual lines.
+        longest: the longest line that is known of, in bytes.
+        group_bytes: ``VECTOR_LINES`` lines in the mean, or all that there are.
+        most_mb: what the machine allows.
+    """
+    group_rows = VECTOR_LINES if group_bytes > VECTOR_BYTES else GROUP_ROWS
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    most_mb = max(least_mb, most_mb)
+    extra = max(0, longest - VECTOR_BYTES) * _MEMORY_FACTOR
+    extra += max(0, group_bytes - VECTOR_BYTES) * 2
+    memory = min(most_mb, least_mb + extra // 1_000_000)
+    line_bytes = max(VECTOR_BYTES, most_mb * 1_000_000 // _MEMORY_FACTOR)
+    usual = memory == least_mb
+    while memory < most_mb:
+        yield Limits(memory, line_bytes, group_rows, min(2, cores) if usual else 1)
+        memory, usual = 2 * memory, False
+    while line_bytes > _SHORT_LINE:
+        yield Limits(most_mb, line_bytes, group_rows)
+        line_bytes //= 4
+    yield Limits(most_mb, _SHORT_LINE, group_rows)
+
+
+def is_out_of_memory(error: duckdb.Error) -> bool:
+    """Whether DuckDB failed for its memory limit; at a commit it says so in another error."""
+    return isinstance(error, duckdb.OutOfMemoryException) or "memory_limit" in str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the child may use: memory in MB for each DuckDB, and the longest line in bytes."""
+    """What the child may use: memory in MB for each DuckDB, and the longest line in bytes that it
+    gets; how many rows the database packs together, and how many parts are made at a time.
+    """
 
-    memory_mb: int = 150
-    object_bytes: int = OBJECT_BYTES
+    memory_mb: int
+    line_bytes: int
+    group_rows: int
+    threads: int = 1
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """DuckDB's settings; a line longer than usual needs buffers in proportion."""
-        extra = max(0, self.object_bytes - OBJECT_BYTES) * 6
-        memory = f"{self.memory_mb + extra // 1_000_000}MB"
+        """DuckDB's settings."""
+        memory = f"{self.memory_mb}MB"
         return {"threads": 1, "memory_limit": memory, "preserve_insertion_order": True}
 
-    @property
-    def threads(self) -> int:
-        """How many parts are made at a time: two, where there are two cores and usual lines."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-        return 1 if self.object_bytes > OBJECT_BYTES else min(2, cores)
+
+class Chunk(NamedTuple):
+    """A file of lines that becomes a part, and its longest line in bytes."""
+
+    path: Path
+    longest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +173,14 @@ class PartMaker:
         finally:
             self._idle.put(con)
 
-    def chunks(self, pieces: Iterable[Sequence[bytes | memoryview]]) -> Iterator[Path]:
+    def chunks(self, pieces: Iterable[Sequence[bytes | memoryview]]) -> Iterator[Chunk]:
         """Files of some 64 MB with these lines, some hundred at a time; at least one.
 
-        The pages of a file that was used are used again: new ones cost as much as parsing what
-        they hold. Each has a new name: what a reader may have kept of an old one under the same
-        name would be wrong.
+        Long lines come in smaller files. The pages of a file that was used are used again: new
+        ones cost as much as parsing what they hold. Each has a new name: what a reader may have
+        kept of an old one under the same name would be wrong.
         """
-        left = iter(pieces)
+        remaining = iter(pieces)
         more = True
         while more:
             path = self.work / f"chunk-{self._chunks}.jsonl"
@@ -140,21 +189,62 @@ class PartMaker:
             if self._spare:
                 self._spare.pop().rename(path)
                 mode = "r+b"
-            size, more = 0, False
-            with path.open(mode, buffering=0) as handle:
-                for piece in left:
-                    size += _write_all(handle.fileno(), piece)
-                    if size >= CHUNK_BYTES:
-                        more = True
-                        break
-                handle.truncate(size)
-            yield path
+            handle: IO[bytes] = path.open(mode, buffering=0)
+            with handle:
+                more, longest = _fill(handle, remaining)
+            yield Chunk(path, longest)
 
     def close(self) -> None:
         """Stop, and close the connections."""
         self._pool.shutdown(cancel_futures=True)
         while not self._idle.empty():
             self._idle.get().close()
+
+
+def _fill(handle: IO[bytes], pieces: Iterator[Sequence[bytes | memoryview]]) -> tuple[bool, int]:
+    """Write lines up to the size of a part; whether there may be more, and the longest one."""
+    size = longest = lines_near = bytes_near = 0
+    near: deque[tuple[int, int]] = deque()
+    more = False
+    for piece in pieces:
+        written = _write_all(handle.fileno(), piece)
+        size += written
+        longest = max(longest, *map(len, piece))
+        near.append((len(piece), written))
+        lines_near += len(piece)
+        bytes_near += written
+        while lines_near - near[0][0] >= VECTOR_LINES:
+            lines, count = near.popleft()
+            lines_near -= lines
+            bytes_near -= count
+        if size >= CHUNK_BYTES or bytes_near >= VECTOR_BYTES:
+            more = True
+            break
+    handle.truncate(size)
+    return more, longest
+
+
+def longest_line(path: Path) -> int:
+    """At least the longest line of a file in bytes, where that is longer than usual."""
+    longest = start = 0
+    with path.open("rb") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        while size - start > OBJECT_BYTES:
+            handle.seek(start + OBJECT_BYTES - _TAIL_BYTES)
+            end = handle.read(_TAIL_BYTES).rfind(b"\n")
+            if end >= 0:
+                start += OBJECT_BYTES - _TAIL_BYTES + end + 1
+                continue
+            handle.seek(start)
+            line = len(handle.readline())
+            longest = max(longest, line)
+            start += line
+    return longest
+
+
+def object_bytes(longest: int) -> int:
+    """What DuckDB must be ready for to read a line of so many bytes."""
+    return max(OBJECT_BYTES, longest + longest // 8)
 
 
 def _write_all(descriptor: int, lines: Sequence[bytes | memoryview]) -> int:

@@ -72,10 +72,10 @@ def make_tables(run_dir: Path, options: Options, report: Report) -> list[str]:
         out.mkdir(parents=True, exist_ok=True)
         with work_directory(out) as work:
             Maker(run_dir, info, Path(work), options, report).make(stale, now)
-    except duckdb.OutOfMemoryException as error:
+    except (duckdb.OutOfMemoryException, MemoryError) as error:
         raise WriteError(
-            f"DuckDB needs more than {options.memory_mb} MB for the tables of {run_dir}",
-            hint=f"python -m bagent.store.tables {run_dir} --memory {2 * options.memory_mb}",
+            f"the tables of {run_dir} need more memory than there is: {error}",
+            hint="the journal is whole; on a machine with more memory: bagent query RUN",
         ) from error
     except (OSError, duckdb.Error) as error:
         raise WriteError(
@@ -94,7 +94,9 @@ def main(argv: list[str] | None = None, rows: bytes = b"") -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--only-stale", action="store_true", help="leave fresh tables alone")
     parser.add_argument("--out", type=Path, help="put the tables there, not in the run directory")
-    parser.add_argument("--memory", type=int, default=150, help="limit of each DuckDB in MB")
+    parser.add_argument(
+        "--memory", type=int, default=150, help="of each DuckDB in MB, to begin with"
+    )
     parser.add_argument(
         "--wait", action="store_true", help="begin at a line on stdin: the rows to read, or a word"
     )

@@ -19,9 +19,6 @@ from bagent.store.parquet_join import ParquetJoin, count_rows
 from bagent.store.parts import Job, Limits
 from bagent.store.rundir import RunInfo
 
-_STORE = "ROW_GROUP_SIZE 30720"
-"""A group of rows is in memory until it is packed: the usual 122,880 rows take 150 MB."""
-
 _NOT_TRIED = "fsst,dictionary,chimp,patas"
 """Packings that cost time to try: other ones, ``dict_fsst`` and ``alp``, hold what they gain."""
 
@@ -95,23 +92,23 @@ class Warehouse:
             spill=work / "spill-store",
             settings={**limits.settings, "disabled_compression_methods": _NOT_TRIED},
         )
-        self.database = self._attach(work)
+        self.database = self._attach(work, f"ROW_GROUP_SIZE {limits.group_rows}")
         self._tables: set[str] = set()
         self._con.execute("BEGIN")
 
-    def _attach(self, work: Path) -> Path | None:
+    def _attach(self, work: Path, options: str) -> Path | None:
         """The file: in ``work``, else on the node's scratch, else None.
 
         DuckDB locks its files, which some shared file systems cannot.
         """
         path = work / "tables.duckdb"
         with contextlib.suppress(duckdb.IOException):
-            self._con.execute(f"ATTACH {literal(str(path))} AS store ({_STORE})")
+            self._con.execute(f"ATTACH {literal(str(path))} AS store ({options})")
             return path
         self._scratch = tempfile.TemporaryDirectory(dir=private_folder())
         path = Path(self._scratch.name) / "tables.duckdb"
         with contextlib.suppress(duckdb.IOException):
-            self._con.execute(f"ATTACH {literal(str(path))} AS store ({_STORE})")
+            self._con.execute(f"ATTACH {literal(str(path))} AS store ({options})")
             return path
         return None
 

@@ -247,3 +247,19 @@ def test_the_command_that_goes_on_does_not_begin_anew():
     assert going_on(["run", "my job.yaml", "--fresh", "--limit", "3"]) == (
         "bagent run 'my job.yaml' --limit 3"
     )
+
+
+@pytest.mark.process("workers")
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["one", "workers"])
+def test_missing_tables_are_74_though_all_rows_are_done(fs, job_dir, bagent, workers):
+    write_job(job_dir, fs.url, 3)
+    blocked = job_dir / "runs" / "job" / "results.parquet"
+    blocked.mkdir(parents=True)
+    done = bagent(["run", "job.yaml", *workers])
+    assert done.code == 74, done.err
+    assert "the tables could not be made" in done.err
+    assert "3 ok" in done.err
+    blocked.rmdir()
+    again = bagent(["run", "job.yaml", *workers])
+    assert (again.code, len(fs.requests)) == (0, 3), again.err
+    assert blocked.is_file()
