@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from support.sim_client import on_sim, play
+
 FAST = "speedup=1000"
 SCHEMA = {
     "type": "object",
@@ -30,27 +32,25 @@ TOOLS = [
 ]
 
 
-def test_chat_answers_in_openai_form(play) -> None:
-    async def scene(client) -> None:
-        reply = await client.chat("hello " * 40, max_tokens=500)
-        (choice,) = reply["choices"]
-        assert reply["object"] == "chat.completion"
-        assert reply["model"] == "simulated-8b"
-        assert reply["id"].startswith("chatcmpl-")
-        assert choice["message"]["role"] == "assistant"
-        assert choice["message"]["content"].endswith(".")
-        assert choice["finish_reason"] == "stop"
-        usage = reply["usage"]
-        assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
-        assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
-        again = await client.chat("hello " * 40, max_tokens=500)
-        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48
-        assert again["choices"] == reply["choices"]
-
-    play(FAST, scene)
+@on_sim(FAST)
+async def test_chat_answers_in_openai_form(client) -> None:
+    reply = await client.chat("hello " * 40, max_tokens=500)
+    (choice,) = reply["choices"]
+    assert reply["object"] == "chat.completion"
+    assert reply["model"] == "simulated-8b"
+    assert reply["id"].startswith("chatcmpl-")
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"].endswith(".")
+    assert choice["finish_reason"] == "stop"
+    usage = reply["usage"]
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    again = await client.chat("hello " * 40, max_tokens=500)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48
+    assert again["choices"] == reply["choices"]
 
 
-def test_same_request_same_answer_in_another_fleet_and_seeds_differ(play) -> None:
+def test_same_request_same_answer_in_another_fleet_and_seeds_differ() -> None:
     seen: list[list[str]] = []
 
     async def scene(client) -> None:
@@ -72,38 +72,34 @@ def test_same_request_same_answer_in_another_fleet_and_seeds_differ(play) -> Non
     assert len(set(seen[0])) == 4
 
 
-def test_length_limits_of_free_answers(play) -> None:
-    async def scene(client) -> None:
-        cut = await client.chat(max_tokens=5)
-        assert cut["choices"][0]["finish_reason"] == "length"
-        assert cut["usage"]["completion_tokens"] == 5
-        assert len(cut["choices"][0]["message"]["content"]) == 20
-        forced = await client.chat(max_tokens=300, ignore_eos=True)
-        assert forced["usage"]["completion_tokens"] == 300
-        assert forced["choices"][0]["finish_reason"] == "length"
-        least = await client.chat(max_tokens=300, min_tokens=200)
-        assert least["usage"]["completion_tokens"] == 200
-        assert least["choices"][0]["finish_reason"] == "stop"
-        default = await client.completion("once")
-        assert default["usage"]["completion_tokens"] == 16
-        newer = await client.chat(max_tokens=50, max_completion_tokens=3)
-        assert newer["usage"]["completion_tokens"] == 3
-
-    play(FAST + "&output_tokens=40&output_spread=fixed", scene)
+@on_sim(FAST + "&output_tokens=40&output_spread=fixed")
+async def test_length_limits_of_free_answers(client) -> None:
+    cut = await client.chat(max_tokens=5)
+    assert cut["choices"][0]["finish_reason"] == "length"
+    assert cut["usage"]["completion_tokens"] == 5
+    assert len(cut["choices"][0]["message"]["content"]) == 20
+    forced = await client.chat(max_tokens=300, ignore_eos=True)
+    assert forced["usage"]["completion_tokens"] == 300
+    assert forced["choices"][0]["finish_reason"] == "length"
+    least = await client.chat(max_tokens=300, min_tokens=200)
+    assert least["usage"]["completion_tokens"] == 200
+    assert least["choices"][0]["finish_reason"] == "stop"
+    default = await client.completion("once")
+    assert default["usage"]["completion_tokens"] == 16
+    newer = await client.chat(max_tokens=50, max_completion_tokens=3)
+    assert newer["usage"]["completion_tokens"] == 3
 
 
-def test_stop_strings_end_the_answer(play) -> None:
-    async def scene(client) -> None:
-        whole = (await client.chat(max_tokens=100))["choices"][0]["message"]["content"]
-        word = whole.split()[4]
-        choice = (await client.chat(max_tokens=100, stop=[word]))["choices"][0]
-        assert choice["message"]["content"] == whole[: whole.index(word)]
-        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", word)
-
-    play(FAST + "&output_spread=fixed", scene)
+@on_sim(FAST + "&output_spread=fixed")
+async def test_stop_strings_end_the_answer(client) -> None:
+    whole = (await client.chat(max_tokens=100))["choices"][0]["message"]["content"]
+    word = whole.split()[4]
+    choice = (await client.chat(max_tokens=100, stop=[word]))["choices"][0]
+    assert choice["message"]["content"] == whole[: whole.index(word)]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", word)
 
 
-def test_mean_length_is_as_asked(play) -> None:
+def test_mean_length_is_as_asked() -> None:
     async def scene(client) -> None:
         prompts = [f"row {i}" for i in range(200)]
         usage = (await client.completion(prompts, max_tokens=2000))["usage"]
@@ -113,7 +109,8 @@ def test_mean_length_is_as_asked(play) -> None:
         play(FAST + f"&output_tokens=50&output_spread={spread}", scene)
 
 
-def test_schema_answers_are_valid_on_every_route(play) -> None:
+@on_sim(FAST)
+async def test_schema_answers_are_valid_on_every_route(client) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 
     def check(text: str) -> None:
@@ -122,110 +119,94 @@ def test_schema_answers_are_valid_on_every_route(play) -> None:
         assert value["label"] in ("a", "b")
         assert isinstance(value["score"], int)
 
-    async def scene(client) -> None:
-        for i in range(10):
-            reply = await client.chat(f"row {i}", response_format=form)
-            check(reply["choices"][0]["message"]["content"])
-            assert reply["choices"][0]["finish_reason"] == "stop"
-        reply = await client.completion(["a", "b"], response_format=form, max_tokens=50)
-        for choice in reply["choices"]:
-            check(choice["text"])
-        reply = await client.chat(structured_outputs={"json": SCHEMA})
+    for i in range(10):
+        reply = await client.chat(f"row {i}", response_format=form)
         check(reply["choices"][0]["message"]["content"])
-        reply = await client.chat(response_format={"type": "json_object"})
-        assert isinstance(json.loads(reply["choices"][0]["message"]["content"]), dict)
-        reply = await client.chat(structured_outputs={"choice": ["yes", "no"]})
-        assert reply["choices"][0]["message"]["content"] in ("yes", "no")
-        reply = await client.chat(structured_outputs={"regex": "[a-c]{5}"})
-        assert len(reply["choices"][0]["message"]["content"]) == 5
-        cut = await client.chat(response_format=form, max_tokens=2)
-        assert cut["choices"][0]["finish_reason"] == "length"
-        assert len(cut["choices"][0]["message"]["content"]) == 8
-
-    play(FAST, scene)
-
-
-def test_tool_calls_required_named_and_none(play) -> None:
-    async def scene(client) -> None:
-        for i in range(8):
-            reply = await client.chat(f"row {i}", tools=TOOLS, tool_choice="required")
-            choice = reply["choices"][0]
-            (call,) = choice["message"]["tool_calls"]
-            assert choice["finish_reason"] == "tool_calls"
-            assert choice["message"]["content"] is None
-            if call["function"]["name"] == "get_weather":
-                assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
-            assert isinstance(json.loads(call["function"]["arguments"]), dict)
-        named = {"type": "function", "function": {"name": "now"}}
-        reply = await client.chat(tools=TOOLS, tool_choice=named)
         assert reply["choices"][0]["finish_reason"] == "stop"
-        assert reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "now"
-        reply = await client.chat(tools=TOOLS, tool_choice="none")
-        assert reply["choices"][0]["message"]["tool_calls"] == []
-
-    play(FAST, scene)
-
-
-def test_auto_tool_calls_come_at_their_rate(play) -> None:
-    async def scene(client) -> None:
-        replies = await asyncio.gather(*(client.chat(f"row {i}", tools=TOOLS) for i in range(200)))
-        calls = sum(r["choices"][0]["finish_reason"] == "tool_calls" for r in replies)
-        assert 35 <= calls <= 85
-
-    play(FAST + "&tool_rate=30%25", scene)
-
-
-def test_chat_stream_adds_up_to_the_whole_answer(play) -> None:
-    async def scene(client) -> None:
-        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40}
-        whole = (await client.post("/v1/chat/completions", body))[1]
-        events = await client.events(
-            "/v1/chat/completions",
-            {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-        )
-        assert events[-1] == "[DONE]"
-        assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-        usage = events[-2]
-        assert usage["choices"] == []
-        assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
-        chunks = events[1:-2]
-        text = "".join(c["choices"][0]["delta"]["content"] for c in chunks)
-        assert text == whole["choices"][0]["message"]["content"]
-        counts = [c["usage"]["completion_tokens"] for c in chunks]
-        assert counts == sorted(set(counts))
-        reasons = [c["choices"][0]["finish_reason"] for c in chunks]
-        assert reasons == [None] * (len(chunks) - 1) + [whole["choices"][0]["finish_reason"]]
-        assert {e["model"] for e in events[:-1]} == {"simulated-8b"}
-
-    play("speedup=20", scene)
+    reply = await client.completion(["a", "b"], response_format=form, max_tokens=50)
+    for choice in reply["choices"]:
+        check(choice["text"])
+    reply = await client.chat(structured_outputs={"json": SCHEMA})
+    check(reply["choices"][0]["message"]["content"])
+    reply = await client.chat(response_format={"type": "json_object"})
+    assert isinstance(json.loads(reply["choices"][0]["message"]["content"]), dict)
+    reply = await client.chat(structured_outputs={"choice": ["yes", "no"]})
+    assert reply["choices"][0]["message"]["content"] in ("yes", "no")
+    reply = await client.chat(structured_outputs={"regex": "[a-c]{5}"})
+    assert len(reply["choices"][0]["message"]["content"]) == 5
+    cut = await client.chat(response_format=form, max_tokens=2)
+    assert cut["choices"][0]["finish_reason"] == "length"
+    assert len(cut["choices"][0]["message"]["content"]) == 8
 
 
-def test_streamed_characters_are_never_cut(play) -> None:
+@on_sim(FAST)
+async def test_tool_calls_required_named_and_none(client) -> None:
+    for i in range(8):
+        reply = await client.chat(f"row {i}", tools=TOOLS, tool_choice="required")
+        choice = reply["choices"][0]
+        (call,) = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        if call["function"]["name"] == "get_weather":
+            assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
+        assert isinstance(json.loads(call["function"]["arguments"]), dict)
+    named = {"type": "function", "function": {"name": "now"}}
+    reply = await client.chat(tools=TOOLS, tool_choice=named)
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    assert reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "now"
+    reply = await client.chat(tools=TOOLS, tool_choice="none")
+    assert reply["choices"][0]["message"]["tool_calls"] == []
+
+
+@on_sim(FAST + "&tool_rate=30%25")
+async def test_auto_tool_calls_come_at_their_rate(client) -> None:
+    replies = await asyncio.gather(*(client.chat(f"row {i}", tools=TOOLS) for i in range(200)))
+    calls = sum(r["choices"][0]["finish_reason"] == "tool_calls" for r in replies)
+    assert 35 <= calls <= 85
+
+
+@on_sim("speedup=20")
+async def test_chat_stream_adds_up_to_the_whole_answer(client) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40}
+    whole = (await client.post("/v1/chat/completions", body))[1]
+    events = await client.events(
+        "/v1/chat/completions",
+        {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    )
+    assert events[-1] == "[DONE]"
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    usage = events[-2]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    chunks = events[1:-2]
+    text = "".join(c["choices"][0]["delta"]["content"] for c in chunks)
+    assert text == whole["choices"][0]["message"]["content"]
+    counts = [c["usage"]["completion_tokens"] for c in chunks]
+    assert counts == sorted(set(counts))
+    reasons = [c["choices"][0]["finish_reason"] for c in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + [whole["choices"][0]["finish_reason"]]
+    assert {e["model"] for e in events[:-1]} == {"simulated-8b"}
+
+
+@on_sim("speedup=5")
+async def test_streamed_characters_are_never_cut(client) -> None:
     schema = {"const": "naïve — 数据数据 🙂🙂 é"}
-
-    async def scene(client) -> None:
-        body = {"messages": [{"role": "user", "content": "x"}]}
-        body["structured_outputs"] = {"json": schema}
-        events = await client.events("/v1/chat/completions", body)
-        text = "".join(e["choices"][0]["delta"]["content"] for e in events[:-1])
-        assert json.loads(text) == schema["const"]
-        assert "\ufffd" not in text
-
-    play("speedup=5", scene)
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    body["structured_outputs"] = {"json": schema}
+    events = await client.events("/v1/chat/completions", body)
+    text = "".join(e["choices"][0]["delta"]["content"] for e in events[:-1])
+    assert json.loads(text) == schema["const"]
+    assert "\ufffd" not in text
 
 
-def test_streamed_tool_call_adds_up(play) -> None:
-    async def scene(client) -> None:
-        body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS[:1]}
-        body["tool_choice"] = "required"
-        events = await client.events("/v1/chat/completions", body)
-        parts = [
-            part for e in events[1:-1] for part in e["choices"][0]["delta"].get("tool_calls", [])
-        ]
-        assert parts[0]["function"]["name"] == "get_weather"
-        assert parts[0]["id"].startswith("chatcmpl-tool-")
-        arguments = "".join(part["function"]["arguments"] for part in parts)
-        assert json.loads(arguments)["city"] in ("Paris", "Rome")
-        assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
-
-    play("speedup=20", scene)
+@on_sim("speedup=20")
+async def test_streamed_tool_call_adds_up(client) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS[:1]}
+    body["tool_choice"] = "required"
+    events = await client.events("/v1/chat/completions", body)
+    parts = [part for e in events[1:-1] for part in e["choices"][0]["delta"].get("tool_calls", [])]
+    assert parts[0]["function"]["name"] == "get_weather"
+    assert parts[0]["id"].startswith("chatcmpl-tool-")
+    arguments = "".join(part["function"]["arguments"] for part in parts)
+    assert json.loads(arguments)["city"] in ("Paris", "Rome")
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"

@@ -15,86 +15,79 @@ import pytest
 from bagent.errors import UsageError
 from bagent.sim import SimConfig, start_sim
 from bagent.sim.server import VERSION
+from support.sim_client import on_sim
 
 FAST = "speedup=1000"
 TOOL = {"type": "function", "function": {"name": "now"}}
 
 
-def test_small_routes(play) -> None:
-    async def scene(client) -> None:
-        assert (await client.get("/health"))[0] == 200
-        assert (await client.get("/ping"))[0] == 200
-        assert json.loads((await client.get("/version"))[1]) == {"version": VERSION}
-        (model,) = json.loads((await client.get("/v1/models"))[1])["data"]
-        assert model["id"] == "simulated-8b"
-        assert model["owned_by"] == "bagent-sim"
-        assert model["max_model_len"] == 4096
-        paths = json.loads((await client.get("/openapi.json"))[1])["paths"]
-        assert "/v1/chat/completions/batch" in paths
-        assert (await client.get("/nothing"))[0] == 404
-        assert (await client.get("/tokenize"))[0] == 405
-
-    play("max_model_len=4096", scene)
+@on_sim("max_model_len=4096")
+async def test_small_routes(client) -> None:
+    assert (await client.get("/health"))[0] == 200
+    assert (await client.get("/ping"))[0] == 200
+    assert json.loads((await client.get("/version"))[1]) == {"version": VERSION}
+    (model,) = json.loads((await client.get("/v1/models"))[1])["data"]
+    assert model["id"] == "simulated-8b"
+    assert model["owned_by"] == "bagent-sim"
+    assert model["max_model_len"] == 4096
+    paths = json.loads((await client.get("/openapi.json"))[1])["paths"]
+    assert "/v1/chat/completions/batch" in paths
+    assert (await client.get("/nothing"))[0] == 404
+    assert (await client.get("/tokenize"))[0] == 405
 
 
-def test_list_prompts_are_answered_prompt_major(play) -> None:
-    async def scene(client) -> None:
-        prompts = ["one", "two", "three"]
-        reply = await client.completion(prompts, n=2, max_tokens=8, return_token_ids=True)
-        assert [choice["index"] for choice in reply["choices"]] == list(range(6))
-        singles = [await client.completion(p, n=2, max_tokens=8) for p in prompts]
-        texts = [c["text"] for single in singles for c in single["choices"]]
-        assert [c["text"] for c in reply["choices"]] == texts
-        for i, choice in enumerate(reply["choices"]):
-            ids = choice["prompt_token_ids"]
-            _, back = await client.post("/detokenize", {"tokens": ids})
-            assert back == {"prompt": prompts[i // 2]}
-            _, answer = await client.post("/detokenize", {"tokens": choice["token_ids"]})
-            assert answer == {"prompt": choice["text"]}
-        usage = reply["usage"]
-        assert usage["prompt_tokens"] == sum(s["usage"]["prompt_tokens"] for s in singles)
-        assert usage["completion_tokens"] == sum(len(c["token_ids"]) for c in reply["choices"])
-        assert reply["metrics"] is None
-        assert singles[0]["object"] == "text_completion"
-
-    play(FAST, scene)
+@on_sim(FAST)
+async def test_list_prompts_are_answered_prompt_major(client) -> None:
+    prompts = ["one", "two", "three"]
+    reply = await client.completion(prompts, n=2, max_tokens=8, return_token_ids=True)
+    assert [choice["index"] for choice in reply["choices"]] == list(range(6))
+    singles = [await client.completion(p, n=2, max_tokens=8) for p in prompts]
+    texts = [c["text"] for single in singles for c in single["choices"]]
+    assert [c["text"] for c in reply["choices"]] == texts
+    for i, choice in enumerate(reply["choices"]):
+        ids = choice["prompt_token_ids"]
+        _, back = await client.post("/detokenize", {"tokens": ids})
+        assert back == {"prompt": prompts[i // 2]}
+        _, answer = await client.post("/detokenize", {"tokens": choice["token_ids"]})
+        assert answer == {"prompt": choice["text"]}
+    usage = reply["usage"]
+    assert usage["prompt_tokens"] == sum(s["usage"]["prompt_tokens"] for s in singles)
+    assert usage["completion_tokens"] == sum(len(c["token_ids"]) for c in reply["choices"])
+    assert reply["metrics"] is None
+    assert singles[0]["object"] == "text_completion"
 
 
-def test_rendered_chat_as_a_completion_is_the_same_prompt(play) -> None:
-    async def scene(client) -> None:
-        messages = [
-            {"role": "system", "content": " S "},
-            {"role": "user", "content": "{x}<|im_end|>"},
-        ]
-        body = {"messages": messages, "return_prompt_text": True, "max_tokens": 20}
-        _, chat = await client.post("/v1/chat/completions", body)
-        text = chat["prompt_text"]
-        _, counted = await client.post("/tokenize", {"messages": messages})
-        assert counted["count"] == chat["usage"]["prompt_tokens"]
-        _, back = await client.post("/detokenize", {"tokens": counted["tokens"]})
-        assert back["prompt"] == text
-        reply = await client.completion(text, max_tokens=20, add_special_tokens=False)
-        assert reply["choices"][0]["text"] == chat["choices"][0]["message"]["content"]
-
-    play(FAST, scene)
+@on_sim(FAST)
+async def test_rendered_chat_as_a_completion_is_the_same_prompt(client) -> None:
+    messages = [
+        {"role": "system", "content": " S "},
+        {"role": "user", "content": "{x}<|im_end|>"},
+    ]
+    body = {"messages": messages, "return_prompt_text": True, "max_tokens": 20}
+    _, chat = await client.post("/v1/chat/completions", body)
+    text = chat["prompt_text"]
+    _, counted = await client.post("/tokenize", {"messages": messages})
+    assert counted["count"] == chat["usage"]["prompt_tokens"]
+    _, back = await client.post("/detokenize", {"tokens": counted["tokens"]})
+    assert back["prompt"] == text
+    reply = await client.completion(text, max_tokens=20, add_special_tokens=False)
+    assert reply["choices"][0]["text"] == chat["choices"][0]["message"]["content"]
 
 
-def test_chat_batch_answers_each_conversation(play) -> None:
-    async def scene(client) -> None:
-        rows = [[{"role": "user", "content": f"row {i}"}] for i in range(3)]
-        path = "/v1/chat/completions/batch"
-        status, reply = await client.post(path, {"messages": rows, "max_tokens": 30})
-        assert status == 200
-        assert [c["index"] for c in reply["choices"]] == [0, 1, 2]
-        singles = [await client.chat(f"row {i}", max_tokens=30) for i in range(3)]
-        texts = [s["choices"][0]["message"]["content"] for s in singles]
-        assert [c["message"]["content"] for c in reply["choices"]] == texts
-        assert reply["usage"]["prompt_tokens_details"] is None
-        for wrong in ({"stream": True}, {"n": 2}, {"tools": [TOOL]}, {"messages": rows[0]}):
-            status, _ = await client.post(path, {"messages": rows, **wrong})
-            assert status == 400
-
-    play(FAST, scene)
+@on_sim(FAST)
+async def test_chat_batch_answers_each_conversation(client) -> None:
+    rows = [[{"role": "user", "content": f"row {i}"}] for i in range(3)]
+    path = "/v1/chat/completions/batch"
+    status, reply = await client.post(path, {"messages": rows, "max_tokens": 30})
+    assert status == 200
+    assert [c["index"] for c in reply["choices"]] == [0, 1, 2]
+    singles = [await client.chat(f"row {i}", max_tokens=30) for i in range(3)]
+    texts = [s["choices"][0]["message"]["content"] for s in singles]
+    assert [c["message"]["content"] for c in reply["choices"]] == texts
+    assert reply["usage"]["prompt_tokens_details"] is None
+    for wrong in ({"stream": True}, {"n": 2}, {"tools": [TOOL]}, {"messages": rows[0]}):
+        status, _ = await client.post(path, {"messages": rows, **wrong})
+        assert status == 400
 
 
 @pytest.mark.parametrize(
@@ -149,44 +142,40 @@ def test_chat_batch_answers_each_conversation(play) -> None:
         ("/v1/embeddings", {"input": []}, 400, "non-empty"),
     ],
 )
-def test_wrong_requests_are_refused_in_the_words_of_vllm(play, path, body, status, words) -> None:
-    async def scene(client) -> None:
-        got, reply = await client.post(path, body)
-        assert got == status
-        assert words in reply["error"]["message"]
-        assert reply["error"]["code"] == status
-        assert set(reply["error"]) == {"message", "type", "param", "code"}
-
-    play("max_model_len=128", scene)
-
-
-def test_api_key_guards_v1_only(play) -> None:
-    async def scene(client) -> None:
-        body = {"prompt": "x"}
-        assert (await client.post("/v1/completions", body))[0] == 401
-        headers = {"Authorization": "Bearer secret"}
-        assert (await client.post("/v1/completions", body, headers=headers))[0] == 200
-        assert (await client.post("/tokenize", body))[0] == 200
-
-    play(FAST + "&api_key=secret", scene)
+@on_sim("max_model_len=128")
+async def test_wrong_requests_are_refused_in_the_words_of_vllm(
+    client, path, body, status, words
+) -> None:
+    got, reply = await client.post(path, body)
+    assert got == status
+    assert words in reply["error"]["message"]
+    assert reply["error"]["code"] == status
+    assert set(reply["error"]) == {"message", "type", "param", "code"}
 
 
-def test_embeddings_are_seeded_unit_vectors(play) -> None:
-    async def scene(client) -> None:
-        _, reply = await client.post("/v1/embeddings", {"input": ["a", "b", "a"]})
-        first, second, third = (d["embedding"] for d in reply["data"])
-        assert first == third != second
-        assert len(first) == 64
-        assert math.fsum(v * v for v in first) == pytest.approx(1)
-        _, small = await client.post("/v1/embeddings", {"input": "a", "dimensions": 8})
-        assert len(small["data"][0]["embedding"]) == 8
-        body = {"input": "a", "encoding_format": "base64"}
-        _, packed = await client.post("/v1/embeddings", body)
-        raw = base64.b64decode(packed["data"][0]["embedding"])
-        assert struct.unpack("<64f", raw) == pytest.approx(first)
-        assert reply["usage"]["prompt_tokens"] == 3
+@on_sim(FAST + "&api_key=secret")
+async def test_api_key_guards_v1_only(client) -> None:
+    body = {"prompt": "x"}
+    assert (await client.post("/v1/completions", body))[0] == 401
+    headers = {"Authorization": "Bearer secret"}
+    assert (await client.post("/v1/completions", body, headers=headers))[0] == 200
+    assert (await client.post("/tokenize", body))[0] == 200
 
-    play(FAST, scene)
+
+@on_sim(FAST)
+async def test_embeddings_are_seeded_unit_vectors(client) -> None:
+    _, reply = await client.post("/v1/embeddings", {"input": ["a", "b", "a"]})
+    first, second, third = (d["embedding"] for d in reply["data"])
+    assert first == third != second
+    assert len(first) == 64
+    assert math.fsum(v * v for v in first) == pytest.approx(1)
+    _, small = await client.post("/v1/embeddings", {"input": "a", "dimensions": 8})
+    assert len(small["data"][0]["embedding"]) == 8
+    body = {"input": "a", "encoding_format": "base64"}
+    _, packed = await client.post("/v1/embeddings", body)
+    raw = base64.b64decode(packed["data"][0]["embedding"])
+    assert struct.unpack("<64f", raw) == pytest.approx(first)
+    assert reply["usage"]["prompt_tokens"] == 3
 
 
 def _metrics(text: str) -> dict[str, float]:
@@ -194,66 +183,60 @@ def _metrics(text: str) -> dict[str, float]:
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
-def test_metrics_have_the_names_and_labels_of_vllm(play) -> None:
-    async def scene(client) -> None:
-        await client.completion(["shared start " * 40 + str(i) for i in range(4)], max_tokens=20)
-        text = (await client.get("/metrics"))[1]
-        values = _metrics(text)
-        labels = '{engine="0",model_name="simulated-8b"}'
-        assert values[f"vllm:num_requests_running{labels}"] == 0
-        assert values[f"vllm:num_requests_waiting{labels}"] == 0
-        assert values[f"vllm:kv_cache_usage_perc{labels}"] == 0
-        assert values[f"vllm:num_preemptions_total{labels}"] == 0
-        assert values[f"vllm:prefix_cache_queries_total{labels}"] == 4 * 131
-        assert values[f"vllm:prefix_cache_hits_total{labels}"] == 3 * 128
-        assert values[f"vllm:prompt_tokens_total{labels}"] == 4 * 131
-        assert values[f"vllm:time_to_first_token_seconds_count{labels}"] == 4
-        assert values[f"vllm:e2e_request_latency_seconds_count{labels}"] == 4
-        ends = 'vllm:request_success_total{engine="0",model_name="simulated-8b",finished_reason='
-        assert values[ends + '"stop"}'] + values[ends + '"length"}'] == 4
-        assert "# TYPE vllm:num_requests_running gauge" in text
-        assert "# TYPE vllm:prompt_tokens_total counter" in text
-        assert "# TYPE vllm:time_to_first_token_seconds histogram" in text
-        bucket = 'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="simulated-8b",le='
-        buckets = [v for k, v in values.items() if k.startswith(bucket)]
-        assert buckets == sorted(buckets)
-        assert buckets[-1] == 4
-        assert any("cache_config_info" in k and 'num_gpu_blocks="16384"' in k for k in values)
-
-    play(FAST, scene)
+@on_sim(FAST)
+async def test_metrics_have_the_names_and_labels_of_vllm(client) -> None:
+    await client.completion(["shared start " * 40 + str(i) for i in range(4)], max_tokens=20)
+    text = (await client.get("/metrics"))[1]
+    values = _metrics(text)
+    labels = '{engine="0",model_name="simulated-8b"}'
+    assert values[f"vllm:num_requests_running{labels}"] == 0
+    assert values[f"vllm:num_requests_waiting{labels}"] == 0
+    assert values[f"vllm:kv_cache_usage_perc{labels}"] == 0
+    assert values[f"vllm:num_preemptions_total{labels}"] == 0
+    assert values[f"vllm:prefix_cache_queries_total{labels}"] == 4 * 131
+    assert values[f"vllm:prefix_cache_hits_total{labels}"] == 3 * 128
+    assert values[f"vllm:prompt_tokens_total{labels}"] == 4 * 131
+    assert values[f"vllm:time_to_first_token_seconds_count{labels}"] == 4
+    assert values[f"vllm:e2e_request_latency_seconds_count{labels}"] == 4
+    ends = 'vllm:request_success_total{engine="0",model_name="simulated-8b",finished_reason='
+    assert values[ends + '"stop"}'] + values[ends + '"length"}'] == 4
+    assert "# TYPE vllm:num_requests_running gauge" in text
+    assert "# TYPE vllm:prompt_tokens_total counter" in text
+    assert "# TYPE vllm:time_to_first_token_seconds histogram" in text
+    bucket = 'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="simulated-8b",le='
+    buckets = [v for k, v in values.items() if k.startswith(bucket)]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == 4
+    assert any("cache_config_info" in k and 'num_gpu_blocks="16384"' in k for k in values)
 
 
-def test_load_shows_while_it_lasts_and_a_lost_client_frees_the_engine(play) -> None:
-    async def scene(client) -> None:
-        body = {"prompt": [f"{i}" for i in range(6)], "max_tokens": 8000, "ignore_eos": True}
-        task = asyncio.create_task(client.post("/v1/completions", body))
-        engine = client.sim.replicas[0].engine
-        while engine.running < 4:
-            await asyncio.sleep(0.001)
-        values = _metrics((await client.get("/metrics"))[1])
-        labels = '{engine="0",model_name="simulated-8b"}'
-        assert values[f"vllm:num_requests_running{labels}"] == 4
-        assert values[f"vllm:num_requests_waiting{labels}"] == 2
-        assert values[f"vllm:kv_cache_usage_perc{labels}"] > 0
-        task.cancel()
-        while engine.running or engine.waiting:
-            await asyncio.sleep(0.001)
-        assert engine.stats.aborted == 6
-
-    play("max_num_seqs=4", scene)
+@on_sim("max_num_seqs=4")
+async def test_load_shows_while_it_lasts_and_a_lost_client_frees_the_engine(client) -> None:
+    body = {"prompt": [f"{i}" for i in range(6)], "max_tokens": 8000, "ignore_eos": True}
+    task = asyncio.create_task(client.post("/v1/completions", body))
+    engine = client.sim.replicas[0].engine
+    while engine.running < 4:
+        await asyncio.sleep(0.001)
+    values = _metrics((await client.get("/metrics"))[1])
+    labels = '{engine="0",model_name="simulated-8b"}'
+    assert values[f"vllm:num_requests_running{labels}"] == 4
+    assert values[f"vllm:num_requests_waiting{labels}"] == 2
+    assert values[f"vllm:kv_cache_usage_perc{labels}"] > 0
+    task.cancel()
+    while engine.running or engine.waiting:
+        await asyncio.sleep(0.001)
+    assert engine.stats.aborted == 6
 
 
-def test_replicas_have_their_own_addresses_engines_and_ids(play) -> None:
-    async def scene(client) -> None:
-        assert len(set(client.sim.urls)) == 3
-        names = set()
-        for url in client.sim.urls:
-            async with client.session.post(url + "/v1/completions", json={"prompt": "x"}) as reply:
-                names.add((await reply.json())["id"])
-        assert len(names) == 3
-        assert [r.engine.stats.success["length"] for r in client.sim.replicas] == [1, 1, 1]
-
-    play(FAST + "&replicas=3&output_tokens=40&output_spread=fixed", scene)
+@on_sim(FAST + "&replicas=3&output_tokens=40&output_spread=fixed")
+async def test_replicas_have_their_own_addresses_engines_and_ids(client) -> None:
+    assert len(set(client.sim.urls)) == 3
+    names = set()
+    for url in client.sim.urls:
+        async with client.session.post(url + "/v1/completions", json={"prompt": "x"}) as reply:
+            names.add((await reply.json())["id"])
+    assert len(names) == 3
+    assert [r.engine.stats.success["length"] for r in client.sim.replicas] == [1, 1, 1]
 
 
 def test_a_taken_port_is_a_usage_error_and_leaves_nothing_open() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
-import pytest
 
 from bagent.sim import RunningSim, parse_sim_url, start_sim
 
@@ -55,19 +55,31 @@ class Client:
         return [e if e == "[DONE]" else json.loads(e) for e in events]
 
 
-Scene = Callable[[Client], Awaitable[None]]
+Scene = Callable[..., Awaitable[None]]
 
 
-@pytest.fixture
-def play() -> Callable[[str, Scene], None]:
-    """Run a coroutine against a fleet started from ``sim://?OPTIONS``, fast by default."""
+def play(options: str, scene: Scene, **arguments: Any) -> None:
+    """Run a coroutine against a fleet started from ``sim://?OPTIONS``; it gets the client."""
 
-    def run(options: str, scene: Scene) -> None:
-        async def main() -> None:
-            config = parse_sim_url(f"sim://?{options}")
-            async with start_sim(config) as sim, aiohttp.ClientSession() as session:
-                await asyncio.wait_for(scene(Client(sim, session)), 30)
+    async def main() -> None:
+        config = parse_sim_url(f"sim://?{options}")
+        async with start_sim(config) as sim, aiohttp.ClientSession() as session:
+            await asyncio.wait_for(scene(Client(sim, session), **arguments), 30)
 
-        asyncio.run(main())
+    asyncio.run(main())
 
-    return run
+
+def on_sim(options: str) -> Callable[[Scene], Callable[..., None]]:
+    """Run the decorated test by :func:`play`; its first parameter is the client."""
+
+    def decorate(test: Scene) -> Callable[..., None]:
+        def run(**arguments: Any) -> None:
+            play(options, test, **arguments)
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        signature = inspect.signature(test)
+        fixtures = list(signature.parameters.values())[1:]
+        run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
