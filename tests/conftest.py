@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -47,6 +49,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let tests with the marker ``process`` start processes; the others run commands here."""
     markers = ("process", "real", "slow")
     ProcessUse.allowed = any(item.get_closest_marker(name) for name in markers)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine to its end, on an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

@@ -153,60 +153,51 @@ class Served:
         await writer.drain()
 
 
-def test_the_route_lies_beside_v1_and_a_redirect_to_its_slash_is_followed() -> None:
-    async def main() -> tuple[EngineLoad | None, list[str]]:
-        served = Served(("307 Temporary Redirect\r\nLocation: /m/metrics/", b""), ("200 OK", VLLM))
-        transport = Transport()
-        async with raw_server(served.handle) as port:
-            to = endpoint(f"http://127.0.0.1:{port}/m/v1")
-            found = await LoadReader(transport, clock=lambda: 7.0).read(to, 5.0)
-        await transport.close()
-        return found, served.asked
-
-    found, asked = asyncio.run(main())
+async def test_the_route_lies_beside_v1_and_a_redirect_to_its_slash_is_followed() -> None:
+    served = Served(("307 Temporary Redirect\r\nLocation: /m/metrics/", b""), ("200 OK", VLLM))
+    transport = Transport()
+    async with raw_server(served.handle) as port:
+        to = endpoint(f"http://127.0.0.1:{port}/m/v1")
+        found = await LoadReader(transport, clock=lambda: 7.0).read(to, 5.0)
+    await transport.close()
+    found, asked = found, served.asked
     assert found is not None
     assert (found.at, found.running, found.waiting) == (7.0, 4, 8)
     assert asked == ["/m/metrics", "/m/metrics/"]
 
 
 @pytest.mark.parametrize("answer", [("404 Not Found", b""), ("200 OK", b"<html></html>")])
-def test_an_endpoint_without_metrics_is_asked_again_only_after_long(
+async def test_an_endpoint_without_metrics_is_asked_again_only_after_long(
     answer: tuple[str, bytes],
 ) -> None:
-    async def main() -> None:
-        served, now = Served(answer, ("200 OK", VLLM)), [1000.0]
-        transport = Transport()
-        reader = LoadReader(transport, clock=lambda: now[0])
-        async with raw_server(served.handle) as port:
-            to = endpoint(f"http://127.0.0.1:{port}/v1")
-            for _ in range(5):
-                assert await reader.read(to, 5.0) is None
-            assert len(served.asked) == 1
-            now[0] += MISSING_SECONDS
-            assert reader.due(to)
-            found = await reader.read(to, 5.0, "tiny")
-            assert found is not None
-            assert found.running == 4
-        await transport.close()
-
-    asyncio.run(main())
-
-
-def test_an_endpoint_that_fails_once_is_asked_again_at_once(unused_port: int) -> None:
-    async def main() -> None:
-        served = Served(("503 Service Unavailable", b""), ("200 OK", VLLM))
-        transport = Transport()
-        reader = LoadReader(transport)
-        nobody = endpoint(f"http://127.0.0.1:{unused_port}/v1")
-        assert await reader.read(nobody, 5.0) is None
-        assert reader.due(nobody)
-        async with raw_server(served.handle) as port:
-            to = endpoint(f"http://127.0.0.1:{port}/v1")
+    served, now = Served(answer, ("200 OK", VLLM)), [1000.0]
+    transport = Transport()
+    reader = LoadReader(transport, clock=lambda: now[0])
+    async with raw_server(served.handle) as port:
+        to = endpoint(f"http://127.0.0.1:{port}/v1")
+        for _ in range(5):
             assert await reader.read(to, 5.0) is None
-            assert await reader.read(to, 5.0) is not None
-        await transport.close()
+        assert len(served.asked) == 1
+        now[0] += MISSING_SECONDS
+        assert reader.due(to)
+        found = await reader.read(to, 5.0, "tiny")
+        assert found is not None
+        assert found.running == 4
+    await transport.close()
 
-    asyncio.run(main())
+
+async def test_an_endpoint_that_fails_once_is_asked_again_at_once(unused_port: int) -> None:
+    served = Served(("503 Service Unavailable", b""), ("200 OK", VLLM))
+    transport = Transport()
+    reader = LoadReader(transport)
+    nobody = endpoint(f"http://127.0.0.1:{unused_port}/v1")
+    assert await reader.read(nobody, 5.0) is None
+    assert reader.due(nobody)
+    async with raw_server(served.handle) as port:
+        to = endpoint(f"http://127.0.0.1:{port}/v1")
+        assert await reader.read(to, 5.0) is None
+        assert await reader.read(to, 5.0) is not None
+    await transport.close()
 
 
 SERIES = {

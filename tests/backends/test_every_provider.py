@@ -113,20 +113,16 @@ def test_a_connection_that_drops_is_a_passing_failure(provider: Provider) -> Non
     assert found.kind in ("connect", "bad_response")
 
 
-def test_nobody_at_the_address_is_told_as_no_connection(
+async def test_nobody_at_the_address_is_told_as_no_connection(
     provider: Provider, unused_port: int
 ) -> None:
-    async def main() -> Failure:
-        url = f"http://127.0.0.1:{unused_port}"
-        backend = provider.backend(url)
-        exchange = await backend.send(provider.endpoint(url), [call()], QUICK)
-        await backend.close()
-        assert not exchange.connected
-        (found,) = exchange.results
-        assert isinstance(found, Failure)
-        return found
-
-    found = asyncio.run(main())
+    url = f"http://127.0.0.1:{unused_port}"
+    backend = provider.backend(url)
+    exchange = await backend.send(provider.endpoint(url), [call()], QUICK)
+    await backend.close()
+    assert not exchange.connected
+    (found,) = exchange.results
+    assert isinstance(found, Failure)
     assert (found.kind, found.passing) == ("connect", True)
 
 
@@ -293,15 +289,12 @@ def test_an_expired_key_is_renewed_once_for_all_calls_in_flight(provider: Provid
     assert len(asked) == 2
 
 
-def test_a_probe_tells_that_the_endpoint_is_there(provider: Provider) -> None:
-    async def main() -> tuple[Capabilities | Failure, list[object]]:
-        async with serve(provider.wire(), ModelAnswer()) as server:
-            backend = provider.backend(server.url)
-            found = await backend.probe(provider.endpoint(server.url), 5.0)
-            await backend.close()
-            return found, server.bodies
-
-    found, generated = asyncio.run(main())
+async def test_a_probe_tells_that_the_endpoint_is_there(provider: Provider) -> None:
+    async with serve(provider.wire(), ModelAnswer()) as server:
+        backend = provider.backend(server.url)
+        found = await backend.probe(provider.endpoint(server.url), 5.0)
+        await backend.close()
+        found, generated = found, server.bodies
     assert isinstance(found, Capabilities)
     assert generated == []
     assert found.models == (() if provider.kind == "bedrock" else ("m-1",))

@@ -159,7 +159,7 @@ def test_nobody_there_is_a_failure(unused_port: int) -> None:
     assert (found.kind, found.message) == ("connect", "cannot connect to here: Connection refused")
 
 
-def test_routes_that_never_answer_do_not_hold_the_rest() -> None:
+async def test_routes_that_never_answer_do_not_hold_the_rest() -> None:
     """Only the model list answers; all the other routes hang."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,13 +174,10 @@ def test_routes_that_never_answer_do_not_hold_the_rest() -> None:
         writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
 
-    async def run() -> tuple[Capabilities | Failure, float]:
-        async with raw_server(handle) as port:
-            began = time.monotonic()
-            found = await _learn(f"http://127.0.0.1:{port}/v1", 0.5)
-            return found, time.monotonic() - began
-
-    found, seconds = asyncio.run(run())
+    async with raw_server(handle) as port:
+        began = time.monotonic()
+        found = await _learn(f"http://127.0.0.1:{port}/v1", 0.5)
+        found, seconds = found, time.monotonic() - began
     assert isinstance(found, Capabilities)
     assert fields(found, "models engine version metrics") == (("m",), "vllm", None, None)
     assert seconds < 2.0

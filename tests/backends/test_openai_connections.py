@@ -47,15 +47,14 @@ def test_a_new_connection_that_is_closed_without_an_answer_is_a_connect_failure(
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_kept_open_connection_that_was_closed_is_worth_another_try_for_free(fs, reset):
+async def test_a_kept_open_connection_that_was_closed_is_worth_another_try_for_free(fs, reset):
     fs.set_script({"r1": [ok()], "r2": [close(reset=reset), ok("good")]})
 
-    async def main():
-        async with backend() as found:
-            to = endpoint(fs.url)
-            return [await found.send(to, [request(row)], QUICK) for row in ("r1", "r2", "r2")]
-
-    first, stale, last = asyncio.run(main())
+    async with backend() as found:
+        to = endpoint(fs.url)
+        first, stale, last = [
+            await found.send(to, [request(row)], QUICK) for row in ("r1", "r2", "r2")
+        ]
     assert not first.again
     assert failure(stale).kind == "connect"
     assert stale.again
@@ -157,7 +156,7 @@ def test_an_http_proxy_sees_the_whole_address(fs):
     assert b"Proxy-Authorization: Basic " in head
 
 
-def test_an_https_address_is_reached_by_a_tunnel_and_a_refusal_names_the_proxy():
+async def test_an_https_address_is_reached_by_a_tunnel_and_a_refusal_names_the_proxy():
     lines = []
 
     async def proxy(reader, writer):
@@ -166,12 +165,9 @@ def test_an_https_address_is_reached_by_a_tunnel_and_a_refusal_names_the_proxy()
         code = [b"403 Forbidden", b"407 Proxy Authentication Required", b"503 Busy"][len(lines) - 1]
         writer.write(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % code)
 
-    async def main():
-        async with raw_server(proxy) as port:
-            to = endpoint("https://outside.test/v1", proxy=f"http://u:s3cret@127.0.0.1:{port}")
-            return port, [failure(await send(to)) for _ in range(3)]
-
-    port, (forbidden, unknown, busy) = asyncio.run(main())
+    async with raw_server(proxy) as port:
+        to = endpoint("https://outside.test/v1", proxy=f"http://u:s3cret@127.0.0.1:{port}")
+        port, (forbidden, unknown, busy) = port, [failure(await send(to)) for _ in range(3)]
     assert lines[0].startswith(b"CONNECT outside.test:443 ")
     assert (forbidden.kind, forbidden.passing) == ("auth", False)
     assert (unknown.kind, unknown.passing) == ("auth", False)
@@ -199,17 +195,14 @@ def test_a_dead_proxy_is_named(unused_port):
         assert "s3cret" not in found.message
 
 
-def test_a_proxy_that_never_answers_is_named():
+async def test_a_proxy_that_never_answers_is_named():
     async def deaf(reader, writer):
         await reader.read()
 
-    async def main():
-        async with raw_server(deaf) as port:
-            proxy = f"http://127.0.0.1:{port}"
-            to = endpoint("http://outside.test/v1", proxy=proxy)
-            return proxy, await send(to, timeouts=Timeouts(total=0.3))
-
-    proxy, exchange = asyncio.run(main())
+    async with raw_server(deaf) as port:
+        proxy = f"http://127.0.0.1:{port}"
+        to = endpoint("http://outside.test/v1", proxy=proxy)
+        proxy, exchange = proxy, await send(to, timeouts=Timeouts(total=0.3))
     assert (
         failure(exchange).message
         == f"no whole answer from here through the proxy {proxy} within 0.3 s"
@@ -240,26 +233,23 @@ class Server:
         self.ended.release()
 
 
-def test_a_get_over_a_connection_that_was_just_closed_is_sent_again() -> None:
-    async def work() -> list[bytes]:
-        told = Server()
-        server = await asyncio.start_server(told.serve, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        here = f"http://{host}:{port}"
-        endpoint = Endpoint(
-            "e", f"{here}/v1", headers={"Authorization": "Bearer k"}, query={"version": "1"}
-        )
-        transport = Transport()
-        async with server:
-            for _ in range(2):
-                status, body, headers = await transport.get(endpoint, f"{here}/metrics", 10)
-                assert (status, body, headers["x-kind"]) == (200, b"ok", "a")
-            await transport.close()
-            for _ in range(2):  # connections
-                await asyncio.wait_for(told.ended.acquire(), 10)
-        return told.heads
-
-    heads = asyncio.run(work())
+async def test_a_get_over_a_connection_that_was_just_closed_is_sent_again() -> None:
+    told = Server()
+    server = await asyncio.start_server(told.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    here = f"http://{host}:{port}"
+    endpoint = Endpoint(
+        "e", f"{here}/v1", headers={"Authorization": "Bearer k"}, query={"version": "1"}
+    )
+    transport = Transport()
+    async with server:
+        for _ in range(2):
+            status, body, headers = await transport.get(endpoint, f"{here}/metrics", 10)
+            assert (status, body, headers["x-kind"]) == (200, b"ok", "a")
+        await transport.close()
+        for _ in range(2):  # connections
+            await asyncio.wait_for(told.ended.acquire(), 10)
+    heads = told.heads
     assert len(heads) == 3
     for head in heads:
         assert head.startswith(b"GET /metrics?version=1 HTTP/1.1\r\n")

@@ -172,16 +172,13 @@ def test_a_refused_group_is_the_same_failure_for_each_row(
     assert (exchange.learned, limit > 1) == (False, True)
 
 
-def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeServer) -> None:
+async def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeServer) -> None:
     vllm.set_script({"r1": [ok("<think>hm</think>4")], "*": [ok("4")]})
     notices: list[str] = []
 
-    async def go() -> tuple[Exchange, Exchange]:
-        async with backend(notice=notices.append) as found:
-            first = await group(found, vllm, chats(3))
-            return first, await found.send(endpoint(vllm.url, own=True), chats(3), QUICK)
-
-    first, again = asyncio.run(go())
+    async with backend(notice=notices.append) as found:
+        first = await group(found, vllm, chats(3))
+        first, again = first, await found.send(endpoint(vllm.url, own=True), chats(3), QUICK)
     assert first.learned
     assert all(isinstance(result, Failure) for result in first.results)
     assert not again.learned
@@ -193,24 +190,18 @@ def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeServer)
     assert len(notices) == 1
 
 
-def test_only_one_chat_answer_carries_token_ids_for_the_proof(vllm: FakeServer) -> None:
-    async def go() -> None:
-        async with backend() as found:
-            to = endpoint(vllm.url, own=True)
-            await found.probe(to, 5)
-            await found.learn(to, chats(1), QUICK)
-            await asyncio.gather(*(found.send(to, [call], QUICK) for call in chats(8)))
-
-    asyncio.run(go())
+async def test_only_one_chat_answer_carries_token_ids_for_the_proof(vllm: FakeServer) -> None:
+    async with backend() as found:
+        to = endpoint(vllm.url, own=True)
+        await found.probe(to, 5)
+        await found.learn(to, chats(1), QUICK)
+        await asyncio.gather(*(found.send(to, [call], QUICK) for call in chats(8)))
     assert sum("return_token_ids" in seen.body for seen in vllm.requests) == 1
 
 
-def test_a_group_for_which_the_way_was_closed_meanwhile_goes_again(vllm: FakeServer) -> None:
-    async def go() -> Exchange:
-        async with backend() as found:
-            return await found.send(endpoint(vllm.url, own=True), chats(2), QUICK)
-
-    exchange = asyncio.run(go())
+async def test_a_group_for_which_the_way_was_closed_meanwhile_goes_again(vllm: FakeServer) -> None:
+    async with backend() as found:
+        exchange = await found.send(endpoint(vllm.url, own=True), chats(2), QUICK)
     assert exchange.learned
     assert exchange.status is None
     assert len(exchange.results) == 2

@@ -84,7 +84,7 @@ def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_probe_foun
     assert models == [None, "tagged", "m", "fake-model"]
 
 
-def test_a_body_of_several_megabytes_is_sent_without_a_murmur():
+async def test_a_body_of_several_megabytes_is_sent_without_a_murmur():
     messages = [{"role": "user", "content": "x" * 3_000_000}]
     call = Request(PLAIN, encode_payload(messages), messages=messages)
     bodies = []
@@ -96,38 +96,29 @@ def test_a_body_of_several_megabytes_is_sent_without_a_murmur():
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
         assert b"content-type: application/json" in head.lower()
 
-    async def main():
-        async with raw_server(answer) as port:
-            await send(endpoint(f"http://127.0.0.1:{port}"), call)
-
-    asyncio.run(main())
+    async with raw_server(answer) as port:
+        await send(endpoint(f"http://127.0.0.1:{port}"), call)
     (body,) = bodies
     assert json.loads(body)["messages"] == messages
 
 
-def test_many_requests_at_once_are_really_as_many(fs):
+async def test_many_requests_at_once_are_really_as_many(fs):
     fs.set_script({"*": [at_barrier(120, canned())]})
 
-    async def main():
-        async with backend() as found:
-            to = endpoint(fs.url)
-            return await asyncio.gather(
-                *(found.send(to, [request(f"r{i}")], QUICK) for i in range(120))
-            )
-
-    exchanges = asyncio.run(main())
+    async with backend() as found:
+        to = endpoint(fs.url)
+        exchanges = await asyncio.gather(
+            *(found.send(to, [request(f"r{i}")], QUICK) for i in range(120))
+        )
     assert all(reply(exchange).text for exchange in exchanges)
     assert fs.peak_in_flight == 120
 
 
-def test_a_connection_is_used_again_after_an_answer_and_after_a_stream(fs):
-    async def main():
-        async with backend() as found:
-            to = endpoint(fs.url)
-            for streamed in (False, True, True, False):
-                reply(await found.send(to, [request(stream=streamed)], QUICK))
-
-    asyncio.run(main())
+async def test_a_connection_is_used_again_after_an_answer_and_after_a_stream(fs):
+    async with backend() as found:
+        to = endpoint(fs.url)
+        for streamed in (False, True, True, False):
+            reply(await found.send(to, [request(stream=streamed)], QUICK))
     assert len(fs.requests) == 4
     assert fs.connections == 1
 

@@ -110,7 +110,7 @@ def test_a_whole_answer_does_not_wait_long_for_the_streams_end(fs):
 
 
 @pytest.mark.parametrize(("finish", "kind"), [("stop", Reply), (None, Failure)])
-def test_the_end_mark_ends_a_stream_that_stays_open(finish, kind):
+async def test_the_end_mark_ends_a_stream_that_stays_open(finish, kind):
     event = b"data: " + json.dumps(delta("a", finish)).encode() + b"\n\ndata: [DONE]\n\n"
 
     async def hold(reader, writer):
@@ -118,11 +118,8 @@ def test_the_end_mark_ends_a_stream_that_stays_open(finish, kind):
         await reader.readuntil(b"id=r1")
         await reader.read()  # until the client goes away
 
-    async def main():
-        async with raw_server(hold) as port:
-            return await send(endpoint(f"http://127.0.0.1:{port}"), request(stream=True))
-
-    exchange = asyncio.run(main())
+    async with raw_server(hold) as port:
+        exchange = await send(endpoint(f"http://127.0.0.1:{port}"), request(stream=True))
     assert isinstance(exchange.results[0], kind)
     assert exchange.done - exchange.sent < 3
 
@@ -153,23 +150,20 @@ def test_a_connection_is_waited_for_no_longer_than_connect():
     assert exchange.done - exchange.sent < 10 * LIMIT
 
 
-def test_a_cancelled_call_frees_the_server(fs):
+async def test_a_cancelled_call_frees_the_server(fs):
     fs.set_script({"*": [hang()]})
 
-    async def main():
-        async with backend() as found:
-            calls = [
-                asyncio.create_task(found.send(endpoint(fs.url), [request(stream=streamed)], QUICK))
-                for streamed in (False, True)
-            ]
-            await asyncio.to_thread(fs.wait_for, 2, "in_flight")
-            for call in calls:
-                call.cancel()
-            results = await asyncio.gather(*calls, return_exceptions=True)
-            assert all(isinstance(result, asyncio.CancelledError) for result in results)
-            await asyncio.to_thread(fs.wait_for, 2, "finished")
-
-    asyncio.run(main())
+    async with backend() as found:
+        calls = [
+            asyncio.create_task(found.send(endpoint(fs.url), [request(stream=streamed)], QUICK))
+            for streamed in (False, True)
+        ]
+        await asyncio.to_thread(fs.wait_for, 2, "in_flight")
+        for call in calls:
+            call.cancel()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        await asyncio.to_thread(fs.wait_for, 2, "finished")
     assert [seen.cancelled for seen in fs.requests] == [True, True]
 
 
@@ -205,29 +199,26 @@ class Endless:
         (b"text/event-stream", True, False),
     ],
 )
-def test_an_answer_without_an_end_is_given_up_before_it_fills_the_memory(
+async def test_an_answer_without_an_end_is_given_up_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes, tls: bool, stream: bool
 ) -> None:
     for module in (http_connection, http_errors, aiohttp_client):
         monkeypatch.setattr(module, "LONGEST_BODY", 1 << 23, raising=False)
     site = site_authority(tmp_path) if tls else None
 
-    async def work() -> tuple[Failure, int]:
-        endless = Endless(kind)
-        context = site.context if site else None
-        server = await asyncio.start_server(endless.serve, "127.0.0.1", 0, ssl=context)
-        host, port = server.sockets[0].getsockname()
-        to = Endpoint(
-            "e", f"http{'s' if tls else ''}://{host}:{port}/v1",
-            ca_file=str(site.ca_file) if site else None,
-        )  # fmt: skip
-        async with server, backend() as client:
-            exchange = await client.send(to, [request(stream=stream)], Timeouts())
-        (failure,) = exchange.results
-        assert isinstance(failure, Failure)
-        return failure, endless.sent
-
-    failure, sent = asyncio.run(work())
+    endless = Endless(kind)
+    context = site.context if site else None
+    server = await asyncio.start_server(endless.serve, "127.0.0.1", 0, ssl=context)
+    host, port = server.sockets[0].getsockname()
+    to = Endpoint(
+        "e", f"http{'s' if tls else ''}://{host}:{port}/v1",
+        ca_file=str(site.ca_file) if site else None,
+    )  # fmt: skip
+    async with server, backend() as client:
+        exchange = await client.send(to, [request(stream=stream)], Timeouts())
+    (failure,) = exchange.results
+    assert isinstance(failure, Failure)
+    failure, sent = failure, endless.sent
     assert failure.passing
     assert "more than 8 MiB" in failure.message
     assert len(failure.text or "") <= 1 << 20

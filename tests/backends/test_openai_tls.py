@@ -44,20 +44,17 @@ def test_a_ca_file_of_the_endpoint_is_trusted(secure, site):
     assert reply(ask(to)).text
 
 
-def test_a_kept_connection_with_tls_tells_how_long_it_was_idle(secure, site):
+async def test_a_kept_connection_with_tls_tells_how_long_it_was_idle(secure, site):
     to = endpoint(secure.url, ca_file=str(site.ca_file))
 
-    async def main():
-        transport = Transport()
-        seen = []
-        for _ in range(3):
-            async with transport.post(to, "/chat/completions", BODY, QUICK) as answer:
-                await answer.read()
-            seen.append((reused(), was_idle()))
-        await transport.close()
-        return seen
-
-    first, second, third = asyncio.run(main())
+    transport = Transport()
+    seen = []
+    for _ in range(3):
+        async with transport.post(to, "/chat/completions", BODY, QUICK) as answer:
+            await answer.read()
+        seen.append((reused(), was_idle()))
+    await transport.close()
+    first, second, third = seen
     assert first == (False, 0.0)
     assert second[0]
     assert 0 < second[1] < 60

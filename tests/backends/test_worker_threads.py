@@ -39,36 +39,30 @@ def test_threads_start_as_they_are_needed() -> None:
     assert asyncio.run(main()) < 10
 
 
-def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
+async def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
     def call() -> None:
         raise KeyError("x")
 
-    async def main() -> None:
-        threads = WorkerThreads(1, "t")
-        with pytest.raises(KeyError):
-            await threads.run(call)
-        assert await threads.run(lambda: 3) == 3
-        threads.close()
-
-    asyncio.run(main())
+    threads = WorkerThreads(1, "t")
+    with pytest.raises(KeyError):
+        await threads.run(call)
+    assert await threads.run(lambda: 3) == 3
+    threads.close()
 
 
-def test_a_call_cancelled_before_it_began_never_begins() -> None:
+async def test_a_call_cancelled_before_it_began_never_begins() -> None:
     gate = threading.Event()
     ran: list[int] = []
 
-    async def main() -> None:
-        threads = WorkerThreads(1, "t")
-        first = asyncio.create_task(threads.run(lambda: gate.wait(10)))
-        await asyncio.sleep(0)
-        second = asyncio.create_task(threads.run(lambda: ran.append(2)))
-        await asyncio.sleep(0)
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-        gate.set()
-        assert await first
-        await threads.run(lambda: ran.append(3))
-        threads.close()
-
-    asyncio.run(main())
+    threads = WorkerThreads(1, "t")
+    first = asyncio.create_task(threads.run(lambda: gate.wait(10)))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(threads.run(lambda: ran.append(2)))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    gate.set()
+    assert await first
+    await threads.run(lambda: ran.append(3))
+    threads.close()
     assert ran == [3]

@@ -84,44 +84,35 @@ def test_killed_before_and_after_each_change_it_goes_on(
     assert asyncio.run(kill_everywhere(tmp_path, *whens)) > 12
 
 
-def test_killed_while_answers_are_read_it_goes_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        for rows in range(1, ROWS + 1):
-            folder, server = tmp_path / str(rows), scripted()
-            async with served(server) as url:
-                run = await start(folder, url, kill_row=rows)
-                assert isinstance(run.error, Killed)
-                check(await start(folder, url), server)
-
-    asyncio.run(main())
-
-
-def test_killed_at_every_change_it_gets_to_its_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        server = scripted()
+async def test_killed_while_answers_are_read_it_goes_on(tmp_path: Path) -> None:
+    for rows in range(1, ROWS + 1):
+        folder, server = tmp_path / str(rows), scripted()
         async with served(server) as url:
-            for _ in range(60):
-                run = await start(tmp_path, url, kill_save=(2, "after"))
-                if run.error is None:
-                    break
-            check(run, server)
-
-    asyncio.run(main())
-
-
-def test_a_copy_that_was_torn_while_written_is_asked_again(tmp_path: Path) -> None:
-    async def main() -> Run:
-        server = OpenAIServer()
-        rows = [row(n, id="same") for n in range(5)]
-        async with served(server) as url:
-            run = await run_rows(tmp_path, url, rows, Options(dedupe=True, kill_save=(4, "after")))
+            run = await start(folder, url, kill_row=rows)
             assert isinstance(run.error, Killed)
-            copies = next((tmp_path / "batches").glob("*.copies"))
-            whole = copies.read_bytes()
-            copies.write_bytes(whole[:-9])
-            return await run_rows(tmp_path, url, rows, Options(dedupe=True))
+            check(await start(folder, url), server)
 
-    run = asyncio.run(main())
+
+async def test_killed_at_every_change_it_gets_to_its_end(tmp_path: Path) -> None:
+    server = scripted()
+    async with served(server) as url:
+        for _ in range(60):
+            run = await start(tmp_path, url, kill_save=(2, "after"))
+            if run.error is None:
+                break
+        check(run, server)
+
+
+async def test_a_copy_that_was_torn_while_written_is_asked_again(tmp_path: Path) -> None:
+    server = OpenAIServer()
+    rows = [row(n, id="same") for n in range(5)]
+    async with served(server) as url:
+        run = await run_rows(tmp_path, url, rows, Options(dedupe=True, kill_save=(4, "after")))
+        assert isinstance(run.error, Killed)
+        copies = next((tmp_path / "batches").glob("*.copies"))
+        whole = copies.read_bytes()
+        copies.write_bytes(whole[:-9])
+        run = await run_rows(tmp_path, url, rows, Options(dedupe=True))
     assert run.error is None
     assert sorted(line["row"] for line in run.lines) == [0, 1, 2, 3, 4]
 
@@ -146,11 +137,8 @@ def test_batches_of_another_division_of_the_rows_are_taken_over_once(tmp_path: P
     assert {record.state for record in first.records} == {"done"}
 
 
-def test_what_people_were_told_of_a_batch_is_in_the_ledger(tmp_path: Path) -> None:
-    async def told() -> Run:
-        async with served(OpenAIServer(Course(("in_progress", "completed")))) as url:
-            return await start(tmp_path, url, kill_notice="is in_progress")
-
-    run = asyncio.run(told())
+async def test_what_people_were_told_of_a_batch_is_in_the_ledger(tmp_path: Path) -> None:
+    async with served(OpenAIServer(Course(("in_progress", "completed")))) as url:
+        run = await start(tmp_path, url, kill_notice="is in_progress")
     assert isinstance(run.error, Killed)
     assert run.records[0].word == "in_progress"

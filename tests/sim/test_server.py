@@ -239,31 +239,25 @@ async def test_replicas_have_their_own_addresses_engines_and_ids(client) -> None
     assert [r.engine.stats.success["length"] for r in client.sim.replicas] == [1, 1, 1]
 
 
-def test_a_taken_port_is_a_usage_error_and_leaves_nothing_open() -> None:
-    async def main() -> None:
-        async with start_sim(SimConfig()) as first:
-            port = int(first.urls[0].rsplit(":", 1)[1])
-            with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
-                async with start_sim(SimConfig(port=port)):
-                    pass
-
-    asyncio.run(main())
+async def test_a_taken_port_is_a_usage_error_and_leaves_nothing_open() -> None:
+    async with start_sim(SimConfig()) as first:
+        port = int(first.urls[0].rsplit(":", 1)[1])
+        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
+            async with start_sim(SimConfig(port=port)):
+                pass
 
 
-def test_closing_ends_requests_in_flight_at_once() -> None:
-    async def main() -> None:
-        async with aiohttp.ClientSession() as session:
-            async with start_sim(SimConfig()) as sim:
-                body = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True}
-                task = asyncio.create_task(session.post(sim.urls[0] + "/v1/completions", json=body))
-                while not sim.replicas[0].engine.running:
-                    await asyncio.sleep(0.001)
-                begun = time.perf_counter()
-            assert time.perf_counter() - begun < 2
-            with pytest.raises(aiohttp.ClientError):
-                await task
-
-    asyncio.run(main())
+async def test_closing_ends_requests_in_flight_at_once() -> None:
+    async with aiohttp.ClientSession() as session:
+        async with start_sim(SimConfig()) as sim:
+            body = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True}
+            task = asyncio.create_task(session.post(sim.urls[0] + "/v1/completions", json=body))
+            while not sim.replicas[0].engine.running:
+                await asyncio.sleep(0.001)
+            begun = time.perf_counter()
+        assert time.perf_counter() - begun < 2
+        with pytest.raises(aiohttp.ClientError):
+            await task
 
 
 @pytest.mark.parametrize("runner", ["asyncio", "uvloop"])
