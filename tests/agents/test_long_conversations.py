@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from support.agent_jobs import agent_job, answers_in, calls, check_pairs, ran
 from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id
 from support.replies import context_overflow, ok
-
-pytestmark = pytest.mark.slow  # each test runs the command, and tools in processes of their own
 
 SCHEMA = {
     "type": "object",

@@ -11,8 +11,6 @@ from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id
 from support.replies import delta, ok, ok_tools, stream, tool_call
 
-pytestmark = pytest.mark.slow  # each test runs the command, and tools in processes of their own
-
 
 def finished(bagent, job_dir, code=0):
     """Run the job; its rows by id."""

@@ -10,8 +10,6 @@ from support.jobs import results, write_job
 from support.replies import echo, ok, status
 from support.stage_jobs import NO_TABLES, RUN, run_stages
 
-pytestmark = pytest.mark.slow  # each test is several runs
-
 LEAF = {"kind": "map", "name": "leaf", "prompt": "leaf id={{ id }} {{ text }}"}
 MORE = {"kind": "map", "name": "more", "prompt": "more <{{ leaf }}>"}
 SUM = {"kind": "reduce", "name": "sum", "prompt": "sum {{ n }}:\n{{ responses }}", "fanin": 2}
