@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bagent.observe.words import visible
+from bagent.text.terminal import escape_controls, unguarded
 
 Numbers = Mapping[str, Any]
 
@@ -42,7 +43,7 @@ def print_table(
         return []
     from rich.console import Console
 
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=unguarded(sys.stdout), highlight=False)
     widths = _fitting(used, rows, spare, console.width)
     _print_rich(console, {head: (used[head], width) for head, width in widths.items()}, rows)
     return [head for head in used if head not in widths]
@@ -86,7 +87,7 @@ def _print_rich(
         cells = []
         for name, _ in columns.values():
             style = _COLOURS.get(row[name], "") if name == "verdict" else ""
-            cells.append(Text(cell(row, name), style))
+            cells.append(Text(escape_controls(cell(row, name)), style))
         table.add_row(*cells)
     console.print(table)
     console.print()

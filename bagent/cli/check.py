@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bagent.cli import options as opt
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.job.mask import mask_command
+from bagent.text.terminal import data_stdout
 
 if TYPE_CHECKING:
     from bagent.runs.options import RunOptions
@@ -80,8 +81,9 @@ def check(
 def _print(data: bytes) -> None:
     """Write to stdout in UTF-8, whatever the locale says: prompts may hold any character."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    stream = data_stdout()
+    stream.write(data)
+    stream.flush()
 
 
 def _run_command(options: RunOptions) -> str:

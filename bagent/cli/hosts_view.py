@@ -16,6 +16,7 @@ from bagent.fleet.called import Called, counts, grouped
 from bagent.fleet.roll_call import RollCall
 from bagent.job.mask import mask_command
 from bagent.observe.words import duration, visible
+from bagent.text.terminal import unguarded
 
 COLUMNS = (
     "endpoint",
@@ -139,7 +140,7 @@ def _print_rich(called: Iterable[Called]) -> None:
         cells = [Text(visible(cell)) for cell in as_cells(one)]
         cells[1].stylize(_COLOURS.get(one.state, "red"))
         table.add_row(*cells)
-    Console(file=sys.stdout, highlight=False).print(table)
+    Console(file=unguarded(sys.stdout), highlight=False).print(table)
 
 
 async def tell_progress(roll_call: RollCall, seconds: float) -> None:

@@ -24,6 +24,7 @@ from bagent.errors import (
     EXIT_USAGE,
     BagentError,
 )
+from bagent.text.terminal import escape_controls, guarded_streams
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("bagent.cli.run", "Run a job: rows in, validated rows out; the same again goes on."),
@@ -124,7 +125,8 @@ def bagent(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    return _flush(_invoke(args))
+    with guarded_streams():
+        return _flush(_invoke(args))
 
 
 def _invoke(args: list[str]) -> int:
@@ -179,7 +181,7 @@ def _closed_pipe() -> int:
 
 def _complain(text: str, code: int) -> int:
     line = re.sub(r"(://)[^/@\s]*@", r"\1***@", " ".join(text.split()))
-    print(f"bagent: error: {line}", file=sys.stderr)  # noqa: T201
+    print(escape_controls(f"bagent: error: {line}"), file=sys.stderr)  # noqa: T201
     return code
 
 

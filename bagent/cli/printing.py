@@ -1,20 +1,25 @@
-"""Rows of a result as a table, CSV or JSON lines on stdout."""
+"""Rows of a result as a table, CSV or JSON lines."""
 
 from __future__ import annotations
 
-import csv
-import io
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from datetime import datetime
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
 from bagent.errors import UsageError
+from bagent.text.terminal import data_stdout
 
 Format = Literal["table", "csv", "jsonl"]
 WIDEST = 60
 """Characters of a cell of a table; more is cut and marked."""
+
+_QUOTED = re.compile(r'[",\r\n]|\A\s|\s\Z')
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")
 
 
 def write_rows(names: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
@@ -24,13 +29,22 @@ def write_rows(names: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -
         UsageError: there is no such form.
         BrokenPipeError: the reader has gone.
     """
-    makers = {"table": _table, "csv": _csv, "jsonl": _jsonl}
+    makers = {"table": _table, "csv": csv_lines, "jsonl": _jsonl}
     if form not in makers:
         raise UsageError(f"--format {form}: no such format", hint=", ".join(makers))
-    out = sys.stdout
-    for text in makers[form](names, rows):
-        out.write(text + "\n")
-    out.flush()
+    if form == "table":
+        for text in _table(names, rows):
+            sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    else:
+        write_lines(makers[form](names, rows), data_stdout())
+
+
+def write_lines(lines: Iterable[str], file: BinaryIO) -> None:
+    """Write each line with a line feed, as UTF-8."""
+    for line in lines:
+        file.write(line.encode("utf-8", "backslashreplace") + b"\n")
+    file.flush()
 
 
 def _jsonl(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
@@ -38,25 +52,40 @@ def _jsonl(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]
         yield msgspec.json.encode(dict(zip(names, row, strict=True)), enc_hook=str).decode()
 
 
-def _csv(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="")
-    for row in _with_header(names, rows):
-        writer.writerow([_cell(value) for value in row])
-        yield buffer.getvalue()
-        buffer.seek(0)
-        buffer.truncate()
+def csv_lines(
+    names: Sequence[str], rows: Iterable[Sequence[Any]], *, excel: bool = False
+) -> Iterator[str]:
+    """Yield CSV by RFC 4180: a header, then a line a row, without their line ends.
+
+    Null is an empty field and the empty text ``""``, as DuckDB writes and reads them. Numbers have
+    all their digits, times are ISO 8601.
+
+    Args:
+        names: the columns.
+        rows: their values.
+        excel: begin with a byte-order mark, and put ``'`` before texts that Excel would take for
+            formulas (https://owasp.org/www-community/attacks/CSV_Injection).
+    """
+    yield ("\ufeff" if excel else "") + ",".join(_csv_field(name, excel) for name in names)
+    for row in rows:
+        yield ",".join(_csv_field(value, excel) for value in row)
 
 
-def _with_header(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    yield names
-    yield from rows
+def _csv_field(value: Any, excel: bool) -> str:
+    if value is None:
+        return ""
+    text = repr(value) if isinstance(value, float) else _cell(value)
+    if excel and isinstance(value, str) and _FORMULA.match(text) and not _NUMBER.match(text):
+        text = f"'{text}"
+    if not text or _QUOTED.search(text):
+        return '"' + text.replace('"', '""') + '"'
+    return text
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     cells = [[_short(_cell(value)) for value in row] for row in rows]
     numeric = [
-        bool(cells) and all(_is_number(row[i]) for row in cells if row[i])
+        bool(cells) and all(_NUMBER.match(row[i]) for row in cells if row[i])
         for i in range(len(names))
     ]
     widths = [max(len(row[i]) for row in [list(names), *cells]) for i in range(len(names))]
@@ -82,17 +111,11 @@ def _cell(value: Any) -> str:
         return f"{value:.10g}"
     if isinstance(value, list | dict):
         return msgspec.json.encode(value, enc_hook=str).decode()
+    if isinstance(value, datetime):
+        return value.isoformat()
     return str(value)
 
 
 def _short(text: str) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= WIDEST else flat[: WIDEST - 1] + "…"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

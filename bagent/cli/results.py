@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice
@@ -14,6 +13,7 @@ import typer
 
 from bagent.cli.results_sql import Asked, say, stages_of_shards, write_by_tables
 from bagent.errors import UsageError, WriteError
+from bagent.text.terminal import data_stdout
 
 RUNS = Path("runs")
 FORMATS = ("jsonl", "csv", "parquet", "table", "openai-batch")
@@ -35,7 +35,12 @@ def results(
         str | None, typer.Option("--where", metavar="SQL", help="A DuckDB SQL condition.")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", help="Names parted by commas.")
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="NAME,...",
+            help="Columns of results, fields of the answers or of the input, by commas.",
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N.")
@@ -45,6 +50,12 @@ def results(
         typer.Option("--ordered/--as-finished", help="In input order, or as rows were finished."),
     ] = True,
     with_input: Annotated[bool, typer.Option("--with-input", help="jsonl with the input.")] = False,
+    all_columns: Annotated[
+        bool, typer.Option("--all-columns", help="csv with every column, the answers first.")
+    ] = False,
+    excel: Annotated[
+        bool, typer.Option("--excel", help="csv that Excel reads: UTF-8 mark, no formulas.")
+    ] = False,
     redact: Annotated[
         list[str] | None,
         typer.Option("--redact", metavar="FIELD", help="Show *** for it; may be repeated."),
@@ -62,6 +73,9 @@ def results(
     from bagent.store.rundir import find_run
 
     _check_options(form, where, redact, output)
+    if (all_columns or excel) and form != "csv":
+        option = "--all-columns" if all_columns else "--excel"
+        raise UsageError(f"{option} is for --format csv", hint="add --format csv")
     asked = Asked(
         runs=[find_run(r, RUNS) for r in runs] if runs else [find_run(None, RUNS)],
         form=form,
@@ -74,10 +88,10 @@ def results(
         limit=limit,
         redact=tuple(redact or ()),
         output=output,
+        all_columns=all_columns,
+        excel=excel,
     )
     _check_stages(asked)
-    if form == "jsonl":
-        _check_names(asked)
     _write_to(_lines(asked), output if form in ("jsonl", "openai-batch") else None)
 
 
@@ -108,7 +122,8 @@ def _lines(asked: Asked) -> Iterator[bytes]:
     """Lines to write; nothing where DuckDB has written already."""
     if asked.form == "openai-batch":
         return islice(_batch_lines(asked), asked.limit)
-    if asked.form != "jsonl" or asked.where or asked.redact or _quicker_by_tables(asked):
+    plain = asked.form == "jsonl" and asked.only_results and not asked.where and not asked.redact
+    if not plain or _quicker_by_tables(asked):
         return write_by_tables(asked)
     return islice(_json_lines(asked), asked.limit)
 
@@ -125,7 +140,7 @@ def _quicker_by_tables(asked: Asked) -> bool:
 def _write_to(lines: Iterator[bytes], output: Path | None) -> None:
     """Write to a file, or to stdout, whose reader may go: that error is the caller's."""
     if output is None:
-        _write(lines, sys.stdout.buffer)
+        _write(lines, data_stdout())
         return
     try:
         with output.open("wb") as file:
@@ -148,15 +163,6 @@ def _statuses(given: list[str] | None) -> list[str]:
         if word not in STATUSES:
             raise UsageError(f"--status {word}: no such status", hint=", ".join(STATUSES))
     return words
-
-
-def _check_names(asked: Asked) -> None:
-    from bagent.store.readers import RESULT_NAMES
-
-    known = (*RESULT_NAMES, "input")
-    for name in asked.names or ():
-        if name not in known:
-            raise UsageError(f"--columns {name}: no such column", hint=", ".join(known))
 
 
 def _json_lines(asked: Asked) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bagent.errors import UsageError, WriteError
+from bagent.text.terminal import data_stdout
 
 if TYPE_CHECKING:
     from bagent.store.rundir import RunDir
@@ -36,6 +37,8 @@ class Asked:
     limit: int | None = None
     redact: tuple[str, ...] = ()
     output: Path | None = None
+    all_columns: bool = False
+    excel: bool = False
 
     @property
     def shown(self) -> list[str]:
@@ -43,6 +46,13 @@ class Asked:
         from bagent.store.readers import RESULT_NAMES
 
         return self.names or [*RESULT_NAMES, *(["input"] if self.with_input else [])]
+
+    @property
+    def only_results(self) -> bool:
+        """Whether every column is one of ``results``: none of an answer or of the input."""
+        from bagent.store.readers import RESULT_NAMES
+
+        return set(self.names or ()) <= {*RESULT_NAMES, "input"}
 
 
 def write_by_tables(asked: Asked) -> Iterator[bytes]:
@@ -63,10 +73,9 @@ def write_by_tables(asked: Asked) -> Iterator[bytes]:
     with open_tables(asked.runs, say, access=access) as connection:
         try:
             sql = _sql(asked, connection)
-            if asked.output is not None and asked.form in ("csv", "parquet"):
-                kind = "csv, header" if asked.form == "csv" else "parquet, compression zstd"
+            if asked.output is not None and asked.form == "parquet":
                 target = literal(str(asked.output.absolute()))
-                connection.execute(f"copy ({sql}) to {target} (format {kind})")
+                connection.execute(f"copy ({sql}) to {target} (format parquet, compression zstd)")
                 return
             cursor = connection.execute(sql)
             head = [column[0] for column in cursor.description or []]
@@ -88,8 +97,9 @@ def _sql(asked: Asked, connection: Any) -> str:
     names = asked.shown if asked.form == "jsonl" else asked.names
     source, shown = "results", ", ".join(map(quoted, names)) if names else "*"
     hidden = masked_columns(asked.redact)
-    if asked.form == "table" and not names:
-        shown, source = _table_columns(connection, masked_answers(asked.redact), asked.runs)
+    if asked.form in ("csv", "table") or not asked.only_results:
+        answers, source = _with_answers(connection, masked_answers(asked.redact), asked.runs)
+        shown = _columns(asked, connection, answers)
     filtered = f"select * from {source}{_condition(asked)}{_order(asked)}"
     if hidden:
         replaced = ", ".join(f"{sql} as {quoted(name)}" for name, sql in hidden.items())
@@ -156,12 +166,16 @@ def _encode(row: dict[str, Any]) -> bytes:
     return msgspec.json.encode(row, enc_hook=str) + b"\n"
 
 
-def _table_columns(
-    connection: Any, hidden: frozenset[str], runs: Sequence[RunDir]
-) -> tuple[str, str]:
-    """For people: id, stage, answer, status, then the typed columns of the answers, else the text.
+Columns = dict[str, str]
+"""Names of columns, each with the SQL of its value."""
 
-    ``answers`` holds the ok rows of ``results`` in the same order, so they are joined by place:
+
+def _with_answers(
+    connection: Any, hidden: frozenset[str], runs: Sequence[RunDir]
+) -> tuple[Columns, str]:
+    """Return the typed columns of the answers, and SQL of ``results`` that has their values.
+
+    ``answers`` holds the ok rows of ``results`` in the same order, so they are joined by position:
     an id may be there twice, or not at all.
     """
     from bagent.duck import literal, quoted
@@ -170,11 +184,10 @@ def _table_columns(
     columns = [row[0] for row in connection.execute("describe answers").fetchall()]
     typed = [name for name in columns if name not in ("id", "stage", "answer")]
     if not typed:
-        return "id, stage, answer, status, text, error", "results"
+        return {}, "results"
     values = ", ".join(
         f"{MASK if name in hidden else quoted(name)} as value{n}" for n, name in enumerate(typed)
     )
-    shown = ", ".join(f"value{n} as {quoted(name)}" for n, name in enumerate(typed))
     infos = [run.look(lambda _: None) for run in runs]
     stages = dict.fromkeys(stage for info in infos if info for stage in info.stages)
     order = ", ".join(map(literal, stages))
@@ -184,17 +197,91 @@ def _table_columns(
         " union all by name select * from results where status <> 'ok'"
         f" order by coalesce(list_position([{order}]::varchar[], stage), 0), stage, row, answer)"
     )
-    listed = ", ".join(f"value{n}::varchar" for n in range(len(typed)))
-    name = "(text)" if "text" in typed else "text"
-    text = f"case when status = 'ok' and coalesce({listed}) is null then text end as {quoted(name)}"
-    return f"id, stage, answer, status, {shown}, {text}, error", source
+    return {name: f"value{n}" for n, name in enumerate(typed)}, source
+
+
+def _columns(asked: Asked, connection: Any, answers: Columns) -> str:
+    """Return the columns to select: those that were named, else the answers first."""
+    from bagent.duck import quoted
+    from bagent.store.columns import RESULTS
+
+    own: Columns = {name: quoted(name) for name in RESULTS}
+    if asked.form == "csv":
+        own |= {name: _iso_time(name) for name in ("started_at", "finished_at")}
+    if asked.names:
+        fields = {} if asked.only_results else _input_fields(connection)
+        known = {**fields, **answers, **own}
+        for name in asked.names:
+            if name not in known:
+                raise UsageError(f"--columns {name}: no such column", hint=", ".join(known))
+        chosen = {name: known[name] for name in asked.names}
+    else:
+        chosen = _usual_columns(asked, own, answers, connection)
+    return ", ".join(f"{sql} as {quoted(name)}" for name, sql in chosen.items())
+
+
+def _usual_columns(asked: Asked, own: Columns, answers: Columns, connection: Any) -> Columns:
+    """Return ``id``, ``status``, the fields of the answers or their text, and the error."""
+    if asked.form == "table":
+        head = {name: own[name] for name in ("id", "stage", "answer", "status")}
+        return head | _table_fields(answers, own)
+    several = connection.execute(
+        "select count(distinct stage) > 1, count(distinct answer) > 1 from results"
+    ).fetchone()
+    stage, answer = ["stage"] * several[0], ["answer"] * several[1]
+    chosen = {name: own[name] for name in ("id", *stage, *answer, "status")}
+    # A field of the answer keeps its name; what it would hide gets another one.
+    chosen |= {f"{name}_answer" if name in chosen else name: sql for name, sql in answers.items()}
+    rest = [*own] if asked.all_columns else [*([] if answers else ["text"]), "error"]
+    for name in rest:
+        if own[name] not in chosen.values():
+            chosen[f"result_{name}" if name in chosen else name] = own[name]
+    return chosen
+
+
+def _table_fields(answers: Columns, own: Columns) -> Columns:
+    """Return what a table shows of answers: their fields, and the text of rows without them."""
+    if not answers:
+        return {"text": own["text"], "error": own["error"]}
+    listed = ", ".join(f"{sql}::varchar" for sql in answers.values())
+    name = "(text)" if "text" in answers else "text"
+    text = f"case when status = 'ok' and coalesce({listed}) is null then text end"
+    return {**answers, name: text, "error": own["error"]}
+
+
+def _iso_time(column: str) -> str:
+    return f"strftime(make_timestamp(({column} * 1000000)::bigint), '%Y-%m-%dT%H:%M:%S.%fZ')"
+
+
+def _input_fields(connection: Any) -> Columns:
+    """Return the fields of the input's first rows, each as text."""
+    from bagent.duck import literal
+
+    found = connection.execute(
+        "select distinct unnest(json_keys(input)) from"
+        " (select input from results where json_type(input) = 'OBJECT' limit 1000)"
+    ).fetchall()
+    return {name: f"input ->> {literal(_pointer(name))}" for (name,) in sorted(found)}
+
+
+def _pointer(name: str) -> str:
+    """Return the JSON pointer of a property (RFC 6901)."""
+    return "/" + name.replace("~", "~0").replace("/", "~1")
 
 
 def _print(asked: Asked, head: list[str], cursor: Any) -> None:
-    from bagent.cli.printing import write_rows
+    from bagent.cli.printing import csv_lines, write_lines, write_rows
 
     if asked.form == "csv":
-        write_rows(head, iter(cursor.fetchone, None), "csv")
+        lines = csv_lines(head, iter(cursor.fetchone, None), excel=asked.excel)
+        if asked.output is None:
+            write_lines(lines, data_stdout())
+            return
+        try:
+            with asked.output.open("wb") as file:
+                write_lines(lines, file)
+        except OSError as error:
+            raise WriteError(f"{asked.output}: {error.strerror}") from None
         return
     most = TABLE_ROWS if asked.limit is None else asked.limit
     rows = cursor.fetchmany(most + 1)

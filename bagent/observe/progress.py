@@ -18,6 +18,7 @@ from bagent.observe.outlet import Outlet
 from bagent.observe.phrases import one_line
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.words import visible
+from bagent.text.terminal import unguarded
 
 if TYPE_CHECKING:
     from bagent.observe.live import Live
@@ -281,7 +282,7 @@ def make_progress(
     env = os.environ if env is None else env
     if mode == "none" or stream is None:
         return NoProgress()
-    out = Outlet(stream)
+    out = Outlet(unguarded(stream))
     if mode == "json":
         return JsonProgress(out, clock)
     can_move = is_tty and env.get("TERM", "").lower() not in ("", "dumb", "unknown")

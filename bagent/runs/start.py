@@ -26,6 +26,7 @@ from bagent.runs.options import RunOptions
 from bagent.runs.prepare import SAMPLE_ROWS, Prepared, open_input, prepare
 from bagent.runs.stop import stoppable, unbroken
 from bagent.runs.tables_child import TablesChild
+from bagent.text.terminal import unguarded
 
 if TYPE_CHECKING:
     from bagent.observe import Progress, Snapshot
@@ -270,7 +271,8 @@ def print_summary(
         end |= {"ending": headline(snapshot, info), "reason": reason, "action": action}
         lines = [msgspec.json.encode(end).decode()]
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write("\n".join(lines) + "\n")
+        stream = unguarded(sys.stderr) if color else sys.stderr
+        stream.write("\n".join(lines) + "\n")
 
 
 def going_on(arguments: Sequence[str]) -> str:

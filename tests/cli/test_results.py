@@ -8,12 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import msgspec
+import pandas
 import pyarrow.parquet as pq
 import pytest
 
 from bagent.store.readers import RESULT_NAMES
 from bagent.store.tables import Options, make_tables
+from support.jobs import write_job
+from support.replies import ok_json
 from support.stored_runs import make_run, stored
 
 
@@ -115,12 +119,110 @@ def test_where_gives_the_same_lines_as_without(bagent, run):
     assert asked == [row for row in plain if row["row"] >= 1 and row["status"] == "ok"]
 
 
-def test_csv_and_parquet_hold_the_table(bagent, run, job_dir):
+def test_csv_has_the_answers_first_and_every_column_if_asked(bagent, run):
     rows = list(csv.DictReader(io.StringIO(bagent(["results", "--format", "csv"]).out)))
-    assert [row["id"] for row in rows] == ["r0", "r1", "r2", "r3"]
+    assert list(rows[0]) == ["id", "status", "score", "error", "result_error"]
+    assert [row["score"] for row in rows] == ["0", "1", "2", ""]
+    done = bagent(["results", "--format", "csv", "--all-columns"])
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert set(RESULT_NAMES) <= set(rows[0])
     assert rows[1]["text"] == 'comma, "quote"\nline'
+
+
+def test_columns_may_be_fields_of_the_answer_and_of_the_input(bagent, fs, job_dir):
+    fs.set_script({"*": [ok_json({"label": "good"})]})
+    schema = {"type": "object", "properties": {"label": {"type": "string"}}}
+    write_job(job_dir, fs.url, 2, output={"schema": schema})
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    (row,) = bagent(["results", "job", "--columns", "id,label", "--limit", "1"]).lines()
+    assert row == {"id": "r1", "label": "good"}
+    done = bagent(["results", "job", "--format", "csv", "--columns", "id,label,input,started_at"])
+    (first, _) = csv.DictReader(io.StringIO(done.out))
+    assert json.loads(first["input"]) == {"id": "r1", "text": "text number 1"}
+    assert first["started_at"].endswith("Z")
+    done = bagent(["results", "job", "--columns", "id,nothing"])
+    assert (done.code, "nothing: no such column" in done.err) == (2, True)
+
+
+def test_a_field_of_the_input_is_a_column(bagent, fs, job_dir):
+    write_job(job_dir, fs.url, [{"id": "a", "text": "t", "odd/name~": 5}])
+    assert bagent(["run", "job.yaml", "--progress", "none"]).code == 0
+    done = bagent(["results", "job", "--format", "csv", "--columns", "id,odd/name~"])
+    assert done.out == "id,odd/name~\na,5\n"
+
+
+TEXTS = ['a "b"', "a,b", "a\nb", "a\r\nb", "\r", " a ", "", "=1+1", "-5", "\ud55c", "NULL", "x\ty"]
+
+
+@pytest.fixture
+def odd(job_dir: Path) -> Path:
+    outcomes = [stored(n, output=None, text=text) for n, text in enumerate(TEXTS)]
+    make_run(job_dir / "runs" / "odd", outcomes)
+    return job_dir / "odd.csv"
+
+
+def test_csv_is_read_back_exactly_by_every_reader(bagent, odd):
+    args = ["results", "odd", "--format", "csv", "--columns", "id,text,latency_ms,error"]
+    printed = bagent(args).out
+    assert bagent([*args, "-o", "odd.csv"]).code == 0
+    assert odd.read_bytes().decode() == printed
+    assert [row["text"] for row in csv.DictReader(io.StringIO(printed, newline=""))] == TEXTS
+    frame = pandas.read_csv(io.StringIO(printed, newline=""), keep_default_na=False, dtype=str)
+    assert list(frame["text"]) == TEXTS
+    query = f"select text from read_csv('{odd}', all_varchar=true, header=true, nullstr='none')"
+    assert [row[0] for row in duckdb.sql(query).fetchall()] == TEXTS
+
+
+def test_excel_gets_a_byte_order_mark_and_no_formulas(bagent, odd):
+    done = bagent(["results", "odd", "--format", "csv", "--excel", "-o", "odd.csv"])
+    assert done.code == 0, done.err
+    assert odd.read_bytes().startswith(b"\xef\xbb\xbfid,")
+    with odd.open(encoding="utf-8-sig", newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    assert {"'=1+1", "-5"} <= set(texts)
+
+
+def test_query_prints_every_digit_of_a_number_as_csv(bagent, run):
+    sql = "select 12345678901234.5::double as d, 9007199254740993 as i, 0.1::double as f"
+    done = bagent(["query", sql, "--format", "csv"])
+    assert done.out.splitlines()[1] == "12345678901234.5,9007199254740993,0.1"
+
+
+def test_parquet_holds_every_row(bagent, run, job_dir):
     assert bagent(["results", "--format", "parquet", "-o", "out.parquet"]).code == 0
     assert pq.read_table(job_dir / "out.parquet").num_rows == 4
+
+
+ESCAPES = "\x1b]0;TITLE\x07\x9b2J\u202e"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["results", "esc", "--format", "table"],
+        ["query", "esc", "select id, text from results"],
+        ["query", "esc", f"select '{ESCAPES}' as \"{ESCAPES}\""],
+        ["report", f"no{ESCAPES}"],
+        ["results", "esc", "--columns", f"a{ESCAPES}"],
+    ],
+    ids=["table", "query", "name of a column", "name of a run", "option"],
+)
+def test_no_text_of_others_controls_the_terminal(bagent, job_dir, args):
+    row = stored(0, id=f"r{ESCAPES}", text=f"{ESCAPES}\n{ESCAPES}", output=None)
+    make_run(job_dir / "runs" / "esc", [row])
+    done = bagent(args)
+    assert done.out + done.err
+    assert not set("\x1b\x07\x9b\u202e") & set(done.out + done.err)
+    exact = bagent(["results", "esc", "--format", "csv", "--columns", "text"])
+    assert ESCAPES in exact.out
+
+
+@pytest.mark.process("environment")
+@pytest.mark.parametrize("form", ["csv", "table", "jsonl"])
+def test_output_is_utf8_whatever_the_locale_says(bagent, odd, form):
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = bagent(["results", "odd", "--format", form], env=env | {"PYTHONIOENCODING": "latin-1"})
+    assert (done.code, "\ud55c" in done.out) == (0, True)
 
 
 def test_the_table_for_people_shows_typed_answers_beside_failures(bagent, run):

@@ -1,0 +1,1 @@
+"""Helpers for text that every package may use."""
