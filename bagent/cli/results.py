@@ -19,48 +19,61 @@ RUNS = Path("runs")
 FORMATS = ("jsonl", "csv", "parquet", "table", "openai-batch")
 
 
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUN]...", help="Directories, or names under runs."),
+]
+Form = Annotated[str, typer.Option("--format", help=", ".join(FORMATS))]
+Statuses = Annotated[
+    list[str] | None, typer.Option("--status", help="Only these; may be repeated.")
+]
+Stages = Annotated[
+    list[str] | None, typer.Option("--stage", help="Only this stage; may be repeated.")
+]
+Where = Annotated[
+    str | None, typer.Option("--where", metavar="SQL", help="A DuckDB SQL condition.")
+]
+ColumnNames = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="NAME,...",
+        help="Columns of results, fields of the answers or of the input, by commas.",
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N.")]
+Ordered = Annotated[
+    bool,
+    typer.Option("--ordered/--as-finished", help="In input order, or as rows were finished."),
+]
+WithInput = Annotated[bool, typer.Option("--with-input", help="jsonl with the input.")]
+AllColumns = Annotated[
+    bool, typer.Option("--all-columns", help="csv with every column, the answers first.")
+]
+Excel = Annotated[
+    bool, typer.Option("--excel", help="csv that Excel reads: UTF-8 mark, no formulas.")
+]
+Redact = Annotated[
+    list[str] | None,
+    typer.Option("--redact", metavar="FIELD", help="Show *** for it; may be repeated."),
+]
+OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Write there.")]
+
+
 def results(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Directories, or names under runs."),
-    ] = None,
-    form: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "jsonl",
-    statuses: Annotated[
-        list[str] | None, typer.Option("--status", help="Only these; may be repeated.")
-    ] = None,
-    stages: Annotated[
-        list[str] | None, typer.Option("--stage", help="Only this stage; may be repeated.")
-    ] = None,
-    where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="A DuckDB SQL condition.")
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            "--columns",
-            metavar="NAME,...",
-            help="Columns of results, fields of the answers or of the input, by commas.",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N.")
-    ] = None,
-    ordered: Annotated[
-        bool,
-        typer.Option("--ordered/--as-finished", help="In input order, or as rows were finished."),
-    ] = True,
-    with_input: Annotated[bool, typer.Option("--with-input", help="jsonl with the input.")] = False,
-    all_columns: Annotated[
-        bool, typer.Option("--all-columns", help="csv with every column, the answers first.")
-    ] = False,
-    excel: Annotated[
-        bool, typer.Option("--excel", help="csv that Excel reads: UTF-8 mark, no formulas.")
-    ] = False,
-    redact: Annotated[
-        list[str] | None,
-        typer.Option("--redact", metavar="FIELD", help="Show *** for it; may be repeated."),
-    ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write there.")] = None,
+    runs: Runs = None,
+    form: Form = "jsonl",
+    statuses: Statuses = None,
+    stages: Stages = None,
+    where: Where = None,
+    columns: ColumnNames = None,
+    limit: Limit = None,
+    ordered: Ordered = True,
+    with_input: WithInput = False,
+    all_columns: AllColumns = False,
+    excel: Excel = False,
+    redact: Redact = None,
+    output: OutputFile = None,
 ) -> None:
     """The current result of every row in input order, from the journal, also while a run goes on.
 
