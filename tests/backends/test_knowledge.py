@@ -104,12 +104,6 @@ def test_each_engine_is_known_by_its_routes(
     assert found.cached_tokens is None
 
 
-def test_an_older_release_of_the_same_engine_has_fewer_capabilities() -> None:
-    older = {key: value for key, value in VLLM.items() if "batch" not in key and "load" not in key}
-    found, _ = learn({**older, "GET /version": {"version": "0.11.0"}})
-    assert fields(found, "version chat_batch load tokenize") == ("0.11.0", False, False, True)
-
-
 def test_metrics_tell_the_engine_where_the_model_list_does_not() -> None:
     found, _ = learn({**VLLM, "GET /v1/models": models("m", "somebody")})
     assert fields(found, "engine chat_batch") == ("vllm", True)

@@ -108,17 +108,6 @@ def test_it_obeys_a_schema(served: Served) -> None:
     assert value["sentiment"] in ("positive", "negative")
 
 
-def test_it_streams_with_usage_and_an_end_mark(served: Served) -> None:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    body = {"messages": messages, "temperature": 0, "max_tokens": 4, "stream": True}
-    body["stream_options"] = {"include_usage": True}
-    status, text = served.post("/v1/chat/completions", body)
-    assert status == 200
-    events = [e.removeprefix("data: ") for e in text.split("\n\n") if e]
-    assert events[-1] == "[DONE]"
-    assert json.loads(events[-2])["usage"]["completion_tokens"] == 4
-
-
 def test_its_errors_are_what_the_table_says(served: Served) -> None:
     path = "/v1/chat/completions"
     long = {"messages": [{"role": "user", "content": "word " * 900}]}
@@ -206,7 +195,7 @@ def test_the_child_outlives_ctrl_c_and_ends_when_its_input_closes() -> None:
         child.send_signal(signal.SIGINT)
         assert _listens(url)
         child.stdin.close()
-        assert child.wait(10) == 0
+        assert child.wait(60) == 0
 
 
 def test_a_file_that_is_no_model_ends_in_one_line_with_the_reason(tmp_path: Path) -> None:

@@ -208,22 +208,6 @@ async def test_a_group_for_which_the_way_was_closed_meanwhile_goes_again(vllm: F
     assert vllm.requests == []
 
 
-def test_a_refused_schema_is_left_out_of_the_next_group() -> None:
-    settings = CallSettings("m", {}, {}, SCHEMA)
-    with FakeServer({"*": [ok()]}, flavour="vllm", refuse={"response_format": "grammar"}) as fs:
-
-        async def go() -> tuple[Exchange, Exchange]:
-            async with backend(batching="chat") as found:
-                return await group(found, fs, chats(2, settings)), await group(
-                    found, fs, chats(2, settings)
-                )
-
-        first, second = asyncio.run(go())
-        assert first.learned
-        assert texts(second) == ["ok", "ok"]
-        assert "response_format" not in fs.requests[-1].body
-
-
 def test_a_key_that_the_server_repeats_is_hidden_for_every_row_of_the_group() -> None:
     with FakeServer({"*": [status(400, error_body(400, "bad key sk-secret-1"))]}) as fs:
 

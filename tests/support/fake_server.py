@@ -45,7 +45,29 @@ from support.server_options import Options
 Json = Any
 
 
-class FakeServer:
+class Address:
+    """Where a server listens."""
+
+    port = 0
+    scheme = "http"
+
+    @property
+    def address(self) -> str:
+        """``127.0.0.1:PORT``, a hostfile line."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def base(self) -> str:
+        """The URL without a path."""
+        return f"{self.scheme}://{self.address}"
+
+    @property
+    def url(self) -> str:
+        """The base URL of an OpenAI-compatible API."""
+        return f"{self.base}/v1"
+
+
+class FakeServer(Address):
     """The scripted server in a thread with its own event loop.
 
     Args:
@@ -70,6 +92,7 @@ class FakeServer:
         self._script = script
         self._options = msgspec.convert(options, Options)
         self._ssl = ssl_context
+        self.scheme = "https" if ssl_context else "http"
         self._allow_faults = allow_faults
         self.port = 0
         self._up: Listening | None = None
@@ -79,21 +102,6 @@ class FakeServer:
         """The handler: ``server.edit`` and ``server.check`` may be set."""
         assert self._up is not None, "the server is not started"
         return self._up.server
-
-    @property
-    def address(self) -> str:
-        """``127.0.0.1:PORT``, a hostfile line."""
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def base(self) -> str:
-        """The URL without a path."""
-        return f"{'https' if self._ssl else 'http'}://{self.address}"
-
-    @property
-    def url(self) -> str:
-        """The base URL of an OpenAI-compatible API."""
-        return f"{self.base}/v1"
 
     @property
     def requests(self) -> list[ReceivedRequest]:
@@ -263,7 +271,7 @@ async def serve(
         await runner.cleanup()
 
 
-class FakeProcess:
+class FakeProcess(Address):
     """The scripted server in a process: fast, and untouched by what happens to the test.
 
     Args:
@@ -281,16 +289,6 @@ class FakeProcess:
         file = {"script": script, "options": options}
         self._script.write_bytes(msgspec.json.encode(file))
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """The base URL of the API."""
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    @property
-    def address(self) -> str:
-        """``127.0.0.1:PORT``, a hostfile line."""
-        return f"127.0.0.1:{self.port}"
 
     def start(self) -> Self:
         """Start the process and wait until it listens, on the port of the last time if any.
@@ -334,9 +332,7 @@ class FakeProcess:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 
