@@ -44,6 +44,9 @@ PASSING_KINDS: frozenset[str] = frozenset(
 )
 """Failures for a passing reason: worth sending again later."""
 
+OUTSIDE_KINDS: frozenset[str] = frozenset({"auth", "budget", "tool", "internal"})
+"""Failures by something outside of the job and its input, which may have been mended since."""
+
 
 class Row(msgspec.Struct, frozen=True):
     """One input row.
@@ -194,6 +197,16 @@ class Outcome(msgspec.Struct, omit_defaults=True):
     first_try_valid: bool | None = None
     group: str | None = None
     request_hash: str | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it is a truncated answer that the job accepts: those have no error kind."""
+        return self.status == "truncated" and self.error_kind is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is neither ok nor accepted."""
+        return self.status != "ok" and not self.accepted
 
 
 class Attempt(msgspec.Struct, omit_defaults=True):

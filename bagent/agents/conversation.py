@@ -169,7 +169,9 @@ class Conversation:
         self._last, self._verdict = reply, verdict
         self._note(delivery)
         self._add_usage(reply.usage, text_bytes(call.request.payload))
-        if self.plan.schema is not None and self._first_valid is None and not reply.tool_calls:
+        judged = self.plan.schema is not None and not reply.tool_calls
+        # A cut or refused answer says nothing of whether the server enforces the schema.
+        if judged and self._first_valid is None and verdict.status in ("ok", "invalid"):
             self._first_valid = verdict.status == "ok"
         if verdict.status == "failed" and verdict.passing:
             return Failure(
@@ -263,6 +265,14 @@ class Conversation:
             gpu_seconds=_sum(old.gpu_seconds, usage.gpu_seconds),
         )
 
+    def _accepts_cut(self) -> bool:
+        """Whether a truncated answer is a finished one."""
+        if self.plan.truncated is not None or not self.plan.own_bodies:
+            return self.plan.truncated == "accept"
+        body = self.row.data.get("body")
+        names = ("max_tokens", "max_completion_tokens")
+        return isinstance(body, dict) and any(body.get(name) is not None for name in names)
+
     # --- over more than one process ------------------------------------------------------------
 
     def kept(self, call: Call) -> Kept:
@@ -353,7 +363,7 @@ class Conversation:
         outcome.logprobs = reply.logprobs
         if verdict.status == "ok":
             outcome.output = verdict.output
-        else:
+        elif verdict.status != "truncated" or not self._accepts_cut():
             outcome.error_kind = verdict.error_kind
             outcome.error = verdict.error
         if verdict.text is not None:

@@ -44,7 +44,8 @@ class StagePlan(msgspec.Struct, eq=False):
     """One stage's prompt, settings and rules for answers; the same for all its rows.
 
     ``reasks`` is how often an invalid answer is asked again; ``grow`` multiplies ``max_tokens``
-    once for a truncated one. ``row_seconds`` bounds a row, from its first call being ready.
+    once for a truncated one, ``truncated`` is the job's ``output.truncated``. ``row_seconds``
+    bounds a row, from its first call being ready.
     ``own_bodies`` says that rows are request bodies themselves (an OpenAI batch file). ``agent``
     has the tools that rows may call, ``program`` the program that answers them; None where there is
     none.
@@ -58,6 +59,7 @@ class StagePlan(msgspec.Struct, eq=False):
     describe: bool = False
     reasks: int = 2
     grow: float = 1.0
+    truncated: str | None = None
     stream: bool | None = None
     answers: int = 1
     row_seconds: float | None = None

@@ -43,7 +43,8 @@ Budget = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Move the old run aside, begin anew.")]
 Retry = Annotated[
-    Text, typer.Option("--retry", metavar="KIND,..", help="Failed rows to send again, or all.")
+    Text,
+    typer.Option("--retry", metavar="KIND,..", help="Kinds of failed rows to send again, or all."),
 ]
 SkipFailed = Annotated[bool, typer.Option("--skip-failed", help="Leave failed rows.")]
 OnChangeText = Annotated[

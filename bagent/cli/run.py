@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,8 @@ def _options(given: dict[str, Any]) -> RunOptions:
         from bagent.observe.metrics import parse_address
 
         parse_address(given["metrics_port"])
+    from bagent.job.mask import mask_words
+
     job_keys = {
         "name": given.pop("name"),
         "hostfile": given.pop("hostfile"),
@@ -99,6 +102,7 @@ def _options(given: dict[str, Any]) -> RunOptions:
         wait_hosts=_seconds("--wait-hosts", given.pop("wait_hosts")),
         env=dict(os.environ),
         cwd=Path.cwd(),
+        command=mask_words(["bagent", *sys.argv[1:]]),
         **given,  # the others have the names and the types of their options
     )
 

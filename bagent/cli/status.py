@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from bagent.errors import UsageError
+from bagent.errors import EXIT_STOPPED, UsageError
 
 if TYPE_CHECKING:
     from bagent.store.rundir import RunDir, RunInfo
@@ -67,6 +67,7 @@ def status(
             ]
         if found[0]["prompt_tokens"] and found[0]["cache_hit_rate"] is None:
             pairs.append(("cache_hit_rate", "unknown"))
+        pairs += next_lines(runs[0], found[0])
         write_rows(("what", "value"), pairs, "table")
 
 
@@ -223,6 +224,41 @@ def _rows_text(state: Mapping[str, Any]) -> str:
         exact=state["total_is_exact"],
         remaining=state["remaining"],
     )
+
+
+def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what to do next with a run, as its summary says it; the last is a command.
+
+    Args:
+        run: the run directory.
+        state: as :func:`describe` returns it.
+    """
+    from bagent.observe.next_step import Advice, next_step
+    from bagent.store.totals import stage_causes
+
+    info = run.load()
+    if info is None or not info.starts or not info.starts[-1].command:
+        return []
+    start, job = info.starts[-1], info.job
+    sampling, agent = job.get("sampling") or {}, job.get("agent") or {}
+    code = state["exit_code"]
+    if code is None and state["state"] != "running":
+        code = EXIT_STOPPED  # killed: the same command goes on
+    path = str(run.path)
+    advice = Advice(
+        exit_code=code,
+        run=path,
+        results=path,
+        command=start.command,
+        action=start.action,
+        resent=frozenset(start.resent),
+        max_tokens=sampling.get("max_tokens"),
+        max_turns=agent.get("max_turns"),
+        own_bodies=not job.get("prompt") and len(info.stages) < 2,
+    )
+    reason = [("reason", start.reason)] if start.reason else []
+    causes = stage_causes(run.path, None) if len(info.stages) > 1 else state["by_kind"]
+    return [*reason, *next_step(advice, causes)]
 
 
 def _by_stage(

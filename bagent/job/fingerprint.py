@@ -31,6 +31,9 @@ PARTS = (
 _PLACES = frozenset({"backend", "hostfile", "select", "limits", "batching"})
 _WAYS = frozenset({"timeout", "rate_limit", "cache", "coalesce", "env", "headers", "api_key_env"})
 
+# What is made of an answer once it is there.
+_JUDGEMENT = frozenset({"truncated"})
+
 
 def fingerprint_parts(job: Job) -> dict[str, str]:
     """SHA-256 (64 hex digits) of every part of ``job`` that changes answers, by part name.
@@ -42,8 +45,9 @@ def fingerprint_parts(job: Job) -> dict[str, str]:
     texts = job.source.texts
     agent = _values(job.agent, texts, _WAYS)
     tools = agent.pop("tools", [])
-    output = _values(job.output, texts)
-    stages = [_values(stage, texts, _PLACES | _WAYS) for stage in job.stages]
+    output = _values(job.output, texts, _JUDGEMENT)
+    leave_out = _PLACES | _WAYS | _JUDGEMENT
+    stages = [_values(stage, texts, leave_out) for stage in job.stages]
     values: dict[str, Json] = {
         "prompt": _values(job.prompt, texts),
         "schema": output.pop("schema", None),
@@ -52,7 +56,7 @@ def fingerprint_parts(job: Job) -> dict[str, str]:
         "agent": agent,
         "tools": tools,
         "stages": stages,
-        "topology": _values(job.topology, texts, _PLACES | _WAYS),
+        "topology": _values(job.topology, texts, leave_out),
         "output": output,
     }
     return {part: _sha256(values[part]) for part in PARTS}

@@ -98,8 +98,12 @@ def mask_text(text: str, secrets: frozenset[str] = frozenset()) -> str:
 
 
 def mask_command(words: Sequence[str]) -> str:
-    """A command line as it may be shown or written down, its secrets masked: those of URLs and of
-    ``--set KEY=VALUE``."""
+    """A command line as it may be shown or written down, with the secrets of its words masked."""
+    return shlex.join(mask_words(words))
+
+
+def mask_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line, their secrets masked: those of URLs and ``--set KEY=VALUE``."""
     shown = []
     for word in words:
         option = "--set=" if word.startswith("--set=") else ""
@@ -108,7 +112,7 @@ def mask_command(words: Sequence[str]) -> str:
             shown.append(f"{option}{key}={MASK}")
         else:
             shown.append(mask_text(word))
-    return shlex.join(shown)
+    return shown
 
 
 def _sets_secret(path: Sequence[str]) -> bool:

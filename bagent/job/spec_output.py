@@ -31,6 +31,7 @@ from bagent.types import Json
 
 Enforce = Literal["auto", "native", "prompt"]
 Describe = Literal["auto", "always", "never"]
+Truncated = Literal["fail", "accept"]
 BatchMode = Literal["auto", "single", "chat", "completions", "provider"]
 PrefixMode = Literal["auto", "always", "never"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -110,6 +111,11 @@ class OutputSpec(Section):
     grow: Annotated[float, Real(1, 64)] = Field(
         default=1.0,
         description="A truncated answer may be asked again with this many times max_tokens.",
+    )
+    truncated: Annotated[Truncated | None, Choice(Truncated)] = Field(
+        default=None,
+        description="A truncated answer is a failure (fail), or finished with status truncated"
+        " (accept). Unset: accept for lines of a batch file with their own max_tokens, else fail.",
     )
 
 

@@ -240,7 +240,7 @@ class JsonProgress:
     def _write_state(self, event: str, s: Snapshot) -> None:
         left_out = sum(group.count for group in s.errors[_JSON_ERRORS:])
         fields = msgspec.structs.asdict(s)
-        del fields["changes"]
+        del fields["changes"], fields["causes"]
         fields["errors"] = s.errors[:_JSON_ERRORS]
         fields["errors_other"] = s.errors_other + left_out
         self._write({"event": event, **fields})

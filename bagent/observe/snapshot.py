@@ -137,8 +137,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     ``failed_tries`` the unsuccessful ones by kind. ``quiet_s`` is how long ago the last row ended
     (the begin, if none has). ``errors`` are the groups, largest first; ``errors_other`` failed
     rows are in none of them. ``by_stage`` has the stages in the order in which their first rows
-    ended. ``cache`` is what prefix caches knew by the endpoints' counters, None where none told.
-    ``changes`` is what this start adds to the totals, by outcome code.
+    ended. ``cut_at`` are the fewest and the most tokens of truncated answers. ``cache`` is what
+    prefix caches knew by the endpoints' counters, None where none told. ``changes`` is what this
+    start adds to the totals, by outcome code. ``causes`` are the kinds of failure of all stages,
+    known at the end of a job that has several.
     """
 
     elapsed_s: float
@@ -176,7 +178,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     feed: FeedStats
     cache: CacheRate | None = None
     by_stage: dict[str, StageCount] = {}
+    cut_at: tuple[int, int] | None = None
     changes: dict[int, int] = {}
+    causes: dict[str, int] = {}
 
     def with_totals(self, totals: Totals) -> Snapshot:
         """Return this state with the totals of the whole run as the journal has them."""

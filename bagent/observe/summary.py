@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -15,6 +14,7 @@ from bagent.errors import (
     EXIT_ROWS_FAILED,
     EXIT_STOPPED,
 )
+from bagent.observe.next_step import Advice, next_step
 from bagent.observe.snapshot import ErrorGroup, Snapshot
 from bagent.observe.words import (
     counted,
@@ -27,7 +27,6 @@ from bagent.observe.words import (
     totals_text,
     visible,
 )
-from bagent.types import PASSING_KINDS
 
 LOW_SHARE = 0.8
 """Under this share of valid first answers the endpoint seems not to enforce the schema."""
@@ -48,46 +47,40 @@ _HEADLINES = {
     EXIT_INTERRUPTED: "interrupted",
 }
 
-_FAILED_QUERY = (
-    "select id, error_kind, endpoint, attempts, error from results where status <> 'ok' limit 20"
-)
-
 
 class EndInfo(msgspec.Struct, frozen=True):
-    """How a run ended, as its last words need it.
+    """How a run ended, as its last lines need it.
 
     Args:
-        exit_code: the process's exit code.
-        run: how the run is named in the next command (a name under ``./runs`` or a directory).
-        results: where the results are, for people.
-        command: the command that goes on with the run, quoted for a shell.
+        advice: the exit code, and what the next step depends on.
         reason: why the run stopped early, a few words; empty where it did not.
-        action: what a person must do before ``command`` helps, one line.
         color: whether the lines may hold colour codes (a terminal, and no NO_COLOR).
         brief: only why it did not end well, and the next command.
     """
 
-    exit_code: int
-    run: str
-    results: str
-    command: str
+    advice: Advice
     reason: str = ""
-    action: str = ""
     color: bool = False
     brief: bool = False
+
+    @property
+    def exit_code(self) -> int | None:
+        """The process's exit code."""
+        return self.advice.exit_code
 
 
 def summary_lines(s: Snapshot, info: EndInfo) -> list[str]:
     """The closing words for standard error, one line each, the last the next command."""
+    after = next_step(info.advice, s.causes or s.by_kind)
     if info.brief:
-        return list(_aligned([*_in_brief(s, info), *_next(s, info)], info.color))
+        return list(_aligned([*_in_brief(s, info), *after], info.color))
     pairs = [
         *_rows(s, info),
         ("ended", headline(s, info)),
         *_of_this_start([*_measures(s), *_schema(s), *_requests(s)], s),
         *_errors(s),
-        ("results", info.results),
-        *_next(s, info),
+        ("results", info.advice.results),
+        *after,
     ]
     return list(_aligned(pairs, info.color))
 
@@ -120,13 +113,14 @@ _COLORS = {
     "errors": "31",
     "warning": "33",
     "first": "1",
+    "cause": "33",
     "next": "1",
 }
 
 
 def headline(s: Snapshot, info: EndInfo) -> str:
     """Return how the run ended, on one line."""
-    words = _HEADLINES.get(info.exit_code, f"ended with exit code {info.exit_code}")
+    words = _HEADLINES.get(info.exit_code or 0, f"ended with exit code {info.exit_code}")
     if info.exit_code == EXIT_OK and s.failed:
         words = "finished, with no more failed rows than allowed"
     return f"{words}: {visible(info.reason)}" if info.reason else words
@@ -279,25 +273,3 @@ def _example(group: ErrorGroup) -> str:
     where = f" ({place})" if place else ""
     at = f" at {group.endpoint}" if group.endpoints > 1 and group.endpoint else ""
     return f"{row}{where}{at}: {group.text or 'no error text'}"
-
-
-def _next(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
-    code = info.exit_code
-    run = shlex.quote(info.run)
-    if code == EXIT_OK:
-        yield "next", f"bagent results {run} | head"
-    elif code == EXIT_ROWS_FAILED:
-        if s.by_kind and s.by_kind.keys() <= PASSING_KINDS:
-            yield "advice", "these failures may pass: the same command sends only those rows again"
-            yield "next", info.command
-        else:
-            yield "advice", "look at the failed rows; the same command sends only those rows again"
-            yield "next", f'bagent query {run} "{_FAILED_QUERY}"'
-    else:
-        action = visible(info.action)
-        if code == EXIT_CANNOT_WRITE and not action:
-            action = f"free space for {info.results}"
-        if action:
-            yield "first", action
-        yield "advice", "the same command goes on where the run stopped"
-        yield "next", info.command

@@ -28,8 +28,8 @@ from bagent.observe.snapshot import (
     TokenCount,
     Tokens,
 )
-from bagent.store.codec import OK_CODE, code_of
-from bagent.store.totals import ACCEPTED_CODE, Totals
+from bagent.store.codec import ACCEPTED_CODE, OK_CODE, code_of
+from bagent.store.totals import Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome
 
 WINDOW_S = 30
@@ -125,6 +125,7 @@ class Tally:
         "_completion",
         "_copied",
         "_cost",
+        "_cut_at",
         "_done",
         "_errors",
         "_failed_by_stage",
@@ -170,6 +171,7 @@ class Tally:
         self._valid = self._not_valid = 0
         self._requests = self._tries = self._retries = self._throttled = 0
         self._group: str | None = None
+        self._cut_at: tuple[int, int] | None = None
         self.by_endpoint: dict[str, tuple[int, int]] = {}
         self.samples: dict[str, EndpointSample] = {}
         self.caches = Caches()
@@ -233,6 +235,9 @@ class Tally:
                 self._errors.add(o)
             if code != OK_CODE:
                 self._codes[code] += 1
+            if status == "truncated" and o.completion_tokens is not None:
+                low, high = self._cut_at or (o.completion_tokens, o.completion_tokens)
+                self._cut_at = min(low, o.completion_tokens), max(high, o.completion_tokens)
             if o.copied_from is not None:
                 self._copied += 1
             elif (
@@ -317,6 +322,7 @@ class Tally:
             feed=feed,
             cache=self.caches.rate(self.by_endpoint),
             by_stage=self._stages(),
+            cut_at=self._cut_at,
             changes=run.changes,
         )
 

@@ -8,6 +8,7 @@ from collections import Counter
 
 from bagent.store.codec import OK_CODE, code_of, unit_of
 from bagent.store.index import DoneIndex
+from bagent.store.totals import accept_truncated
 from bagent.types import Outcome
 
 
@@ -19,11 +20,13 @@ class LiveTotals:
 
     Args:
         done: the outcomes of earlier starts.
+        accept: the job accepts truncated answers.
 
     Memory: 10 bytes for each row that failed earlier.
     """
 
-    def __init__(self, done: DoneIndex) -> None:
+    def __init__(self, done: DoneIndex, *, accept: bool = False) -> None:
+        self.accept = accept
         self.changes: Counter[int] = Counter()
         self._before = done.codes
         self._has = done.has
@@ -40,7 +43,7 @@ class LiveTotals:
         """The current outcomes of all starts, counted by code."""
         counts = self._before.copy()
         counts.update(self.changes)
-        return counts
+        return accept_truncated(counts) if self.accept else counts
 
     @property
     def repeats_pending(self) -> int:

@@ -23,15 +23,12 @@ from bagent.types import FeedStats, FleetStats
 MOST_GROUPS = 20
 
 
-def merged(
-    states: Sequence[Snapshot], before: Mapping[int, int], *, staged: bool = False
-) -> Snapshot:
+def merged(states: Sequence[Snapshot], before: Mapping[int, int]) -> Snapshot:
     """Return one state of all ``states``, of which there is at least one.
 
     Args:
         states: those of the workers.
         before: the outcomes that were there before any of them began, by code.
-        staged: the job has several stages.
 
     Counts and speeds are sums. The workers' rows are drawn by lot from the same input and go to
     the same endpoints, so their medians and 99th percentiles are averaged by how many rows stand
@@ -41,7 +38,7 @@ def merged(
     totals = Totals.of(_sum_codes(before, changes))
     to_do = _sum_all(s.to_do for s in states)
     remaining = _sum_all(s.remaining for s in states)
-    total = None if remaining is None or staged else totals.rows + remaining
+    total = None if remaining is None else totals.rows + remaining
     start = _start([s.this_start for s in states])
     skipped = sum(s.skipped for s in states)
     finished = skipped + start.done if total is None else total - (to_do or 0)
@@ -82,7 +79,13 @@ def merged(
         fleet=_fleet([s.fleet for s in states]),
         feed=_feed([s.feed for s in states]),
         changes=dict(changes),
+        cut_at=_range(s.cut_at for s in states),
     )
+
+
+def _range(parts: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
+    known = [part for part in parts if part is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
 
 def _latest(etas: Iterable[float | None]) -> float | None:

@@ -24,7 +24,7 @@ from bagent.runs.live_totals import LiveTotals
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.runs.secrets import redactor_of
 from bagent.runs.tables_child import TablesChild
-from bagent.runs.taking_up import missing_of, policy_for
+from bagent.runs.taking_up import missing_of, policy_for, resent_kinds
 from bagent.store.codec import unit_of
 from bagent.store.edited import EditedRows, Missing
 from bagent.store.feed import InputRows
@@ -37,7 +37,7 @@ from bagent.store.readers import AnswerStore, Wanted, encode_result, iter_result
 from bagent.store.run_input import input_reader
 from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
 from bagent.store.segments import part_order
-from bagent.store.totals import LastStage, run_codes
+from bagent.store.totals import LastStage, run_codes, stage_causes
 from bagent.types import Json, Outcome, Row
 
 
@@ -104,7 +104,7 @@ class OpenRun:
         found = [answer for answer, unit in enumerate(units) if not has(unit)]
         for answer in found:
             self.live_totals.read(units[answer])
-        if found and self.missing is not None:
+        if self.missing is not None:
             for unit in units:
                 self.missing.meet(unit)
         return found
@@ -121,8 +121,14 @@ class OpenRun:
 
     def all_finished(self, keys: Sequence[int], answers: int) -> bool:
         """Whether nothing is still to do for any of these rows."""
-        found = (units_of(keys, STAGE, answer) for answer in range(answers))
-        return all(map(self.done.has_all, found))
+        for answer in range(answers):
+            if not self.done.has_all(units_of(keys, STAGE, answer)):
+                return False
+        if self.missing is not None:
+            for answer in range(answers):
+                for unit in units_of(keys, STAGE, answer):
+                    self.missing.meet(unit)
+        return True
 
     def begin(
         self,
@@ -172,7 +178,12 @@ class OpenRun:
     def codes(self) -> Counter[int]:
         """Count the rows of this part over all its starts by the codes of their outcomes."""
         self.journal.save_index()
-        return run_codes(self.path, None if self.part == "all" else self.part, self.last)
+        part = None if self.part == "all" else self.part
+        return run_codes(self.path, part, self.last, accept=self.live_totals.accept)
+
+    def causes(self) -> dict[str, int]:
+        """Count the failures of all stages by kind."""
+        return stage_causes(self.path, None if self.part == "all" else self.part)
 
     def earlier_lines(self) -> Iterator[bytes]:
         """Result lines of the rows that are left as they are, in the order of writing."""
@@ -188,8 +199,13 @@ class OpenRun:
         for result in iter_results(self.path, wanted, report=self.notes.append, find_input=find):
             yield encode_result(result).rstrip(b"\n")
 
-    def close(self, code: int) -> None:
+    def close(self, code: int, reason: str = "", action: str = "") -> None:
         """Sync and close the journal, write the end into run.json, give the run back.
+
+        Args:
+            code: the exit code.
+            reason: why the run stopped early.
+            action: what a person must do first.
 
         Raises:
             WriteError: something could not be written.
@@ -205,6 +221,8 @@ class OpenRun:
             self.renewer.stop()
             self.info.starts[-1].ended_at = unix()
             self.info.starts[-1].exit_code = code
+            self.info.starts[-1].reason = reason
+            self.info.starts[-1].action = action
             self.directory.save(self.info, self.part)
         finally:
             self.owner.release()
@@ -229,9 +247,9 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
     owner = Owner.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
         undo.callback(owner.release)
-        _check_unchanged(directory, fingerprints, on_change, notes)
+        changed = _check_unchanged(directory, fingerprints, on_change, notes)
         info = directory.load()
-        policy = policy_for(options, info)
+        policy = policy_for(prepared, info, changed=bool(changed))
         directory.clear_stop()
         journal = Journal.open(
             directory.path,
@@ -266,7 +284,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         tables=tables,
         notes=notes,
         last=last_stage(prepared.stages),
-        missing=missing_of(prepared, done.taken_up),
+        missing=missing_of(prepared, done.failed_units),
     )
 
 
@@ -294,7 +312,7 @@ def _finished(
     done = load_index(directory.path, None, policy, report=notes.append, seen_by=part)
     if done.codes:
         journal.edited = EditedRows(done.indexes)
-    live_totals = LiveTotals(done)
+    live_totals = LiveTotals(done, accept=policy.accept_truncated)
     journal.on_take_back = live_totals.taken_back
     return done, live_totals
 
@@ -357,6 +375,8 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
         host=platform.node(),
         pid=os.getpid(),
         version=__version__,
+        command=prepared.options.command,
+        resent=sorted(resent_kinds(prepared)),
     )
     return RunInfo(
         name=job.name,

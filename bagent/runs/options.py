@@ -12,10 +12,11 @@ class RunOptions:
     """Options of ``bagent run``; each field is the option of that name.
 
     ``job`` is None where rows come as an OpenAI batch file and there is no job file. ``inputs``
-    are paths as typed (``-`` is stdin). ``tables`` is off where another process makes them at the
-    end, ``notes`` is the file in which that one notes what stands where in the input. ``overrides``
-    maps dotted job keys to values that options gave, ``sets`` are ``--set`` texts. ``env`` and
-    ``cwd`` stand for the process's own.
+    are paths as typed (``-`` is stdin). ``tables`` is off where another process makes them at
+    the end, ``command`` is the whole command with its secrets masked, ``notes`` is the file in
+    which that one notes what stands where in the input. ``overrides`` maps dotted job keys to
+    values that options gave, ``sets`` are ``--set`` texts. ``env`` and ``cwd`` stand for the
+    process's own.
     """
 
     job: Path | None
@@ -41,6 +42,7 @@ class RunOptions:
     metrics_port: str | None = None
     debug: bool = False
     tables: bool = True
+    command: list[str] = field(default_factory=list)
     notes: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)

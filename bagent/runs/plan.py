@@ -91,6 +91,7 @@ def make_plan(
         and (describe == "always" or (describe == "auto" and (servers.own or output is None))),
         reasks=job.output.retries,
         grow=job.output.grow,
+        truncated=job.output.truncated,
         stream=_streamed(job, servers),
         answers=job.answers,
         row_seconds=job.limits.row,

@@ -195,6 +195,8 @@ class Session:
         if stop is None or stop.code not in (EXIT_INTERRUPTED, EXIT_CANNOT_WRITE):
             codes = self._store.codes()
         snapshot = self._snapshot(codes, whole=stop is None)
+        if codes is not None and self._prepared.stages:
+            snapshot = msgspec.structs.replace(snapshot, causes=self._store.causes())
         self._note_progress(snapshot, last=True)
         return Ended(stop, snapshot)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -21,7 +21,7 @@ from bagent.errors import (
     BagentError,
     WriteError,
 )
-from bagent.job.mask import mask_command, mask_text
+from bagent.job.mask import mask_text
 from bagent.runs.options import RunOptions
 from bagent.runs.prepare import SAMPLE_ROWS, Prepared, open_input, prepare
 from bagent.runs.stop import stoppable, unbroken
@@ -188,8 +188,9 @@ def _finish(
             raise ended.stop.error
     else:
         code = code_of_rows(prepared, snapshot, notice)
+    redact = store.journal.redact
     try:
-        store.close(code)
+        store.close(code, redact(reason), redact(action))
     except WriteError as error:
         code, reason = error.exit_code, str(error)
     if code in (EXIT_OK, EXIT_ROWS_FAILED):
@@ -197,8 +198,7 @@ def _finish(
             code, reason, action = EXIT_CANNOT_WRITE, failure, MAKE_AGAIN
         if lines is not None and lines.late:
             lines.print_all()
-    reason = store.journal.redact(reason)
-    print_summary(prepared, snapshot, code, reason=reason, action=action)
+    print_summary(prepared, snapshot, code, reason=redact(reason), action=redact(action))
     return code
 
 
@@ -250,21 +250,26 @@ def print_summary(
         action: what a person must do first.
     """
     from bagent.observe import EndInfo, summary_lines
+    from bagent.observe.next_step import Advice
     from bagent.observe.summary import headline
+    from bagent.runs.taking_up import resent_kinds
 
-    options = prepared.options
+    options, job = prepared.options, prepared.job
     run = shown(prepared.run_dir, options.cwd)
-    color = sys.stderr.isatty() and "NO_COLOR" not in options.env and code != EXIT_INTERRUPTED
-    info = EndInfo(
+    advice = Advice(
         exit_code=code,
         run=run,
         results=run,
-        command=going_on(sys.argv[1:]),
-        reason=reason,
+        command=options.command,
         action=action,
-        color=color,
-        brief=options.progress == "none",
+        resent=resent_kinds(prepared),
+        max_tokens=job.sampling.max_tokens,
+        max_turns=job.agent.max_turns if job.agent else None,
+        own_bodies=prepared.own_bodies,
+        cut_at=snapshot.cut_at,
     )
+    color = sys.stderr.isatty() and "NO_COLOR" not in options.env and code != EXIT_INTERRUPTED
+    info = EndInfo(advice, reason, color=color, brief=options.progress == "none")
     lines = summary_lines(snapshot, info)
     if options.progress in ("json", WORKER):
         end = {"event": "summary", "exit_code": code, "run": run, "lines": lines}
@@ -273,11 +278,6 @@ def print_summary(
     with contextlib.suppress(OSError, ValueError):
         stream = unguarded(sys.stderr) if color else sys.stderr
         stream.write("\n".join(lines) + "\n")
-
-
-def going_on(arguments: Sequence[str]) -> str:
-    """The command that goes on with this run: the same one, less what would begin it anew."""
-    return mask_command(["bagent", *(one for one in arguments if one != "--fresh")])
 
 
 def shown(path: Path, cwd: Path) -> str:

@@ -1,41 +1,62 @@
-"""Which rows of earlier starts a start takes up again."""
+"""Which rows of earlier starts a start sends again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_OK, EXIT_ROWS_FAILED
-from bagent.runs.options import RunOptions
 from bagent.runs.prepare import STAGE, Prepared
 from bagent.store.codec import salt_of
 from bagent.store.edited import Missing
 from bagent.store.index import Policy
 from bagent.store.rundir import RunInfo
-from bagent.types import PASSING_KINDS
+from bagent.types import OUTSIDE_KINDS, PASSING_KINDS
 
 
-def policy_for(options: RunOptions, info: RunInfo | None) -> Policy:
-    """Which outcomes of earlier starts are left as they are."""
+def policy_for(prepared: Prepared, info: RunInfo | None, *, changed: bool) -> Policy:
+    """Return which outcomes of earlier starts are left as they are.
+
+    Args:
+        prepared: the job.
+        info: what ``run.json`` says of the earlier starts.
+        changed: the job is another one than they had: whatever failed may come out otherwise.
+    """
+    options = prepared.options
+    retry = options.retry
+    if retry is None and not options.skip_failed:
+        retry = "all" if changed else _mended(info)
     return Policy.parse(
-        options.retry or _mended(info, skip_failed=options.skip_failed),
+        retry,
         skip_failed=options.skip_failed,
         ended=_ended_once(info),
+        again=resent_kinds(prepared) - PASSING_KINDS,
+        accept_truncated=prepared.job.output.truncated == "accept",
     )
 
 
+def resent_kinds(prepared: Prepared) -> frozenset[str]:
+    """Return the kinds of failure that the same command sends again once the run has ended.
+
+    An invalid answer is among them where another one may come: not at temperature 0.
+    """
+    jobs = [asking.job for stage in prepared.stages for asking in stage.asking] or [prepared.job]
+    varied = any(job.sampling.temperature != 0 for job in jobs)
+    return PASSING_KINDS | OUTSIDE_KINDS | (frozenset({"schema"}) if varied else frozenset())
+
+
 def _ended_once(info: RunInfo | None) -> bool:
-    """Whether some start got to its end: from then on every row that is not ok is taken up."""
+    """Whether some start got to its end."""
     return info is not None and any(
         start.exit_code in (EXIT_OK, EXIT_ROWS_FAILED) for start in info.starts
     )
 
 
-def _mended(info: RunInfo | None, *, skip_failed: bool) -> str | None:
-    """The kinds to take up again, as ``--retry`` has them, after a stop that asked for a person.
+def _mended(info: RunInfo | None) -> str | None:
+    """The kinds to send again, as ``--retry`` has them, after a stop that asked for a person.
 
     A person has acted since: what a key or an account refused then may go through now.
     """
-    if info is None or skip_failed or _ended_once(info):
+    if info is None or _ended_once(info):
         return None
     if all(start.exit_code != EXIT_NEEDS_PERSON for start in info.starts):
         return None

@@ -51,7 +51,7 @@ from bagent.runs.stop import STOP_SIGNALS, stoppable
 from bagent.runs.tables_child import TablesChild
 from bagent.runs.worker import encode_options
 from bagent.store.rundir import RunDir
-from bagent.store.totals import Totals, run_codes
+from bagent.store.totals import Totals, run_codes, stage_causes
 
 STARTS = 3
 """How often one worker is started: a process that the kernel killed is started again."""
@@ -286,7 +286,11 @@ def codes_before(prepared: Prepared) -> Counter[int]:
     whose workers count them as they meet them."""
     if prepared.stages:
         return Counter()
-    return run_codes(prepared.run_dir, None, None)
+    return run_codes(prepared.run_dir, None, None, accept=_accepts(prepared))
+
+
+def _accepts(prepared: Prepared) -> bool:
+    return prepared.job.output.truncated == "accept"
 
 
 def whole_state(workers: Sequence[Worker], before: Mapping[int, int]) -> Snapshot | None:
@@ -326,8 +330,12 @@ def final_state(
     if worst(workers) is None:
         _take_back_replaced(prepared, workers, state, progress)
         state = msgspec.structs.replace(state, remaining=0, total_is_exact=True)
-    codes = run_codes(prepared.run_dir, None, last_stage(prepared.stages))
+    last = last_stage(prepared.stages)
+    codes = run_codes(prepared.run_dir, None, last, accept=_accepts(prepared))
     state = state.with_totals(Totals.of(codes))
+    if prepared.stages:
+        causes = stage_causes(prepared.run_dir, None)
+        state = msgspec.structs.replace(state, causes=causes)
     progress.update(state)
     return state
 

@@ -36,7 +36,7 @@ class Guards:
         """Count one finished row."""
         self._done += 1
         kind = outcome.error_kind
-        if outcome.status != "ok":
+        if outcome.failed:
             self._failed += 1
         if kind == "budget":
             return StopAdvice(
@@ -54,7 +54,7 @@ class Guards:
         if not self._canary or self._done > CANARY:
             return None
         kind = outcome.error_kind or outcome.status
-        if outcome.status == "ok" or kind in PASSING_KINDS:
+        if not outcome.failed or kind in PASSING_KINDS:
             self._canary = False
             return None
         if self._first_kind is None:

@@ -96,6 +96,13 @@ def kind_of(code: int) -> str | None:
     return ERROR_KINDS[number - 1] if number <= len(ERROR_KINDS) else "other"
 
 
+ACCEPTED_CODE = code_of("truncated", None)
+"""The code of a truncated answer that the job accepts: such an outcome has no error kind."""
+
+FINISHED_CODES = frozenset({OK_CODE, ACCEPTED_CODE})
+"""The codes of outcomes that are no failures."""
+
+
 @lru_cache(maxsize=65536)
 def salt_of(stage: str, answer: int) -> int:
     """The 64-bit BLAKE2b hash of a stage and an answer number."""

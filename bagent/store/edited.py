@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, compress
 from pathlib import Path
@@ -29,6 +29,9 @@ _ORDINALS = (1 << _ORDINAL_BITS) - 1
 _MOST_ROWS = 1 << 38
 _MOST_LOADED = 16
 """So many segments' columns are kept, some 2 MB each."""
+
+_MOST_IN_SET = 1 << 18
+"""So many numbers are looked up in a set, which is faster than a search."""
 
 _WINDOW = 1 << 22
 """Rows that are looked at together."""
@@ -264,20 +267,24 @@ def _same(one: Json, other: Json) -> bool:
 
 
 class Missing:
-    """Units that failed and are to be taken up again: which of them were met in the input.
+    """Units that failed: which of them were met in the input.
 
     Args:
         units: they, in any order.
 
-    Memory: 9 bytes each.
+    Memory: 9 bytes each, and a set of them where they are few.
     """
 
     def __init__(self, units: Iterable[int]) -> None:
         self._units = array("Q", sorted(units))
         self._met = bytearray(len(self._units))
+        few = len(self._units) <= _MOST_IN_SET
+        self._set: Container[int] | None = frozenset(self._units) if few else None
 
     def meet(self, unit: int) -> None:
         """A row of the input has this unit; it may be none of them."""
+        if self._set is not None and unit not in self._set:
+            return
         at = bisect_left(self._units, unit)
         if at < len(self._units) and self._units[at] == unit:
             self._met[at] = 1

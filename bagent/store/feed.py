@@ -14,7 +14,14 @@ from typing import BinaryIO, NamedTuple, Protocol
 import msgspec
 
 from bagent.errors import BagentError
-from bagent.store.codec import OK_CODE, clean, decode_brief, decode_outcome_line, salt_of
+from bagent.store.codec import (
+    FINISHED_CODES,
+    OK_CODE,
+    clean,
+    decode_brief,
+    decode_outcome_line,
+    salt_of,
+)
 from bagent.store.current import Block, CurrentLines, slices
 from bagent.store.index import HashMap
 from bagent.types import Row
@@ -206,7 +213,7 @@ class Feed:
         except msgspec.DecodeError:
             return b"\n"
         text, raw = rows.find(row, brief.key, line)
-        if block.codes[number] != OK_CODE and int(brief.key, 16) not in self._mended:
+        if block.codes[number] not in FINISHED_CODES and int(brief.key, 16) not in self._mended:
             self._note_failed(row, text, files[0], raw, files[1])
         return self._joined(line, text)
 

@@ -20,7 +20,7 @@ from bagent.store.near import Near
 from bagent.store.ranges import UNIT_BITS, Outcomes
 from bagent.store.segment_index import SegmentIndex, open_index
 from bagent.store.segments import Report, list_segments, part_order
-from bagent.types import PASSING_KINDS
+from bagent.types import OUTSIDE_KINDS, PASSING_KINDS
 
 _PART_BITS = 13
 
@@ -30,51 +30,70 @@ class Policy:
     """Which outcomes count as finished when a run goes on; ok always does.
 
     Args:
-        ended: the run had ended with 0 or 1, so everything that is not ok is taken up again;
-            else only what failed for a passing reason is.
-        retry: error kinds or statuses to take up again, and no others; None leaves it to
-            ``ended``.
+        ended: the run had ended with 0 or 1: besides what failed for a passing reason, the kinds
+            in ``again`` are sent again.
+        retry: error kinds or statuses to send again, and no others; None leaves it to the rest.
         skip_failed: whatever failed is left as it is, unless ``retry`` names it.
+        again: the kinds, besides passing ones, that may come out otherwise.
+        accept_truncated: truncated answers are finished.
     """
 
     ended: bool = False
     retry: frozenset[str] | None = None
     skip_failed: bool = False
+    again: frozenset[str] = OUTSIDE_KINDS
+    accept_truncated: bool = False
 
     @classmethod
-    def parse(cls, retry: str | None, *, skip_failed: bool = False, ended: bool = False) -> Policy:
+    def parse(
+        cls,
+        retry: str | None,
+        *,
+        skip_failed: bool = False,
+        ended: bool = False,
+        again: frozenset[str] = OUTSIDE_KINDS,
+        accept_truncated: bool = False,
+    ) -> Policy:
         """A policy from the words of ``--retry KIND[,KIND]|all``.
 
         Raises:
             JobError: a word is no error kind and no status.
         """
-        if retry is None:
-            return cls(ended, None, skip_failed)
-        known = list(dict.fromkeys((*ERROR_KINDS, *STATUSES[1:])))
-        words = {word.strip() for word in retry.split(",") if word.strip()}
-        if "all" in words:
-            return cls(ended, frozenset(known), skip_failed)
-        for word in sorted(words):
-            if word not in known:
-                near = difflib.get_close_matches(word, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"all, {', '.join(known)}"
-                raise JobError(f"--retry: no such kind of failure: {word}", hint=hint)
-        return cls(ended, frozenset(words), skip_failed)
+        kinds = None if retry is None else _retried(retry)
+        return cls(ended, kinds, skip_failed, again, accept_truncated)
 
     def is_finished(self, status: str, kind: str | None) -> bool:
         """Whether an outcome is left as it is."""
         if status == "ok":
             return True
+        accepted = status == "truncated" and (kind is None or self.accept_truncated)
         if self.retry is not None:
-            return not (kind in self.retry or status in self.retry)
-        if self.skip_failed:
+            named = kind in self.retry or status in self.retry
+            return not named or (accepted and self.retry == _ALL_KINDS)
+        if self.skip_failed or accepted:
             return True
-        return not self.ended and kind not in PASSING_KINDS
+        return kind not in PASSING_KINDS and not (self.ended and kind in self.again)
 
     def finished_codes(self) -> frozenset[int]:
         """The codes of :func:`bagent.store.codec.code_of` that are left as they are."""
         codes = range(len(STATUSES) << 5)
         return frozenset(c for c in codes if self.is_finished(status_of(c), kind_of(c)))
+
+
+_ALL_KINDS = frozenset({*ERROR_KINDS, *STATUSES[1:]})
+
+
+def _retried(words: str) -> frozenset[str]:
+    known = list(dict.fromkeys((*ERROR_KINDS, *STATUSES[1:])))
+    kinds = {word.strip() for word in words.split(",") if word.strip()}
+    if "all" in kinds:
+        return _ALL_KINDS
+    for word in sorted(kinds):
+        if word not in known:
+            near = difflib.get_close_matches(word, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"all, {', '.join(known)}"
+            raise JobError(f"--retry: no such kind of failure: {word}", hint=hint)
+    return frozenset(kinds)
 
 
 class UnitSet:

@@ -26,7 +26,7 @@ from bagent.store.feed import InputFinder
 from bagent.store.index import DoneIndex, HashMap, Policy, done_index
 from bagent.store.rundir import RunInfo
 from bagent.store.segments import Report, locate
-from bagent.store.totals import Totals, last_stage_of
+from bagent.store.totals import Totals, accept_truncated, accepts_truncated, last_stage_of
 from bagent.types import Json, Outcome
 
 RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input")
@@ -230,9 +230,10 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
         info: what its ``run.json`` says; None where it cannot be read.
     """
     last = last_stage_of(info)
-    staged = None if last is None else Totals.of(last.codes(run_dir, None))
+    accept = info is not None and accepts_truncated(info.job)
     with CurrentLines(run_dir, report) as lines:
         done = done_index(lines.indexes, Policy())
+        codes = done.codes if last is None else last.codes(run_dir, None)
         totals = [index.totals for index in lines.indexes]
         count = lines.lines
         unknown = sum(t.unknown for t in totals)
@@ -240,7 +241,7 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
         firsts = [t.first for t in totals if t.first is not None]
         lasts = [t.last for t in totals if t.last is not None]
         return RunSummary(
-            totals=staged or Totals.of(done.codes),
+            totals=Totals.of(accept_truncated(codes) if accept else codes),
             statuses=done.statuses,
             kinds=done.kinds,
             prompt_tokens=sum(t.prompt for t in totals) if known else None,

@@ -34,7 +34,12 @@ _OWN_PATTERNS = ("run-*-of-*.json", "owner*.json*", "progress*.json", ".tables-*
 
 
 class Start(msgspec.Struct, omit_defaults=True):
-    """One start of a run. Times are Unix seconds; ``exit_code`` is None while it goes on."""
+    """One start of a run. Times are Unix seconds; ``exit_code`` is None while it goes on.
+
+    ``command`` is what goes on with the run, in words; ``reason`` and ``action`` say why it
+    stopped early and what a person must do first. ``resent`` are the kinds of failure that the
+    same command sends again once the run has ended.
+    """
 
     at: float
     part: str = "all"
@@ -43,6 +48,10 @@ class Start(msgspec.Struct, omit_defaults=True):
     version: str = ""
     ended_at: float | None = None
     exit_code: int | None = None
+    command: list[str] = msgspec.field(default_factory=list)
+    reason: str = ""
+    action: str = ""
+    resent: list[str] = msgspec.field(default_factory=list)
 
 
 class RunInfo(msgspec.Struct, omit_defaults=True):

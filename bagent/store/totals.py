@@ -9,16 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from bagent.store.codec import OK_CODE, code_of, kind_of, status_of
+from bagent.store.codec import ACCEPTED_CODE, OK_CODE, code_of, kind_of, status_of
 from bagent.store.current import CurrentLines, Selection
 from bagent.store.index import count_outcomes, open_indexes
 from bagent.store.rundir import RunInfo
 
-ACCEPTED_CODE = code_of("truncated", None)
-"""The code of a truncated answer that the job accepts: such an outcome has no error kind."""
+TRUNCATED_CODE = code_of("truncated", "truncated")
+
+
+def accept_truncated(codes: Mapping[int, int]) -> Counter[int]:
+    """Return the counts by outcome code of a job that accepts truncated answers by now."""
+    counts = Counter(codes)
+    counts[ACCEPTED_CODE] += counts.pop(TRUNCATED_CODE, 0)
+    return counts
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -90,14 +97,37 @@ def last_stage_of(info: RunInfo | None) -> LastStage | None:
     return LastStage(info.stages[-1], info.query_last)
 
 
-def run_codes(run_dir: Path, part: str | None, last: LastStage | None) -> Counter[int]:
+def run_codes(
+    run_dir: Path, part: str | None, last: LastStage | None, *, accept: bool = False
+) -> Counter[int]:
     """Count the rows of a run by the codes of their current outcomes.
 
     Args:
         run_dir: the run directory.
         part: one part's journal, or None for those of all parts.
         last: the last stage; None where the job has one stage.
+        accept: the job accepts truncated answers.
     """
     if last is not None:
-        return last.codes(run_dir, part)
-    return count_outcomes(open_indexes(run_dir, lambda _: None, part=part))
+        counts = last.codes(run_dir, part)
+    else:
+        counts = count_outcomes(open_indexes(run_dir, lambda _: None, part=part))
+    return accept_truncated(counts) if accept else counts
+
+
+def stage_causes(run_dir: Path, part: str | None) -> dict[str, int]:
+    """Count why rows failed in any stage, by kind.
+
+    Rows that failed since what they are made of had failed are ``bad_input``: that is no cause
+    where there is another one.
+    """
+    kinds = dict(Totals.of(run_codes(run_dir, part, None)).by_kind)
+    if len(kinds) > 1:
+        kinds.pop("bad_input", None)
+    return kinds
+
+
+def accepts_truncated(job: Mapping[str, Any]) -> bool:
+    """Return whether a resolved job, as ``run.json`` has it, accepts truncated answers."""
+    output = job.get("output")
+    return isinstance(output, dict) and output.get("truncated") == "accept"

@@ -173,10 +173,10 @@ def test_silence_ends_with_the_next_command_and_with_why_a_run_did_not_end_well(
     assert (done.code, done.out) == (1, "")
     first, *_, last = done.err.splitlines()
     assert first == "rows        5 rows: 4 ok, 1 failed"
-    assert last.startswith("next        bagent query runs/job")
+    assert last == "next        bagent run job.yaml --progress none --retry rejected"
     assert "by kind: rejected 1" in done.err
     fs.set_script({"*": [echo()]})
-    done = run_bagent(silent, job_dir)
+    done = run_bagent([*silent, "--retry", "rejected"], job_dir)
     assert (done.code, done.out) == (0, "")
     assert done.err == "next        bagent results runs/job | head\n"
 
@@ -242,6 +242,7 @@ def test_the_command_that_an_ending_names_works_as_it_stands(fs, job_dir):
     last = run_bagent(RUN, job_dir).err.splitlines()[-1]
     assert last.startswith("next")
     command = last.removeprefix("next").strip().removeprefix("bagent")
-    shown = shell(f"{BAGENT} {command}", job_dir)
-    assert shown.returncode == 0, shown.stderr
-    assert "r1" in shown.stdout
+    fs.set_script({"*": [echo()]})
+    typed = shell(f"{BAGENT} {command}", job_dir)
+    assert typed.returncode == 0, typed.stderr
+    assert (fs.count("r1"), fs.count("r2")) == (2, 1)

@@ -6,6 +6,7 @@ import pytest
 
 from bagent.observe.caches import CacheRate, Caches
 from bagent.observe.live import Live
+from bagent.observe.next_step import Advice
 from bagent.observe.summary import EndInfo, summary_lines
 from bagent.types import EndpointSample
 
@@ -41,7 +42,7 @@ def test_who_does_not_tell_is_unknown():
 
 def cache_line(make, tally, **fleet):
     lines = summary_lines(
-        make.snapshot(tally, make.fleet(**fleet)), EndInfo(0, "r", "runs/r", "bagent run")
+        make.snapshot(tally, make.fleet(**fleet)), EndInfo(Advice(0, "r", "runs/r", ["bagent"]))
     )
     return [line.partition("cache")[2].strip() for line in lines if line.startswith("cache")]
 

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
+from bagent.observe.next_step import Advice
 from bagent.observe.summary import EndInfo, summary_lines
 from bagent.observe.tally import Tally
+from bagent.types import PASSING_KINDS
 
 COMMAND = "bagent run job.yaml"
-QUERY = (
+LOOK = (
     'bagent query genes "select id, error_kind, endpoint, attempts, error '
     "from results where status <> 'ok' limit 20\""
 )
@@ -21,8 +23,11 @@ RESUME = [
 
 
 def info(exit_code: int, **parts: Any) -> EndInfo:
-    fields = {"run": "genes", "results": "runs/genes", "command": COMMAND}
-    return EndInfo(exit_code=exit_code, **{**fields, **parts})
+    ending = {name: parts.pop(name) for name in ("reason", "color", "brief") if name in parts}
+    fields = {"run": "genes", "results": "runs/genes", "command": COMMAND.split()}
+    resent = PASSING_KINDS | {"auth"}
+    advice = Advice(exit_code=exit_code, **{**fields, "resent": resent, **parts})
+    return EndInfo(advice, **ending)
 
 
 def test_a_whole_run_is_summed_up(tally: Tally, make: Any, clock: Any) -> None:
@@ -88,8 +93,14 @@ def test_three_kinds_of_failure_are_three_groups(tally: Tally, make: Any, clock:
         "            1 x bad_response, HTTP 200, at http://127.0.0.1:8006",
         "                row r6 (genes.jsonl:7): HTTP 200: <h1>gateway</h1>",
         "results     runs/genes",
-        "advice      look at the failed rows; the same command sends only those rows again",
-        f"next        {QUERY}",
+        "cause       change the job or the input: 2 rows refused by the server (rejected)",
+        "cause       change the prompt or the schema, or set sampling.temperature: 2 rows without "
+        "an answer that fits the schema, and temperature 0 gives the same answer again (schema)",
+        f"look        {LOOK}",
+        "retry       bagent run job.yaml --retry rejected,schema",
+        "advice      the same command sends again what may come out otherwise: timeout 3, "
+        "bad_response 1",
+        "next        bagent run job.yaml",
     ]
 
 
@@ -131,7 +142,7 @@ def test_the_last_line_is_the_command_that_comes_next(
         (
             {"error_kind": "timeout", "error": "no answer"},
             1,
-            "advice      these failures may pass: the same command sends only those rows again",
+            "advice      the same command sends again what may come out otherwise: timeout 1",
         ),
         (
             {"error_kind": "auth", "error": "HTTP 401: no"},
@@ -166,6 +177,12 @@ def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally, make, causes, 
     lines = summary_lines(make.snapshot(tally), info(1))
     assert len([line for line in lines if " x rejected" in line]) == 10
     assert f"            {rest}" in lines
+
+
+def test_the_command_that_goes_on_does_not_begin_anew(tally: Tally, make: Any) -> None:
+    command = ["bagent", "run", "my job.yaml", "--fresh", "--limit", "3"]
+    lines = summary_lines(make.snapshot(tally), info(75, command=command))
+    assert lines[-1] == "next        bagent run 'my job.yaml' --limit 3"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +248,7 @@ def test_colour_codes_are_only_in_lines_for_a_terminal(tally: Tally, make: Any) 
     tally.outcome(make.outcome(0, "failed", error_kind="auth", error="\x1b[31mno"))
     assert "\x1b" not in text(tally, make, info(1))
     colored = summary_lines(make.snapshot(tally), info(1, color=True))
-    assert colored[-1].startswith("\x1b[1mnext      \x1b[0m  bagent query")
+    assert colored[-1].startswith("\x1b[1mnext      \x1b[0m  bagent run")
 
 
 def test_a_servers_words_in_the_reason_cannot_steer_the_terminal(tally: Tally, make: Any) -> None:

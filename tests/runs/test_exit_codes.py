@@ -10,7 +10,6 @@ import threading
 import msgspec
 import pytest
 
-from bagent.runs.start import going_on
 from support.cli import Running, run_here
 from support.jobs import results_by_id, run_json, write_job
 from support.replies import echo, error_body, gated, hang, ok, slow, status
@@ -35,11 +34,11 @@ def test_no_rows_is_0_with_a_warning(fs, job_dir, bagent):
     assert fs.requests == []
 
 
-def test_some_rows_failed_is_1_and_they_are_tried_again(fs, job_dir, bagent):
+def test_some_rows_failed_is_1_and_retry_sends_them_again(fs, job_dir, bagent):
     fs.set_script({"r2": [status(400, error_body(400, "no")), ok("now")], "*": [echo()]})
     write_job(job_dir, fs.url, 4)
     assert bagent(RUN).code == 1
-    assert bagent(RUN).code == 0
+    assert bagent([*RUN, "--retry", "rejected"]).code == 0
     assert fs.count("r2") == 2
     assert len(fs.requests) == 5
     assert results_by_id(job_dir)["r2"]["text"] == "now"
@@ -241,12 +240,6 @@ def test_rows_refused_for_the_key_are_retried_after_exit_code_76(fs, job_dir, ba
     assert len(fs.requests) == sent + 19
     found = results_by_id(job_dir)
     assert [name for name, row in found.items() if row["status"] != "ok"] == ["r1"]
-
-
-def test_the_command_that_goes_on_does_not_begin_anew():
-    assert going_on(["run", "my job.yaml", "--fresh", "--limit", "3"]) == (
-        "bagent run 'my job.yaml' --limit 3"
-    )
 
 
 @pytest.mark.process("workers")

@@ -89,7 +89,8 @@ def test_what_no_rows_could_be_made_of_is_not_asked_about_and_counts_no_more_onc
         [failed] = outcomes(tmp_path, "whole")
         assert "none of 1 rows came out ok" in failed["error"]
         assert "is not of type" in failed["error"]
-        done = run_bagent(RUN, tmp_path)
+        assert done.err.splitlines()[-1].endswith(" --retry schema")
+        done = run_bagent([*RUN, "--retry", "schema"], tmp_path)
     assert done.code == 0, done.err
     found = [(row["stage"], row["id"], row["status"]) for row in results(tmp_path)]
     assert sorted(found) == [

@@ -141,7 +141,7 @@ def test_a_failed_reducer_keeps_the_rows_and_only_it_is_asked_again(tmp_path):
         assert run_stages(tmp_path, server.url, 5, [LEAF, REDUCE]).code == 1
         server.server.check = None
         before = len(server.requests)
-        again = run_bagent(RUN, tmp_path)
+        again = run_bagent([*RUN, "--retry", "rejected"], tmp_path)
         assert again.code == 0, again.err
         asked = [seen.prompts[0] for seen in server.requests[before:]]
     assert len(asked) == 1

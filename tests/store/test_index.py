@@ -11,7 +11,7 @@ from bagent.store.current import CurrentLines, Selection
 from bagent.store.index import HashMap, Policy, UnitSet, load_index
 from bagent.store.segment_index import open_index
 from bagent.store.segments import Segment
-from bagent.types import PASSING_KINDS, Outcome
+from bagent.types import OUTSIDE_KINDS, PASSING_KINDS, Outcome
 
 
 def unit(outcome: Outcome) -> int:
@@ -94,11 +94,14 @@ def test_order_does_not_depend_on_how_far_apart_rows_are(store, outcome):
 
 
 @pytest.mark.parametrize("kind", ERROR_KINDS)
-def test_in_the_middle_of_a_run_only_passing_failures_are_sent_again(store, failure, kind):
+def test_only_what_may_come_out_otherwise_is_sent_again(store, failure, kind):
     one = failure(1, kind)
     store.write(one)
     assert load(store).has(unit(one)) == (kind not in PASSING_KINDS)
-    assert not load(store, Policy(ended=True)).has(unit(one))
+    resent = PASSING_KINDS | OUTSIDE_KINDS
+    assert load(store, Policy(ended=True)).has(unit(one)) == (kind not in resent)
+    varied = Policy(ended=True, again=OUTSIDE_KINDS | {"schema"})
+    assert load(store, varied).has(unit(one)) == (kind not in resent | {"schema"})
     assert load(store, Policy(ended=True, skip_failed=True)).has(unit(one))
 
 

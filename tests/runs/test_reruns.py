@@ -1,0 +1,177 @@
+"""What the same command sends again after a run has ended, and what the summary says to type."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from support.jobs import results_by_id, write_job, write_rows
+from support.replies import context_overflow, echo, error_body, ok, ok_json, raw, refused, status
+
+RUN = ["run", "job.yaml", "--progress", "plain"]
+CUT = ok("half", finish_reason="length", usage={"prompt_tokens": 5, "completion_tokens": 64})
+SCHEMA = {
+    "type": "object",
+    "properties": {"score": {"type": "integer"}},
+    "required": ["score"],
+    "additionalProperties": False,
+}
+
+
+def last_line(done):
+    label, command = done.err.splitlines()[-1].split(maxsplit=1)
+    assert label == "next"
+    return command
+
+
+def type_next(bagent, done):
+    """Type the last line of a summary."""
+    words = shlex.split(last_line(done))
+    assert words[0] == "bagent"
+    return bagent(words[1:])
+
+
+def batch_rows(count, **body):
+    return [
+        {
+            "custom_id": f"r{n}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "model": "fake-model",
+                "messages": [{"role": "user", "content": f"id=r{n} say something"}],
+                **body,
+            },
+        }
+        for n in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (CUT, "truncated"),
+        (status(400, error_body(400, "no")), "rejected"),
+        (context_overflow(), "context_overflow"),
+        (refused(), "refused"),
+        (ok_json({"score": "high"}), "schema"),
+    ],
+    ids=["truncated", "rejected", "context_overflow", "refused", "invalid"],
+)
+def test_a_lasting_failure_is_sent_again_only_where_the_next_line_is_typed(
+    fs, job_dir, bagent, reply, kind
+):
+    fs.set_script({"r2": [reply], "*": [ok_json({"score": 1})]})
+    output = {"schema": SCHEMA, "retries": 0, "enforce": "prompt"}
+    write_job(job_dir, fs.url, 3, output=output)
+    assert bagent(RUN).code == 1
+    before = fs.count("r2")
+    again = bagent(RUN)
+    assert (again.code, fs.count("r2"), fs.count("r1")) == (1, before, 1)
+    assert "the same command sends none of these rows again" in again.err
+    assert f"--retry {kind}" in last_line(again)
+    fs.set_script({"*": [ok_json({"score": 2})]})
+    typed = type_next(bagent, again)
+    assert typed.code == 0, typed.err
+    assert fs.count("r1") == 1
+    assert results_by_id(job_dir)["r2"]["output"] == {"score": 2}
+
+
+def test_a_passing_failure_is_sent_again_by_the_same_command(fs, job_dir, bagent):
+    fs.set_script({"r2": [raw("<h1>"), ok("now")], "r3": [CUT], "*": [echo()]})
+    write_job(job_dir, fs.url, 3, limits={"retries": 0})
+    first = bagent(RUN)
+    assert first.code == 1
+    lines = [line for line in first.err.splitlines() if line.startswith(("cause", "retry", "adv"))]
+    assert lines == [
+        "cause       raise sampling.max_tokens: 1 answer ended at 64 tokens",
+        "retry       bagent run job.yaml --progress plain --set sampling.max_tokens=128"
+        " --on-change continue --retry truncated",
+        "advice      the same command sends again what may come out otherwise: bad_response 1",
+    ]
+    typed = type_next(bagent, first)
+    assert (typed.code, fs.count("r2"), fs.count("r3")) == (1, 2, 1)
+    assert results_by_id(job_dir)["r2"]["text"] == "now"
+
+
+def test_an_invalid_answer_is_sent_again_where_another_one_may_come(fs, job_dir, bagent):
+    fs.set_script({"r1": [ok_json({"score": "x"}), ok_json({"score": 3})], "*": [echo()]})
+    output = {"schema": SCHEMA, "retries": 0, "enforce": "prompt"}
+    write_job(job_dir, fs.url, 1, output=output, sampling={"temperature": 0.7, "max_tokens": 64})
+    assert bagent(RUN).code == 1
+    assert bagent(RUN).code == 0
+
+
+def test_the_summary_names_the_tokens_at_which_answers_ended(fs, job_dir, bagent):
+    fs.set_script({"*": [CUT]})
+    write_job(job_dir, fs.url, 4)
+    done = bagent(RUN)
+    assert "cause       raise sampling.max_tokens: 4 answers ended at 64 tokens" in done.err
+    assert "fit the schema" not in done.err
+    fs.set_script({"*": [echo()]})
+    typed = type_next(bagent, done)
+    assert typed.code == 0, typed.err
+    assert fs.requests[-1].body["max_tokens"] == 128
+
+
+def test_accepted_truncated_answers_are_finished_and_exit_with_0(fs, job_dir, bagent):
+    fs.set_script({"r1": [CUT], "*": [echo()]})
+    write_job(job_dir, fs.url, 3, output={"truncated": "accept"})
+    done = bagent(RUN)
+    assert done.code == 0, done.err
+    assert "rows        3 rows: 2 ok, 1 truncated (accepted), 0 failed" in done.err
+    row = results_by_id(job_dir)["r1"]
+    assert (row["status"], row["error_kind"], row["text"]) == ("truncated", None, "half")
+    assert (
+        not (job_dir / "runs/job/failed.jsonl").exists()
+        or not (job_dir / "runs/job/failed.jsonl").read_text()
+    )
+    assert bagent([*RUN, "--retry", "all"]).code == 0
+    assert fs.count("r1") == 1
+
+
+def test_a_job_that_accepts_them_later_pays_for_none_again(fs, job_dir, bagent):
+    fs.set_script({"r1": [CUT], "*": [echo()]})
+    write_job(job_dir, fs.url, 3)
+    assert bagent(RUN).code == 1
+    done = bagent([*RUN, "--set", "output.truncated=accept"])
+    assert (done.code, len(fs.requests)) == (0, 3)
+    [state] = bagent(["status", "job", "--json"]).lines()
+    assert (state["ok"], state["accepted"], state["failed"]) == (2, 1, 0)
+
+
+def test_batch_lines_with_their_own_max_tokens_accept_truncated_answers(fs, job_dir, bagent):
+    fs.set_script({"*": [CUT]})
+    write_rows(job_dir / "batch.jsonl", batch_rows(60, max_tokens=64))
+    command = ["run", "batch.jsonl", "--backend", fs.url, "--progress", "plain"]
+    done = bagent(command)
+    assert done.code == 0, done.err
+    assert bagent(command).code == 0
+    assert len(fs.requests) == 60
+    [line, *_] = bagent(["results", "batch", "--format", "openai-batch"]).lines()
+    assert line["response"]["body"]["choices"][0]["finish_reason"] == "length"
+    command += ["--name", "strict", "--limit", "4"]
+    strict = bagent([*command, "--set", "output.truncated=fail"])
+    assert strict.code == 1
+    typed = type_next(bagent, strict)
+    assert (typed.code, len(fs.requests)) == (0, 64)
+
+
+def test_a_changed_job_sends_again_whatever_failed(fs, job_dir, bagent):
+    fs.set_script({"r1": [status(400, error_body(400, "no")), ok("now")], "*": [echo()]})
+    write_job(job_dir, fs.url, 3)
+    assert bagent(RUN).code == 1
+    changed = [*RUN, "--set", "sampling.top_p=0.5", "--on-change", "continue"]
+    assert bagent(changed).code == 0
+    assert (fs.count("r1"), len(fs.requests)) == (2, 4)
+
+
+def test_a_lasting_failure_of_a_row_that_left_the_input_counts_no_more(fs, job_dir, bagent):
+    fs.set_script({"r1": [status(400, error_body(400, "no"))], "*": [echo()]})
+    write_job(job_dir, fs.url, 3)
+    assert bagent(RUN).code == 1
+    rows = (job_dir / "rows.jsonl").read_text().splitlines(keepends=True)
+    (job_dir / "rows.jsonl").write_text("".join(rows[1:]))
+    done = bagent(RUN)
+    assert (done.code, len(fs.requests)) == (0, 3), done.err
