@@ -65,9 +65,7 @@ def test_any_conversation_keeps_its_messages_pairs_and_prompt(seed: int) -> None
         assert count == 0
 
 
-def test_the_oldest_answers_are_cut_first_and_the_last_turns_only_where_that_is_not_enough() -> (
-    None
-):
+def test_the_oldest_answers_are_cut_first_and_the_last_turns_only_if_needed() -> None:
     messages = [*PROMPT, *turn(0, "a" * 4000), *turn(1, "b" * 4000), *turn(2, "c" * 4000)]
     all_of_it = size(messages)
     once, count = cut_answers(messages, len(PROMPT), all_of_it - 1)

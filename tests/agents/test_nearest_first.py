@@ -33,7 +33,7 @@ def test_conversations_as_near_their_end_go_on_in_the_order_of_their_return():
 
 
 @on_jumping_clock
-async def test_a_conversation_that_returns_later_passes_those_that_are_further_from_their_end():
+async def test_a_later_conversation_nearer_its_end_goes_before_earlier_ones():
     s = setup({"only": always(seconds=1.0)}, limit=1)
     s.recorder.on_reply = lambda call, reply: (
         s.fleet.submit(s.call(99, turn=4), urgent=True) if call.row == 1 else None

@@ -43,9 +43,7 @@ def program_job(job_dir, url, rows=1, code=AGENT, **keys):
     write_job(job_dir, url, rows, agent=agent, **keys)
 
 
-def test_each_row_is_answered_by_a_process_in_its_own_folder_and_its_tokens_are_counted(
-    job_dir, bagent
-):
+def test_each_row_runs_a_process_in_its_own_folder_and_its_tokens_are_counted(job_dir, bagent):
     with FakeServer({"*": [ok("first")], "again": [ok("final")]}) as fs:
         program_job(job_dir, fs.url, 3)
         done = bagent(["run", "job.yaml"], env={"MY_SECRET": "hush"})

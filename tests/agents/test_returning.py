@@ -8,9 +8,7 @@ from support.jobs import parquet
 from support.replies import ok
 
 
-def test_agents_that_return_have_priority_and_each_turn_s_cached_tokens_are_in_the_table(
-    job_dir, bagent
-):
+def test_returning_agents_have_priority_and_cached_tokens_are_recorded_by_turn(job_dir, bagent):
     usage = {"prompt_tokens": 90, "completion_tokens": 5}
     cached = {**usage, "prompt_tokens_details": {"cached_tokens": 64}}
     add, more = ("add", '{"a":1,"b":2}'), ("add", '{"a":3,"b":4}')

@@ -31,9 +31,7 @@ def own(fs):
     return fs.url.replace("http://", "vllm://")
 
 
-def test_one_that_cannot_have_both_is_asked_for_the_schema_where_no_tool_may_be_called(
-    job_dir, bagent
-):
+def test_an_engine_without_both_gets_the_schema_only_where_tools_are_off(job_dir, bagent):
     script = [BOUND, ADD, ok("the sum is three"), ok('{"sum": 3}')]
     with FakeServer({"*": script}) as fs:
         row = run_on(own(fs), job_dir, bagent)["r1"]

@@ -131,9 +131,7 @@ def test_a_call_that_a_kill_cut_short_is_reported_and_not_run_again(job_dir, bag
     assert "may_have_run" in [one["error"] for one in table]
 
 
-def test_a_call_that_ended_before_a_kill_is_in_the_table_though_its_turn_was_not_whole(
-    job_dir, bagent
-):
+def test_a_call_that_ended_before_a_kill_is_recorded_though_its_turn_was_not_whole(job_dir, bagent):
     turn = calls(("add", '{"a":1,"b":2}'), ("wait", '{"seconds":60}'))
     with FakeServer({"*": [turn]}) as fs:
         agent_job(job_dir, fs.url, stream=False)

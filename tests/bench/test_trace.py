@@ -139,7 +139,7 @@ def test_times_are_as_recorded_or_faster_and_workers_share_them() -> None:
     assert len(list(replayed(few, TRACE))) == 1
 
 
-def test_a_replay_takes_the_place_of_other_loads_and_lasts_as_long_as_it_was_recorded() -> None:
+def test_a_replay_replaces_other_loads_and_lasts_as_long_as_its_recording() -> None:
     plan = make_plan("quick", {"trace": INFO, "speeds": (1.0, 2.0)})
     assert [one.load for one in stages(plan, ["a"])] == ["replay", "replay x2"]
     assert [one.rate for one in stages(plan, ["a"])] == [0.75, 1.5]

@@ -71,7 +71,7 @@ def test_a_full_server_costs_no_try_and_its_limit_is_cut():
     assert s.states[0].limit.value < 16
 
 
-def test_a_row_that_is_refused_for_ever_while_others_get_through_ends_with_its_patience():
+def test_a_row_that_is_always_refused_while_others_succeed_fails_in_the_end():
     scripts = {"a": lambda row, number: Answer(FULL if row == 0 else GOOD, 1.0)}
     policy = RetryPolicy(retries=2, throttled=600.0)
     s = run_rows(scripts, 1500, limit=2, retry=policy)

@@ -93,7 +93,7 @@ def test_a_server_fault_does_not_halve_a_group():
     assert set(s.tries().values()) == {2}
 
 
-def test_an_endpoint_that_must_be_asked_how_it_wants_groups_gets_nothing_until_it_told():
+def test_an_endpoint_gets_no_rows_before_its_group_limit_is_known():
     s = run_rows(
         {"a": always(), "b": always()},
         300,

@@ -129,7 +129,7 @@ def run(names: Iterable[str], work: Callable[[Lent], Awaitable[None]], limit: in
     return run_jumping(main())
 
 
-def test_what_a_hanging_endpoint_has_goes_elsewhere_and_it_comes_back_by_a_proof_and_a_trial():
+def test_requests_leave_a_hanging_endpoint_that_returns_after_a_probe_and_one_call():
     async def work(lent: Lent) -> None:
         lent.hung.add("a")
         first = [asyncio.create_task(lent.ask()) for _ in range(2)]
@@ -180,7 +180,7 @@ def test_a_request_is_taken_away_from_hanging_endpoints_once_only():
     run("abc", work)
 
 
-def test_answers_that_have_begun_stay_with_a_hanging_endpoint_and_end_with_a_dead_one():
+def test_streams_stay_with_a_hanging_endpoint_and_end_with_a_dead_one():
     async def work(lent: Lent) -> None:
         lent.hung.add("a")
         stream = asyncio.create_task(lent.ask(1.0, begins=0.5))
@@ -239,7 +239,7 @@ def test_who_reads_a_stream_slowly_makes_no_endpoint_look_slow_or_stalled():
     assert (lent.notices, lent.proofs) == ([], [])
 
 
-def test_an_endpoint_that_joined_gets_its_share_and_one_that_left_only_ends_what_it_has():
+def test_an_endpoint_that_joins_gets_its_share_and_one_that_leaves_finishes():
     async def work(lent: Lent) -> None:
         held = asyncio.create_task(lent.ask(50.0))
         await asyncio.sleep(0)

@@ -99,7 +99,7 @@ def test_quiet_looks_at_a_limit_in_use_let_it_grow_before_a_round_is_over() -> N
     assert widths == [16, 32, 32, 64, 64, 64]
 
 
-def test_quiet_looks_at_a_limit_that_is_not_used_or_an_engine_that_tells_nothing_do_not() -> None:
+def test_quiet_polls_do_not_raise_an_unused_limit_or_that_of_a_silent_engine() -> None:
     limit = InFlightLimit(100, 1000)
     for _ in range(20):
         limit.eased(79)

@@ -191,7 +191,7 @@ def test_the_limit_settles_a_little_above_what_the_engine_runs(capacity: int, se
 
 
 @pytest.mark.parametrize("capacity", [8, 64])
-def test_the_limit_follows_an_engine_that_loses_half_of_its_places_and_gets_them_back(
+def test_the_limit_follows_an_engine_that_loses_half_its_capacity_and_regains_it(
     capacity: int,
 ) -> None:
     limit = InFlightLimit(16, 1024)

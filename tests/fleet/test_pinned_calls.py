@@ -28,7 +28,7 @@ async def test_a_pinned_call_goes_to_its_endpoint_alone():
 
 
 @on_jumping_clock
-async def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_tries_and_others_are_untouched():
+async def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_retries_and_alone():
     scripts = {"dead": always(REFUSED, 0.01), "well": always()}
     probes = {"dead": lambda number: REFUSED}
     s = setup(scripts, retry=RetryPolicy(retries=2), probes=probes)

@@ -57,7 +57,7 @@ def test_waits_double_up_to_the_longest_with_a_spread_that_only_adds():
         assert all(low <= delay <= 1.5 * low for low, delay in zip(least, delays, strict=True))
 
 
-def test_a_wait_is_longer_than_the_pause_before_even_if_a_slot_was_waited_for_besides():
+def test_a_backoff_is_longer_than_the_last_pause_also_after_a_wait_for_a_slot():
     policy = RetryPolicy(retries=100)
     for seed in range(50):
         random, call, now, pauses = Random(seed), a_call(), 0.0, []

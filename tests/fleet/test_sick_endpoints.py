@@ -119,7 +119,7 @@ def test_rows_of_a_row_that_kills_endpoints_cost_no_try_and_it_runs_last_and_alo
     assert times[2] >= max(at for row, at in s.recorder.ended_at.items() if row != 3)
 
 
-def test_an_endpoint_that_answers_nothing_gets_no_more_and_its_rows_go_elsewhere_once_it_is_dead():
+def test_an_endpoint_that_hangs_gets_no_more_rows_and_once_dead_loses_its_own():
     gate = asyncio.Event()
 
     def silent(row, number):
@@ -157,7 +157,7 @@ def test_an_endpoint_that_was_frozen_for_longer_than_its_calls_may_take_works_ag
     assert s.backend.shares["frozen"] > 100 * limit
 
 
-def test_an_endpoint_that_answers_probes_and_breaks_off_all_else_is_tried_by_single_calls():
+def test_an_endpoint_that_answers_only_probes_is_tested_by_single_calls():
     broken = Failure("connect", "the server closed the connection", passing=True)
 
     s = run_rows({"bad": always(broken, 0.01), "good": always(seconds=1.0)}, 600, limit=32)

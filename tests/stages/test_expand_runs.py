@@ -70,7 +70,7 @@ def test_a_long_text_is_cut_and_reduced_by_its_row(tmp_path):
     assert not any("a17 " in json.dumps(line) for line in pieces), "the journal holds no input text"
 
 
-def test_what_no_rows_could_be_made_of_is_not_asked_about_and_counts_no_more_once_mended(tmp_path):
+def test_an_answer_that_gives_no_rows_is_not_processed_and_may_be_mended(tmp_path):
     whole = {
         "kind": "reduce",
         "name": "whole",

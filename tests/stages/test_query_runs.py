@@ -26,7 +26,7 @@ def test_a_query_with_a_name_that_nothing_has_is_refused_before_anything_is_sent
     assert "stage ask: query: there is no column tex (did you mean text?)" in done.err
 
 
-def test_a_query_that_fails_on_its_rows_stops_with_the_words_of_duckdb_and_keeps_them(tmp_path):
+def test_a_query_that_fails_on_its_rows_stops_with_duckdbs_message_and_keeps_them(tmp_path):
     wrong = "SELECT CAST(text AS INTEGER) FROM first"
     with FakeServer({"*": [echo()]}) as server:
         done = run_stages(tmp_path, server.url, 3, [FIRST, query(wrong)])
