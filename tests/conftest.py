@@ -25,8 +25,9 @@ os.fsync = os.fdatasync = lambda file: os.fstat(file if isinstance(file, int) el
 LONGEST = (
     "tests/runs/test_kill.py",
     "tests/runs/test_exit_codes.py",
-    "tests/jobs/",
     "tests/cases/",
+    "tests/jobs/",
+    "tests/cli/",
 )
 """What takes longest, the longest first. Files go whole to one of several processes: what begins
 last should be short, so that none of them is alone at the end."""
