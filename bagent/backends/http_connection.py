@@ -25,7 +25,7 @@ from bagent.backends.http_errors import (
 )
 
 LONGEST_HEAD = 1 << 20
-"""Bytes that the head of an answer may have."""
+"""Bytes that the head of an answer may have, and its trailers."""
 
 
 class Connection(asyncio.Protocol):
@@ -36,6 +36,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_chunks",
+        "_head",
         "_inflate",
         "_seen",
         "_size",
@@ -75,6 +76,7 @@ class Connection(asyncio.Protocol):
         self._inflate: Any = None
         self._seen = 0
         self._size = 0
+        self._head = 0
 
     def send(self, data: bytes, body: bytes) -> None:
         """Begin a request."""
@@ -103,7 +105,7 @@ class Connection(asyncio.Protocol):
             self.parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__ or error
-            self.fail(PayloadError(str(cause)))
+            self.fail(cause if isinstance(cause, HttpError) else PayloadError(str(cause)))
         except httptools.HttpParserUpgrade:
             self.fail(SwitchedProtocol())
         except httptools.HttpParserError as error:
@@ -151,6 +153,9 @@ class Connection(asyncio.Protocol):
         """Called by the parser with one header, as it stands on the wire."""
         if self.complete:
             return
+        self._head += len(name) + len(value)
+        if self._head > LONGEST_HEAD:
+            raise HttpError("headers without an end")
         self.fields.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
 
     def on_headers_complete(self) -> None:
@@ -171,7 +176,7 @@ class Connection(asyncio.Protocol):
         if self.complete:
             return
         if self._inflate is not None:
-            body = self._inflate(body)
+            body = self._inflate(body, LONGEST_BODY - self._size)
         self._size += len(body)
         self._chunks.append(body)
 
@@ -291,13 +296,26 @@ def _inflater(encoding: str) -> Any:
     return _Deflate().decompress if encoding == "deflate" else None
 
 
+def _bounded(decompressor: Any, data: bytes, room: int) -> bytes:
+    """What ``data`` unpacks to.
+
+    Raises:
+        EndlessBody: that is more than ``room`` bytes: a few packed ones may be a thousand times as
+            many.
+    """
+    piece: bytes = decompressor.decompress(data, max(room, 0) + 1)
+    if len(piece) > room:
+        raise EndlessBody
+    return piece
+
+
 class _Gzip:
     """Undoes ``gzip``: one member after the other (RFC 1952, 2.2)."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(16 + zlib.MAX_WBITS)
 
-    def decompress(self, data: bytes) -> bytes:
+    def decompress(self, data: bytes, room: int) -> bytes:
         pieces = []
         while data:
             if self._member.eof:
@@ -305,7 +323,8 @@ class _Gzip:
                 if not data.startswith(b"\x1f"):
                     break  # what follows is no member, and gzip(1) ignores it as well
                 self._member = zlib.decompressobj(16 + zlib.MAX_WBITS)
-            pieces.append(self._member.decompress(data))
+            pieces.append(_bounded(self._member, data, room))
+            room -= len(pieces[-1])
             data = self._member.unused_data
         return b"".join(pieces)
 
@@ -316,9 +335,8 @@ class _Deflate:
     def __init__(self) -> None:
         self._inner: Any = None
 
-    def decompress(self, data: bytes) -> bytes:
+    def decompress(self, data: bytes, room: int) -> bytes:
         if self._inner is None:
             zlib_header = data[:1] and data[0] & 15 == 8
             self._inner = zlib.decompressobj(zlib.MAX_WBITS if zlib_header else -zlib.MAX_WBITS)
-        found: bytes = self._inner.decompress(data)
-        return found
+        return _bounded(self._inner, data, room)

@@ -16,6 +16,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
 from bagent.backends.group_wire import read_group
 from bagent.backends.http_connection import PlainResponse
+from bagent.backends.http_exchange import whole_body
 from bagent.backends.json_text import decode_json
 from bagent.backends.transport import (
     NETWORK_ERRORS,
@@ -102,13 +103,13 @@ async def _exchange(
         row.code = response.status
         if not 200 <= response.status < 300:
             patience.lift()
-            text = (await response.read()).decode("utf-8", "replace")
+            text = (await whole_body(response)).decode("utf-8", "replace")
             return from_status(response.status, text, response.headers)
         if reader is not None and response.content_type == "text/event-stream":
             await _read_stream(response, reader, patience, row, clock)
             return reader.result()
         patience.lift()
-        raw = await response.read()
+        raw = await whole_body(response)
         row.first_byte = clock()
         if shot.size == 1:
             return read_reply(raw, response.content_type, response.headers)
@@ -200,7 +201,7 @@ async def count_tokens(
     limits = Timeouts(total=seconds, connect=seconds)
     try:
         async with transport.post(root, "/tokenize", msgspec.json.encode(body), limits) as response:
-            raw = await response.read()
+            raw = await whole_body(response)
             if response.status != 200:
                 return None
         return msgspec.json.decode(raw, type=_Count).count
@@ -214,7 +215,7 @@ async def prompt_tokens_by_usage(
     """The prompt tokens that a real, unstreamed request is told to have."""
     try:
         async with transport.post(endpoint, shot.path, shot.body, timeouts) as response:
-            raw = await response.read()
+            raw = await whole_body(response)
     except NETWORK_ERRORS as error:
         return network_failure(error, endpoint, timeouts)
     if not 200 <= response.status < 300:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -109,10 +110,19 @@ class _Listener:
         self.ended = outcome
 
 
+MAX_LOOK_SECONDS = 20.0
+
+
 def open_rows_as_requests(plan: StagePlan, rows: Iterable[Row]) -> list[Sampled]:
-    """The first request of each row's first answer; nothing is sent."""
+    """The first request of each row's first answer; nothing is sent.
+
+    Rows are looked at for :data:`MAX_LOOK_SECONDS`: templates may take their time.
+    """
     found: list[Sampled] = []
+    deadline = time.monotonic() + MAX_LOOK_SECONDS
     for row in rows:
+        if time.monotonic() > deadline:
+            break
         listener = _Listener()
         conversation = Conversation(plan, row, 0, listener)
         call = conversation.open()

@@ -61,14 +61,21 @@ def submit(
     from bagent.job.load import JobRequest, load_job
 
     here = Path.cwd()
-    loaded = load_job(JobRequest(path=job, sets=tuple(sets or ()), env=dict(os.environ), cwd=here))
+    loaded = load_job(
+        JobRequest(
+            path=job,
+            sets=tuple(sets or ()),
+            options={"cluster.account": account},
+            env=dict(os.environ),
+            cwd=here,
+        )
+    )
     named = site or (loaded.cluster.site if loaded.cluster else None) or GENERIC
     request = Request(
         job_file=here / job,
         cwd=here,
         python=sys.executable,
         scheduler=scheduler,
-        account=account,
         run_options=(*(w for text in sets or () for w in ("--set", text)), *(run_options or ())),
     )
     plan = make_plan(loaded, load_site(named), request)

@@ -32,7 +32,6 @@ class Request(msgspec.Struct, frozen=True):
     cwd: Path
     python: str
     scheduler: Scheduler | None = None
-    account: str | None = None
     run_options: tuple[str, ...] = ()
 
 
@@ -81,8 +80,6 @@ def make_plan(job: Job, site: Site, request: Request) -> Plan:
     """
     given = job.cluster or ClusterSpec()
     cluster = merged(site, given)
-    if request.account is not None:
-        cluster = cluster.model_copy(update={"account": request.account})
     at = job.source.position(("cluster",))
     scheduler = request.scheduler or cluster.scheduler
     _refuse_missing(cluster, site, scheduler, at)

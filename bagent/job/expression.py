@@ -12,6 +12,7 @@ from bagent.errors import JobError, Position
 from bagent.job.jinja import ENVIRONMENT, HELPERS, MissingField
 from bagent.job.names import ROW, names_of
 from bagent.job.template import ROW_ERRORS, TemplateFailure
+from bagent.job.template_limits import start_budget
 
 
 class Expression:
@@ -52,6 +53,7 @@ class Expression:
         Raises:
             TemplateFailure: a name is missing, or the expression fails on these values.
         """
+        start_budget()
         try:
             found = self._evaluate({**HELPERS, **scope})
             if isinstance(found, Undefined):
@@ -68,6 +70,7 @@ class Expression:
         Raises:
             TemplateFailure: the expression fails on these values.
         """
+        start_budget()
         try:
             return bool(self._evaluate({**HELPERS, **scope}))
         except MissingField:

@@ -16,8 +16,18 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Cycler, Joiner, Namespace, missing
 
-MAX_RENDER = 64 * 1024 * 1024
-"""Most characters of one rendered text."""
+from bagent.job.template_limits import (
+    FILTERS_WITH_LIMITS,
+    ITEM_SIZE,
+    MAX_RENDER,
+    TooLarge,
+    add_ticks,
+    check_call,
+    check_printed,
+    joined,
+    limited_format,
+    spend,
+)
 
 HELPERS: dict[str, Any] = {
     "range": safe_range,
@@ -40,10 +50,6 @@ class MissingField(UndefinedError):
     def __init__(self, name: str) -> None:
         super().__init__(f"the row has no field {name}")
         self.name = name
-
-
-class TooLarge(ValueError):
-    """A template would make more text than :data:`MAX_RENDER`."""
 
 
 class MissingValue(StrictUndefined):
@@ -78,7 +84,7 @@ class JsonLines(list[Any]):
 class PromptEnvironment(ImmutableSandboxedEnvironment):
     """The environment of all prompt templates."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "+"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -89,6 +95,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         )
         # Helpers are handed to templates that use them, so that a row's fields come first.
         self.globals.clear()
+        self.filters.update(FILTERS_WITH_LIMITS)
         self.filters["tojson"] = _tojson
         self.filters["join"] = _join
         self.filters["string"] = printed
@@ -120,27 +127,45 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
             return MissingValue(hint, exc=UndefinedError)
         return super().getitem(obj, argument)
 
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keep methods of texts from making more text than a template may."""
+        check_call(__obj, args, kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """The method ``format`` of a text, which the sandbox wraps, with bounds."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        return limited_format(value.__self__, wrapped)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Keep ``*`` and ``**`` from making texts and numbers without bound."""
+        """Keep operators from making texts and numbers without bound."""
         if _size(operator, left, right) > MAX_RENDER:
             raise TooLarge("more than 64 MB")
         return super().call_binop(context, operator, left, right)
 
 
 def _size(operator: str, left: Any, right: Any) -> int:
-    """About how many characters ``left * right`` or ``left ** right`` would have."""
+    """About how many characters the value of an operator would have."""
+    if operator == "+":
+        for kind, size in ((str, 1), ((list, tuple), ITEM_SIZE)):
+            if isinstance(left, kind) and isinstance(right, kind):
+                return (len(left) + len(right)) * size
+        return 0
     if operator == "**" and isinstance(left, int) and isinstance(right, int):
         # Digits cost more time than letters do: a power of 4 million bits takes a second.
         return left.bit_length() * right * 16
     for text, count in ((left, right), (right, left)):
         if isinstance(text, (str, list, tuple)) and isinstance(count, int):
-            return len(text) * count
+            return len(text) * count * (1 if isinstance(text, str) else ITEM_SIZE)
     return 0
 
 
 def printed(value: Any) -> str:
     """How a value prints: text as it is, everything else as compact JSON."""
     if isinstance(value, str):
+        spend(value)
         return value
     if type(value) is int:
         # As JSON prints it, without the encoder's microseconds.
@@ -148,11 +173,13 @@ def printed(value: Any) -> str:
     if isinstance(value, Undefined):
         return str(value)
     if isinstance(value, JsonLines):
-        return "\n".join(_encode(item) for item in value)
+        return joined("\n", (_encode(item) for item in value))
     if isinstance(value, (MethodType, FunctionType)) or callable(value):
         raise MissingField(getattr(value, "__name__", "?"))
     if isinstance(value, _VIEWS):
         value = list(value)
+    if isinstance(value, (list, tuple, dict)):
+        check_printed(value)
     return _encode(value)
 
 
@@ -169,6 +196,7 @@ def prepare(tree: nodes.Template) -> None:
             )
             for node in concat.nodes
         ]
+    add_ticks(tree)
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr) and call.node.attr in _CALLED_NAMES:
             call.node.attr = _CALLED + call.node.attr
@@ -201,6 +229,8 @@ def _tojson(value: Any, indent: int | None = None) -> str:
     """The filter ``tojson``: plain JSON, nothing escaped for HTML, keys in their order."""
     if isinstance(value, Undefined):
         str(value)
+    if isinstance(value, (list, tuple, dict)):
+        check_printed(value)
     if indent is None:
         return _encode(value)
     return json.dumps(value, ensure_ascii=False, indent=min(indent, 16), default=_other)
@@ -212,7 +242,7 @@ def _join(value: Any, d: str = "", attribute: str | int | None = None) -> str:
         value = value.keys()
     if attribute is not None:
         value = (_attribute(item, attribute) for item in value)
-    return printed(d).join(printed(item) for item in value)
+    return joined(printed(d), (printed(item) for item in value))
 
 
 def _attribute(item: Any, attribute: str | int) -> Any:

@@ -11,8 +11,9 @@ from typing import Any
 
 from jinja2 import nodes
 
-from bagent.job.jinja import HELPERS, MAX_RENDER
+from bagent.job.jinja import HELPERS
 from bagent.job.names import ROW
+from bagent.job.template_limits import MAX_RENDER
 
 _JINJAS_OWN = frozenset({*HELPERS, ROW, "self", "super"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -30,6 +31,9 @@ Scheduler = Literal["slurm", "pbs"]
 Launcher = Literal["srun", "pals", "hydra", "openmpi", "ssh"]
 Staging = Literal["none", "copy", "sbcast", "mpi"]
 
+_BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 
 
@@ -59,6 +63,32 @@ class Ports(Kind):
         return {"anyOf": [port, text, {"type": "array", "items": port}]}
 
 
+@dataclass(frozen=True)
+class SchedulerWord(Words):
+    """One word for a scheduler's options: a blank in it would begin another option, a line end
+    another line of the script."""
+
+    def read(self, value: Any, context: LoadContext | None) -> str:
+        """The word."""
+        text = super().read(value, context)
+        if _BLANK.search(text):
+            raise wrong(f"expected one word without blanks or line ends, got {shown(text)}")
+        return text
+
+
+@dataclass(frozen=True)
+class Lines(WordList):
+    """Texts of one line each."""
+
+    def read(self, value: Any, context: LoadContext | None) -> tuple[str, ...]:
+        """The lines."""
+        texts = super().read(value, context)
+        for text in texts:
+            if _CONTROL.search(text):
+                raise wrong(f"expected single lines, got {shown(text)}", "one entry for each line")
+        return texts
+
+
 class ClusterSpec(Section):
     """The batch job that starts the engines and the run."""
 
@@ -71,25 +101,25 @@ class ClusterSpec(Section):
     scheduler: Annotated[Scheduler | None, Choice(Scheduler)] = Field(
         default=None, description="Which scheduler takes the script."
     )
-    site: Annotated[str | None, Words(empty=False)] = Field(
+    site: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="A known site, whose habits are the defaults."
     )
-    account: Annotated[str | None, Words(empty=False)] = Field(
+    account: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="The account or project that pays."
     )
-    queue: Annotated[str | None, Words(empty=False)] = Field(
+    queue: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="The queue or partition."
     )
-    qos: Annotated[str | None, Words(empty=False)] = Field(
+    qos: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="SLURM's quality of service."
     )
-    reservation: Annotated[str | None, Words(empty=False)] = Field(
+    reservation: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="A reservation to run in."
     )
-    constraint: Annotated[str | None, Words(empty=False)] = Field(
+    constraint: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="SLURM's node features."
     )
-    filesystems: Annotated[str | None, Words(empty=False)] = Field(
+    filesystems: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="PBS file systems that must be up.", examples=["home:flare"]
     )
     nodes: Annotated[int | None, Whole(1)] = Field(default=None, description="How many nodes.")
@@ -99,7 +129,7 @@ class ClusterSpec(Section):
     chunks: Annotated[int | None, Whole(1, 100_000)] = Field(
         default=None, description="Into how many chunks --executor parsl divides the rows."
     )
-    exclude: Annotated[tuple[str, ...], WordList()] = Field(
+    exclude: Annotated[tuple[str, ...], Lines()] = Field(
         default=(), description="Nodes never to be used."
     )
     reserve_node: Annotated[bool, Flag()] = Field(
@@ -141,10 +171,10 @@ class ClusterSpec(Section):
     gpus_per_node: Annotated[int | None, Whole(1)] = Field(
         default=None, description="GPUs of a node, shared evenly by its engines."
     )
-    gpu_mask: Annotated[str | None, Words(empty=False)] = Field(
+    gpu_mask: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="The variable that picks GPUs.", examples=["CUDA_VISIBLE_DEVICES"]
     )
-    stage: Annotated[tuple[str, ...], WordList()] = Field(
+    stage: Annotated[tuple[str, ...], Lines()] = Field(
         default=(), description="What is copied to each node's own disk before the start."
     )
     stage_by: Annotated[Staging | None, Choice(Staging)] = Field(
@@ -153,26 +183,40 @@ class ClusterSpec(Section):
     stage_to: Annotated[str | None, Words(empty=False)] = Field(
         default=None, description="The folder on each node's own disk; {stage} in commands."
     )
-    modules: Annotated[tuple[str, ...], WordList()] = Field(
+    modules: Annotated[tuple[str, ...], Lines()] = Field(
         default=(), description="Environment modules to load."
     )
     env: Annotated[Mapping[str, str], WordMap()] = Field(
         default_factory=dict, description="Environment of the engines.", repr=False
     )
-    setup: Annotated[tuple[str, ...], WordList()] = Field(
+    setup: Annotated[tuple[str, ...], Lines()] = Field(
         default=(), description="Shell lines before the engines start."
     )
-    node_setup: Annotated[tuple[str, ...], WordList()] = Field(
+    node_setup: Annotated[tuple[str, ...], Lines()] = Field(
         default=(), description="Shell lines on every node, before its engines start."
     )
-    directives: Annotated[tuple[str, ...], WordList()] = Field(
+    directives: Annotated[tuple[str, ...], Lines()] = Field(
         default=(), description="Further lines for the scheduler, without #SBATCH or #PBS."
     )
 
     @model_validator(mode="after")
     def _check(self) -> ClusterSpec:
+        self._check_texts()
         if self.engines_per_node and self.nodes_per_engine and self.nodes_per_engine > 1:
             raise wrong(
                 "engines_per_node and nodes_per_engine exclude each other", key="nodes_per_engine"
             )
         return self
+
+    def _check_texts(self) -> None:
+        """Refuse what would break the batch script that is made of it."""
+        if len(self.engine) == 1:
+            try:
+                shlex.split(self.engine[0])
+            except ValueError as error:
+                raise wrong(f"not a command line: {error}".lower(), key="engine") from None
+        if self.stage_to is not None and _CONTROL.search(self.stage_to):
+            raise wrong("expected a path on one line", key="stage_to")
+        for name in self.env:
+            if not _VARIABLE.fullmatch(name):
+                raise wrong(f"{shown(name)} cannot name a variable", key="env")

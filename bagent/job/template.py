@@ -10,17 +10,11 @@ from jinja2 import Template as JinjaTemplate
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
 from bagent.errors import JobError
-from bagent.job.jinja import (
-    ENVIRONMENT,
-    HELPERS,
-    MAX_RENDER,
-    MissingField,
-    TooLarge,
-    prepare,
-)
+from bagent.job.jinja import ENVIRONMENT, HELPERS, MissingField, prepare
 from bagent.job.names import ROW, Chain, Names, Use, forbidden, names_of
 from bagent.job.origin import Origin
 from bagent.job.plain_fields import PlainFields, plain_fields
+from bagent.job.template_limits import MAX_RENDER, TooLarge, start_budget
 from bagent.job.words import did_you_mean, near
 
 _TAG = re.compile(r"\{\{|\{%|\{#")
@@ -81,8 +75,8 @@ class Template:
             extra: further names; they come before fields.
 
         Raises:
-            TemplateFailure: a field is missing, the template fails on this row, or the text
-                would be larger than 64 MB.
+            TemplateFailure: a field is missing, the template fails on this row, the text would
+                be larger than 64 MB, or its loops take more than 2 s.
         """
         if self.constant is not None:
             return self.constant
@@ -92,6 +86,7 @@ class Template:
                 return text
         try:
             context = self._context(ENVIRONMENT, self._scope(data, extra), None, {}, None)
+            start_budget()
             if self._loops:
                 return self._bounded(self._root(context))
             text = "".join(self._root(context))

@@ -14,6 +14,7 @@ from aiohttp import web
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
+from bagent.backends.http_exchange import whole_body
 from bagent.backends.rate_headers import read_rate_limits
 from bagent.backends.transport import NETWORK_ERRORS, Patience, Transport, network_failure
 from bagent.clocks import unix
@@ -162,7 +163,7 @@ class Forwarder:
                 record.status = found.status
                 self._note_limits(lease, found.headers)
                 if found.status in ELSEWHERE or found.status >= 500:
-                    raw = await found.read()
+                    raw = await whole_body(found)
                     told = _refused(found.status, raw, found.headers, endpoint)
                     return told
                 if found.content_type == "text/html":
@@ -252,7 +253,7 @@ async def _whole(
     found: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint, record: Record
 ) -> bytes:
     """The body of an answer that is no stream, noted, and without the endpoint's keys."""
-    raw = await found.read()
+    raw = await whole_body(found)
     if found.status >= 400:
         record.failure = _refused(found.status, raw, found.headers, endpoint)
         raw = endpoint.without_secrets(raw.decode("utf-8", "replace")).encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from bagent.errors import InputError, Position
@@ -17,8 +18,11 @@ from bagent.rows.lines import LONGEST, ROWS, too_long
 from bagent.rows.streams import ByteStream, check_start, unreadable
 from bagent.rows.values import Chunk, Item, Unreadable, has_surrogate
 
-_LARGEST_CELL = 1 << 27
+_LARGEST_CELL = LONGEST
 """Characters of one cell. It also ends what a quote that is never closed would swallow."""
+
+MAX_COLUMNS = 100_000
+_NAMED = 10
 
 _SEPARATORS = (",", ";", "\t")
 _QUOTED = re.compile('"[^"]*"')
@@ -89,10 +93,14 @@ class CsvFile:
                 hint="save the file as UTF-8, e.g. iconv -f LATIN1 -t UTF-8",
                 at=at,
             )
-        twice = sorted({name for name in header if header.count(name) > 1})
+        if len(header) > MAX_COLUMNS:
+            raise InputError(
+                f"the header has {len(header):,} columns, at most {MAX_COLUMNS:,} are read", at=at
+            )
+        twice = sorted(name for name, count in Counter(header).items() if count > 1)
         if twice:
             raise InputError(
-                f"the header names a column twice: {', '.join(map(repr, twice))}",
+                f"the header names a column twice: {_first(twice)}",
                 hint="give every column its own name",
                 at=at,
             )
@@ -117,7 +125,7 @@ class CsvFile:
         """Physical line and cells of every record that is not blank."""
         lines = self._lines
         while True:
-            lines.taken.clear()
+            lines.begin_record()
             line = lines.count + 1
             try:
                 cells = next(self._cells)
@@ -134,6 +142,12 @@ class CsvFile:
                 yield line, cells
 
 
+def _first(names: list[str]) -> str:
+    """The first few names, for people."""
+    more = len(names) - _NAMED
+    return ", ".join(map(repr, names[:_NAMED])) + (f" and {more:,} more" if more > 0 else "")
+
+
 class _Lines:
     """Physical lines with their ends, counted, and those of the present record kept."""
 
@@ -145,6 +159,7 @@ class _Lines:
         self._next: str | None = None
         self.taken: list[str] = []
         self.count = 0
+        self._size = 0
 
     def __iter__(self) -> _Lines:
         return self
@@ -155,7 +170,15 @@ class _Lines:
             raise StopIteration
         self.count += 1
         self.taken.append(line)
+        self._size += len(line)
+        if self._size > LONGEST:
+            raise too_long(self._source.path, self.count - len(self.taken) + 1)
         return line
+
+    def begin_record(self) -> None:
+        """Forget the lines of the last record."""
+        self.taken.clear()
+        self._size = 0
 
     def peek(self) -> str:
         """The next line, not yet taken; empty at the end."""

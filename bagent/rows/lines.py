@@ -11,8 +11,9 @@ from bagent.rows.values import Chunk, Item, decode_lines
 ROWS = 512
 """Rows handed on at once, at most."""
 
-LONGEST = 1 << 30
-"""Bytes of one row, at most: what is larger is a file without line ends, not a row."""
+LONGEST = 64 << 20
+"""Bytes of one row, unpacked, at most: what is larger is a file without line ends, or an archive of
+a few bytes that is to fill the memory, but no row that a model takes."""
 
 
 class LineCutter:
@@ -66,7 +67,7 @@ def split_lines(blocks: Iterable[bytes], name: str | Path) -> Iterator[list[byte
 def too_long(name: str | Path, line: int) -> InputError:
     """The error for one row of more than :data:`LONGEST` bytes."""
     return InputError(
-        f"one row is longer than {LONGEST >> 30} GiB",
+        f"one row is longer than {LONGEST >> 20} MiB",
         hint="is this JSON with one row a line?",
         at=Position(name, line),
     )

@@ -13,7 +13,7 @@ def text_chunk(source: FileSource) -> Chunk:
     """The file as a chunk of one row; not UTF-8: a row that cannot be read.
 
     Raises:
-        InputError: the file cannot be read, or is larger than a gibibyte.
+        InputError: the file cannot be read, or is larger than a row may be.
     """
     stream = ByteStream(source.path, source.packing)
     try:

@@ -23,6 +23,8 @@ MOST_FOLLOWERS = 10_000
 BEGUN_AT_ONCE = 32
 """Rows begun in one turn of the event loop, so that answers do not wait for a whole batch."""
 
+LONGEST_TURN_SECONDS = 0.1
+
 OPEN_PER_SLOT = 8
 """Agents that may be open for each row that the fleet may have in flight: those that wait for a
 tool hold no slot, and this bounds what they take of memory."""
@@ -79,6 +81,8 @@ class Engine:
         """Feed all rows and wait until each has ended; cancel it to stop feeding."""
         if self._alone:
             self._fleet.expect(True)
+        clock = asyncio.get_running_loop().time
+        turn_began = clock()
         async for batch in source:
             if self._gate is not None:
                 await self._gate()
@@ -94,8 +98,13 @@ class Engine:
                         await self._one_over.wait()
                     self._begun += 1
                     self._begin(row, answer)
-                    if self._begun % BEGUN_AT_ONCE == 0:
+                    # Signals and answers wait meanwhile, and templates may take their time.
+                    if (
+                        self._begun % BEGUN_AT_ONCE == 0
+                        or clock() - turn_began > LONGEST_TURN_SECONDS
+                    ):
                         await asyncio.sleep(0)
+                        turn_began = clock()
         if self._alone:
             self._fleet.expect(False)
             await self._fleet.idle()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
+import zlib
 from pathlib import Path
 
 import pytest
@@ -223,3 +225,50 @@ async def test_an_answer_without_an_end_is_given_up_before_it_fills_the_memory(
     assert "more than 8 MiB" in failure.message
     assert len(failure.text or "") <= 1 << 20
     assert sent < ENOUGH
+
+
+def bare_deflate(data: bytes) -> bytes:
+    """Data packed as some servers do it for ``deflate``."""
+    packer = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+ZEROS = bytes(1 << 25)
+SMALL = {
+    "gzip": HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(ZEROS),
+    "gzip members": HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(ZEROS[: 1 << 22]) * 8,
+    "deflate": HEAD + b"Content-Encoding: deflate\r\n\r\n" + zlib.compress(ZEROS),
+    "bare deflate": HEAD + b"Content-Encoding: deflate\r\n\r\n" + bare_deflate(ZEROS),
+    "trailers": HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"A: b\r\n" * (1 << 21),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(kind, "without an end" if kind == "trailers" else "more than 8 MiB") for kind in SMALL],
+)
+def test_a_small_answer_that_becomes_a_large_one_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, kind: str, message: str
+) -> None:
+    for module in (http_connection, http_errors):
+        monkeypatch.setattr(module, "LONGEST_BODY", 1 << 23)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(SMALL[kind])
+            await writer.drain()
+        writer.close()
+
+    async def work() -> Failure:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with server, backend() as client:
+            to = Endpoint("e", f"http://{host}:{port}/v1")
+            exchange = await client.send(to, [request()], Timeouts())
+        (failure,) = exchange.results
+        assert isinstance(failure, Failure)
+        return failure
+
+    assert message in asyncio.run(work()).message

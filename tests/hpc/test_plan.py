@@ -122,3 +122,30 @@ def test_a_wrong_profile_is_named(tmp_path, text, words):
     with pytest.raises(JobError, match=words) as error:
         read_site(text, tmp_path / "ours.yaml")
     assert "ours.yaml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("account: 'proj\\necho injected'", "expected one word without blanks"),
+        ("account: proj --uid=0", "expected one word without blanks"),
+        ('queue: "q\\nx"', "expected one word without blanks"),
+        ('filesystems: "home\\tx"', "expected one word without blanks"),
+        ('directives: ["-l a=1\\n#PBS -l b=2"]', "expected single lines"),
+        ('setup: ["a\\nb"]', "expected single lines"),
+        ('stage_to: "/tmp/x\\ny"', "expected a path on one line"),
+        ("env: {'A B': x}", "cannot name a variable"),
+        ('engine: "it\'s"', "not a command line"),
+    ],
+)
+def test_a_setting_that_would_become_lines_of_the_script_is_refused(line, message):
+    key = line.partition(":")[0]
+    kept = [text for text in CLUSTER.splitlines() if text.strip().partition(":")[0] != key]
+    line = line.replace("'proj\\n", '"proj\\n').replace("injected'", 'injected"')
+    with pytest.raises(JobError, match=message):
+        plan_of("\n".join([*kept, f"  {line}", ""]))
+
+
+def test_an_account_option_is_checked_like_the_key_and_named():
+    with pytest.raises(JobError, match=r"--account.*expected one word without blanks"):
+        plan_of(account="proj\necho injected")

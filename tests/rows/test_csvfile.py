@@ -111,3 +111,19 @@ def test_a_quote_that_is_never_closed_says_how_much_it_took(rows_of):
     (row,) = rows_of('id,text\n1,"abc\n2,x\n3,y\n', "in.csv")
     words = 'malformed CSV: a quote is never closed, so 3 lines are one row (double it: "")'
     assert (row.line, row.error) == (2, words)
+
+
+def test_a_header_of_very_many_columns_is_read_in_one_pass_and_bounded(rows_of):
+    names = [f"c{number}" for number in range(50_000)]
+    text = ",".join(names) + "\n" + ",".join("x" for _ in names) + "\n"
+    assert len(rows_of(text, "in.csv")[0].data) == 50_000
+    with pytest.raises(InputError, match=r"names a column twice: 'c0', .* and 49,990 more"):
+        rows_of(",".join(names * 2) + "\n", "in.csv")
+    with pytest.raises(InputError, match="100,001 columns, at most 100,000"):
+        rows_of("," * 100_000 + "\n", "in.csv")
+
+
+def test_lines_that_one_quote_makes_a_row_are_bounded(rows_of, monkeypatch):
+    monkeypatch.setattr("bagent.rows.csvfile.LONGEST", 10_000)
+    with pytest.raises(InputError, match=r"in\.csv:2: one row is longer"):
+        rows_of('id,t\n1,"' + "a line\n" * 2_000 + '"\n', "in.csv")

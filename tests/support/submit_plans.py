@@ -27,7 +27,8 @@ CLUSTER = """\
 
 def plan_of(cluster: str = CLUSTER, site: str = "generic", **options: object) -> Plan:
     """The plan of the usual job with these lines under ``cluster:``."""
-    job = load_job(JobRequest(path=Path("job.yaml"), text=JOB + cluster, cwd=HOME))
+    account = {"cluster.account": options.pop("account", None)}
+    job = load_job(JobRequest(path=Path("job.yaml"), text=JOB + cluster, options=account, cwd=HOME))
     given: dict[str, object] = {
         "job_file": HOME / "job.yaml",
         "cwd": HOME,
