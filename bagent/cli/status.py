@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -172,6 +173,7 @@ def describe(run: RunDir) -> dict[str, object]:
         "by_status": totals.by_status,
         "by_stage": _by_stage(counts.stages, info.stages if info else ()),
         "by_kind": totals.by_kind,
+        "dropped": _dropped(info),
         "rows_per_s": None if counts.rows_per_second is None else round(counts.rows_per_second, 1),
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
@@ -224,6 +226,15 @@ def _rows_text(state: Mapping[str, Any]) -> str:
         exact=state["total_is_exact"],
         remaining=state["remaining"],
     )
+
+
+def _dropped(info: RunInfo | None) -> dict[str, int]:
+    """Return the failed rows that stages left out, over the parts of the last start."""
+    latest = {start.part: start for start in info.starts} if info else {}
+    counts: Counter[str] = Counter()
+    for part in info.parts if info else ():
+        counts.update(latest[part].dropped if part in latest else {})
+    return dict(counts)
 
 
 def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -69,6 +69,9 @@ class StagePart(Section):
     sampling: SamplingSpec | None = Field(default=None, description="How tokens are drawn.")
     batching: BatchingSpec | None = Field(default=None, description="How rows become requests.")
     limits: LimitsSpec | None = Field(default=None, description="How much, how often, how long.")
+    on_failure: Annotated[OnFailure | None, Choice(OnFailure)] = Field(
+        default=None, description="What becomes of rows that failed before."
+    )
 
 
 class BoardSection(StagePart):
@@ -80,6 +83,14 @@ class BoardSection(StagePart):
     def expand(cls, data: Any) -> Any:
         """A text is the name."""
         return {"name": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _check(self) -> BoardSection:
+        if self.on_failure is not None:
+            raise wrong(
+                "a section reads no rows", "write on_failure at the stage", key="on_failure"
+            )
+        return self
 
 
 class SplitSpec(Section):
@@ -199,8 +210,10 @@ class TopologySpec(Section):
     vote: Annotated[str | None, Words(empty=False)] = Field(
         default=None, description="self_consistency: the field of the answer that is voted on."
     )
-    on_failure: Annotated[OnFailure, Choice(OnFailure)] = Field(
-        default="include", description="What becomes of rows that failed before."
+    on_failure: Annotated[OnFailure | None, Choice(OnFailure)] = Field(
+        default=None,
+        description="What becomes of rows that failed before, for all parts; a part may differ."
+        " Unset: drop before a judge, a vote or a reduce, else include.",
     )
 
     @classmethod

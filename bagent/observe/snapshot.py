@@ -111,13 +111,14 @@ class RunTotals(msgspec.Struct, frozen=True):
 
     ``repeats`` rows have a failure of an earlier start and will be sent again. ``changes`` is the
     part of this start, by outcome code. ``staged``: the job has several stages, so that nobody
-    knows how many rows the last one gets.
+    knows how many rows the last one gets. ``dropped``: as in :class:`Snapshot`.
     """
 
     totals: Totals
     repeats: int = 0
     changes: dict[int, int] = {}
     staged: bool = False
+    dropped: dict[str, int] = {}
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -140,7 +141,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     ended. ``cut_at`` are the fewest and the most tokens of truncated answers. ``cache`` is what
     prefix caches knew by the endpoints' counters, None where none told. ``changes`` is what this
     start adds to the totals, by outcome code. ``causes`` are the kinds of failure of all stages,
-    known at the end of a job that has several.
+    known at the end of a job that has several. ``dropped`` are failed rows that a stage left out
+    (``on_failure: drop``), by that stage.
     """
 
     elapsed_s: float
@@ -179,6 +181,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     cache: CacheRate | None = None
     by_stage: dict[str, StageCount] = {}
     cut_at: tuple[int, int] | None = None
+    dropped: dict[str, int] = {}
     changes: dict[int, int] = {}
     causes: dict[str, int] = {}
 

@@ -110,6 +110,7 @@ def _aligned(pairs: list[tuple[str, str]], color: bool) -> Iterator[str]:
 _COLORS = {
     "rows": "1",
     "failed": "31",
+    "dropped": "31",
     "errors": "31",
     "warning": "33",
     "first": "1",
@@ -121,7 +122,7 @@ _COLORS = {
 def headline(s: Snapshot, info: EndInfo) -> str:
     """Return how the run ended, on one line."""
     words = _HEADLINES.get(info.exit_code or 0, f"ended with exit code {info.exit_code}")
-    if info.exit_code == EXIT_OK and s.failed:
+    if info.exit_code == EXIT_OK and (s.failed or s.dropped):
         words = "finished, with no more failed rows than allowed"
     return f"{words}: {visible(info.reason)}" if info.reason else words
 
@@ -135,6 +136,9 @@ def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
             bad["truncated"] -= s.accepted
         bad = {status: n for status, n in bad.items() if n}
         yield "failed", f"by status: {kinds(bad)}; by kind: {kinds(s.by_kind)}"
+    for stage, number in s.dropped.items():
+        rows = counted(number, "row")
+        yield "dropped", f"stage {visible(stage, 30)} left out {rows} that failed before it"
     if not s.total and not s.this_start.done and info.exit_code == EXIT_OK:
         what = "none of the input's rows was selected" if s.feed.read else "the input has no rows"
         yield "warning", what

@@ -268,12 +268,9 @@ class Tally:
     def snapshot(
         self, fleet: FleetStats, feed: FeedStats, run: RunTotals | None = None
     ) -> Snapshot:
-        """Everything counted so far, with what the fleet and the input report of themselves.
+        """Return everything counted so far, with the present state of the fleet and the input.
 
-        Args:
-            fleet: the fleet now.
-            feed: the input now.
-            run: the totals of the whole run; None: this start is all of it.
+        ``run`` are the totals of the whole run; None: this start is all of it.
         """
         self._fold()
         now = self._clock()
@@ -324,6 +321,7 @@ class Tally:
             by_stage=self._stages(),
             cut_at=self._cut_at,
             changes=run.changes,
+            dropped=run.dropped,
         )
 
     def _this_start(self) -> StartCounts:

@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 class Drive:
     """One run's work. ``sites`` are servers with the model asked for there; ``run`` takes all rows
     and returns when each has ended; ``advice`` gets the reason to stop, once there is one;
-    ``codes`` counts the rows of the last of several stages by outcome code."""
+    ``codes`` counts the rows of the last of several stages by outcome code, ``dropped`` the failed
+    rows that each stage left out."""
 
     fleets: Fleets
     sites: Sequence[tuple[Site, str | None]]
     run: Callable[[Feeder], Awaitable[None]]
     advice: asyncio.Future[StopAdvice]
     codes: Callable[[], Counter[int]] = Counter
+    dropped: Callable[[], dict[str, int]] = dict
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ def merged(states: Sequence[Snapshot], before: Mapping[int, int]) -> Snapshot:
         feed=_feed([s.feed for s in states]),
         changes=dict(changes),
         cut_at=_range(s.cut_at for s in states),
+        dropped=_sums(s.dropped for s in states),
     )
 
 

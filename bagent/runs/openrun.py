@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -199,13 +199,20 @@ class OpenRun:
         for result in iter_results(self.path, wanted, report=self.notes.append, find_input=find):
             yield encode_result(result).rstrip(b"\n")
 
-    def close(self, code: int, reason: str = "", action: str = "") -> None:
+    def close(
+        self,
+        code: int,
+        reason: str = "",
+        action: str = "",
+        dropped: Mapping[str, int] | None = None,
+    ) -> None:
         """Sync and close the journal, write the end into run.json, give the run back.
 
         Args:
             code: the exit code.
             reason: why the run stopped early.
             action: what a person must do first.
+            dropped: failed rows that stages left out.
 
         Raises:
             WriteError: something could not be written.
@@ -223,6 +230,7 @@ class OpenRun:
             self.info.starts[-1].exit_code = code
             self.info.starts[-1].reason = reason
             self.info.starts[-1].action = action
+            self.info.starts[-1].dropped = dict(dropped or {})
             self.directory.save(self.info, self.part)
         finally:
             self.owner.release()

@@ -389,4 +389,5 @@ class Session:
             return RunTotals(totals, live.repeats_pending, dict(live.changes))
         if codes is None:
             codes = self._drive.codes() if self._drive is not None else Counter()
-        return RunTotals(Totals.of(codes), changes=dict(codes), staged=not whole)
+        dropped = self._drive.dropped() if self._drive is not None else {}
+        return RunTotals(Totals.of(codes), changes=dict(codes), staged=not whole, dropped=dropped)

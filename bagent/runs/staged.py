@@ -68,7 +68,7 @@ async def staged_drive(prepared: Prepared, finder: Finder, hooks: Hooks) -> Driv
     hooks.store.begin(together, list(summary.values()), simulated, prices)
     plans = await _plans(prepared, finder, hooks, sites, models)
     work = _Work(prepared, hooks, sites, models, plans)
-    return Drive(work.fleets, work.watched, work.run, work.advice, work.codes)
+    return Drive(work.fleets, work.watched, work.run, work.advice, work.codes, work.dropped)
 
 
 def _name(stage: PreparedStage, asking: Asking) -> str:
@@ -176,6 +176,7 @@ class _Work:
             earlier = EarlierOutcomes(store.path, store.done, store.notes.append)
         self._records = Records(store.journal, earlier, hooks.emit, whole=store.part == "all")
         self._world = World(self._records, self._stop, hooks.notice, time.time)
+        self._entrances: list[Entrance] = []
         self._stages = [self._stage(stage) for stage in prepared.stages]
 
     @property
@@ -206,6 +207,10 @@ class _Work:
         """Count the rows of the last stage so far by outcome code."""
         return self._records.counts.get(self._prepared.stages[-1].name, Counter())
 
+    def dropped(self) -> dict[str, int]:
+        """Count the failed rows that each stage dropped so far."""
+        return {one.name: one.dropped for one in self._entrances if one.dropped}
+
     def _counted(self, name: str) -> str:
         counts = Totals.of(self._records.counts.get(name, Counter())).by_status
         if not counts:
@@ -223,8 +228,12 @@ class _Work:
     # --- stages -----------------------------------------------------------------------------------
 
     def _stage(self, stage: PreparedStage) -> Stage:
-        entrance = Entrance(stage.name, stage.spec.on_failure, self._world)
         spec = stage.spec
+        vote = spec.kind == "sql" and not self._prepared.job.stages
+        entrance = Entrance(
+            stage.name, spec.on_failure or "include", self._world, sees_dropped=vote
+        )
+        self._entrances.append(entrance)
         if spec.kind == "expand":
             return ExpandStage(
                 entrance,

@@ -190,7 +190,7 @@ def _finish(
         code = code_of_rows(prepared, snapshot, notice)
     redact = store.journal.redact
     try:
-        store.close(code, redact(reason), redact(action))
+        store.close(code, redact(reason), redact(action), snapshot.dropped)
     except WriteError as error:
         code, reason = error.exit_code, str(error)
     if code in (EXIT_OK, EXIT_ROWS_FAILED):
@@ -204,10 +204,11 @@ def _finish(
 
 def code_of_rows(prepared: Prepared, snapshot: Snapshot, notice: Callable[[str], None]) -> int:
     """The exit code of a run that came to its end, by the totals of the whole run."""
-    rows = snapshot.totals.rows
+    dropped = sum(snapshot.dropped.values())
+    failed, rows = snapshot.failed + dropped, snapshot.totals.rows + dropped
     if rows == 0:
         notice("there were no rows to do")
-    if not snapshot.failed or prepared.job.results.allow_failures.allows(snapshot.failed, rows):
+    if not failed or prepared.job.results.allow_failures.allows(failed, rows):
         return EXIT_OK
     return EXIT_ROWS_FAILED
 

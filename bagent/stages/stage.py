@@ -52,11 +52,17 @@ class Entrance:
     Args:
         name: the stage.
         on_failure: ``include``, ``drop`` or ``stop``.
+        sees_dropped: the stage is shown what it drops, since it counts failures apart (a vote).
+
+    ``dropped`` counts the rows that failed before and count for nothing from here on.
     """
 
-    def __init__(self, name: str, on_failure: OnFailure, world: World) -> None:
+    def __init__(
+        self, name: str, on_failure: OnFailure, world: World, *, sees_dropped: bool = False
+    ) -> None:
         self.name = name
         self.dropped = 0
+        self._sees_dropped = sees_dropped
         self._on_failure = on_failure
         self._world = world
 
@@ -66,7 +72,7 @@ class Entrance:
             return True
         if self._on_failure == "drop":
             self.dropped += 1
-            return False
+            return self._sees_dropped
         words = self.reason(item)
         self._world.stop(
             StopAdvice(
@@ -99,10 +105,9 @@ class Entrance:
     def tell(self) -> None:
         """Tell how many rows were dropped."""
         if self.dropped:
-            rows = "row" if self.dropped == 1 else "rows"
+            rows = "1 row was" if self.dropped == 1 else f"{self.dropped:,} rows were"
             self._world.notice(
-                f"stage {self.name}: {self.dropped} {rows} that failed before were dropped"
-                " (on_failure: drop)"
+                f"stage {self.name}: {rows} dropped, having failed before it (on_failure: drop)"
             )
 
 

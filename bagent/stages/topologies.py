@@ -13,7 +13,7 @@ from typing import Any
 from bagent.errors import JobError
 from bagent.job.spec import Job
 from bagent.job.spec_output import OutputSpec
-from bagent.job.spec_stages import StagePart, StageSpec, TopologySpec
+from bagent.job.spec_stages import OnFailure, StagePart, StageSpec, TopologySpec
 from bagent.stages import snippets
 from bagent.stages.keys import INPUT
 
@@ -157,6 +157,14 @@ def _part(job: Job, key: str, kind: str, name: str, **keys: Any) -> StageAt:
     return StageAt(_stage(kind, name, part, **keys), path, (*path, "prompt"))
 
 
+def _on_failure(
+    topology: TopologySpec, part: StagePart | None = None, default: OnFailure = "drop"
+) -> OnFailure:
+    """What a stage does about rows that failed before it: its part's word, the topology's, else
+    ``default``: who judges, votes or reduces is not to count failures as answers."""
+    return (part.on_failure if part else None) or topology.on_failure or default
+
+
 def _need_prompt(job: Job) -> None:
     command = job.agent.command if job.agent else ()
     if job.prompt is None and not command:
@@ -181,14 +189,15 @@ def _broadcast(job: Job, topology: TopologySpec) -> list[StageAt]:
                 "reduce",
                 by=by,
                 fanin=topology.fanin,
-                on_failure=topology.on_failure,
+                on_failure=_on_failure(topology, topology.reduce),
             )
         )
     return stages
 
 
 def _reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
-    keys = {"fanin": topology.fanin, "by": topology.by, "on_failure": topology.on_failure}
+    on_failure = _on_failure(topology, topology.reduce)
+    keys = {"fanin": topology.fanin, "by": topology.by, "on_failure": on_failure}
     if topology.reduce is not None and topology.reduce.prompt is not None:
         return [_part(job, "reduce", "reduce", "reduce", **keys)]
     _need_prompt(job)
@@ -213,7 +222,7 @@ def _map_reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
             "reduce",
             fanin=topology.fanin or (TREE_FANIN if tree else None),
             by=topology.by,
-            on_failure=topology.on_failure,
+            on_failure=_on_failure(topology, topology.reduce),
         ),
     ]
 
@@ -225,7 +234,7 @@ def _plan_map_reduce(job: Job, topology: TopologySpec) -> list[StageAt]:
         given = plan.spec.output or OutputSpec()
         output = given.model_copy(update={"schema_": PLAN_SCHEMA})
         plan = StageAt(_changed(plan.spec, output=output), plan.path, plan.prompt_at)
-    keys = {"fanin": topology.fanin, "on_failure": topology.on_failure}
+    keys = {"fanin": topology.fanin, "on_failure": _on_failure(topology, topology.reduce)}
     return [
         plan,
         StageAt(_stage("expand", "item", items="items"), ("topology",), ("topology",)),
@@ -248,7 +257,9 @@ def _pipeline(job: Job, topology: TopologySpec) -> list[StageAt]:
         if part.prompt is None:
             _need_prompt(job)
             part, at = part.model_copy(update={"prompt": job.prompt}), ("prompt",)
-        spec = _stage("map", f"step{number + 1}", part, on_failure=topology.on_failure)
+        spec = _stage(
+            "map", f"step{number + 1}", part, on_failure=_on_failure(topology, part, "include")
+        )
         stages.append(StageAt(spec, path, at))
     return stages
 
@@ -278,13 +289,17 @@ def _self_consistency(job: Job, topology: TopologySpec) -> list[StageAt]:
     query = snippets.majority("sample", topology.vote)
     return [
         _main(job, "map", "sample", answers=answers),
-        StageAt(_stage("sql", "vote", query=query), ("topology",), ("topology",)),
+        StageAt(
+            _stage("sql", "vote", query=query, on_failure=_on_failure(topology)),
+            ("topology",),
+            ("topology",),
+        ),
     ]
 
 
 def _judge(job: Job, topology: TopologySpec) -> list[StageAt]:
     _need_prompt(job)
-    judge = _part(job, "judge", "map", "judge", on_failure=topology.on_failure)
+    judge = _part(job, "judge", "map", "judge", on_failure=_on_failure(topology, topology.judge))
     return [_main(job, "map", "answer"), judge]
 
 

@@ -38,7 +38,8 @@ class Start(msgspec.Struct, omit_defaults=True):
 
     ``command`` is what goes on with the run, in words; ``reason`` and ``action`` say why it
     stopped early and what a person must do first. ``resent`` are the kinds of failure that the
-    same command sends again once the run has ended.
+    same command sends again once the run has ended, ``dropped`` the failed rows that stages left
+    out.
     """
 
     at: float
@@ -52,6 +53,7 @@ class Start(msgspec.Struct, omit_defaults=True):
     reason: str = ""
     action: str = ""
     resent: list[str] = msgspec.field(default_factory=list)
+    dropped: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class RunInfo(msgspec.Struct, omit_defaults=True):

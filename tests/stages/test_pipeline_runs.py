@@ -29,7 +29,7 @@ def test_a_failed_row_is_dropped_where_the_stage_says_so(tmp_path):
     with FakeServer({"r2": [status(400)], "*": [echo()]}, allow_faults=True) as server:
         done = run_stages(tmp_path, server.url, 3, [FIRST, {**SECOND, "on_failure": "drop"}])
     assert sorted(texts(tmp_path, "second")) == ["r1", "r3"]
-    assert "stage second: 1 row that failed before were dropped" in done.err
+    assert "stage second: 1 row was dropped, having failed before it" in done.err
 
 
 @pytest.mark.parametrize(("on_failure", "asked"), [("drop", 0), ("include", 2)])

@@ -37,7 +37,7 @@ def test_self_consistency_votes_and_tells_the_fraction(tmp_path):
             dedupe=False,
             limits={"concurrency": 1},
         )
-    assert done.code == 0, done.err
+    assert done.code == 1, done.err
     votes = {line["id"]: line["output"] for line in outcomes(tmp_path, "vote")}
     assert (votes["r1"]["winner"], votes["r1"]["votes"], votes["r1"]["fraction"]) == (
         "yes",

@@ -1,0 +1,85 @@
+"""Failed and truncated answers before a judge, a vote or a reduce: no scores, and an exit of 1."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.cli import run_bagent
+from support.fake_server import FakeServer
+from support.jobs import write_job
+from support.replies import echo, ok, status
+from support.stage_jobs import NO_TABLES, RUN, outcomes
+
+CUT = ok("half", finish_reason="length")
+JUDGE = {"prompt": "score {{ answer }}"}
+REDUCE = {"prompt": "sum {{ n }}: {{ responses }}"}
+
+
+def run(folder, server, topology, **keys):
+    job = {"prompt": "id={{ id }} {{ text }}", "results": NO_TABLES, "dedupe": False} | keys
+    write_job(folder, server.url, 4, topology=topology, **job)
+    done = run_bagent(RUN, folder)
+    assert "Traceback" not in done.err, done.err
+    return done
+
+
+@pytest.mark.parametrize(
+    ("topology", "last", "seen"),
+    [
+        ({"name": "judge", "judge": JUDGE}, "judge", 2),
+        ({"name": "map_reduce", "reduce": REDUCE}, "reduce", 1),
+        ({"name": "tree_reduce", "reduce": REDUCE}, "reduce", 1),
+        ({"name": "self_consistency"}, "vote", 4),
+    ],
+    ids=["judge", "map_reduce", "tree_reduce", "vote"],
+)
+def test_failed_answers_are_left_out_counted_and_exit_with_1(tmp_path, topology, last, seen):
+    keys = {"answers": 2} if last == "vote" else {}
+    script = {"r1": [CUT], "r2": [status(400)], "*": [echo()]}
+    with FakeServer(script, allow_faults=True) as server:
+        done = run(tmp_path, server, topology, **keys)
+        asked = [seen.prompts[0] for seen in server.requests]
+        again = run_bagent(RUN, tmp_path)
+        assert len(server.requests) == len(asked)
+    assert (done.code, again.code) == (1, 1), done.err
+    failed = 4 if last == "vote" else 2
+    assert f"dropped     stage {last} left out {failed} rows that failed before it" in done.err
+    assert not [prompt for prompt in asked if "half" in prompt or '"error"' in prompt]
+    assert len(outcomes(tmp_path, last)) == seen
+    [state] = run_bagent(["status", "job", "--json"], tmp_path).lines()
+    assert state["dropped"] == {last: failed}
+    assert f"stage {last} left out {failed} rows" in again.err
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        {"name": "judge", "judge": JUDGE, "on_failure": "include"},
+        {"name": "judge", "judge": JUDGE | {"on_failure": "include"}},
+        {"name": "judge", "judge": JUDGE | {"on_failure": "include"}, "on_failure": "stop"},
+    ],
+    ids=["topology", "part", "the part goes before the topology"],
+)
+def test_include_is_a_choice_of_the_topology_or_of_a_part(tmp_path, topology):
+    with FakeServer({"r1": [CUT], "*": [echo()]}, allow_faults=True) as server:
+        done = run(tmp_path, server, topology)
+    assert done.code == 0, done.err
+    assert len(outcomes(tmp_path, "judge")) == 4
+    assert "left out" not in done.err
+
+
+def test_dropped_rows_are_failures_for_allow_failures(tmp_path):
+    topology = {"name": "judge", "judge": JUDGE}
+    results = {**NO_TABLES, "allow_failures": 1}
+    with FakeServer({"r1": [CUT], "*": [echo()]}, allow_faults=True) as server:
+        done = run(tmp_path, server, topology, results=results)
+    assert done.code == 0, done.err
+    assert "ended       finished, with no more failed rows than allowed" in done.err
+
+
+def test_a_section_of_a_board_has_no_on_failure(tmp_path):
+    section = {"name": "pro", "prompt": "say", "on_failure": "drop"}
+    with FakeServer() as server:
+        done = run(tmp_path, server, {"name": "blackboard", "sections": [section]})
+    assert done.code == 2
+    assert "on_failure" in done.err
