@@ -247,8 +247,9 @@ def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
     from bagent.observe.next_step import Advice, next_step
     from bagent.store.totals import stage_causes
 
-    info = run.load()
-    if info is None or not info.starts or not info.starts[-1].command:
+    info = run.look(lambda _: None)
+    # A command out of somebody else's directory is none to type.
+    if info is None or not info.starts or not info.starts[-1].command or not run.is_own(info):
         return []
     start, job = info.starts[-1], info.job
     sampling, agent = job.get("sampling") or {}, job.get("agent") or {}

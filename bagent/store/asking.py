@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.duck import NOTHING, Access, Setting, connect, file_literal
+from bagent.duck import NOTHING, Access, Setting, connect, file_literal, quoted
 from bagent.errors import UsageError, WriteError
 from bagent.store.columns import TABLES
-from bagent.store.freshness import signatures, stale_tables
+from bagent.store.freshness import read_freshness, signatures, stale_tables
 from bagent.store.rundir import RunDir, RunInfo
 from bagent.store.segments import Report
 from bagent.store.views import VIEWS
@@ -85,10 +85,20 @@ def connect_tables(
     paths = {table: [folder / f"{table}.parquet" for folder in folders] for table in TABLES}
     files = [*access.files, *(path for some in paths.values() for path in some)]
     with connect(replace(access, files=files), settings=settings) as connection:
+        made = [read_freshness(folder) for folder in folders]
         for table, some in paths.items():
             listed = ", ".join(map(file_literal, some))
             by_name = ", union_by_name=true" if len(folders) > 1 else ""
-            connection.execute(f"create view {table} as from read_parquet([{listed}]{by_name})")
+            source = f"read_parquet([{listed}]{by_name})"
+            is_json = {name for one in made for name in one.json_columns.get(table, ())}
+            described = connection.execute(f"describe from {source}").fetchall()
+            replaced = ", ".join(
+                f"try_cast({quoted(name)} as json) as {quoted(name)}"
+                for name, kind, *_ in described
+                if name in is_json and kind == "VARCHAR"
+            )
+            columns = f"* replace ({replaced})" if replaced else "*"
+            connection.execute(f"create view {table} as select {columns} from {source}")
         for name, text in VIEWS.items():
             connection.execute(f"create view {name} as {text}")
         yield connection
@@ -122,13 +132,24 @@ def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:
 
 
 def plain_rows(cursor: DuckDBPyConnection) -> Iterator[list[Any]]:
-    """The rows of a query with JSON columns as raw JSON (``msgspec.Raw``), not as text."""
-    is_json = [str(column[1]) == "JSON" for column in cursor.description or []]
+    """The rows of a query with JSON columns as raw JSON (``msgspec.Raw``), not as text.
+
+    Wide integers, which are decimals in the tables, are whole numbers.
+    """
+    kinds = [str(column[1]) for column in cursor.description or []]
+    converters = [_CONVERTERS.get(kind) for kind in kinds]
     for row in iter(cursor.fetchone, None):
         yield [
-            msgspec.Raw(value.encode()) if raw and isinstance(value, str) else value
-            for raw, value in zip(is_json, row, strict=True)
+            value if convert is None or value is None else convert(value)
+            for convert, value in zip(converters, row, strict=True)
         ]
+
+
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "JSON": lambda text: msgspec.Raw(text.encode()),
+    "DECIMAL(38,0)": int,
+    "DECIMAL(38,0)[]": lambda values: [None if one is None else int(one) for one in values],
+}
 
 
 def _renew(run_dir: Path, folder: Path) -> None:

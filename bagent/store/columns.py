@@ -196,17 +196,17 @@ def answers_select(columns: Iterable[tuple[str | None, str]], source: str) -> st
     The output is parsed once per row; a value of another type becomes null. None in place of a
     property is the whole output, in the column ``value``.
     """
-    wanted = [(name, column_type(kind)) for name, kind in dict(columns).items()]
+    wanted = [(name, stored_type(kind)) for name, kind in dict(columns).items()]
     names = _names_of(name for name, _ in wanted)
     if not wanted:
         return f"SELECT id, stage, answer FROM {source} WHERE status = 'ok'"
-    paths = "[" + ", ".join(literal(_pointer(name)) for name, _ in wanted) + "]"
+    paths = "[" + ", ".join(literal(pointer(name)) for name, _ in wanted) + "]"
     typed = []
     for place, (name, kind) in enumerate(wanted, 1):
         value = f"parts[{place}]"
-        if _is_scalar(kind):
+        if is_scalar(kind):
             value = f"{value}->>'$'"
-        if kind.upper() != ("VARCHAR" if _is_scalar(kind) else "JSON"):
+        if kind.upper() != ("VARCHAR" if is_scalar(kind) else "JSON"):
             value = f"TRY_CAST({value} AS {kind})"
         typed.append(f"{value} AS {quoted(names[name])}")
     return (
@@ -230,14 +230,24 @@ def table_columns(
     wanted = dict(answer_columns)
     names = _names_of(wanted)
     own = [(name, RESULTS[name]) for name in ("id", "stage", "answer")]
-    return [*own, *((names[name], column_type(kind)) for name, kind in wanted.items())]
+    return [*own, *((names[name], stored_type(kind)) for name, kind in wanted.items())]
 
 
-def _pointer(name: str | None) -> str:
+def json_columns(table: str, answer_columns: Iterable[tuple[str | None, str]]) -> list[str]:
+    """The columns of a table that hold JSON; in Parquet files they are text, as others read it."""
+    return [name for name, kind in table_columns(table, answer_columns) if kind == "JSON"]
+
+
+def stored_type(kind: str) -> str:
+    """The type of a column of answers in the tables; Parquet has no HUGEINT."""
+    return column_type(kind).replace("HUGEINT", "DECIMAL(38,0)")
+
+
+def pointer(name: str | None) -> str:
     """JSON pointer (RFC 6901) to a top-level property; None is the whole value."""
     return "" if name is None else "/" + name.replace("~", "~0").replace("/", "~1")
 
 
-def _is_scalar(kind: str) -> bool:
-    upper = kind.upper()
-    return upper != "JSON" and "[" not in upper and "(" not in upper.removeprefix("DECIMAL")
+def is_scalar(kind: str) -> bool:
+    """Whether a type is neither JSON nor a list."""
+    return kind.upper() != "JSON" and not kind.endswith("]")

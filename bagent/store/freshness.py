@@ -14,11 +14,12 @@ from bagent.store.columns import COLUMNS, TABLES, table_columns
 from bagent.store.inside import is_regular, read_inside
 from bagent.store.rundir import RunInfo
 from bagent.store.segments import Stream, list_segments
+from bagent.store.wide_integers import is_as_wide
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_FORMAT = 1
+_FORMAT = 2
 _STREAMS: dict[str, Stream] = {
     "results": "rows",
     "answers": "rows",
@@ -32,12 +33,13 @@ class Freshness(msgspec.Struct, omit_defaults=True):
     """What ``tables.json`` says: a signature of the source for each table that was made.
 
     ``database`` is the name of the DuckDB file, empty where there is none. ``notes`` are words
-    for people about what could not be done.
+    for people about what could not be done. ``json_columns`` of a table hold JSON as text.
     """
 
     tables: dict[str, str] = msgspec.field(default_factory=dict)
     database: str = ""
     notes: list[str] = msgspec.field(default_factory=list)
+    json_columns: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
 def read_freshness(directory: Path) -> Freshness:
@@ -58,19 +60,25 @@ def sound_tables(directory: Path, info: RunInfo) -> frozenset[str]:
         return frozenset(
             table
             for table, path in regular.items()
-            if _columns(connection, path) == table_columns(table, info.answer_columns)
+            if _has_columns(connection, path, table_columns(table, info.answer_columns))
         )
 
 
-def _columns(connection: DuckDBPyConnection, path: Path) -> list[tuple[str, str]]:
-    """Names and types of the columns of a Parquet file; none where it is no such file."""
+def _has_columns(
+    connection: DuckDBPyConnection, path: Path, expected: list[tuple[str, str]]
+) -> bool:
+    """Whether a file is Parquet with these columns; JSON is text there."""
     import duckdb
 
     try:
         described = connection.execute(f"DESCRIBE FROM read_parquet({file_literal(path)})")
-        return [(str(name), str(kind)) for name, kind, *_ in described.fetchall()]
+        found = [(str(name), str(kind)) for name, kind, *_ in described.fetchall()]
     except duckdb.Error:
-        return []
+        return False
+    return [name for name, _ in found] == [name for name, _ in expected] and all(
+        is_as_wide("VARCHAR" if right == "JSON" else right, kind)
+        for (_, kind), (_, right) in zip(found, expected, strict=True)
+    )
 
 
 def signatures(run_dir: Path, info: RunInfo) -> dict[str, str]:

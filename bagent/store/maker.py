@@ -6,8 +6,9 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,6 +38,7 @@ from bagent.store.rundir import RunDir, RunInfo
 from bagent.store.segments import Report, Stream, list_segments
 from bagent.store.tables import Options
 from bagent.store.warehouse import Tables, Warehouse, copy_file, is_written_by_another
+from bagent.store.wide_integers import WiderColumns, check_select, wider
 
 LOCK_SECONDS = 0.5
 """Seconds between two looks at a ``run.duckdb`` that another process writes."""
@@ -85,6 +87,7 @@ class Maker:
         self.options = options
         self.report = report
         self.notes: list[str] = []
+        self.columns = {name: sql.stored_type(kind) for name, kind in info.answer_columns}
 
     def make(self, stale: list[str], now: dict[str, str]) -> None:
         """Make the stale tables, and the database of all; more memory is tried step by step.
@@ -98,23 +101,26 @@ class Maker:
             steps = memory_steps(
                 self.options.memory_mb, lines.longest, group_bytes, most_memory_mb()
             )
-            for number, limits in enumerate(steps):
+            limits = next(steps)
+            for number in count():
                 self.work = base / str(number)
                 self.work.mkdir()
                 self.notes.clear()
                 try:
                     database = self._make(stale, lines, limits)
                     break
+                except WiderColumns as wider_columns:
+                    self.columns |= wider_columns.columns
                 except duckdb.Error as error:
-                    if not is_out_of_memory(error):
+                    more = next(steps, None) if is_out_of_memory(error) else None
+                    if more is None:
                         raise
-                    failure = error
+                    limits = more
                 shutil.rmtree(self.work)
-            else:
-                raise failure
         for note in self.notes:
             self.report(note)
-        made = Freshness(now, database, self.notes)
+        is_json = {table: sql.json_columns(table, self.columns.items()) for table in sql.TABLES}
+        made = Freshness(now, database, self.notes, is_json)
         marker = self.work / "tables.json"
         marker.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
         marker.replace(self.out / "tables.json")
@@ -156,11 +162,25 @@ class Maker:
             yield Job((Copy(table, select, part),))
 
     def _answers_job(self, results: Path) -> Job:
-        return Job((self._answers_of(results, self.work / "answers-0.parquet"),))
+        copy = self._answers_of(results, self.work / "answers-0.parquet")
+        return Job((copy,), check=self._check_of(results))
 
     def _answers_of(self, results: Path, part: Path) -> Copy:
         source = f"read_parquet({file_literal(results)})"
-        return Copy("answers", sql.answers_select(self.info.answer_columns, source), part)
+        return Copy("answers", sql.answers_select(self.columns.items(), source), part)
+
+    def _check_of(self, results: Path) -> Callable[[duckdb.DuckDBPyConnection], None] | None:
+        """Looks for integers in results that the columns of their answers cannot hold."""
+        select = check_select(self.columns, f"read_parquet({file_literal(results)})")
+
+        def check(connection: duckdb.DuckDBPyConnection) -> None:
+            row = connection.execute(select or "").fetchone()
+            if row is not None and any(row):
+                types = wider(self.columns, row)
+                if types:
+                    raise WiderColumns(types)
+
+        return None if select is None else check
 
     def _result_jobs(self, chunks: Iterator[Chunk], *, answers: bool) -> Iterator[Job]:
         for number, chunk in enumerate(chunks):
@@ -169,7 +189,8 @@ class Maker:
             copies = [Copy("results", select, part)]
             if answers:
                 copies.append(self._answers_of(part, self.work / f"answers-{number}.parquet"))
-            yield Job(tuple(copies), chunk.path)
+            check = self._check_of(part) if answers else None
+            yield Job(tuple(copies), chunk.path, check)
 
     def _make_results(
         self, stale: list[str], lines: CurrentLines, parts: PartMaker, tables: Tables
@@ -200,8 +221,8 @@ class Maker:
                 f"the input could not be read again, so it is not in the tables: {rows.problem}"
             )
             return
-        for name, count in zip(names, (feed.failed, feed.bad), strict=True):
-            if count:
+        for name, lines_written in zip(names, (feed.failed, feed.bad), strict=True):
+            if lines_written:
                 (self.work / name).replace(self.out / name)
             else:
                 (self.out / name).unlink(missing_ok=True)

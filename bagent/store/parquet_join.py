@@ -25,6 +25,8 @@ _FIXED = {1: 1, 2: 1, 3: 1, 7: 8}
 _SCHEMA, _ROWS, _GROUPS = 2, 3, 4
 _COLUMNS, _GROUP_OFFSET, _ORDINAL = 1, 5, 7
 _CHUNK_OFFSET, _META, _OFFSET_INDEX, _COLUMN_INDEX = 2, 3, 4, 6
+_CONVERTED, _LOGICAL = 6, 10
+_UTF8, _JSON, _STRING = 0, 19, 1
 _DATA_PAGE, _INDEX_PAGE, _DICTIONARY_PAGE, _BLOOM = 9, 10, 11, 14
 
 
@@ -79,6 +81,8 @@ class ParquetJoin:
 
     def finish(self) -> None:
         """Write the footer and close the file; at least one part must have been added."""
+        for element in self._footer[_SCHEMA].value[1]:
+            _call_json_text(element)
         self._footer[_GROUPS] = Field(_LIST, (_STRUCT, self._groups))
         out = bytearray()
         _write_struct(self._footer, out)
@@ -88,6 +92,13 @@ class ParquetJoin:
     def close(self) -> None:
         """Close the file, finished or not."""
         self._file.close()
+
+
+def _call_json_text(element: Struct) -> None:
+    """Declare a column of JSON as text: other readers take Parquet's JSON for bytes."""
+    if element.get(_CONVERTED) == Field(_I32, _JSON):
+        element[_CONVERTED] = Field(_I32, _UTF8)
+        element[_LOGICAL] = Field(_STRUCT, {_STRING: Field(_STRUCT, {})})
 
 
 def count_rows(path: Path) -> int:

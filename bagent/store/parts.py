@@ -11,7 +11,7 @@ import queue
 import shutil
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,10 +114,12 @@ class Job:
     """Parts that are made one after the other: a later one may read what an earlier one made.
 
     ``source`` is a file of lines that is written over afterwards, None where there is none.
+    ``check`` is called in the end with the connection, and may raise.
     """
 
     copies: tuple[Copy, ...]
     source: Path | None = None
+    check: Callable[[duckdb.DuckDBPyConnection], None] | None = None
 
 
 class PartMaker:
@@ -170,6 +172,8 @@ class PartMaker:
         try:
             for copy in job.copies:
                 write_parquet(con, copy.select, copy.part)
+            if job.check is not None:
+                job.check(con)
         finally:
             self._idle.put(con)
 

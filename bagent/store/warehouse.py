@@ -15,16 +15,16 @@ from pathlib import Path
 import duckdb
 
 from bagent.duck import Access, connect, file_literal, literal, private_folder, quoted
+from bagent.store.columns import json_columns
 from bagent.store.parquet_join import ParquetJoin, count_rows
 from bagent.store.parts import Job, Limits
 from bagent.store.rundir import RunInfo
 
-_NOT_TRIED = "fsst,dictionary,chimp,patas"
-"""Packings that cost time to try: other ones, ``dict_fsst`` and ``alp``, hold what they gain."""
+_NOT_TRIED = "dictionary,chimp,patas"
+"""Packings that cost time to try: other ones, ``fsst`` and ``alp``, hold what they gain."""
 
-_LONG_TEXTS = frozenset({"text", "reasoning", "arguments"})
-"""Columns of long texts, packed by zstd like all JSON ones: where texts differ from row to row that
-takes less time and room than ``dict_fsst``, where they repeat more room."""
+_STORAGE = "v1.0.0"
+"""Every DuckDB from this version on reads the file."""
 
 
 class Tables:
@@ -41,7 +41,7 @@ class Tables:
         self, work: Path, limits: Limits, info: RunInfo, sources: Sequence[Path] = ()
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.database = Warehouse(work, limits, sources) if info.duckdb else None
+        self.database = Warehouse(work, limits, info, sources) if info.duckdb else None
         self._work = work
         self._parquet = info.parquet
         self._joins: dict[str, ParquetJoin] = {}
@@ -82,17 +82,20 @@ class Warehouse:
     Args:
         work: a directory for temporary files; also for the file, if files there can be locked.
         limits: memory.
+        info: which columns are JSON.
         sources: files elsewhere that rows are taken from.
     """
 
-    def __init__(self, work: Path, limits: Limits, sources: Sequence[Path]) -> None:
+    def __init__(self, work: Path, limits: Limits, info: RunInfo, sources: Sequence[Path]) -> None:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._con = connect(
             Access(files=sources, folders=[work, private_folder()]),
             spill=work / "spill-store",
             settings={**limits.settings, "disabled_compression_methods": _NOT_TRIED},
         )
-        self.database = self._attach(work, f"ROW_GROUP_SIZE {limits.group_rows}")
+        self._info = info
+        options = f"STORAGE_VERSION '{_STORAGE}', ROW_GROUP_SIZE {limits.group_rows}"
+        self.database = self._attach(work, options)
         self._tables: set[str] = set()
         self._con.execute("BEGIN")
 
@@ -125,7 +128,11 @@ class Warehouse:
         rows = f"FROM read_parquet({file_literal(part)})"
         if table not in self._tables:
             described = self._con.execute(f"DESCRIBE {rows}").fetchall()
-            columns = ", ".join(_column(name, kind) for name, kind, *_ in described)
+            is_json = frozenset(json_columns(table, self._info.answer_columns))
+            columns = ", ".join(
+                f"{quoted(name)} {'JSON' if name in is_json else kind}"
+                for name, kind, *_ in described
+            )
             self._con.execute(f"CREATE TABLE {target} ({columns})")
             self._tables.add(table)
         self._con.execute(f"INSERT INTO {target} {rows}")
@@ -142,12 +149,6 @@ class Warehouse:
         self._con.close()
         if self._scratch is not None:
             self._scratch.cleanup()
-
-
-def _column(name: str, kind: str) -> str:
-    """A column as in CREATE TABLE."""
-    packed = " USING COMPRESSION zstd" if kind == "JSON" or name in _LONG_TEXTS else ""
-    return f"{quoted(name)} {kind}{packed}"
 
 
 def is_written_by_another(path: Path) -> bool:

@@ -1,0 +1,70 @@
+"""Integers of any size keep their digits in the tables."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+import duckdb
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from bagent.store.asking import open_tables
+from bagent.store.rundir import RunDir, RunInfo
+from bagent.store.tables import Options, make_tables
+
+BIG = 2**63
+BEYOND = 10**45 + 7
+
+
+def build(store, outcome, values, kind):
+    store.write(*(
+        outcome(n, output=msgspec.Raw(json.dumps({"v": value}).encode()))
+        for n, value in enumerate(values)
+    ))  # fmt: skip
+    run = RunDir(store.path)
+    run.save(RunInfo("r", answer_columns=[("v", kind), ("w", "BIGINT")]))
+    make_tables(store.path, Options(), store.reports.append)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "column"),
+    [
+        ("BIGINT", [1, -5, BIG - 1, None], "BIGINT"),
+        ("BIGINT", [1, BIG, -BIG - 1, None], "DECIMAL(38,0)"),
+        ("BIGINT", [1, BEYOND, None], "VARCHAR"),
+        ("HUGEINT", [1, BIG], "DECIMAL(38,0)"),
+        ("HUGEINT", [1, BEYOND], "VARCHAR"),
+        ("BIGINT[]", [[1, 2], [BIG, None], []], "DECIMAL(38,0)[]"),
+        ("BIGINT[]", [[1, 2], [BEYOND, 3]], "VARCHAR[]"),
+        ("BIGINT", [1, "12345678901234567890123", 2], "DECIMAL(38,0)"),
+    ],
+)
+def test_a_column_of_integers_is_as_wide_as_its_values(store, outcome, kind, values, column):
+    run = build(store, outcome, values, kind)
+    cast = {"VARCHAR": str, "DECIMAL(38,0)": Decimal, "BIGINT": int}[column.removesuffix("[]")]
+
+    def typed(value):
+        if isinstance(value, list):
+            return [typed(one) for one in value]
+        return None if value is None else cast(value)
+
+    expected = [typed(value) for value in values]
+    described = "select column_type from (describe answers) where column_name = 'v'"
+    with duckdb.connect(store.path / "run.duckdb", read_only=True) as connection:
+        assert connection.execute(described).fetchall() == [(column,)]
+        assert [v for (v,) in connection.execute("select v from answers").fetchall()] == expected
+    assert pq.read_table(store.path / "answers.parquet")["v"].to_pylist() == expected
+    before = (store.path / "answers.parquet").stat().st_mtime_ns
+    with open_tables(run, store.reports.append) as connection:
+        assert connection.execute("select count(*) from answers").fetchall() == [(len(values),)]
+    assert (store.path / "answers.parquet").stat().st_mtime_ns == before
+    assert store.reports == []
+
+
+def test_wide_integers_are_numbers_in_json_lines(bagent, job_dir, store, outcome):
+    build(store, outcome, [BIG, 1], "BIGINT")
+    done = bagent(["query", str(store.path), "select v from answers", "--format", "jsonl"])
+    assert done.out == f'{{"v":{BIG}}}\n{{"v":1}}\n'
