@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from bagent.errors import UsageError
+from bagent.files import write_private
 
 if TYPE_CHECKING:
     from bagent.job.spec import Job
@@ -43,3 +49,37 @@ def load_job(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> LoadedJo
         path=file, sets=tuple(sets), env=dict(os.environ), cwd=Path.cwd(), needs_input=False
     )
     return LoadedJob(file, tuple(sets), load(request))
+
+
+@contextmanager
+def job_file(job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any]) -> Iterator[Path]:
+    """Name the file of a job; a dict gets one in the current folder while the run goes on.
+
+    Raises:
+        UsageError: the dict holds what a job file cannot, or the folder cannot be written.
+    """
+    if isinstance(job, LoadedJob):
+        yield job.path
+        return
+    if not isinstance(job, Mapping):
+        yield Path(job)
+        return
+    try:
+        text = json.dumps({"name": "job", **job}, indent=1, default=os.fspath, ensure_ascii=False)
+        text.encode()  # refuses what UTF-8 cannot hold
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the job cannot be written as a job file: {error}") from None
+    # In this folder, since the paths of a job start from the folder of its file.
+    path = Path(f".bagent-{secrets.token_hex(8)}.yaml")
+    try:
+        write_private(path, text)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"a job that is a dict needs a file in the current folder: {reason}",
+            hint="write the job into a file, and give its path",
+        ) from error
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,13 @@ from bagent.library.result import Result
 from bagent.store.rundir import RunDir, find_run
 
 if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
     from bagent.store.readers import RunSummary
+
+
+_ID_TYPES: dict[type, str] = {int: "BIGINT", float: "DOUBLE"}
+_TABLES_WITH_ID = ("results", "answers", "attempts", "tool_calls")
 
 
 def open_run(run: str | os.PathLike[str] | None = None) -> OpenedRun:
@@ -93,20 +100,45 @@ class OpenedRun:
 
     def rows(self, query: str = "results") -> list[dict[str, Any]]:
         """As :meth:`df`, as dicts; needs no other package."""
-        from bagent.duck import Access
-        from bagent.store.asking import open_tables
-
-        with open_tables(self._directory, _warn, access=Access(everything=True)) as connection:
+        with self._tables() as connection:
             cursor = connection.execute(_statement(query))
             names = [column[0] for column in cursor.description or []]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def _ask(self, query: str, form: str) -> Any:
+        with self._tables() as connection:
+            return getattr(connection.sql(_statement(query)), form)()
+
+    @contextmanager
+    def _tables(self) -> Iterator[DuckDBPyConnection]:
         from bagent.duck import Access
         from bagent.store.asking import open_tables
 
         with open_tables(self._directory, _warn, access=Access(everything=True)) as connection:
-            return getattr(connection.sql(_statement(query)), form)()
+            self._restore_id_type(connection)
+            yield connection
+
+    def _restore_id_type(self, connection: DuckDBPyConnection) -> None:
+        """Make ids numbers again where the rows had numbers: the tables hold them as text.
+
+        Then frames join on ``id``. Ids of several kinds stay text.
+        """
+        from bagent.store.readers import iter_results
+
+        first = next(iter(iter_results(self.path, report=lambda _: None)), None)
+        kind = _ID_TYPES.get(type(first["id"])) if first is not None else None
+        if kind is None:
+            return
+        other = f"try_cast(id AS {kind}) IS NULL AND id IS NOT NULL"
+        for name in _TABLES_WITH_ID:
+            if connection.execute(f"SELECT 1 FROM {name} WHERE {other} LIMIT 1").fetchone():
+                return
+        for name in _TABLES_WITH_ID:
+            connection.execute(f"ALTER VIEW {name} RENAME TO {name}_as_text")
+            connection.execute(
+                f"CREATE VIEW {name} AS SELECT * REPLACE (try_cast(id AS {kind}) AS id)"
+                f" FROM {name}_as_text"
+            )
 
 
 def _statement(query: str) -> str:

@@ -1,4 +1,4 @@
-"""Running a job from another program: results come as an async iterator.
+"""Running a job from another program: results come as an iterator, with or without ``async``.
 
 The work is done by a ``bagent run`` of its own, so that the caller's event loop, signals and memory
 stay the caller's, and a fault of either does not take the other with it. All that holds for
@@ -12,10 +12,20 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -31,12 +41,13 @@ from bagent.errors import (
     UsageError,
     WriteError,
 )
-from bagent.library.job import LoadedJob
+from bagent.library.job import LoadedJob, job_file
 from bagent.library.result import Result
 
-Rows = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-"""Input rows as values."""
+if TYPE_CHECKING:
+    from bagent.library.row_values import Rows
 
+_T = TypeVar("_T")
 _CHUNK = 1 << 16
 _ERRORS: dict[int, type[BagentError]] = {
     EXIT_USAGE: UsageError,
@@ -46,7 +57,7 @@ _ERRORS: dict[int, type[BagentError]] = {
 
 
 def run(
-    job: str | os.PathLike[str] | LoadedJob,
+    job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any],
     *,
     rows: Rows | None = None,
     name: str | None = None,
@@ -54,14 +65,19 @@ def run(
     options: Sequence[str] = (),
     on_progress: Callable[[dict[str, Any]], None] | Literal["show"] | None = None,
 ) -> Run:
-    """Run a job, or go on with it; the results are had by ``async for``.
+    """Run a job, or resume it; ``async for``, or a plain ``for``, gives the results.
 
-    Nothing happens before the first result is asked for. Use it by ``async with`` where the loop
-    may be left early: the work stops then, what is in flight is finished and kept.
+    Nothing happens before the first result is asked for. Use it by ``async with`` (or ``with``)
+    where the loop may be left early: the work stops then, what is in flight is finished and kept.
 
     Args:
-        job: a job file, or what :func:`bagent.load_job` gave.
-        rows: the input rows; None takes the job's own input.
+        job: a job file, its keys and values as a dict (paths in it start from the current folder,
+            and the run is called ``job`` unless it has a name), or what :func:`bagent.load_job`
+            returned.
+        rows: the input rows: dicts, or a pandas, polars or Arrow table, whose missing values
+            (NaN, NaT, null) are fields that the row lacks; None takes the job's own input. Dates
+            and times become ISO text, numpy's scalars plain numbers, decimals their digits; a row
+            with a value that JSON cannot hold becomes ``bad_input`` and names the column.
         name: the run's name under ``./runs``; None takes the job's.
         ordered: in the order of the input, else as they are finished.
         options: further options of ``bagent run``, such as ``["--limit", "100"]``.
@@ -69,11 +85,13 @@ def run(
             (:class:`bagent.observe.Snapshot` as a dict). ``"show"`` shows it: in a notebook as a
             line that is renewed (no widgets needed), elsewhere as lines on standard error.
     """
-    loaded = job if isinstance(job, LoadedJob) else None
-    args = [str(loaded.path if loaded else Path(job))]  # type: ignore[arg-type]
-    args += ["-o", "-", "--progress", "json"]
-    for text in loaded.sets if loaded else ():
+    args = ["-o", "-", "--progress", "json"]
+    for text in job.sets if isinstance(job, LoadedJob) else ():
         args += ["--set", text]
+    if rows is not None:
+        from bagent.library.row_values import check_rows
+
+        check_rows(rows)
     args += ["-i", "-"] * (rows is not None)
     args += ["--name", name] if name is not None else []
     args += ["--ordered"] * ordered
@@ -81,7 +99,7 @@ def run(
         from bagent.library.progress import make_progress
 
         on_progress = make_progress()
-    return Run([*args, *options], rows, on_progress)
+    return Run(job, [*args, *options], rows, on_progress)
 
 
 class Run:
@@ -97,17 +115,20 @@ class Run:
 
     def __init__(
         self,
+        job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any],
         args: Sequence[str],
         rows: Rows | None,
         on_progress: Callable[[dict[str, Any]], None] | None,
     ) -> None:
         self.exit_code: int | None = None
         self.path: Path | None = None
+        self._job = job
         self._args = args
         self._rows = rows
         self._on_progress = on_progress
         self._words: list[str] = []
         self._iterator: AsyncIterator[Result] | None = None
+        self._blocking: Generator[Result, None, None] | None = None
 
     def __aiter__(self) -> AsyncIterator[Result]:
         """The results, once; begins the work."""
@@ -115,6 +136,53 @@ class Run:
             raise RuntimeError("the results of a run come once; open_run(...) reads them again")
         self._iterator = self._results()
         return self._iterator
+
+    def __iter__(self) -> Iterator[Result]:
+        """The results, once, without ``async``; begins the work, in a thread of its own.
+
+        So it may be used where an event loop runs already, such as in a notebook.
+        """
+        self._blocking = self._in_thread(self.__aiter__())
+        return self._blocking
+
+    def _in_thread(self, results: AsyncIterator[Result]) -> Generator[Result, None, None]:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="bagent-run", daemon=True)
+        thread.start()
+        step: asyncio.Task[Result | None] | None = None
+
+        async def next_result() -> Result | None:
+            nonlocal step
+            step = asyncio.ensure_future(anext(results, None))
+            return await step
+
+        async def stop() -> None:
+            if step is not None and not step.done():  # interrupted while it waited
+                step.cancel()
+                await asyncio.wait([step])
+            await self.__aexit__(None, None, None)
+
+        try:
+            while (result := _wait_for(next_result(), loop)) is not None:
+                yield result
+        finally:
+            _wait_for(stop(), loop)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """As :meth:`__aexit__`, for a plain ``for`` loop."""
+        if self._blocking is not None:
+            self._blocking.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -131,8 +199,15 @@ class Run:
             await close()
 
     async def _results(self) -> AsyncIterator[Result]:
+        with job_file(self._job) as path:
+            async with contextlib.aclosing(self._results_of(path)) as results:
+                async for result in results:
+                    yield result
+        self._check(path)
+
+    async def _results_of(self, job: Path) -> AsyncGenerator[Result, None]:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bagent", "run", *self._args),
+            *(sys.executable, "-m", "bagent", "run", str(job), *self._args),
             stdin=asyncio.subprocess.PIPE if self._rows is not None else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -150,7 +225,6 @@ class Run:
             await asyncio.gather(*beside)
         finally:
             await self._end(process, beside)
-        self._check()
 
     async def _end(
         self, process: asyncio.subprocess.Process, beside: list[asyncio.Task[None]]
@@ -168,11 +242,13 @@ class Run:
         await asyncio.gather(*beside, return_exceptions=True)
 
     async def _feed(self, process: asyncio.subprocess.Process, rows: Rows) -> None:
+        from bagent.library.row_values import row_lines
+
         stdin = process.stdin
         assert stdin is not None
         try:
-            async for row in _each(rows):
-                stdin.write(msgspec.json.encode(row) + b"\n")
+            async for line in row_lines(rows):
+                stdin.write(line + b"\n")
                 await stdin.drain()
         except (BrokenPipeError, ConnectionResetError):
             return  # it has ended; why is told elsewhere
@@ -200,13 +276,15 @@ class Run:
             elif kind in ("progress", "end") and self._on_progress is not None:
                 self._on_progress(event)
 
-    def _check(self) -> None:
+    def _check(self, job: Path) -> None:
         code = self.exit_code
         if code in (EXIT_OK, EXIT_ROWS_FAILED):
             return
-        words = self._words[-1] if self._words else f"bagent run ended with exit code {code}"
-        words = words.removeprefix("bagent: error: ").removeprefix("bagent").strip()
-        raise _ERRORS.get(code or 0, NeedsPerson)(words)
+        message = self._words[-1] if self._words else f"bagent run ended with exit code {code}"
+        message = message.removeprefix("bagent: error: ").removeprefix("bagent").strip()
+        if isinstance(self._job, Mapping):  # its file is no more, and nobody named it
+            message = message.replace(str(job), "job")
+        raise _ERRORS.get(code or 0, NeedsPerson)(message)
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
@@ -224,10 +302,5 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         yield last
 
 
-async def _each(rows: Rows) -> AsyncIterator[Mapping[str, Any]]:
-    if isinstance(rows, AsyncIterable):
-        async for row in rows:
-            yield row
-    else:
-        for row in rows:
-            yield row
+def _wait_for(step: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop) -> _T:
+    return asyncio.run_coroutine_threadsafe(step, loop).result()

@@ -6,7 +6,6 @@ does not follow the number of rows.
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
@@ -21,7 +20,7 @@ from bagent.duck import Access, Setting, SqlFault, file_literal
 from bagent.errors import InputError, MissingPackage, Position
 from bagent.rows.inputs import FileSource, SqlSource
 from bagent.rows.lines import ROWS
-from bagent.rows.values import Chunk
+from bagent.rows.values import Chunk, bytes_text, decimal_value
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -187,8 +186,8 @@ class Table:
 def plain(value: Any) -> Json:
     """A Python value from DuckDB as JSON.
 
-    Dates and times become ISO text; a decimal the number where a double holds it exactly, else
-    text; bytes text where they are UTF-8, else base64; NaN and infinities text.
+    Dates and times become ISO text; decimals with decimal places the text of their digits; bytes
+    text where they are UTF-8, else base64; NaN and infinities text.
     """
     convert = _CONVERT.get(type(value))
     return value if convert is None else convert(value)
@@ -210,26 +209,12 @@ def _float(value: float) -> Json:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def _decimal(value: Decimal) -> Json:
-    if value == value.to_integral_value() and value.as_tuple().exponent == 0:
-        return int(value)
-    number = float(value)
-    return number if Decimal(repr(number)) == value else str(value)
-
-
-def _bytes(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return base64.b64encode(value).decode()
-
-
 _CONVERT: dict[type, Callable[[Any], Json]] = {
     float: _float,
-    Decimal: _decimal,
-    bytes: _bytes,
-    bytearray: _bytes,
-    memoryview: lambda value: _bytes(bytes(value)),
+    Decimal: decimal_value,
+    bytes: bytes_text,
+    bytearray: lambda value: bytes_text(bytes(value)),
+    memoryview: lambda value: bytes_text(bytes(value)),
     list: lambda value: [plain(one) for one in value],
     tuple: lambda value: [plain(one) for one in value],
     dict: lambda value: {str(plain(name)): plain(one) for name, one in value.items()},

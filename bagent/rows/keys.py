@@ -100,7 +100,7 @@ class Bodies:
 
     def _one(self, item: Item) -> tuple[Json, bytes]:
         if isinstance(item, Unreadable):
-            return None, item.raw
+            return item.id if isinstance(item.id, str | int) else None, item.raw
         id_ = next((item[name] for name in self._id_fields if item.get(name) is not None), None)
         if id_ is None:
             return None, b"[" + _values(item, self._fields or None) + b"]"

@@ -11,20 +11,25 @@ A name that stands twice in one object keeps its last value, as in both readers.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
 
+from bagent.types import Json
+
 
 class Unreadable(NamedTuple):
-    """What could not be read as a row: why, and its bytes."""
+    """What could not be read as a row: why, its bytes, and its id where that is known."""
 
     error: str
     raw: bytes
+    id: Json = None
 
 
 Item = dict[str, Any] | Unreadable
@@ -45,6 +50,9 @@ class Chunk(NamedTuple):
 
 
 TOO_DEEP = "the JSON is nested too deep"
+
+_UNREADABLE = b"!bad_input "
+"""Begins a line, which is no JSON, that says why a row of another program could not be written."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {list: "an array", bool: "a boolean", type(None): "null"}
@@ -106,7 +114,36 @@ def decode_line(raw: bytes) -> Item | None:
     return data
 
 
+def unreadable_line(error: str, id_: Json = None) -> bytes:
+    """A line that :func:`decode_line` reads as a row that could not be written."""
+    return _UNREADABLE + json.dumps({"error": error, "id": id_}).encode()
+
+
+def decimal_value(value: Decimal) -> Json:
+    """A decimal as a whole number where it has no decimal places, else the text of its digits.
+
+    A double would lose digits: 1.10 is a price, 1.1 is not the same text in a prompt.
+    """
+    if value.is_finite() and value.as_tuple().exponent == 0:
+        return int(value)
+    return f"{value:f}"
+
+
+def bytes_text(value: bytes) -> str:
+    """Bytes as text where they are UTF-8, else in base64."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
 def _second_try(raw: bytes) -> Item | None:
+    if raw.startswith(_UNREADABLE):
+        try:
+            reason: dict[str, Any] = json.loads(raw.removeprefix(_UNREADABLE))
+            return Unreadable(visible(str(reason["error"])), raw, reason.get("id"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass  # written by somebody else
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

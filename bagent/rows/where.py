@@ -105,7 +105,11 @@ class Condition:
         errors = [self._error(cells) for cells in kinds.values()]
         if all(isinstance(error, refused) for error in errors):
             message = str(errors[0]).partition("\n")[0]
-            hint = "cells of a CSV are text: CAST(name AS DOUBLE)" if "VARCHAR" in message else ""
+            hint = (
+                "cells of a CSV and decimals are text: CAST(name AS DOUBLE)"
+                if "VARCHAR" in message
+                else ""
+            )
             raise InputError(f"where: {message}", hint=hint)
 
     def keep(self, rows: list[Row], notices: Notices) -> list[Row]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import itertools
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy
+import pandas
+import pyarrow
 import pytest
 
 import bagent
 from bagent.errors import JobError, NeedsPerson, UsageError
+from bagent.library.row_values import encode_row, row_lines
+from bagent.rows.values import Unreadable, decode_line
 from bagent.store.readers import RESULT_NAMES
 from support.jobs import rows, write_job
 from support.replies import ok, slow
@@ -104,6 +112,129 @@ def test_the_state_is_shown_as_lines_where_there_is_no_notebook(
     shown, err = capfd.readouterr()
     assert shown == ""
     assert "3 of 3 rows (100 %), 3 ok" in err.splitlines()[-1]
+
+
+FRAME = pandas.DataFrame(
+    {
+        "id": [1, 2],
+        "text": ["a", None],
+        "day": [pandas.Timestamp("2024-01-01"), pandas.NaT],
+        "score": [1.5, float("nan")],
+    }
+)
+FRAME_ROWS = [{"id": 1, "text": "a", "day": "2024-01-01T00:00:00", "score": 1.5}, {"id": 2}]
+
+
+def tables() -> list[Any]:
+    return [FRAME, pyarrow.Table.from_pandas(FRAME), pyarrow.RecordBatch.from_pandas(FRAME)]
+
+
+@pytest.mark.parametrize("table", [*tables(), iter(tables()[1].to_batches())], ids=type)
+def test_tables_are_rows_and_missing_values_are_missing(table: Any) -> None:
+    assert asyncio.run(lines_of(table)) == FRAME_ROWS
+
+
+async def lines_of(some: Any) -> list[Any]:
+    return [decode_line(line) async for line in row_lines(some)]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (pandas.Timestamp("2024-01-01 10:00", tz="UTC"), "2024-01-01T10:00:00Z"),
+        (datetime.datetime(2024, 1, 1), "2024-01-01T00:00:00"),
+        (datetime.date(2024, 1, 1), "2024-01-01"),
+        (pandas.Timedelta("1 day"), "P1D"),
+        (numpy.datetime64("2024-01-01T00:00:00.000000001"), "2024-01-01T00:00:00.000000001"),
+        (numpy.int64(3), 3),
+        (numpy.float32(0.5), 0.5),
+        (numpy.bool_(True), True),
+        (numpy.str_("x"), "x"),
+        (numpy.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (pandas.Series([1.0, float("nan")]), [1.0, None]),
+        (Decimal("1.10"), "1.10"),
+        (Decimal("7"), 7),
+        (float("inf"), "Infinity"),
+        (2**70, 2**70),
+        (b"text", "text"),
+        ({3, 1, 2}, [1, 2, 3]),
+        ({"day": datetime.date(2024, 1, 1)}, {"day": "2024-01-01"}),
+        ("lone \ud800", "lone \ud800"),
+        (None, None),
+    ],
+    ids=repr,
+)
+def test_values_of_rows_are_written_as_a_file_would_hold_them(value: Any, expected: Any) -> None:
+    assert decode_line(encode_row({"id": 1, "x": value})) == {"id": 1, "x": expected}
+
+
+@pytest.mark.parametrize("value", [object(), 1j, numpy.complex64(1), numpy.zeros(1, "V4")[0]])
+def test_a_value_that_json_cannot_hold_is_bad_input_of_its_column(value: Any) -> None:
+    line = decode_line(encode_row({"id": numpy.int64(7), "x": value}))
+    assert isinstance(line, Unreadable)
+    assert line.id == 7
+    assert line.error.startswith("column 'x': a value of type ")
+
+
+def test_bad_rows_of_a_program_keep_their_ids_and_end_as_bad_input(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    mixed = [{"id": 1, "text": "a"}, {"id": 2, "text": object()}, "no row"]
+    run = bagent.run("job.yaml", rows=mixed, ordered=True)
+    results = list(run)
+    assert [r.id for r in results[:2]] == [1, 2]
+    assert [r.error_kind for r in results] == [None, "bad_input", "bad_input"]
+    assert "column 'text'" in str(results[1].error)
+    assert "a row is a dict" in str(results[2].error)
+
+
+@pytest.mark.parametrize("some", ["rows.jsonl", Path("rows.jsonl"), {"id": 1}, 3])
+def test_what_cannot_be_rows_is_refused_at_once(some: Any) -> None:
+    with pytest.raises(UsageError, match="rows are a list of dicts or a table"):
+        bagent.run("job.yaml", rows=some)
+    twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
+    with pytest.raises(UsageError, match="two columns of the rows have the name 'a'"):
+        bagent.run("job.yaml", rows=twice)
+
+
+def test_a_job_may_be_a_dict_and_a_plain_loop_gives_typed_ids(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    (job_dir / "prompt.txt").write_text("{{ text }}")
+    job = {
+        "name": "from-dict",
+        "backend": f"{fs.url}/v1",
+        "model": "m",
+        "prompt": {"user": {"file": "prompt.txt"}},
+    }
+    with bagent.run(job, rows=FRAME.head(1), ordered=True) as run:
+        results = list(run)
+    assert [(r.id, r.text) for r in results] == [(1, "fine")]
+    assert run.path is not None
+    assert run.path.name == "from-dict"
+    assert not list(job_dir.glob(".bagent-*"))
+    frame = bagent.open_run("from-dict").df()
+    merged = FRAME.merge(frame[["id", "status"]], on="id")
+    assert list(merged["status"]) == ["ok"]
+    with pytest.raises(UsageError, match=r"^job:.*did you mean model"):
+        list(bagent.run(job | {"modle": "x"}, rows=FRAME))
+
+
+def test_ids_that_are_text_stay_text_in_frames(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    list(bagent.run("job.yaml", rows=[{"id": "1", "text": "a"}]))
+    assert bagent.open_run("job").rows("select id from results") == [{"id": "1"}]
+
+
+def test_leaving_a_plain_loop_stops_the_work(fs: Any, job_dir: Path) -> None:
+    fs.set_script({"*": [ok("fine")]})
+    write_job(job_dir, fs.url, input=None)
+    endless = ({"id": number, "text": "more"} for number in itertools.count())
+    with bagent.run("job.yaml", rows=endless) as run:
+        for result in run:
+            assert result.ok
+            break
+    assert run.exit_code == 75
 
 
 def test_leaving_the_loop_stops_the_work_and_keeps_what_is_finished(fs: Any, job_dir: Path) -> None:

@@ -17,7 +17,7 @@ COLUMNS = {
     "f": ("1.5::FLOAT", 1.5),
     "nan": ("'nan'::DOUBLE", "NaN"),
     "inf": ("'-inf'::DOUBLE", "-Infinity"),
-    "cents": ("1.50::DECIMAL(5,2)", 1.5),
+    "cents": ("1.50::DECIMAL(5,2)", "1.50"),
     "whole": ("5::DECIMAL(9,0)", 5),
     "exact": ("12345678901234567890123.45::DECIMAL(38,2)", "12345678901234567890123.45"),
     "day": ("DATE '2024-01-02'", "2024-01-02"),

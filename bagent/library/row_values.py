@@ -1,0 +1,247 @@
+"""Rows of another program, also those of pandas, polars and Arrow tables, as lines of JSON.
+
+A row is written as a file would hold it: dates and times as ISO 8601, numpy's scalars as plain
+numbers, decimals as the text of their digits, bytes as text. A row that cannot be written becomes a
+line that is read as ``bad_input``, with the name of the column.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from itertools import repeat
+from typing import Any
+
+import msgspec
+
+from bagent.errors import UsageError
+from bagent.rows.values import TOO_DEEP, bytes_text, decimal_value, unreadable_line
+from bagent.types import Json
+
+Rows = Iterable[Any] | AsyncIterable[Any]
+"""Input rows as mappings of a name to a value, or a pandas, polars or Arrow table."""
+
+_MISSING = object()
+_TABLE_ROWS = 4096  # rows of a table that are converted at once
+_TABLE_METHODS = {
+    "pandas": ("itertuples",),
+    "polars": ("iter_rows", "collect"),
+    "pyarrow": ("to_batches", "num_rows"),
+}
+_NO_VALUE = frozenset({"NAType", "NaTType"})
+_PLAIN = frozenset({str, int, bool, type(None)})
+
+
+class _BadValue(ValueError):
+    """A value that JSON cannot hold."""
+
+
+def check_rows(rows: Any) -> None:
+    """Refuse what cannot be rows, before anything is started.
+
+    Raises:
+        UsageError: it is text, a path or one mapping, or two columns of a table have one name.
+    """
+    if isinstance(rows, str | bytes | Mapping) or hasattr(rows, "__fspath__"):
+        hint = 'rows=[{"id": 1, "text": "..."}]; a file: options=["-i", "rows.jsonl"]'
+        raise UsageError(f"rows are a list of dicts or a table, not {_kind(rows)}", hint=hint)
+    if not isinstance(rows, Iterable | AsyncIterable) and not _is_table(rows):
+        raise UsageError(f"rows are a list of dicts or a table, not {_kind(rows)}")
+    names = _columns(rows)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"two columns of the rows have the name {twice[0]!r}")
+
+
+async def row_lines(rows: Rows) -> AsyncIterator[bytes]:
+    """Each row as one line of JSON, without its line end."""
+    if isinstance(rows, AsyncIterable):
+        async for row in rows:
+            for line in _lines_of(row):
+                yield line
+    else:
+        for row in _each(rows):
+            for line in _lines_of(row):
+                yield line
+
+
+def encode_row(row: Any, *, drop_null: bool = False) -> bytes:
+    """One row as a line of JSON; what cannot be written becomes a line of bad input.
+
+    Args:
+        row: names and values.
+        drop_null: leave out what is None, which in a table says that there is no value.
+    """
+    if not isinstance(row, Mapping):
+        return unreadable_line(f"a row is a dict, not {_kind(row)}")
+    data: dict[str, Json] = {}
+    name: Any = ""
+    try:
+        for name, value in row.items():
+            plain = value if type(value) in _PLAIN else _plain(value)
+            if plain is not _MISSING and not (drop_null and plain is None):
+                data[name if type(name) is str else str(name)] = plain
+        return _encode(data)
+    except _BadValue as error:
+        message = f"column {str(name)!r}: {error}"
+    except RecursionError:
+        message = f"column {str(name)!r}: {TOO_DEEP}"
+    return unreadable_line(message, _id_of(row))
+
+
+def _encode(data: dict[str, Json]) -> bytes:
+    try:
+        return msgspec.json.encode(data)
+    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, an integer above 64 bits
+        return json.dumps(data).encode()
+
+
+def _id_of(row: Mapping[Any, Any]) -> Json:
+    """The id of a row that cannot be written, where that itself can."""
+    for name in ("id", "custom_id"):
+        try:
+            value = _plain(row.get(name))
+        except (_BadValue, RecursionError):
+            continue
+        if isinstance(value, str | int):
+            return value
+    return None
+
+
+def _lines_of(row: Any) -> Iterator[bytes]:
+    if _is_table(row):  # such as the record batches of an Arrow reader
+        for one in _table_rows(row):
+            yield encode_row(one, drop_null=True)
+    else:
+        yield encode_row(row)
+
+
+def _each(rows: Any) -> Iterable[Any]:
+    return [rows] if _is_table(rows) else rows
+
+
+def _is_table(rows: Any) -> bool:
+    """Whether this is a table or a part of one, which none of the packages is imported for."""
+    package = type(rows).__module__.partition(".")[0]
+    return any(hasattr(rows, name) for name in _TABLE_METHODS.get(package, ()))
+
+
+def _columns(table: Any) -> list[str]:
+    if not _is_table(table):
+        return []
+    if hasattr(table, "collect"):  # a lazy frame of polars, whose names are its own already
+        return []
+    names = table.schema.names if type(table).__module__.startswith("pyarrow") else table.columns
+    return [str(name) for name in names]
+
+
+def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
+    if hasattr(table, "collect"):  # a lazy frame of polars
+        table = table.collect()
+    if hasattr(table, "itertuples"):
+        names = [str(name) for name in table.columns]
+        for start in range(0, len(table), _TABLE_ROWS):
+            part = table.iloc[start : start + _TABLE_ROWS]
+            columns = [part.iloc[:, at].tolist() for at in range(len(names))]
+            values = zip(*columns, strict=True) if columns else repeat((), len(part))
+            yield from (dict(zip(names, row, strict=True)) for row in values)
+    elif hasattr(table, "iter_rows"):
+        yield from table.iter_rows(named=True)
+    elif hasattr(table, "to_batches"):
+        for batch in table.to_batches():
+            yield from _table_rows(batch)
+    else:
+        for start in range(0, table.num_rows, _TABLE_ROWS):
+            yield from table.slice(start, _TABLE_ROWS).to_pylist()
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON; :data:`_MISSING` where there is none.
+
+    Raises:
+        _BadValue: JSON cannot hold it.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    if type(value).__module__.partition(".")[0] == "numpy" and kind:
+        return _from_numpy(value, kind)
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return _number(float(value))
+    if type(value).__name__ in _NO_VALUE:
+        return _MISSING
+    if isinstance(value, Mapping):
+        return {str(name): _nested(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_nested(one) for one in value]
+    return _text(value)
+
+
+def _nested(value: Any) -> Json:
+    plain = value if type(value) in _PLAIN else _plain(value)
+    return None if plain is _MISSING else plain  # a list keeps the places of its values
+
+
+def _number(value: float) -> Any:
+    if math.isfinite(value):
+        return value
+    return _MISSING if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _from_numpy(value: Any, kind: str) -> Any:
+    if getattr(value, "ndim", 0):
+        return [_nested(one) for one in value]
+    if kind in "mM":
+        if value != value:  # "not a time", as NaN is not a number
+            return _MISSING
+        return str(value) if kind == "M" else _text(value.astype("m8[us]").item())
+    if kind not in "biufSUO":
+        raise _BadValue(f"{_kind(value)} has no form in JSON")
+    item = value.item()
+    # An item that is numpy's again (a longdouble) would end nowhere.
+    return _plain(float(item) if type(item).__module__ == "numpy" else item)
+
+
+def _text(value: Any) -> Any:
+    """What JSON has no type for, as a file would hold it."""
+    if isinstance(value, Decimal):
+        return decimal_value(value) if not value.is_nan() else _MISSING
+    if isinstance(value, datetime):
+        text = value.isoformat()
+        return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        duration = timedelta(value.days, value.seconds, value.microseconds)
+        return msgspec.to_builtins(duration)
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes_text(bytes(value))
+    if isinstance(value, set | frozenset):
+        return sorted((_nested(one) for one in value), key=json.dumps)  # always in one order
+    series = getattr(value, "to_list", None) or getattr(value, "tolist", None)
+    if series is not None:
+        return [_nested(one) for one in series()]
+    if isinstance(value, msgspec.Struct):
+        return _nested(msgspec.structs.asdict(value))
+    if dataclasses.is_dataclass(value):
+        names = [one.name for one in dataclasses.fields(value)]
+        return {name: _nested(getattr(value, name)) for name in names}
+    raise _BadValue(f"{_kind(value)} has no form in JSON")
+
+
+def _kind(value: Any) -> str:
+    return f"a value of type {type(value).__name__}"
