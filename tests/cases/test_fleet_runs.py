@@ -139,7 +139,12 @@ def test_shares_groups_and_limits_can_be_read_by_sql(tmp_path):
     with ExitStack() as stack:
         servers = started(stack, 2)
         command = fleet_job(
-            tmp_path, servers, 400, prompt={"raw": "id={{ id }} {{ text }}"}, batching={"size": 20}
+            tmp_path,
+            servers,
+            400,
+            prompt={"raw": "id={{ id }} {{ text }}"},
+            limits=None,
+            batching={"size": 20},
         )
         done = run_bagent(command, tmp_path)
         assert done.code == 0, done.err

@@ -181,8 +181,8 @@ def test_a_row_that_fails_again_and_again_is_one_current_row(fs, job_dir):
     fs.set_script({"r2": [status(500), status(500), status(400), ok("at last")], "*": [echo()]})
     write_job(job_dir, fs.url, 3, limits={"retries": 0})
     codes, seen = [], []
-    for _ in range(4):
-        codes.append(run_bagent(RUN, job_dir).code)
+    for options in ([], [], [], ["--retry", "rejected"]):
+        codes.append(run_bagent([*RUN, *options], job_dir).code)
         seen.append(results_by_id(job_dir)["r2"]["error_kind"])
     assert codes == [1, 1, 1, 0]
     assert seen == ["overloaded", "overloaded", "rejected", None]
@@ -216,7 +216,7 @@ def test_truncated_invalid_and_empty_answers_are_gaps_too(fs, job_dir):
     }
     fs.set_script({"*": [ok('{"a": 2}')]})
     before = len(fs.requests)
-    done, found = run_rows(job_dir)
+    done, found = run_rows(job_dir, "--retry", "truncated,schema,empty")
     assert done.code == 0, done.err
     assert sorted(seen.row_id for seen in fs.requests[before:]) == ["r1", "r2", "r3"]
     assert {row["output"]["a"] for row in found.values()} == {1, 2}

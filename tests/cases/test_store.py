@@ -49,7 +49,7 @@ def test_tables_grow_with_a_resume_that_brings_new_keys(fs, job_dir):
     script = {"r1": [ok_json({"a": None})], "r2": [status(400)]}
     assert run_script(fs, job_dir, script, output=output, results={})[0].code == 1
     fs.set_script({"*": [ok_json({"a": "text", "New": {"k": None}})]})
-    assert run_bagent(RUN, job_dir).code == 0
+    assert run_bagent([*RUN, "--retry", "all"], job_dir).code == 0
     found = {row["id"]: row["output"] for row in parquet(job_dir / "runs/job")}
     assert "New" in found["r2"]
     assert len(database(job_dir / "runs/job", "select * from results")) == 2
