@@ -111,7 +111,8 @@ class Reply(msgspec.Struct, frozen=True):
     its signature; None where text and tool calls say all. ``message`` has the fields of an OpenAI
     message beyond text and tool calls that a conversation gives back (its reasoning, under the
     name that the server has for it).
-    ``vectors`` are embeddings, one for each text sent.
+    ``vectors`` are embeddings, one for each text sent. ``body`` is the whole JSON body as
+    received, for calls whose body was written by the user.
     """
 
     text: str | None
@@ -127,6 +128,7 @@ class Reply(msgspec.Struct, frozen=True):
     blocks: list[Json] | None = None
     vectors: list[list[float]] | None = None
     message: dict[str, Json] | None = None
+    body: bytes | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -157,7 +159,8 @@ class Outcome(msgspec.Struct, omit_defaults=True):
     JSON text. Times are Unix seconds (``*_at``) and milliseconds (``*_ms``). ``group`` is the id
     of the request that carried the answer. ``request_hash`` (16 hex digits) names the exact
     request, so that an equal one can take this answer; empty where none was sent. ``parents`` and
-    ``parents_failed`` are those of the :class:`Row`.
+    ``parents_failed`` are those of the :class:`Row`. ``response`` is the body that answered a line
+    of a batch file, as received: no column, it goes into the files of ``openai-batch``.
     """
 
     key: str
@@ -197,6 +200,7 @@ class Outcome(msgspec.Struct, omit_defaults=True):
     first_try_valid: bool | None = None
     group: str | None = None
     request_hash: str | None = None
+    response: msgspec.Raw | None = None
 
     @property
     def accepted(self) -> bool:

@@ -14,10 +14,12 @@ import msgspec
 
 from bagent.agents.host import Host
 from bagent.agents.kept import Kept
+from bagent.agents.own_lines import line_fault, received_json
 from bagent.agents.plan import StagePlan
 from bagent.answers.judge import Verdict, judge
 from bagent.answers.reask import describe, reask
 from bagent.answers.sanitize import clean_text
+from bagent.backends.line_replies import CHAT, route_of
 from bagent.backends.request import Request, encode_payload
 from bagent.fleet.call import Call, Delivery
 from bagent.job.template import TemplateFailure
@@ -98,8 +100,11 @@ class Conversation:
         if request is None:
             return None
         self._prompt_sha = hashlib.sha256(request.payload).hexdigest()
+        hashed = request.payload
+        if request.body is not None and request.path != CHAT:
+            hashed = request.path.encode() + hashed  # routes take bodies that are alike
         self.request_hash = self.plan.request_hash(
-            request.payload, self.plan.settings.max_tokens, request.seed
+            hashed, self.plan.settings.max_tokens, request.seed
         )
         return self._call(request)
 
@@ -115,13 +120,12 @@ class Conversation:
         return self._request(encode_payload(messages), messages=messages)
 
     def _own_body(self) -> Request | None:
-        data = self.row.data
-        body, url = data.get("body"), str(data.get("url") or "/v1/chat/completions")
-        words = _not_to_be_sent(body, url)
-        if words is not None:
-            self._end("bad_input", Failure("bad_input", words))
+        fault = line_fault(self.row.data)
+        if fault is not None:
+            self._end("bad_input", Failure("bad_input", fault))
             return None
-        path = "/chat/completions" if url.endswith("/chat/completions") else "/completions"
+        body: dict[str, Json] = self.row.data["body"]
+        path = route_of(self.row.data["url"]) or CHAT
         return Request(self.plan.settings, encode_payload(body), body=body, path=path)
 
     def _request(
@@ -165,7 +169,10 @@ class Conversation:
 
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
         """Judge a reply: end the row, ask again, or have the fleet send it again."""
-        verdict = judge(reply, self.plan.schema, tools=self.plan.offers_tools)
+        if reply.vectors is not None:
+            verdict = Verdict("ok", output=msgspec.Raw(msgspec.json.encode(reply.vectors)))
+        else:
+            verdict = judge(reply, self.plan.schema, tools=self.plan.offers_tools)
         self._last, self._verdict = reply, verdict
         self._note(delivery)
         self._add_usage(reply.usage, text_bytes(call.request.payload))
@@ -352,6 +359,8 @@ class Conversation:
             outcome.error = clean_text(failure.message)
             outcome.text = outcome.text or failure.text
             outcome.finish_reason = outcome.finish_reason or failure.finish_reason
+            if failure.status != 200:
+                outcome.response = None  # of an attempt before the last
         self.host.finish(self, outcome)
 
     def _put_answer(self, outcome: Outcome, verdict: Verdict, reply: Reply) -> None:
@@ -361,6 +370,8 @@ class Conversation:
         outcome.model = reply.model
         outcome.ttft_ms = None if reply.ttft_ms is None else round(max(0.0, reply.ttft_ms), 2)
         outcome.logprobs = reply.logprobs
+        if self.plan.own_bodies and reply.body is not None:
+            outcome.response = received_json(reply.body)
         if verdict.status == "ok":
             outcome.output = verdict.output
         elif verdict.status != "truncated" or not self._accepts_cut():
@@ -368,17 +379,6 @@ class Conversation:
             outcome.error = verdict.error
         if verdict.text is not None:
             outcome.output_sha256 = hashlib.sha256(verdict.text.encode()).hexdigest()
-
-
-def _not_to_be_sent(body: Json, url: str) -> str | None:
-    """Why a line of a batch file is no request that can be sent, None where it is one."""
-    if not isinstance(body, dict):
-        return "no body"
-    if not url.endswith(("/chat/completions", "/completions")):
-        return f"a batch line for {url} can not be sent"
-    if body.get("n") not in (None, 1):
-        return "n in its body: a line has one answer (write the line once for each of them)"
-    return None
 
 
 _IMAGE = re.compile(rb'"data:image/[^"]*"')

@@ -6,6 +6,9 @@ Form: https://platform.openai.com/docs/api-reference/embeddings (``data[].index`
 
 from __future__ import annotations
 
+import base64
+import binascii
+import struct
 from collections.abc import Mapping
 
 import msgspec
@@ -17,7 +20,7 @@ PATH = "/embeddings"
 
 
 class _Vector(msgspec.Struct):
-    embedding: list[float]
+    embedding: list[float] | str
     index: int | None = None
 
 
@@ -39,24 +42,40 @@ def read_vectors(raw: bytes, texts: Json, headers: Mapping[str, str]) -> Reply |
 
     Args:
         raw: the body.
-        texts: what was sent as ``input``: a text or a list of them.
+        texts: what was sent as ``input``: a text or its token ids, or a list of them; None where
+            that is not known.
         headers: those of the answer.
     """
-    count = len(texts) if isinstance(texts, list) else 1
+    several = isinstance(texts, list) and not (texts and isinstance(texts[0], int))
+    count = len(texts) if several else 1
     try:
         body = _decode(raw)
     except msgspec.DecodeError as error:
         return _other(raw, str(error), headers)
     places = [number if one.index is None else one.index for number, one in enumerate(body.data)]
-    if sorted(places) != list(range(count)):
+    if texts is None:
+        count = len(places)
+    if not count or sorted(places) != list(range(count)):
         return _other(raw, f"{len(body.data)} vectors for {count} texts", headers)
     vectors: list[list[float]] = [[] for _ in range(count)]
     for place, one in zip(places, body.data, strict=True):
-        vectors[place] = one.embedding
+        try:
+            vectors[place] = _numbers(one.embedding)
+        except (binascii.Error, struct.error):
+            return _other(raw, "a vector that is neither numbers nor base64", headers)
     if not all(vectors):
         return _other(raw, "an empty vector", headers)
     prompt = body.usage.prompt_tokens if body.usage else None
-    return Reply(None, "stop", model=body.model, usage=Usage(prompt=prompt), vectors=vectors)
+    usage = Usage(prompt=prompt, completion=None if prompt is None else 0)
+    return Reply(None, "stop", model=body.model, usage=usage, vectors=vectors)
+
+
+def _numbers(embedding: list[float] | str) -> list[float]:
+    """Return a vector as numbers; base64 (``encoding_format``) holds 32-bit floats."""
+    if isinstance(embedding, list):
+        return embedding
+    packed = base64.b64decode(embedding, validate=True)
+    return [number for (number,) in struct.iter_unpack("<f", packed)]
 
 
 def _other(raw: bytes, words: str, headers: Mapping[str, str]) -> Failure:

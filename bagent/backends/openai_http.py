@@ -9,8 +9,6 @@ from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.chat_stream import StreamReader
 from bagent.backends.chat_wire import BodyWriter, read_reply
 from bagent.backends.counting import PromptCounter
-from bagent.backends.embeddings import PATH as EMBEDDINGS
-from bagent.backends.embeddings import read_vectors
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.forms import Form, Forms
 from bagent.backends.group_send import PATHS, group_body, take_answer
@@ -18,6 +16,7 @@ from bagent.backends.group_wire import read_group
 from bagent.backends.grouping import Groups
 from bagent.backends.http_exchange import EVENTS, SSE, HttpExchange, Posted, named, whole_body
 from bagent.backends.learning import Learner
+from bagent.backends.line_replies import read_line_reply
 from bagent.backends.models_route import learn_models
 from bagent.backends.request import Request
 from bagent.backends.transport import NETWORK_ERRORS, Transport, network_failure
@@ -194,8 +193,8 @@ class OpenAIBackend:
         if isinstance(answer, Failure):
             return answer, b""
         raw, headers = answer
-        if request.path == EMBEDDINGS:
-            return read_vectors(raw, (request.body or {}).get("input"), headers), raw
+        if request.body is not None and raw.lstrip()[:1] == b"{":
+            return read_line_reply(request, raw, headers), raw
         content_type = headers.get("Content-Type", "")
         if content_type.startswith(SSE) or (raw[:1] != b"{" and EVENTS.match(raw)):
             reader = StreamReader(exchange.sent, self._clock)

@@ -16,18 +16,19 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.chat_wire import BodyWriter, read_reply
+from bagent.backends.chat_wire import BodyWriter
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_body_error, from_status, shorten
 from bagent.backends.forms import Form
 from bagent.backends.json_text import decode_json, encode_json
 from bagent.backends.keys import KeySource
+from bagent.backends.line_replies import CHAT, read_by_route
 from bagent.backends.request import Request
 from bagent.batches.learned import LearnedForms
 from bagent.batches.record import BatchRecord, Fault, Limits, Look
 from bagent.batches.service import Answer
 from bagent.batches.web import Web, fetch_all
-from bagent.types import Failure, Json, Reply
+from bagent.types import Failure, Json
 
 LIMITS = Limits(rows=50_000, bytes=200_000_000)
 WINDOW = "24h"
@@ -146,7 +147,7 @@ class OpenAIBatches(LearnedForms):
 
     def read(self, line: bytes, record: BatchRecord) -> Answer:
         """One line of either file."""
-        return read_line(line)
+        return read_line(line, record.route.removeprefix("/v1"))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -182,6 +183,9 @@ def read_batch(batch: Json) -> Look | Failure:
     )
 
 
+_JSON = {"Content-Type": "application/json"}
+
+
 class _Response(msgspec.Struct):
     status_code: int = 0
     body: msgspec.Raw = msgspec.Raw(b"null")
@@ -196,15 +200,18 @@ class _Line(msgspec.Struct):
 _decode_line = msgspec.json.Decoder(_Line).decode
 
 
-def read_line(line: bytes) -> Answer:
-    """One answer: good only with a status from 200 to 299 and no error, above or in the body."""
+def read_line(line: bytes, path: str = CHAT) -> Answer:
+    """One answer by the route ``path``.
+
+    It is good only with a status from 200 to 299 and no error, above or in the body.
+    """
     try:
         found = _decode_line(line)
     except (msgspec.DecodeError, UnicodeError):
         found = _slowly(line)
     response = found.response
     if response is not None and found.error in (None, {}) and 200 <= response.status_code < 300:
-        return found.custom_id, _body(bytes(response.body))
+        return found.custom_id, read_by_route(path, bytes(response.body), _JSON)
     if response is not None and response.status_code >= 300:
         text = bytes(response.body)
         if text in (b"null", b""):
@@ -226,10 +233,6 @@ def _slowly(line: bytes) -> _Line:
         body = msgspec.Raw(encode_json(told.get("body")).encode())
         response = _Response(status if isinstance(status, int) else 0, body)
     return _Line(value["custom_id"], response, value.get("error"))
-
-
-def _body(raw: bytes) -> Reply | Failure:
-    return read_reply(raw, "application/json", {})
 
 
 def _no_response(error: Json) -> Failure:

@@ -10,7 +10,10 @@ import typer
 Text = str | None
 
 JobFile = Annotated[
-    Path, typer.Argument(metavar="JOB.yaml", help="The job file, or an OpenAI batch file.")
+    Path,
+    typer.Argument(
+        metavar="JOB.yaml", help="A job file or OpenAI batch file; - is piped batch lines."
+    ),
 ]
 Inputs = Annotated[
     list[str] | None, typer.Option("-i", "--input", help="Rows; may be repeated; - is stdin.")

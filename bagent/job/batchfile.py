@@ -1,50 +1,96 @@
-"""Recognising an OpenAI batch file: one request per line, ready made."""
+"""Recognition of an OpenAI batch file: one request per line, ready made."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import zlib
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import IO, cast
 
 import msgspec
 
-_KEYS = frozenset({"custom_id", "method", "url", "body"})
+KEYS = frozenset({"custom_id", "method", "url", "body"})
+SUFFIXES = (".jsonl", ".ndjson")
+_PACKED = (".gz", ".zst")
 _LONGEST_LINE = 64 * 1024 * 1024
+_FIRST_LINES = 100
+_FIRST_BYTES = _LONGEST_LINE
 
 
 def is_batch_file(path: str | Path) -> bool:
-    """True if the first line of ``path`` that is not blank is a request of a batch file.
+    """Whether the first lines of ``path`` are requests of a batch file.
 
-    Such a line is a JSON object with ``custom_id``, ``method``, ``url`` and ``body``. ``.gz`` and
-    ``.zst`` files are looked into. A file that cannot be read is none.
+    Such a line is a JSON object with ``custom_id``, ``method``, ``url`` and ``body``. One line at
+    least has to have all of them, and more than half of the first hundred lines three of them: a
+    broken line does not hide what the file is. A ``.jsonl`` file without any line is a batch file
+    of no requests. ``.gz`` and ``.zst`` files are looked into. A file that cannot be read is none.
     """
     path = Path(path)
-    unreadable: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, zlib.error)
+    whole = alike = count = 0
+    try:
+        for keys in islice(_keys_of_lines(path), _FIRST_LINES):
+            count += 1
+            whole += keys >= KEYS
+            alike += len(keys & KEYS) >= len(KEYS) - 1
+    except unreadable(path):
+        return False
+    if not count:
+        return unpacked_suffix(path) in SUFFIXES
+    return whole > 0 and 2 * alike > count
+
+
+def unpacked_suffix(path: Path) -> str:
+    """The suffix of a file's name in lower case, less that of its compression."""
+    name = path.name.lower()
+    for suffix in _PACKED:
+        name = name.removesuffix(suffix)
+    return Path(name).suffix
+
+
+def unreadable(path: Path) -> tuple[type[Exception], ...]:
+    """The errors of reading a file that is no such archive, or none at all."""
+    errors: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, zlib.error)
     if path.suffix == ".zst":
         import zstandard
 
-        unreadable += (zstandard.ZstdError,)
-    try:
-        return _first_line_keys(path) >= _KEYS
-    except unreadable:
-        return False
+        errors += (zstandard.ZstdError,)
+    return errors
 
 
-def _first_line_keys(path: Path) -> frozenset[str]:
-    with closing(_open(path)) as file:
-        line = file.readline(_LONGEST_LINE).removeprefix(b"\xef\xbb\xbf")
-        while line and not line.strip():
-            line = file.readline(_LONGEST_LINE)
-    if not line.lstrip().startswith(b"{"):
+def _keys_of_lines(path: Path) -> Iterator[frozenset[str]]:
+    """The keys of each line that is not blank, none where it is no JSON object."""
+    size = 0
+    for line in lines_of(path):
+        size += len(line)
+        if size > _FIRST_BYTES:
+            return
+        line = line.removeprefix(b"\xef\xbb\xbf").strip()
+        if line:
+            yield _keys(line)
+
+
+def _keys(line: bytes) -> frozenset[str]:
+    if not line.startswith(b"{"):
         return frozenset()
     try:
         return frozenset(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         # Lone surrogates and NaN are read by the slower reader.
-        return frozenset(json.loads(line))
+        try:
+            return frozenset(json.loads(line))
+        except (ValueError, RecursionError):
+            return frozenset()
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file, unpacked; one that is longer than any comes in pieces."""
+    with closing(_open(path)) as file:
+        while line := file.readline(_LONGEST_LINE):
+            yield line
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -76,7 +76,7 @@ def load_job(request: JobRequest) -> Job:
 
 
 def job_for_batch_file(request: JobRequest) -> Job:
-    """The job for an OpenAI batch file, ``request.path``: its lines are the input.
+    """The job for an OpenAI batch file, ``request.path`` (``-``: piped): its lines are the input.
 
     The lines hold prompts and sampling themselves; options and ``sets`` work as in
     :func:`load_job`.
@@ -90,6 +90,8 @@ def job_for_batch_file(request: JobRequest) -> Job:
     option = str(request.path)
     value, spot = at_option(SourceText.of(str(request.path), from_command=True), option)
     data.put("input", value, spot)
+    if option == "-":
+        data.put("name", "stdin", spot)
     return _load(request, YamlFile(data, "", Spot(option)))
 
 
@@ -259,7 +261,8 @@ def _check_needed(job: Job, request: JobRequest, data: YamlMap, context: LoadCon
     plain = not job.stages and job.topology.name == "map"
     if job.prompt is None and plain and not (job.agent and job.agent.command):
         paths = job.input.path if job.input else ()
-        if not (len(paths) == 1 and is_batch_file(paths[0].path)):
+        # Whether piped rows are batch lines is only known once the first of them is there.
+        if not (len(paths) == 1 and (str(paths[0].path) == "-" or is_batch_file(paths[0].path))):
             add(at, "prompt is missing", 'write prompt: "... {{ field }} ..."')
     if (
         job.hostfile

@@ -21,6 +21,7 @@ from bagent.job.load import JobRequest, job_for_batch_file, load_job
 from bagent.job.prompt import Prompt
 from bagent.job.words import did_you_mean
 from bagent.rows import RowsConfig, RowSource, open_rows
+from bagent.runs.batchlines import check_lines, names_batch_file
 from bagent.runs.environment import read_environment, with_new_names, with_presets
 from bagent.runs.options import RunOptions
 from bagent.runs.stageboards import check_boards
@@ -142,6 +143,8 @@ def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSourc
         rows.share(Path(prepared.options.notes))
     first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
     good = [row for row in first if row.error is None]
+    if prepared.own_bodies:
+        check_lines(prepared.job, [row.data for row in good] if prepared.piped else [])
     sample = [row.data for row in good]
     if sample:
         _check_id(prepared.job, sample)
@@ -197,19 +200,14 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
         env=with_new_names(options.env),
         cwd=options.cwd,
     )
-    if path.suffix in (".jsonl", ".ndjson") and path.is_file():
-        if not is_batch_file(path):
-            raise JobError(
-                f"{options.job} holds rows, not a job",
-                hint=f"bagent run job.yaml -i {options.job}; a batch file needs custom_id and body",
-            )
+    if str(options.job) == "-" or names_batch_file(path, options.job):
         return job_for_batch_file(request), True
     job = load_job(request)
     if job.input is None:
         raise JobError("the job names no input", hint="write input: PATH, or give -i PATH")
     if job.prompt is None and is_plain(job):
         paths = [Path(item.path) for item in job.input.path if not item.is_glob]
-        if paths and all(p.is_file() and is_batch_file(p) for p in paths):
+        if paths and all(str(p) == "-" or (p.is_file() and is_batch_file(p)) for p in paths):
             return job, True
         raise JobError("the job has no prompt", hint="write prompt: ...")
     return job, False

@@ -131,4 +131,5 @@ def copy_outcome(conversation: Conversation, found: Outcome, now: float, origin:
         parents_failed=row.parents_failed,
         first_try_valid=None,
         request_hash=found.request_hash,
+        response=found.response,
     )

@@ -1,7 +1,9 @@
 """Outcomes as lines of an OpenAI batch's output and error files.
 
 Source: OpenAI's Batch API reference. A failed request that was answered has its error inside
-``response.body``; one that never was has ``response: null`` and a top-level ``error``.
+``response.body``; one that never was has ``response: null`` and a top-level ``error``. The
+answer to a line of a batch file is the body as received; that to another row is written as a chat
+completion.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def batch_line(outcome: Outcome) -> bytes:
         "error": None,
     }
     code = _STATUS.search(outcome.error or "")
-    if outcome.finish_reason is not None and (outcome.text is not None or _calls(outcome)):
+    if outcome.response is not None:
+        line["response"] = _response(200, outcome, outcome.response)
+    elif _is_answered(outcome):
         line["response"] = _response(200, outcome, _completion(outcome))
     elif code is not None:
         error = {"message": outcome.error, "type": outcome.error_kind, "code": outcome.error_kind}
@@ -37,7 +41,14 @@ def batch_line(outcome: Outcome) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 
-def _response(status: int, outcome: Outcome, body: dict[str, Any]) -> dict[str, Any]:
+def _is_answered(outcome: Outcome) -> bool:
+    """Whether a model answered; a filtered answer has no text."""
+    if outcome.finish_reason is None:
+        return False
+    return outcome.text is not None or outcome.status == "refused" or bool(_calls(outcome))
+
+
+def _response(status: int, outcome: Outcome, body: dict[str, Any] | msgspec.Raw) -> dict[str, Any]:
     return {"status_code": status, "request_id": outcome.group or outcome.key, "body": body}
 
 

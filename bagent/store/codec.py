@@ -37,7 +37,7 @@ VOID_CODE = 7 << 5
 """Code of such a line."""
 
 _STATUS_CODES = {status: number << 5 for number, status in enumerate(STATUSES)} | {VOID: VOID_CODE}
-_JSON_FIELDS = frozenset({"id", "output", "logprobs", "messages"})
+_JSON_FIELDS = frozenset({"id", "output", "logprobs", "messages", "response"})
 _SURROGATE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 _DEEPEST = 400
 _SIMPLE = frozenset({str, int, type(None)})
@@ -66,6 +66,7 @@ class OutcomeLine(Outcome, omit_defaults=True):
     """An outcome as it is read: msgspec reads raw JSON only into a field that is never None."""
 
     output: msgspec.Raw = msgspec.Raw(b"")
+    response: msgspec.Raw = msgspec.Raw(b"")
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -165,10 +166,10 @@ def _parsed(raw: bytes) -> Json:
 
 def encode_outcome(outcome: Outcome) -> bytes:
     """One journal line, with its newline, for any outcome."""
-    output = outcome.output
     try:
-        if output is not None:
-            _RAW.decode(output)
+        for raw in (outcome.output, outcome.response):
+            if raw is not None:
+                _RAW.decode(raw)
         line = _ENCODER.encode(outcome)
         if not line.isascii():
             line.decode()
@@ -213,8 +214,9 @@ def decode_outcome(line: bytes) -> Outcome:
         msgspec.DecodeError: the line is not a whole outcome.
     """
     fields = msgspec.structs.asdict(decode_outcome_line(line))
-    if not bytes(fields["output"]):
-        fields["output"] = None
+    for name in ("output", "response"):
+        if not bytes(fields[name]):
+            fields[name] = None
     return Outcome(**fields)
 
 

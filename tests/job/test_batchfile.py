@@ -1,4 +1,4 @@
-"""Recognising an OpenAI batch file."""
+"""Recognition of an OpenAI batch file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {"model": 
         (LINE.strip(), True),
         (LINE.replace(b'"body"', b'"bod"'), False),
         (b'{"id": 1}\n' + LINE, False),
-        (b"", False),
-        (b"\n\n", False),
+        (b"", True),
+        (b"\n\n", True),
+        (b"not JSON\n" + 2 * LINE, True),
+        (LINE.replace(b'"custom_id"', b'"id"') + LINE, True),
+        (LINE.replace(b'"custom_id"', b'"id"'), False),
         (b"input: x\n", False),
         (b'["custom_id", "method", "url", "body"]', False),
         (b'{"custom_id": "a", ', False),
@@ -31,7 +34,7 @@ LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {"model": 
         (b'{"custom_id": "\\ud800", "method": "POST", "url": "u", "body": {}}', True),
     ],
 )
-def test_the_first_line_decides(tmp_path, content, expected):
+def test_the_first_lines_decide(tmp_path, content, expected):
     path = tmp_path / "b.jsonl"
     path.write_bytes(content)
     assert is_batch_file(path) is expected

@@ -1,0 +1,196 @@
+"""Lines of an OpenAI batch file as the rows of a run, from the input to the output files."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import pytest
+
+from support.http_servers import in_thread
+from support.jobs import write_rows
+from support.routes_server import models, routes_server
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13,
+         "prompt_tokens_details": {"cached_tokens": 8}}  # fmt: skip
+CHAT = {
+    "id": "chatcmpl-7", "object": "chat.completion", "created": 5, "model": "m",
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {
+        "role": "assistant", "content": "42", "reasoning_content": "six times seven"}}],
+    "usage": USAGE, "system_fingerprint": "fp",
+}  # fmt: skip
+FILTERED = {
+    **CHAT,
+    "choices": [{"index": 0, "finish_reason": "content_filter", "message": {"content": None}}],
+}
+COMPLETION = {
+    "id": "cmpl-7", "object": "text_completion", "created": 5, "model": "m",
+    "choices": [{"index": 0, "text": " upon a time", "finish_reason": "stop"}], "usage": USAGE,
+}  # fmt: skip
+EMBEDDINGS = {
+    "object": "list", "model": "m", "usage": {"prompt_tokens": 2, "total_tokens": 2},
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 1.0]},
+             {"object": "embedding", "index": 1, "embedding": "AACAPwAAAEA="}],
+}  # fmt: skip
+RESPONSE = {
+    "id": "resp_7", "object": "response", "status": "completed", "model": "m", "error": None,
+    "output": [
+        {"type": "reasoning", "id": "rs_7", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant",
+         "content": [{"type": "output_text", "text": "4", "annotations": []},
+                     {"type": "output_text", "text": "2", "annotations": []}]}],
+    "usage": {"input_tokens": 9, "output_tokens": 4, "total_tokens": 13,
+              "input_tokens_details": {"cached_tokens": 8},
+              "output_tokens_details": {"reasoning_tokens": 2}},
+}  # fmt: skip
+
+
+def line(name: str | None, route: str, **more: Any) -> dict[str, Any]:
+    body = {"model": "m", "input": ["a", "b"], "prompt": "a", "messages": []}
+    entry = {"custom_id": name, "method": "POST", "url": f"/v1{route}", "body": body, **more}
+    return entry if name is not None else {k: v for k, v in entry.items() if k != "custom_id"}
+
+
+@pytest.fixture
+def server():
+    routes = {
+        "GET /v1/models": models("m", "vllm"),
+        "POST /v1/chat/completions": CHAT,
+        "POST /v1/completions": COMPLETION,
+        "POST /v1/embeddings": EMBEDDINGS,
+        "POST /v1/responses": RESPONSE,
+    }
+    with in_thread(routes_server(routes)) as (url, asked):
+        yield url, asked, routes
+
+
+@pytest.fixture
+def run_lines(server, job_dir, bagent):
+    """Runs lines as ``b.jsonl``; gives the end, the lines of ``openai-batch`` and the rows."""
+
+    def run(entries):
+        write_rows(job_dir / "b.jsonl", entries)
+        done = bagent(["run", "b.jsonl", "--backend", server[0], "--progress", "plain"])
+        lines = bagent(["results", "b", "--format", "openai-batch"]).lines()
+        return done, lines, bagent(["results", "b"]).lines()
+
+    return run
+
+
+def test_each_kind_of_line_comes_back_as_the_server_answered_it(run_lines):
+    answers = {
+        "/chat/completions": CHAT,
+        "/completions": COMPLETION,
+        "/embeddings": EMBEDDINGS,
+        "/responses": RESPONSE,
+    }
+    done, lines, rows = run_lines([line(route, route) for route in answers])
+    assert done.code == 0, done.err
+    assert {one["custom_id"]: one["response"]["body"] for one in lines} == answers
+    chat, completion, embeddings, response = rows
+    assert (chat["text"], chat["reasoning"]) == ("42", "six times seven")
+    assert completion["text"] == " upon a time"
+    assert embeddings["output"] == [[0.5, 1.0], [1.0, 2.0]]
+    assert (response["text"], response["reasoning"], response["reasoning_tokens"]) == (
+        "42", "Hm.", 2)  # fmt: skip
+    assert [row["cached_tokens"] for row in rows] == [8, 8, None, 8]
+
+
+def test_a_filtered_answer_keeps_its_response(server, run_lines):
+    server[2]["POST /v1/chat/completions"] = FILTERED
+    done, [entry], [row] = run_lines([line("a", "/chat/completions")])
+    assert (done.code, row["status"]) == (1, "refused")
+    assert (entry["response"]["body"], entry["error"]) == (FILTERED, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "text"),
+    [
+        ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+         "truncated", "42"),
+        ({"status": "incomplete", "incomplete_details": {"reason": "content_filter"}},
+         "refused", "42"),
+        ({"output": [{"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}]},
+         "refused", None),
+        ({"output": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]},
+         "ok", None),
+        ({"status": "queued", "output": []}, "failed", None),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_response_decides_the_status(server, run_lines, change, status, text):
+    server[2]["POST /v1/responses"] = {**RESPONSE, **change}
+    _, _, [row] = run_lines([line("a", "/responses")])
+    assert (row["status"], row["text"]) == (status, text)
+
+
+def test_a_line_that_is_no_request_is_bad_input_of_its_own(server, run_lines):
+    bad = [
+        line(None, "/embeddings"),
+        line("get", "/embeddings", method="GET"),
+        line("bodiless", "/embeddings", body=None),
+        line("later", "/responses", body={"input": "a", "background": True}),
+    ]
+    good = [line("a", "/embeddings"), line("b", "/embeddings", body={"input": ["c", "d"]})]
+    done, lines, rows = run_lines([bad[0], *good, *bad[1:]])
+    assert done.code == 1
+    assert [row["status"] for row in rows] == ["bad_input", "ok", "ok", *["bad_input"] * 3]
+    assert "no custom_id" in lines[0]["error"]["message"]
+    assert server[1].count("POST /v1/embeddings") == 2
+
+
+def test_lines_of_other_routes_are_refused_in_one_message_before_the_run(server, run_lines):
+    entries = [line(str(n), "/score" if n % 2 else "/embeddings") for n in range(14)]
+    done, _, _ = run_lines([*entries, line("x", "/rerank")])
+    assert (done.code, server[1]) == (2, [])
+    assert (
+        "b.jsonl:2: 8 lines cannot be sent: /v1/score (lines 2, 4, 6, 8, 10 and 2 more)" in done.err
+    )
+    assert "/v1/rerank (line 15)" in done.err
+
+
+def test_equal_bodies_for_two_routes_are_two_requests(server, run_lines):
+    body = {"model": "m", "input": ["a", "b"], "temperature": 0}
+    done, _, _ = run_lines(
+        [line("a", "/responses", body=body), line("b", "/embeddings", body=body)]
+    )
+    assert done.code == 0, done.err
+    assert {one for one in server[1] if one.startswith("POST")} == {
+        "POST /v1/responses", "POST /v1/embeddings"}  # fmt: skip
+
+
+@pytest.mark.parametrize("job", [None, "job.yaml"])
+def test_a_batch_file_may_be_piped(server, job_dir, bagent, job):
+    (job_dir / "job.yaml").write_text("name: piped\n")
+    write_rows(job_dir / "b.jsonl", [line("a", "/embeddings"), line("b", "/embeddings")])
+    given = ["-"] if job is None else [job, "-i", "-"]
+    command = ["run", *given, "--backend", server[0], "--progress", "plain"]
+    done = bagent(command, stdin=(job_dir / "b.jsonl").read_bytes())
+    assert done.code == 0, done.err
+    run = "stdin" if job is None else "piped"
+    lines = bagent(["results", run, "--format", "openai-batch"]).lines()
+    assert [one["response"]["body"] for one in lines] == [EMBEDDINGS, EMBEDDINGS]
+    refused = bagent([*command, "--name", "other"], stdin=b'{"id": 1, "text": "a"}\n')
+    assert (refused.code, "no lines of a batch file" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("text", [b"", b"\n \n"])
+def test_an_empty_batch_file_is_a_run_of_no_rows(server, job_dir, bagent, text):
+    (job_dir / "b.jsonl").write_bytes(text)
+    done = bagent(["run", "b.jsonl", "--backend", server[0], "--progress", "plain"])
+    assert (done.code, "no rows" in done.err) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.jsonl.gz", "x.json.gz", "x.jsonl"])
+def test_a_file_of_rows_in_place_of_a_job_is_called_what_it_is(job_dir, bagent, name):
+    row = b'{"id": 1}\n'
+    (job_dir / name).write_bytes(gzip.compress(row) if name.endswith(".gz") else row)
+    done = bagent(["run", name])
+    assert (done.code, f"{name} holds rows, not a job" in done.err) == (2, True)
+
+
+def test_a_packed_batch_file_is_run(server, job_dir, bagent):
+    write_rows(job_dir / "b.jsonl", [line("a", "/embeddings")])
+    packed = gzip.compress((job_dir / "b.jsonl").read_bytes())
+    (job_dir / "b.jsonl.gz").write_bytes(packed)
+    done = bagent(["run", "b.jsonl.gz", "--backend", server[0], "--progress", "plain"])
+    assert done.code == 0, done.err
