@@ -7,6 +7,7 @@ is asked, so that a run that was killed goes on from there.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 from bagent.agents.agent_plan import AgentPlan
@@ -194,6 +195,9 @@ class AgentConversation(Conversation):
         added, results = await self._desk_now().answer(work)
         self._desk_now().note(work.turn, added)
         self._rounds += 1
+        if self._agent.fail_on_tool and (broken := _broken(work.calls, results)):
+            self._end("failed", Failure("tool", broken))
+            return
         self._faulty = self._faulty + 1 if all(one.error for one in results) else 0
         if self._faulty >= MOST_FAULTY_TURNS:
             words = f"all tool calls of {self._faulty} turns in a row failed: {results[-1].text}"
@@ -324,3 +328,12 @@ def _work_of(turn: Turn) -> TurnWork:
     head, rest = turn.messages[: place + 1], turn.messages[place + 1 :]
     answers = {str(one.get("tool_call_id")): str(one.get("content")) for one in rest}
     return TurnWork(turn.turn, head, calls_of(turn.messages[place]), answers)
+
+
+def _broken(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str | None:
+    """What failed of a turn's tools, None where nothing did; calls that never ran are the model's
+    mistakes."""
+    for call, result in zip(calls, results, strict=False):
+        if result.error is not None and result.error not in ("unknown_tool", "bad_arguments"):
+            return f"tool {call.name} failed: {result.detail or result.error}"
+    return None

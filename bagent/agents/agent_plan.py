@@ -45,6 +45,10 @@ def _nothing(unit: int) -> list[Turn]:
     return []
 
 
+def _ignore(_: str) -> None:
+    return
+
+
 class AgentPlan(msgspec.Struct, eq=False):
     """The tools of one stage's agents and the rules for their turns.
 
@@ -53,7 +57,8 @@ class AgentPlan(msgspec.Struct, eq=False):
     ``first_choice`` is the ``tool_choice`` of the first turn. ``compact_at`` is the share of the
     context at which a conversation is made shorter, ``summary_settings`` are those of the model
     that sums up (None: old answers of tools are cut). ``shares``: equal rows may share an answer,
-    since no tool has side effects. ``streaming`` says which turns are streamed; None: all or none,
+    since no tool has side effects. ``log_text`` takes text for the run's log, ``fail_on_tool``: a
+    failed tool ends its row. ``streaming`` says which turns are streamed; None: all or none,
     as the stage's plan says.
     """
 
@@ -65,4 +70,6 @@ class AgentPlan(msgspec.Struct, eq=False):
     compact_at: float = 0.85
     summary_settings: CallSettings | None = None
     shares: bool = False
+    log_text: Callable[[str], None] = _ignore
+    fail_on_tool: bool = False
     streaming: StreamChoice | None = None

@@ -259,6 +259,8 @@ class Desk:
     ) -> None:
         """Note one call for the table of tool calls; ``error`` in place of the result's own."""
         unit = self._unit
+        if result.trace:
+            self._agent.log_text(f"tool {call.name} failed\n{result.trace}")
         self._agent.log.write_tool(
             ToolRecord(
                 key=unit.key,
@@ -272,7 +274,7 @@ class Desk:
                 shared=result.shared,
                 cached=result.cached,
                 latency_ms=round(result.latency_ms, 2),
-                error=error or result.error,
+                error=error or result.detail or result.error,
                 id=unit.id,
             )
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from msgspec.structs import asdict
 
 from bagent.errors import EXIT_STOPPED, UsageError
 
@@ -37,7 +38,9 @@ def status(
     Example: bagent status review --follow
     """
     from bagent.cli.printing import write_rows
+    from bagent.observe.words import tools_text
     from bagent.store.rundir import find_run, list_runs
+    from bagent.store.tool_counts import count_tools
 
     runs_dir = Path("runs")
     if follow:
@@ -60,6 +63,9 @@ def status(
         pairs: list[tuple[str, object]] = [("rows", _rows_text(found[0]))]
         pairs += [(name, value) for name, value in found[0].items() if value not in (None, {}, [])]
         pairs += batches
+        if found[0]["tools"]:
+            pairs = [pair for pair in pairs if pair[0] != "tools"]
+            pairs.append(("tools", tools_text(count_tools(runs[0].path))))
         place = next((n for n, pair in enumerate(pairs) if pair[0] == "by_stage"), None)
         if place is not None:
             stages: Any = pairs[place][1]
@@ -143,6 +149,7 @@ def describe(run: RunDir) -> dict[str, object]:
     from bagent.store.counters import cache_share
     from bagent.store.owner import is_live, owners
     from bagent.store.readers import summary
+    from bagent.store.tool_counts import count_tools
 
     now = time.time()
     notes: list[str] = []
@@ -181,6 +188,7 @@ def describe(run: RunDir) -> dict[str, object]:
         "cost_usd": counts.cost_usd,
         "started": _when(counts.first_at),
         "last": _when(counts.last_at),
+        "tools": {name: asdict(one) for name, one in count_tools(run.path).items()},
         "owners": [f"process {record.pid} on {record.host}" for record in live],
         "batches": standing(run.path, notes.append),
         "notes": notes,

@@ -37,6 +37,7 @@ from bagent.job.times import Duration, Rate
 from bagent.job.words import did_you_mean
 from bagent.types import Json
 
+OnToolFailure = Literal["continue", "fail"]
 Builtin = Literal["http_get", "read_file", "web_search", "sql", "python_eval", "shell"]
 
 RUNS_CODE: frozenset[str] = frozenset({"python_eval", "shell"})
@@ -250,7 +251,13 @@ class AgentSpec(Section):
     """One row's conversation: turns and tools, or an external agent program."""
 
     max_turns: Annotated[int, Whole(1, 10_000)] = Field(
-        default=6, description="Most turns of a row."
+        default=6,
+        description="Most turns of a row. It fails earlier where all calls of five turns in a row"
+        " fail.",
+    )
+    on_tool_failure: Annotated[OnToolFailure, Choice(OnToolFailure)] = Field(
+        default="continue",
+        description="A failed tool: the model is told and continues, or the row fails.",
     )
     tools: tuple[ToolSpec, ...] = Field(
         default=(), description="The only tools that may be called."

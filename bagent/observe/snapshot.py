@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from bagent.observe.caches import CacheRate
+from bagent.store.tool_counts import ToolCount
 from bagent.store.totals import Totals
 from bagent.types import FeedStats, FleetStats
 
@@ -142,7 +143,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     prefix caches knew by the endpoints' counters, None where none told. ``changes`` is what this
     start adds to the totals, by outcome code. ``causes`` are the kinds of failure of all stages,
     known at the end of a job that has several. ``dropped`` are failed rows that a stage left out
-    (``on_failure: drop``), by that stage.
+    (``on_failure: drop``), by that stage. ``tools`` are the calls of each tool of the job, also of
+    tools that were never called, over the whole run; known at its end.
     """
 
     elapsed_s: float
@@ -182,6 +184,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     by_stage: dict[str, StageCount] = {}
     cut_at: tuple[int, int] | None = None
     dropped: dict[str, int] = {}
+    tools: dict[str, ToolCount] = {}
     changes: dict[int, int] = {}
     causes: dict[str, int] = {}
 

@@ -24,6 +24,7 @@ from bagent.observe.words import (
     money,
     percent,
     rate,
+    tools_text,
     totals_text,
     visible,
 )
@@ -139,9 +140,26 @@ def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
     for stage, number in s.dropped.items():
         rows = counted(number, "row")
         yield "dropped", f"stage {visible(stage, 30)} left out {rows} that failed before it"
+    yield from _tools(s)
     if not s.total and not s.this_start.done and info.exit_code == EXIT_OK:
         what = "none of the input's rows was selected" if s.feed.read else "the input has no rows"
         yield "warning", what
+
+
+def _tools(s: Snapshot) -> Iterator[tuple[str, str]]:
+    """How often tools were called and failed over the whole run, and what is wrong about that."""
+    if not s.tools:
+        return
+    yield "tools", tools_text(s.tools)
+    if s.this_start.done and not any(one.calls for one in s.tools.values()):
+        yield "warning", f"no row called a tool: {', '.join(map(visible, s.tools))}"
+    for name, one in s.tools.items():
+        if one.calls and one.failed == one.calls:
+            calls = "the only call" if one.calls == 1 else f"all {one.calls:,} calls"
+            yield (
+                "warning",
+                f"{calls} of {visible(name, 60)} failed: {visible(one.error or '', 300)}",
+            )
 
 
 def whole_run(s: Snapshot, *, ended: bool) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from bagent.store.tool_counts import ToolCount
     from bagent.store.totals import Totals
 
 
@@ -116,6 +117,13 @@ def totals_text(
         parts.append(f"{about}{remaining:,} remaining")
     rows = counted(totals.rows if total is None else total, "row")
     return f"{about}{rows}: {', '.join(parts)}"
+
+
+def tools_text(tools: Mapping[str, ToolCount]) -> str:
+    """Return how often tools were called: ``4 calls, 4 failed (lookup 4)``."""
+    failed = {visible(name, 60): one.failed for name, one in tools.items() if one.failed}
+    text = counted(sum(one.calls for one in tools.values()), "call")
+    return f"{text}, {sum(failed.values()):,} failed" + (f" ({kinds(failed)})" if failed else "")
 
 
 def kinds(counts: Mapping[str, int], top: int | None = None) -> str:

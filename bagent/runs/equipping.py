@@ -91,6 +91,7 @@ class Equipment:
         spec = job.agent
         assert spec is not None
         with_tools(plan, job, servers, pool)
+        self._store.tool_names.update(pool.names)
         plan.agent = AgentPlan(
             pool,
             self._store.journal,
@@ -102,6 +103,8 @@ class Equipment:
             if spec.compact.model
             else None,
             shares=not any(pool.has_side_effects(name) for name in pool.names),
+            log_text=self._store.log,
+            fail_on_tool=spec.on_tool_failure == "fail",
             streaming=StreamChoice() if job.stream == "auto" else None,
         )
 

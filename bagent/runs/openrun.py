@@ -7,7 +7,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 from bagent import __version__
 from bagent.answers.schema import OutputSchema
 from bagent.clocks import unix
-from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError
+from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, WriteError
 from bagent.runs.laststage import last_stage, stage_names
 from bagent.runs.live_totals import LiveTotals
 from bagent.runs.prepare import STAGE, Prepared
@@ -37,8 +37,13 @@ from bagent.store.readers import AnswerStore, Wanted, encode_result, iter_result
 from bagent.store.run_input import input_reader
 from bagent.store.rundir import OnChange, RunDir, RunInfo, Start, find_run
 from bagent.store.segments import part_order
+from bagent.store.tool_counts import ToolCount, count_tools
 from bagent.store.totals import LastStage, run_codes, stage_causes
 from bagent.types import Json, Outcome, Row
+
+
+def _ignore(_: str) -> None:
+    return
 
 
 @dataclass
@@ -66,6 +71,9 @@ class OpenRun:
     notes: list[str] = field(default_factory=list)
     last: LastStage | None = None
     progress: ProgressFile = field(init=False)
+    log: Callable[[str], None] = _ignore
+    """Takes text for ``run.log``."""
+    tool_names: set[str] = field(default_factory=set)
     missing: Missing | None = None
     _closed: bool = False
 
@@ -180,6 +188,15 @@ class OpenRun:
         self.journal.save_index()
         part = None if self.part == "all" else self.part
         return run_codes(self.path, part, self.last, accept=self.live_totals.accept)
+
+    def tools(self) -> dict[str, ToolCount]:
+        """Count the calls of each tool of the job, over all starts of this part."""
+        if not self.tool_names:
+            return {}
+        with suppress(WriteError):
+            self.journal.flush()
+        counts = count_tools(self.path, None if self.part == "all" else self.part)
+        return {name: ToolCount() for name in sorted(self.tool_names)} | counts
 
     def causes(self) -> dict[str, int]:
         """Count the failures of all stages by kind."""

@@ -197,6 +197,7 @@ class Session:
         snapshot = self._snapshot(codes, whole=stop is None)
         if codes is not None and self._prepared.stages:
             snapshot = msgspec.structs.replace(snapshot, causes=self._store.causes())
+        snapshot = msgspec.structs.replace(snapshot, tools=self._store.tools())
         self._note_progress(snapshot, last=True)
         return Ended(stop, snapshot)
 

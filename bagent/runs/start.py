@@ -90,6 +90,11 @@ def _run_open(prepared: Prepared, store: OpenRun) -> int:
 
     redact = store.journal.redact
 
+    def log_text(text: str) -> None:
+        log.warning(redact(text))
+
+    store.log = log_text
+
     def notice(text: str) -> None:
         text = redact(text)
         log.info(text)

@@ -51,6 +51,7 @@ from bagent.runs.stop import STOP_SIGNALS, stoppable
 from bagent.runs.tables_child import TablesChild
 from bagent.runs.worker import encode_options
 from bagent.store.rundir import RunDir
+from bagent.store.tool_counts import ToolCount, count_tools
 from bagent.store.totals import Totals, run_codes, stage_causes
 
 STARTS = 3
@@ -336,6 +337,9 @@ def final_state(
     if prepared.stages:
         causes = stage_causes(prepared.run_dir, None)
         state = msgspec.structs.replace(state, causes=causes)
+    if names := {name for worker in workers if worker.state for name in worker.state.tools}:
+        tools = {name: ToolCount() for name in sorted(names)} | count_tools(prepared.run_dir)
+        state = msgspec.structs.replace(state, tools=tools)
     progress.update(state)
     return state
 

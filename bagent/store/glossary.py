@@ -90,7 +90,7 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "cached": "whether it was answered from the cache",
         "started": "when it began",
         "latency_ms": "how long it took",
-        "error": "why it failed; null: it did not",
+        "error": "why it failed, with the line of its code; null: it did not",
         "id": _ID,
     },
     "endpoints": {

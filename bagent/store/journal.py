@@ -278,6 +278,15 @@ class Journal:
             for stream in self._buffers:
                 self._flush(stream)
 
+    def flush(self) -> None:
+        """Write buffered records now.
+
+        Raises:
+            WriteError: they cannot be written.
+        """
+        for stream in self._buffers:
+            self._flush(stream)
+
     def _seal(self) -> None:
         """Close the full segment of rows, with its index beside it, and begin the next."""
         self._index.save()

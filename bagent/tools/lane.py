@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sysconfig
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +19,10 @@ from bagent.tools.pace import Latency, LatencyHistory, Pace
 from bagent.tools.tool import Arguments, Tool, ToolFault, bounded, error_text
 from bagent.tools.window import Window
 from bagent.types import Json
+
+_PACKAGE = Path(__file__).parents[1]
+_LIBRARY = Path(sysconfig.get_path("stdlib"))
+_TRACE_CHARACTERS = 8_000
 
 T = TypeVar("T")
 Answer = str | ToolFault
@@ -145,7 +153,9 @@ class Lane:
         error = task.exception()
         if error is None:
             return task.result()
-        return error if isinstance(error, ToolFault) else ToolFault(in_words(error))
+        if isinstance(error, ToolFault):
+            return error
+        return ToolFault(in_words(error), place=failing_line(error), trace=traceback_text(error))
 
     async def _cut(self, run: Awaitable[str]) -> str:
         return cut(await run, self.tool.policy.max_tokens, self._bytes_per_token)
@@ -176,6 +186,24 @@ class Lane:
                 ) from None
             finally:
                 self.latency.add((clock() - started) * 1000)
+
+
+def failing_line(error: BaseException) -> str:
+    """Return the first line of a traceback that is the tool's own: not of bagent, not of Python's
+    library; empty where there is none."""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if not path.is_relative_to(_PACKAGE) and not path.is_relative_to(_LIBRARY):
+            return f'File "{path.name}", line {frame.lineno}, in {frame.name}'
+    return ""
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return a whole traceback, its middle left out where it is long."""
+    text = ""
+    with contextlib.suppress(Exception):  # an exception's own words may fail
+        text = "".join(traceback.format_exception(error))
+    return bounded(text, _TRACE_CHARACTERS)
 
 
 def in_words(error: BaseException) -> str:

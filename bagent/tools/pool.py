@@ -106,7 +106,12 @@ class ToolPool:
         answer, shared, cached = await lane.answer(call.arguments, limit)
         if isinstance(answer, ToolFault):
             lane.counts["faults"] += 1
-            answer = ToolFault(self.redact(answer.message), answer.kind)
+            answer = ToolFault(
+                self.redact(answer.message),
+                answer.kind,
+                place=self.redact(answer.place),
+                trace=self.redact(answer.trace),
+            )
         took = round((clock() - began) * 1000, 3)
         return _result(answer, started, shared=shared, cached=cached, latency_ms=took)
 
@@ -131,5 +136,9 @@ def _result(
 ) -> ToolResult:
     if isinstance(answer, ToolFault):
         text, kind = f"error: {bounded(answer.message)}", answer.kind
-        return ToolResult(text, kind, shared, cached, latency_ms, started)
+        message = bounded(answer.message)
+        detail = message if kind == "failed" else f"{kind}: {message}"
+        detail = f"{detail} ({answer.place})" if answer.place else detail
+        trace = "" if shared else answer.trace
+        return ToolResult(text, kind, shared, cached, latency_ms, started, detail, trace)
     return ToolResult(answer, None, shared, cached, latency_ms, started)

@@ -28,12 +28,20 @@ FAULT_CHARACTERS = 2_000
 
 
 class ToolFault(Exception):
-    """A call that failed, in words for the model; the pool makes its result of it."""
+    """A call that failed, in words for the model; the pool makes its result of it.
 
-    def __init__(self, message: str, kind: FaultKind = "failed") -> None:
+    ``place`` is the line of the tool's own code that failed, ``trace`` the whole traceback; both
+    are empty where the tool is no Python code, or said itself that it failed.
+    """
+
+    def __init__(
+        self, message: str, kind: FaultKind = "failed", *, place: str = "", trace: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.kind = kind
+        self.place = place
+        self.trace = trace
 
 
 class ToolResult(msgspec.Struct, frozen=True):
@@ -41,7 +49,8 @@ class ToolResult(msgspec.Struct, frozen=True):
 
     ``text`` goes to the model, also where ``error`` says why there is no good answer. ``shared``:
     another call's run answered; ``cached``: an earlier run did. ``latency_ms`` is from the call to
-    its answer, waiting included; ``started`` is when the call came, in Unix seconds.
+    its answer, waiting included; ``started`` is when the call came, in Unix seconds. ``detail`` is
+    the error for people, with the line of code that failed, ``trace`` the whole traceback.
     """
 
     text: str
@@ -50,6 +59,8 @@ class ToolResult(msgspec.Struct, frozen=True):
     cached: bool = False
     latency_ms: float = 0.0
     started: float = 0.0
+    detail: str | None = None
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

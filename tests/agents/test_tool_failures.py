@@ -1,0 +1,96 @@
+"""Failed tools are seen: in tool_calls, in the log, in the summary and in status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support.agent_jobs import agent_job, calls
+from support.fake_server import FakeServer
+from support.jobs import results_by_id
+from support.replies import ok
+
+TOOLS = '''
+def lookup(name: str) -> str:
+    """Look a name up."""
+    raise ValueError("database is down")
+
+def half(name: str) -> str:
+    """Fail for one name."""
+    if name == "bad":
+        raise KeyError("bad")
+    return "fine"
+'''
+
+
+def job(folder, url, *functions, **agent):
+    (folder / "own.py").write_text(TOOLS)
+    tools = [{"python": f"own.py:{name}"} for name in functions]
+    agent_job(folder, url, agent={"tools": tools, **agent})
+
+
+def run(bagent):
+    return bagent(["run", "job.yaml", "--progress", "plain"])
+
+
+def test_a_failed_tool_is_told_with_its_line_in_every_output(job_dir, bagent):
+    call = calls(("lookup", '{"name": "a"}'))
+    with FakeServer({"*": [call, ok("done")]}) as fs:
+        job(job_dir, fs.url, "lookup")
+        done = run(bagent)
+    assert done.code == 0, done.err
+    error = 'ValueError: database is down (File "own.py", line 4, in lookup)'
+    [row, *_] = bagent(["query", "job", "select * from tool_calls", "--format", "jsonl"]).lines()
+    assert row["error"] == error
+    rows = len(results_by_id(job_dir))
+    assert (
+        f"tools       {rows} calls, {rows} failed (lookup {rows})"
+        in done.err.replace("1 calls", "1 call")
+        or "tools       1 call, 1 failed (lookup 1)" in done.err
+    )
+    assert f"of lookup failed: {error}" in done.err
+    log = (job_dir / "runs/job/run.log").read_text()
+    assert "Traceback (most recent call last):" in log
+    assert 'raise ValueError("database is down")' in log
+    [state] = bagent(["status", "job", "--json"]).lines()
+    assert state["tools"]["lookup"] == {"calls": rows, "failed": rows, "error": error}
+    assert f"{rows} failed (lookup {rows})" in bagent(["status", "job"]).out
+
+
+def test_a_tool_that_no_row_called_is_a_warning(job_dir, bagent):
+    with FakeServer({"*": [ok("done")]}) as fs:
+        job(job_dir, fs.url, "lookup", "half")
+        done = run(bagent)
+    assert "tools       0 calls, 0 failed" in done.err
+    assert "warning     no row called a tool: half, lookup" in done.err
+
+
+def test_a_tool_that_fails_now_and_then_is_counted_and_no_warning(job_dir, bagent):
+    turn = calls(("half", '{"name": "bad"}'), ("half", '{"name": "good"}'))
+    with FakeServer({"*": [turn, ok("done")]}) as fs:
+        job(job_dir, fs.url, "half")
+        done = run(bagent)
+    rows = len(results_by_id(job_dir))
+    assert f"{rows} failed (half {rows})" in done.err
+    assert "warning" not in done.err
+
+
+@pytest.mark.parametrize(("word", "code"), [("continue", 0), ("fail", 1)])
+def test_the_job_says_whether_a_failed_tool_fails_its_row(job_dir, bagent, word, code):
+    call = calls(("lookup", '{"name": "a"}'))
+    with FakeServer({"*": [call, ok("done")]}) as fs:
+        job(job_dir, fs.url, "lookup", on_tool_failure=word)
+        done = run(bagent)
+    assert done.code == code, done.err
+    if word == "fail":
+        [row, *_] = results_by_id(job_dir).values()
+        assert (row["status"], row["error_kind"]) == ("failed", "tool")
+        assert row["error"].startswith("tool lookup failed: ValueError: database is down (File")
+
+
+def test_bad_arguments_of_the_model_do_not_fail_the_row(job_dir, bagent):
+    turn = calls(("lookup", json.dumps({"nome": "a"})))
+    with FakeServer({"*": [turn, ok("done")]}) as fs:
+        job(job_dir, fs.url, "lookup", on_tool_failure="fail")
+        assert run(bagent).code == 0
