@@ -11,7 +11,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -34,6 +36,10 @@ _SCALAR = re.compile(
     r"|DECIMAL\(\d{1,2},\s?\d{1,2}\))(?:\[\d{0,6}\]){0,4}",
     re.IGNORECASE,
 )
+
+
+_installs: ContextVar[bool] = ContextVar("installs", default=True)
+"""Whether SQL of the user may have DuckDB install the extensions that it needs."""
 
 
 class SqlFault(ValueError):
@@ -84,8 +90,10 @@ def connect(
         "python_enable_replacements": False,
         "allow_community_extensions": False,
     }
+    if not access.everything or not _installs.get():
+        config["autoinstall_known_extensions"] = False
     if not access.everything:
-        config |= {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+        config["autoload_known_extensions"] = False
     if database is None:
         connection = duckdb.connect(config=config)
     else:
@@ -99,6 +107,16 @@ def connect(
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def without_installs() -> Iterator[None]:
+    """Let no connection that is opened meanwhile install an extension."""
+    token = _installs.set(False)
+    try:
+        yield
+    finally:
+        _installs.reset(token)
 
 
 def _lock(connection: DuckDBPyConnection, access: Access) -> None:

@@ -35,6 +35,7 @@ from bagent.checks.staged import as_asked, first_view
 from bagent.checks.tokens import ServerTokenizer, SimTokenizer, Tokenizer, count_some
 from bagent.checks.volume import Volume, measure
 from bagent.checks.warming import warming
+from bagent.duck import without_installs
 from bagent.interrupts import run_interruptible
 from bagent.job.prompt import Prompt
 from bagent.money.prices import Price
@@ -77,6 +78,7 @@ class CheckOptions:
     open: bool = False
 
 
+@without_installs()
 def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport:
     """Load the job as a run does, ask its endpoints what they are, and estimate.
 

@@ -67,15 +67,19 @@ def write_by_tables(asked: Asked) -> Iterator[bytes]:
     from bagent.duck import Access, literal
     from bagent.store.asking import open_tables, plain_rows
 
-    files = [] if asked.output is None else [asked.output]
+    # Beside a file that is there DuckDB makes another one first.
+    folders = [] if asked.output is None else [asked.output.absolute().parent]
     # SQL that the user typed may read files.
-    access = Access(files=files, everything=asked.where is not None)
+    access = Access(folders=folders, everything=asked.where is not None)
     with open_tables(asked.runs, say, access=access) as connection:
         try:
             sql = _sql(asked, connection)
             if asked.output is not None and asked.form == "parquet":
                 target = literal(str(asked.output.absolute()))
-                connection.execute(f"copy ({sql}) to {target} (format parquet, compression zstd)")
+                connection.execute(
+                    f"copy ({_json_as_text(sql, connection)}) to {target}"
+                    " (format parquet, compression zstd)"
+                )
                 return
             cursor = connection.execute(sql)
             head = [column[0] for column in cursor.description or []]
@@ -106,6 +110,18 @@ def _sql(asked: Asked, connection: Any) -> str:
         filtered = f"select * replace ({replaced}) from ({filtered})"
     bound = "" if asked.limit is None else f" limit {asked.limit}"
     return f"select {shown} from ({filtered}){bound}"
+
+
+def _json_as_text(sql: str, connection: Any) -> str:
+    """A query whose JSON columns are text: other readers of Parquet take JSON for bytes."""
+    from bagent.duck import quoted
+
+    described = connection.execute(f"describe {sql}").fetchall()
+    columns = [quoted(name) for name, kind, *_ in described if kind == "JSON"]
+    if not columns:
+        return sql
+    replaced = ", ".join(f"{column}::varchar as {column}" for column in columns)
+    return f"select * replace ({replaced}) from ({sql})"
 
 
 def _condition(asked: Asked) -> str:

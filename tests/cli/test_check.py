@@ -233,6 +233,43 @@ def test_check_executes_nothing_of_the_job_sends_no_key_and_lists_both(
     assert SECRET not in done.out + done.err
 
 
+MAP = {"kind": "map", "name": "first", "prompt": {"user": "{{ text }}"}}
+COPY = "COPY (SELECT 1) TO 'ran'"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"input": {"sql": f"{COPY}; SELECT 1 AS id, 'a' AS text"}}, "these are 2"),
+        ({"input": {"sql": f"WITH x AS ({COPY}) SELECT 1 AS id, 'a' AS text"}}, "holds COPY"),
+        ({"input": {"sql": "INSTALL httpfs; SELECT 1 AS id, 'a' AS text"}}, "these are 2"),
+        ({"input": {"sql": "FROM 'https://127.0.0.1:9/x.parquet'"}}, "httpfs"),
+        ({"where": f"(WITH x AS ({COPY}) SELECT 1) = 1"}, "holds COPY"),
+        ({"where": f"true); {COPY}; --"}, "where"),
+        (
+            {"prompt": None, "stages": [MAP, {"kind": "sql", "query": f"SELECT 1; {COPY}"}]},
+            "these are 2",
+        ),
+        (
+            {
+                "prompt": None,
+                "stages": [MAP, {"kind": "sql", "query": f"WITH x AS ({COPY}) FROM x"}],
+            },
+            "holds COPY",
+        ),
+    ],
+)
+def test_sql_that_does_more_than_read_is_refused_and_not_run(
+    check: Check, job_dir: Path, fs: FakeServer, keys: Json, message: str
+) -> None:
+    write_job(job_dir, fs.url, 2, **keys)
+    done = check(["job.yaml"])
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert not (job_dir / "ran").exists()
+
+
 def test_open_imports_and_starts_tools_shows_them_whole_and_sends_the_key(
     check: Check, job_dir: Path
 ) -> None:

@@ -189,8 +189,11 @@ def test_query_prints_every_digit_of_a_number_as_csv(bagent, run):
 
 
 def test_parquet_holds_every_row(bagent, run, job_dir):
-    assert bagent(["results", "--format", "parquet", "-o", "out.parquet"]).code == 0
-    assert pq.read_table(job_dir / "out.parquet").num_rows == 4
+    for _ in range(2):  # the second time there is a file to be replaced
+        assert bagent(["results", "--format", "parquet", "-o", "out.parquet"]).code == 0
+    table = pq.read_table(job_dir / "out.parquet")
+    assert table.num_rows == 4
+    assert [str(table.schema.field(name).type) for name in ("output", "input")] == ["string"] * 2
 
 
 ESCAPES = "\x1b]0;TITLE\x07\x9b2J\u202e"

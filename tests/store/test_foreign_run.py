@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from bagent.rows import RowsConfig
+from support.jobs import write_job
 from support.stored_runs import make_run, stored
 
 SECRET = "s3cret words"
@@ -192,3 +193,33 @@ def test_a_run_directory_is_never_taken_for_another_one(bagent, job_dir, name):
     assert compared["numbers"]["rows_a"] == 2
     with duckdb.connect(job_dir / "runs" / name / "run.duckdb", read_only=True) as connection:
         assert connection.execute(counts).fetchall() == [(4,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("rows-all-000001.jsonl.gz", False),
+        ("rows-all-000001.jsonl.zst", False),
+        ("rows-all-000001.jsonl.old", False),
+        ("rows-all-000009.jsonl.gz", False),
+        ("attempts-all-000001.jsonl.gz", True),
+        ("torn-rows-all-000001-5", True),
+    ],
+)
+def test_a_packed_segment_is_named_and_its_rows_are_not_sent_again(
+    bagent, job_dir, fs, name, whole
+):
+    write_job(job_dir, fs.url, 3)
+    assert bagent(["run", "job.yaml"]).code == 0
+    journal = job_dir / "runs" / "job" / "journal"
+    if "000001.jsonl" in name:
+        (journal / name.rpartition(".")[0]).rename(journal / name)
+    else:
+        (journal / name).touch()
+    for command in (["run", "job.yaml"], ["results"], ["query", "select 1"], ["status"]):
+        done = bagent(command)
+        if not whole:
+            assert done.code == 2 or command == ["status"]
+            assert f"{name}: the journal is read from .jsonl files only" in done.err
+            assert f"unpack or rename it to {name.rpartition('.')[0]}" in done.err
+    assert len(fs.requests) == 3
