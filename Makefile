@@ -60,10 +60,11 @@ test-real-core: setup ## of these the main job: killed again and again, and on a
 	$(BIN)/pytest -m "slow and not real" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(CORE)
 	$(BIN)/pytest -m real tests/real/test_vllm_main_job.py tests/real/test_dynamo_main_job.py
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, mypy and bandit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict bagent
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml bagent
 
 bench: setup ## the client's own cost per row, and how it grows with endpoints
 	$(BIN)/python benchmarks/client_cost.py $(ARGS)

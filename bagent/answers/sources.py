@@ -169,7 +169,7 @@ def _fetch(url: str) -> bytes:
     import urllib.request
 
     try:
-        with urllib.request.urlopen(url, timeout=_FETCH_SECONDS) as answer:
+        with urllib.request.urlopen(url, timeout=_FETCH_SECONDS) as answer:  # nosec B310 # http(s)
             data: bytes = answer.read(_FETCH_BYTES + 1)
     except OSError as error:
         raise ValueError(f"cannot be fetched: {error}") from None

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from bagent.sim.config import SimOption
 DEFAULT_PORT = 8000
 """Port of the first endpoint: the one that hostfiles take where none is written."""
 
-_EVERYWHERE = ("", "0.0.0.0", "::")
+_EVERYWHERE = ("", str(IPv4Address(0)), str(IPv6Address(0)))
 
 
 def sim(**options: Any) -> None:

@@ -16,6 +16,10 @@ WARN_SECONDS = 20
 _HEAD = "#!/bin/bash"
 
 
+STAGE_TO = "/tmp/bagent-$USER"  # nosec B108 # own_folder looks whose it is
+"""Where files are staged on a node; the script puts the user's name in."""
+
+
 def batch_script(plan: Plan) -> str:
     """The whole script: one file that can be read, changed and submitted by hand."""
     parts = [
@@ -116,7 +120,7 @@ def _settings(plan: Plan) -> Iterator[str]:
         "MIN_FRACTION": f"{_or(cluster.min_fraction, MIN_FRACTION):g}",
         "START_TIMEOUT": f"{_or(cluster.start_timeout, START_SECONDS):g}s",
         "STAGE_BY": (cluster.stage_by or "copy") if cluster.stage else "none",
-        "STAGE_TO": cluster.stage_to or "/tmp/bagent-$USER",
+        "STAGE_TO": cluster.stage_to or STAGE_TO,
         "TAGS": _tags(plan, gpus // engines if gpus else 0),
     }
     for name, value in plain.items():

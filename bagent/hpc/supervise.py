@@ -31,6 +31,9 @@ PORT_STRIDE = 100
 INNER_PORT = 20_000
 """The first of those."""
 
+TEMPORARY = "/tmp"  # nosec B108 # own_folder looks whose folders in it are
+EVERYWHERE = "0.0.0.0"  # nosec B104 # other nodes ask the engines, with a key
+
 CACHE = "VLLM_CACHE_ROOT"
 """The variable by which vLLM is told its folder for compiled code."""
 
@@ -81,7 +84,7 @@ def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[En
     rank = position - first
     head, here = (_address(nodes[number], plan.suffix) for number in (first, position))
     engines = []
-    caches = f"{os.environ.get('TMPDIR', '/tmp')}/bagent-vllm-{os.getuid()}"
+    caches = f"{os.environ.get('TMPDIR', TEMPORARY)}/bagent-vllm-{os.getuid()}"
     for slot, port in enumerate(plan.ports):
         inner = INNER_PORT + slot * PORT_STRIDE
         values = {
@@ -95,7 +98,7 @@ def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[En
         }
         words = [_filled(word, values) for word in plan.words]
         if not any("{port}" in word for word in plan.words):
-            words += ["--host", "0.0.0.0", "--port", str(port)]
+            words += ["--host", EVERYWHERE, "--port", str(port)]
         if plan.span > 1 and not any("{rank}" in word for word in plan.words):
             words += ["--nnodes", str(plan.span), "--node-rank", str(rank)]
             words += ["--master-addr", head, "--master-port", str(inner)]

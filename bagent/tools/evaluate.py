@@ -14,9 +14,11 @@ def main() -> None:
     tree = ast.parse(sys.stdin.read(), "<code>")
     names: dict[str, object] = {"__name__": "__main__"}
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<code>", "exec"), names)
+    statements = compile(tree, "<code>", "exec")
+    exec(statements, names)  # nosec B102 # that is the tool
     if isinstance(last, ast.Expr):
-        value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names)
+        code = compile(ast.Expression(last.value), "<code>", "eval")
+        value = eval(code, names)  # nosec B307 # that is the tool
         if value is not None:
             sys.stdout.write(f"{value!r}\n")
 

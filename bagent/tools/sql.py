@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 1_000
 MOST_BYTES = 256 << 10
-FETCH = 100
+LONGEST_VALUE = 64 << 10
+"""Characters of one text, or items of one list."""
 
 WORDS = "Ask a DuckDB database with one SELECT statement; the answer is a JSON list of rows."
 
@@ -249,13 +250,16 @@ def _rows(
     place = names.index(key) if key in names else None
     rows: list[tuple[str | None, str]] = []
     size = 0
-    while records := cursor.fetchmany(FETCH):
-        for record in records:
-            if len(rows) >= MOST_ROWS * calls or size > MOST_BYTES * calls:
-                return rows, f"\n[cut: the first {len(rows):,} rows; there are more]"
-            text = _json(dict(zip(names, record, strict=True)))
-            rows.append((None if place is None else str(record[place]), text))
-            size += len(text)
+    # One by one: a few rows may be as large as the memory that DuckDB may take.
+    while (record := cursor.fetchone()) is not None:
+        if len(rows) >= MOST_ROWS * calls:
+            return rows, f"\n[cut: the first {len(rows):,} rows; there are more]"
+        text = _json(dict(zip(names, record, strict=True)))
+        size += len(text)
+        if size > MOST_BYTES * calls:
+            whole = f"the first {len(rows):,} rows" if rows else "the first row is too large"
+            return rows, f"\n[cut: {whole}; there are more]"
+        rows.append((None if place is None else str(record[place]), text))
     return rows, ""
 
 
@@ -264,6 +268,14 @@ def _json(row: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """A value of DuckDB as JSON takes it; what is too long is cut, and says so."""
+    if isinstance(value, str | bytes | list | tuple) and len(value) > LONGEST_VALUE:
+        more = len(value) - LONGEST_VALUE
+        if isinstance(value, str | bytes):
+            start = value[:LONGEST_VALUE]
+            text = start if isinstance(start, str) else start.hex()
+            return f"{text}[cut: {more:,} more]"
+        value = [*value[:LONGEST_VALUE], f"[cut: {more:,} more]"]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:

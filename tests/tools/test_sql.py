@@ -156,8 +156,10 @@ def test_rows_and_bytes_are_bounded(base: Path) -> None:
     rows = ask(base, "SELECT * FROM ships ORDER BY id").text
     assert rows.endswith("[cut: the first 1,000 rows; there are more]")
     assert len(json.loads(rows.partition("\n[cut")[0])) == 1000
-    wide = ask(base, "SELECT repeat('x', 100000) AS x FROM ships").text
-    assert wide.endswith("[cut: the first 3 rows; there are more]")
+    (long,) = json.loads(ask(base, "SELECT repeat('x', 10000000) AS x").text)
+    assert long["x"].endswith("x[cut: 9,934,464 more]") and len(long["x"]) < 70_000
+    wide = ask(base, "SELECT repeat('x', 60000) AS a, repeat('x', 60000) AS b FROM ships").text
+    assert wide.endswith("[cut: the first 2 rows; there are more]")
 
 
 def test_memory_is_bounded(base: Path) -> None:
