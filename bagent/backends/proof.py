@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -10,13 +11,18 @@ import msgspec
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.models_route import limits_within
-from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.backends.request import CallSettings, Request, asked_model, encode_payload
 from bagent.types import Failure, Reply
 
 Route = Literal["chat", "completions", "embeddings"]
 
 ROUTES: tuple[Route, ...] = ("chat", "completions", "embeddings")
 """In the order of trying: models without a chat template take texts only, some give no text."""
+
+_ROUTE_OF: dict[str, Route] = {"/completions": "completions", "/embeddings": "embeddings"}
+
+CHECK_SECONDS = 30.0
+"""How long an endpoint that failed calls has for the answer that shows that it works."""
 
 _TEXT = "Hi"
 _NOT_HERE = (400, 404, 405, 415, 422, 501)
@@ -27,12 +33,14 @@ _TRIES = 4
 class Proof(msgspec.Struct, frozen=True):
     """A real request that was answered by ``route`` after ``ms`` milliseconds.
 
-    ``cached_tokens`` says whether its usage told how much of the prompt was cached.
+    ``cached_tokens`` says whether its usage told how much of the prompt was cached, ``blank``
+    whether the answer ended without a word.
     """
 
     route: Route
     ms: float
     cached_tokens: bool = False
+    blank: bool = False
 
 
 class Prover:
@@ -42,7 +50,27 @@ class Prover:
         self._backend = backend
         self._requests: dict[tuple[Route, str | None], Request] = {}
 
-    async def prove(self, endpoint: Endpoint, model: str | None, seconds: float) -> Proof | Failure:
+    async def check(self, endpoint: Endpoint, request: Request | None) -> Failure | None:
+        """Ask for one token as ``request`` asks, of the same model at the same route; returns the
+        failure, None where the endpoint works.
+        """
+        model, routes = None, ROUTES
+        if request is not None:
+            model = asked_model(request)
+            routes = (_ROUTE_OF.get(request.path, "chat"),)
+        found = await self.prove(endpoint, model, CHECK_SECONDS, routes)
+        if isinstance(found, Proof):
+            words = f"{endpoint.name} ends its answers without a word"
+            return Failure("empty", words, passing=True, status=200) if found.blank else None
+        return found
+
+    async def prove(
+        self,
+        endpoint: Endpoint,
+        model: str | None,
+        seconds: float,
+        routes: Sequence[Route] = ROUTES,
+    ) -> Proof | Failure:
         """Ask ``model`` (None: whatever the server takes) for one token, within ``seconds``.
 
         The failure, if it comes to one, is that of the first route: the others are only tried
@@ -50,7 +78,7 @@ class Prover:
         """
         end = time.monotonic() + seconds
         first: Failure | None = None
-        for route in ROUTES:
+        for route in routes:
             found = await self._ask(endpoint, model, route, end)
             if isinstance(found, Proof):
                 return found
@@ -76,10 +104,10 @@ class Prover:
             result = exchange.results[0]
             ms = 1000 * (time.monotonic() - sent)
             if isinstance(result, Reply):
-                return Proof(route, ms, result.usage.cached is not None)
+                blank = result.finish_reason == "stop" and result.vectors is None
+                blank = blank and not (result.text or result.reasoning or result.tool_calls)
+                return Proof(route, ms, result.usage.cached is not None, blank)
             failure = result
-            if route == "embeddings" and exchange.status == 200 and result.kind == "bad_response":
-                return Proof(route, ms)  # vectors, which are no text
             if not (exchange.again or exchange.learned):
                 break
         return failure

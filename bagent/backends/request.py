@@ -99,6 +99,12 @@ class Request(msgspec.Struct):
     returning: int = 0
 
 
+def asked_model(request: Request) -> str | None:
+    """Return the model that ``request`` names, None where the endpoint's own is asked."""
+    model = request.settings.model or (request.body or {}).get("model")
+    return model if isinstance(model, str) else None
+
+
 def encode_payload(value: Json) -> bytes:
     """Compact JSON text of ``value``, always valid UTF-8: a lone surrogate becomes U+FFFD."""
     try:

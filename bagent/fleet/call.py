@@ -56,6 +56,7 @@ class Call(msgspec.Struct, eq=False):
     ``give_up_at`` are on the fleet's monotonic clock. ``failed_at`` is when it failed last without
     being told when to come back (Unix seconds), ``pause`` the seconds that then passed until it
     was sent. ``whole`` says that it is no longer streamed, False that the server refused that.
+    One that is ``divisible`` holds several rows' texts, which are divided where it fails twice.
     ``least`` is the context in tokens that an endpoint needs for it, 0 where any will do.
     """
 
@@ -87,6 +88,7 @@ class Call(msgspec.Struct, eq=False):
     failed_at: float | None = None
     pause: float = 0.0
     whole: bool | None = None
+    divisible: bool = False
     least: int = 0
 
 

@@ -18,6 +18,7 @@ from bagent.fleet.ending import Ending
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.endpoints import Endpoints
 from bagent.fleet.grouping import GroupRule
+from bagent.fleet.outage import OutagePatience
 from bagent.fleet.prefixes import PrefixRule
 from bagent.fleet.retry import RetryPolicy
 from bagent.fleet.waiting import Waiting
@@ -34,8 +35,8 @@ class FleetConfig(msgspec.Struct, frozen=True):
 
     ``concurrency`` bounds rows in flight over all endpoints, ``connections`` requests (None: as
     many). ``lookahead`` is how many rows may stand ready or wait for a retry beyond those in
-    flight: it bounds memory. ``outage`` is how long, in seconds, a run waits when no endpoint
-    answers before it stops. ``hedge`` is after how many seconds a late call is sent a second time
+    flight: it bounds memory. ``outage`` is how long a run waits when no endpoint serves it.
+    ``hedge`` is after how many seconds a late call is sent a second time
     at the end of a run: None never, 0 by what others took. ``first_expected`` is how many
     completion tokens a row is thought to take before one was seen. ``prefix`` says what is done
     for the prefix caches.
@@ -45,7 +46,7 @@ class FleetConfig(msgspec.Struct, frozen=True):
     timeouts: Timeouts = Timeouts()
     retry: RetryPolicy = RetryPolicy()
     lookahead: int = 256
-    outage: float = 120.0
+    outage: OutagePatience = OutagePatience()
     probe_seconds: float = 5.0
     group: GroupRule = GroupRule()
     hedge: float | None = None

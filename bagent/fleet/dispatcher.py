@@ -15,11 +15,12 @@ from random import Random
 from bagent.backends.base import Backend, Exchange
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.engine_metrics import EngineLoad
+from bagent.backends.proof import Prover
 from bagent.fleet.call import Call, Carrier, in_a_hurry, timeouts_for
 from bagent.fleet.core import Core, FleetConfig, Together
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fitting import Fitter, fits
-from bagent.fleet.health import Health
+from bagent.fleet.health import Check, Health, Verdict
 from bagent.fleet.hedge import Hedger
 from bagent.fleet.members import Members
 from bagent.fleet.overdue import Overdue
@@ -47,6 +48,7 @@ class Fleet:
         on_sample: gets the state of an endpoint whenever it changes.
         notice: gets lines for people.
         random: spreads retries.
+        check: asks an endpoint that failed calls for a proof that it works; None: by the backend.
         together: surrounds the ends of all calls of one request.
 
     ``roomy`` says whether another row may be submitted now.
@@ -61,6 +63,7 @@ class Fleet:
         on_attempt: Callable[[Attempt], None],
         notice: Callable[[str], None],
         random: Random,
+        check: Check | None = None,
         on_sample: Callable[[EndpointSample], None] | None = None,
         together: Together = nullcontext,
     ) -> None:
@@ -77,11 +80,12 @@ class Fleet:
         core.pump = self._pump
         self._config = config
         self._waiting, self._endpoints = core.waiting, core.endpoints
-        self._health = Health(core)
+        self._health = Health(core, check or Prover(backend).check)
         self._members = Members(core, self._health, self._forgotten)
         self._fitter = Fitter(core, self._line_up)
         self._settler = Settler(core, self._health, self._fitter)
-        self._health.retry, self._health.told = self._settler.retry, self._fitter.told
+        self._health.judge, self._health.told = self._settler.judge, self._fitter.told
+        self._health.resume = self._settler.resume
         self._hedger, self._picker = Hedger(core), Picker(core)
         self._overdue = Overdue(core, self._settler, self._fitter)
         self._kinship = Kinship(config.prefix)
@@ -177,8 +181,9 @@ class Fleet:
 
     def _forgotten(self, state: EndpointState) -> None:
         self._fitter.left(state)
-        for call, _, _, _ in self._waiting.release(state.name):
-            self._core.sleep(call, self._core.clock())
+        for held in self._waiting.release(state.name):
+            self._core.sleep(held.call, self._core.clock())
+        self._settler.resume(state, Verdict.SICK)
 
     @property
     def states(self) -> Sequence[EndpointState]:

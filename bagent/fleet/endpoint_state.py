@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.request import Request
 from bagent.fleet.account import Account
 from bagent.fleet.call import Call, Carrier
 from bagent.fleet.limiter import InFlightLimit
 from bagent.fleet.load_signal import LoadSignal
+from bagent.types import Failure
 
 COOL_DOWN = 1.0
 LONGEST_COOL_DOWN = 30.0
@@ -17,10 +19,9 @@ REFUSALS = 3
 FAULTS = 8
 """So many failures in a row of any kind that is not the row's own show a sick server."""
 
-FIRST_REST = 5.0
-LONGEST_REST = 120.0
-"""Seconds for which a sick server gets nothing, doubling: then one call tries it."""
-
+MOST_TOLERANCE = 16
+"""A server that is shown to work may refuse up to so many times as much before it is asked again:
+what it refuses are then rows."""
 
 REMAINS = 0.5
 """Seconds after a connection broke in which the answer to an older request may be what a server
@@ -40,8 +41,13 @@ class EndpointState:
     a dead server left behind. While it is down it gets a probe after each cool-down, which
     doubles. ``probing`` says that a probe runs or is planned.
 
-    A server that answers, but badly and nothing else, is ``resting``; after that it is on
-    ``trial``: one call at a time until one is answered well. ``stalled`` is one that takes requests
+    A server that failed calls is asked for a proof that it works, a request as small as there is
+    (``checking``); one that failed several in a row is a ``suspect`` until then, and is sent
+    nothing. Where that fails too its circuit is open: it is
+    ``resting``, for the ``fault``, until such a request is answered; then it may be on ``trial``:
+    one call at a time until one is answered well. ``works_since`` is when the latest request was
+    sent that was answered well, ``sample`` one of those calls.
+    ``stalled`` is one that takes requests
     and answers none; ``leaving`` one that was taken out of the hostfile; ``learning`` one that is
     being asked how it wants groups; ``exclusive`` one on which a row runs that others died with.
     ``cold`` is one whose cache knows nothing of the run yet, ``warming`` the call that went ahead
@@ -74,7 +80,10 @@ class EndpointState:
         self.up = True
         self.probing = False
         self.doubted = False
+        self.checking = False
+        self.suspect = False
         self.resting = False
+        self.fault: Failure | None = None
         self.trial = False
         self.stalled = False
         self.leaving = False
@@ -88,19 +97,23 @@ class EndpointState:
         self.last_good = float("-inf")
         self.broke_at = float("-inf")
         self.last_served = float("-inf")
+        self.works_since = float("-inf")
+        self.sample: Request | None = None
         self.looked_at = float("-inf")
         self.faults = 0
         self.refusals = 0
         self.turns = 0.0
         self.signal: LoadSignal | None = None
         self._cool_down = COOL_DOWN
-        self._rest = FIRST_REST
+        self._rest = COOL_DOWN
+        self._tolerance = 1
 
     @property
     def usable(self) -> bool:
         """Whether it may be sent anything now."""
         return self.up and not (
             self.doubted
+            or self.suspect
             or self.resting
             or self.stalled
             or self.leaving
@@ -115,7 +128,7 @@ class EndpointState:
             return "leaving"
         if not self.up:
             return "down"
-        for word in ("stalled", "resting", "doubted", "trial"):
+        for word in ("stalled", "resting", "suspect", "doubted", "trial"):
             if getattr(self, word):
                 return word
         return "ok"
@@ -155,19 +168,21 @@ class EndpointState:
         self.up = True
         self.doubted = False
         self.stalled = False
+        if self.down_since is not None and not self.resting:
+            self.fault = None
         self.down_since = None
         self._cool_down = COOL_DOWN
 
-    def served(self, now: float) -> None:
-        """A call was answered well."""
+    def served(self, now: float, sent: float) -> None:
+        """Take that a call sent at ``sent`` was answered well."""
         self.last_served = now
+        self.works_since = max(self.works_since, sent)
         self.faults = self.refusals = 0
-        if self.trial:
-            self.trial = False
-            self._rest = FIRST_REST
+        self.trial = False
+        self._rest = COOL_DOWN
 
     def failed(self, *, refused: bool) -> bool:
-        """A call failed for no fault of its own; whether the endpoint should rest now.
+        """Count a failure that may be the server's; returns whether it should be asked for a proof.
 
         ``refused`` marks answers that say the server is set up otherwise than the job thinks.
         """
@@ -175,22 +190,33 @@ class EndpointState:
             self.refusals += 1
         else:
             self.faults += 1
-        sick = self.refusals >= REFUSALS or self.faults >= FAULTS
-        return sick or self.trial or self.stalled
+        return self.keeps_failing or self.trial or self.stalled
 
-    def rest(self) -> float:
-        """Send it nothing for a while: returns the seconds; then :meth:`try_again`."""
+    @property
+    def keeps_failing(self) -> bool:
+        """Whether it failed several calls in a row."""
+        enough = self._tolerance
+        return self.refusals >= REFUSALS * enough or self.faults >= FAULTS * enough
+
+    def open_circuit(self, fault: Failure | None) -> float:
+        """Send it nothing; returns the seconds after which it should be tried."""
         self.resting = True
         self.trial = False
+        self.fault = fault
+        self._tolerance = 1
         seconds = self._rest
-        self._rest = min(LONGEST_REST, self._rest * 2)
+        self._rest = min(LONGEST_COOL_DOWN, self._rest * 2)
         return seconds
 
-    def try_again(self) -> None:
-        """The rest is over: one call may try it."""
-        self.resting = self.stalled = False
-        self.trial = True
+    def close_circuit(self, sent: float, *, trial: bool) -> None:
+        """Take that a request sent at ``sent`` showed that it works; ``trial``: one call at a time
+        may try it."""
+        self.checking = self.suspect = self.resting = self.stalled = False
+        self.fault = None
+        self.trial = trial
+        self.works_since = max(self.works_since, sent)
         self.faults = self.refusals = 0
+        self._tolerance = min(MOST_TOLERANCE, self._tolerance * 2)
 
     def broke(self, sent: float, now: float) -> bool:
         """A connection failed or broke; whether nothing more may be sent until a probe is back.
@@ -200,8 +226,9 @@ class EndpointState:
         self.broke_at = now
         return self.endpoint.own or self.last_good <= sent
 
-    def went_down(self, now: float) -> float:
-        """A probe failed: seconds to wait before the next one."""
+    def went_down(self, now: float, fault: Failure) -> float:
+        """Take that a probe failed with ``fault``; returns the seconds until the next one."""
+        self.fault = fault
         if self.down_since is None:
             self.down_since = now
         self.up = False

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from enum import Enum
 
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.request import Request
+from bagent.fleet.blame import Blame, blame_of
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import LONGEST_COOL_DOWN, EndpointState
@@ -30,25 +33,52 @@ PROBES_AT_ONCE = 64
 PROVE_AGAIN = 5.0
 """Seconds until an endpoint that hangs is asked again whether it works, doubling."""
 
-Retry = Callable[[Call, Failure, Delivery | None], None]
+Judge = Callable[[EndpointState, Call, Failure, Delivery, float], None]
 
 Prove = Callable[[Endpoint], Awaitable[Failure | None]]
 """Asks an endpoint for an answer as small as there is: None where it came."""
 
+Check = Callable[[Endpoint, Request | None], Awaitable[Failure | None]]
+"""The same, of the model and at the route of a request, where one is given."""
+
+PROOF_AFTER = 0.25
+"""Seconds for which a call that an endpoint failed waits for the good answer to a later one, before
+the endpoint is asked for a proof that it works."""
+
+LATELY_SERVED = 30.0
+"""An endpoint that passes a proof gets all that it has room for, where it served a call within so
+many seconds; else one call tries it."""
+
+
+class Verdict(Enum):
+    """What is known of an endpoint that failed calls: it works for later ones, it works again after
+    it had failed several in a row, or it does not work."""
+
+    WELL = "well"
+    WELL_AGAIN = "well again"
+    SICK = "sick"
+
 
 class Health:
-    """Probes, rests and outages; ``retry`` decides on calls that cost a try after all, ``told``
-    takes what a probed endpoint tells of itself, ``prove`` asks a silent one for a real answer."""
+    """Probes, circuit breakers and outages; ``judge`` decides on calls that may cost a try after
+    all, ``resume`` on those that waited for a proof, ``told`` takes what a probed endpoint tells of
+    itself, ``prove`` asks a silent one for a real answer.
 
-    def __init__(self, core: Core) -> None:
+    Args:
+        check: asks an endpoint that failed calls for a proof that it works.
+    """
+
+    def __init__(self, core: Core, check: Check) -> None:
         self._core = core
+        self._check_with = check
         self._outage = Outage(core.config.outage)
         self._told = 0
         self._untold = 0
         self._told_at = core.clock()
         self._watched_at = core.clock()
         self._gate = asyncio.Semaphore(PROBES_AT_ONCE)
-        self.retry: Retry = lambda call, failure, delivery: None
+        self.judge: Judge = lambda state, call, failure, delivery, sent: None
+        self.resume: Callable[[EndpointState, Verdict], None] = lambda state, verdict: None
         self.prove: Prove | None = None
         self.told: Callable[[EndpointState, Capabilities], None] = lambda state, found: None
 
@@ -85,46 +115,42 @@ class Health:
         held = core.waiting.release(state.name)
         if isinstance(found, Failure) and found.status is None and state.last_good < began:
             self._down(state, found, now)
-            for call, _, _, connected in held:
-                if connected:
-                    self.died_with(call, now)
+            for one in held:
+                if one.connected:
+                    self.died_with(one.call, now)
                 else:
-                    core.sleep(call, now)
+                    core.sleep(one.call, now)
         else:
             if not state.up and found is not None:  # else it left, and nobody asked it
                 self.tell(f"{state.name} answers again")
                 core.backend.forget(state.endpoint)
             state.answered(now)
-            self._try_after_break(state)
             if isinstance(found, Capabilities):
                 self.told(state, found)
             core.sample(state)
-            self._outage.over()
-            for call, failure, delivery, _ in held:
-                call.avoid = state.name
-                self.retry(call, failure, delivery)
+            if not state.resting:
+                self._outage.over()
+            for one in held:
+                one.call.avoid = state.name
+                self.judge(state, one.call, one.failure, one.delivery, one.sent)
+            if state.broke_at > state.last_served:
+                state.trial = True  # it may answer probes and break off all else
             core.endpoints.changed(state)
         core.pump()
-
-    def _try_after_break(self, state: EndpointState) -> None:
-        """It may answer probes and break off all else: one call tries it, and where that one broke
-        too, after a rest."""
-        if state.broke_at <= state.last_served:
-            return
-        broke_again, state.trial = state.trial, True
-        if broke_again and not state.resting and self._core.endpoints.others(state):
-            self.rest(state, Failure("connect", "it breaks off what it is sent", passing=True))
 
     def _down(self, state: EndpointState, found: Failure, now: float) -> None:
         core = self._core
         if state.up:
             self.tell(f"{state.name} does not answer: {found.message}")
-        wait = state.went_down(now)
+        wait = state.went_down(now, found)
         core.sample(state, found.message)
-        reason = self._outage.went_down(core.endpoints.states, now, found)
-        if reason is not None:
-            core.stop(reason)
+        self._look_for_outage(now)
         self._probe_soon(state, wait)
+
+    def _look_for_outage(self, now: float) -> None:
+        reason = self._outage.look(self._core.endpoints.states, now)
+        if reason is not None:
+            self._core.stop(reason)
 
     def died_with(self, call: Call, now: float) -> None:
         """An endpoint died while it had the call: that costs no try, unless it happens again."""
@@ -141,16 +167,96 @@ class Health:
 
     # --- endpoints that answer badly, or not at all -------------------------------------------
 
-    def rest(self, state: EndpointState, failure: Failure) -> None:
-        """Send an endpoint nothing for a while, then one call."""
+    def suspect(self, state: EndpointState, request: Request | None, *, sick: bool = False) -> None:
+        """Ask an endpoint for a proof that it works.
+
+        Args:
+            request: one that it failed; it is asked in the same way.
+            sick: it failed several in a row; nothing is sent there until the proof is back.
+
+        One that was on trial has failed the call that tried it: where others can take over, its
+        circuit is opened for a while before it is asked.
+        """
+        if state.resting or self._core.closed or state.leaving:
+            return
+        state.suspect |= sick
+        if state.checking:
+            return
+        fault = None
+        if state.trial and self._core.endpoints.others(state):
+            fault = Failure("connect", "it fails what it is sent", passing=True)
+        state.checking = True
+        self._core.spawn(self._check(state, request, fault), self._core.probes)
+
+    def suspect_later(self, state: EndpointState) -> None:
+        """Ask an endpoint for a proof, unless what it serves shows meanwhile that it works."""
+
+        def ask() -> None:
+            call = self._core.waiting.suspended(state.name)
+            if call is not None:
+                self.suspect(state, call.request)
+
+        self._core.loop.call_later(PROOF_AFTER, ask)
+
+    def open(self, state: EndpointState, fault: Failure) -> None:
+        """Open the circuit of an endpoint whose own words are proof enough."""
+        if state.checking or self._core.closed or state.leaving:
+            return
+        state.checking = True
+        self._core.spawn(self._check(state, None, fault), self._core.probes)
+
+    def _open(self, state: EndpointState, fault: Failure) -> float:
+        """Send it nothing more; returns the seconds after which it is tried."""
         core = self._core
-        seconds = state.rest()
-        self.tell(f"{state.name} answers only badly and rests {seconds:.0f} s: {failure.message}")
-        core.sample(state, failure.message)
-        core.loop.call_later(seconds, self._end_rest, state)
+        first = not state.resting
+        pause = state.open_circuit(fault)
+        self.resume(state, Verdict.SICK)
+        if first:
+            self.tell(f"{state.name} serves nothing and gets no more rows: {fault.message}")
+        core.sample(state, fault.message)
+        self._look_for_outage(core.clock())
+        core.pump()
+        return pause
+
+    async def _check(
+        self, state: EndpointState, request: Request | None, fault: Failure | None
+    ) -> None:
+        """Ask an endpoint for proofs until it gives one; ``fault`` opens its circuit before."""
+        core = self._core
+        while True:
+            if fault is not None:
+                await asyncio.sleep(self._open(state, fault))
+            began = core.clock()
+            if not state.leaving:
+                async with self._gate:
+                    fault = await self._check_with(state.endpoint, state.sample or request)
+            if state.leaving or core.closed:
+                return
+            blame = Blame.ROW if fault is None else blame_of(fault)
+            full = blame is Blame.BUSY and core.endpoints.others(state)
+            works = not full and blame in (Blame.ROW, Blame.BUSY)
+            if works or state.works_since > began:
+                self._works(state, began)
+                return
+
+    def _works(self, state: EndpointState, sent: float) -> None:
+        """A proof that was asked for at ``sent`` shows that the endpoint works."""
+        core = self._core
+        now = core.clock()
+        verdict = Verdict.WELL_AGAIN if state.suspect or state.resting else Verdict.WELL
+        if state.resting:
+            self.tell(f"{state.name} serves again")
+        unsure = now - state.last_served > LATELY_SERVED and core.endpoints.others(state)
+        state.close_circuit(sent, trial=unsure)
+        self._outage.over()
+        core.sample(state)
+        self.resume(state, verdict)
+        self.suspect_later(state)  # for calls that failed since the proof was asked for
+        core.endpoints.changed(state)
+        core.pump()
 
     def _end_rest(self, state: EndpointState) -> None:
-        state.try_again()
+        state.close_circuit(float("-inf"), trial=True)
         self._core.endpoints.changed(state)
         self._core.pump()
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import msgspec
 
 from bagent.backends.rate_headers import RateLimits
+from bagent.backends.request import Request
+from bagent.fleet.blame import Blame, blame_of
 from bagent.fleet.call import Carrier
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.health import Health, Prove
+from bagent.fleet.health import Check, Health
 from bagent.fleet.members import Members
-from bagent.fleet.settle import is_set_up_otherwise
 from bagent.types import Failure
 
 MUCH_BUSIER = 0.5
@@ -44,14 +45,13 @@ class Lessor:
 
     Args:
         core: the endpoints; nothing else may use it.
-        prove: asks an endpoint that takes requests and answers none for a real answer; None: what
-            such a one has is left to its time limits.
+        check: asks an endpoint that takes requests and answers none, or badly, for a real answer.
     """
 
-    def __init__(self, core: Core, prove: Prove | None = None) -> None:
+    def __init__(self, core: Core, check: Check) -> None:
         self._core = core
-        self._health = Health(core)
-        self._health.prove = prove
+        self._health = Health(core, check)
+        self._health.prove = lambda endpoint: check(endpoint, None)
         self._members = Members(core, self._health, lambda _: None)
         self._waiters: deque[_Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -135,7 +135,7 @@ class Lessor:
         core, state = self._core, lease.state
         now = core.clock()
         state.answered(now, lease.started)
-        state.served(now)
+        state.served(now, lease.started)
         state.account.served(now, lease.started, 0, tokens)
         state.limit.succeeded(1, state.in_flight)
         core.last_served = now
@@ -143,14 +143,14 @@ class Lessor:
             core.latencies.append(now - lease.started)
         self._release(lease)
 
-    def failed(self, lease: Lease, failure: Failure | None) -> None:
+    def failed(self, lease: Lease, failure: Failure | None, request: Request | None = None) -> None:
         """The request of the lease failed; None where nobody waits for it any more."""
         if failure is not None:
-            self.judge(lease, failure)
+            self.judge(lease, failure, request)
         self._release(lease)
 
-    def judge(self, lease: Lease, failure: Failure) -> None:
-        """Take what a failure says of the endpoint that had the lease."""
+    def judge(self, lease: Lease, failure: Failure, request: Request | None) -> None:
+        """Take what a failure of ``request`` says of the endpoint that had the lease."""
         core, state = self._core, lease.state
         now = core.clock()
         if failure.status is not None:
@@ -161,11 +161,11 @@ class Lessor:
             state.limit.overloaded(lease.started, now, failure.message)
         elif failure.kind == "connect" and state.broke(lease.started, now):
             self._health.doubt(state)
-        refused = is_set_up_otherwise(failure)
-        if refused or (failure.passing and failure.kind != "rate_limited"):
-            rests = state.failed(refused=refused)
-            if rests and not state.resting and core.endpoints.others(state):
-                self._health.rest(state, failure)
+        server = blame_of(failure) in (Blame.SERVER, Blame.ACCOUNT)
+        if server or (failure.busy and failure.kind != "rate_limited"):
+            sick = state.failed(refused=not failure.passing)
+            if sick and core.endpoints.others(state):
+                self._health.suspect(state, request, sick=True)
 
     def _release(self, lease: Lease) -> None:
         state = lease.state

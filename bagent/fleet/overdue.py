@@ -45,15 +45,16 @@ class Overdue:
 
     def retry_pinned(self) -> None:
         """A call that only one endpoint may have, or only long ones, costs a try for each look that
-        finds none of them up."""
+        finds none of them at work, while others are."""
         core = self._core
 
         def is_down(name: str) -> bool:
             state = core.endpoints.named(name)
-            return state is None or state.leaving or not state.up
+            return state is None or state.leaving or not state.up or state.resting
 
-        for call in core.waiting.pinned_where(is_down):
-            words = f"{call.only} does not answer, and no other endpoint may have this row"
+        works = any(state.up and not state.resting for state in core.endpoints.states)
+        for call in core.waiting.pinned_where(is_down) if works else ():
+            words = f"{call.only} serves nothing, and no other endpoint may have this row"
             self._settler.retry(call, Failure("connect", words, passing=True), None)
         for call in self._fitter.lost():
             length = "" if call.least == NOT_TOLD else f" of {call.least} tokens"

@@ -57,10 +57,15 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Send again after ``delay`` seconds (None: give up, for the ``reason`` added to the words)."""
+    """Send again after ``delay`` seconds (None: give up, for the ``reason`` added to the words).
+
+    ``late`` says that the row's own time limit ends it, ``outage`` that nothing gets through.
+    """
 
     delay: float | None
     reason: str = ""
+    late: bool = False
+    outage: bool = False
 
 
 def decide(
@@ -80,12 +85,12 @@ def decide(
     if not failure.passing:
         return Decision(None)
     if call.give_up_at is not None and now >= call.give_up_at:
-        return Decision(None, "the row's time limit is over")
+        return Decision(None, "the row's time limit is over", late=True)
     told = None if failure.retry_after is None else min(failure.retry_after, policy.told_longest)
     if failure.busy:
-        reason = _full_too_long(policy, call, now, served_at, told)
-        if reason:
-            return Decision(None, reason)
+        given_up = _full_too_long(policy, call, now, served_at, told)
+        if given_up is not None:
+            return given_up
         exponent = min(call.throttles - 1, 16)
     else:
         call.counted += 1
@@ -100,7 +105,7 @@ def decide(
         if not failure.busy:
             delay = max(delay, LONGER * min(policy.longest, call.pause))
     if call.give_up_at is not None and now + delay >= call.give_up_at:
-        return Decision(None, "the row's time limit comes before the next try")
+        return Decision(None, "the row's time limit comes before the next try", late=True)
     return Decision(delay)
 
 
@@ -130,8 +135,9 @@ def ask_whole(call: Call, failure: Failure) -> bool:
 
 def _full_too_long(
     policy: RetryPolicy, call: Call, now: float, served_at: float | None, told: float | None
-) -> str:
-    """Why a call is no longer worth keeping for a full server, empty if it is; counts the refusal.
+) -> Decision | None:
+    """Return why a call is no longer worth keeping for a full server, None if it is; counts the
+    refusal.
 
     A server that named a time is given several of it.
     """
@@ -139,9 +145,10 @@ def _full_too_long(
         call.throttled_at = now
     call.throttles += 1
     if now - call.throttled_at > policy.throttled:
-        return f"refused for {policy.throttled:g} s"
+        return Decision(None, f"refused for {policy.throttled:g} s")
     if served_at is not None and call.throttles > policy.retries:
         quiet = now - max(served_at, call.throttled_at)
         if quiet > max(policy.quiet, 4 * (told or 0.0)):
-            return f"refused {call.throttles} times, and nothing else got through"
-    return ""
+            words = f"refused {call.throttles} times, and nothing else got through"
+            return Decision(None, words, outage=True)
+    return None

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import msgspec
 
 from bagent.backends.base import Exchange
 from bagent.backends.rate_headers import RateLimits
+from bagent.errors import StoppedEarly
+from bagent.fleet.blame import ROW_STATUS, Blame, blame_of
 from bagent.fleet.call import Call, Carrier, Delivery, attempt_record
 from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fitting import Fitter
-from bagent.fleet.health import Health
-from bagent.fleet.retry import FREE_TRIES, ask_whole, decide, note_pause
+from bagent.fleet.health import Health, Verdict
+from bagent.fleet.retry import FREE_TRIES, Decision, ask_whole, decide, note_pause
+from bagent.fleet.waiting import Held, SuspendedCall
 from bagent.types import Failure, Reply
 
-ROW_STATUS = frozenset({400, 413, 422})
-"""HTTP answers to a request that speak of the request, not of the server."""
-
-OWN_KINDS = frozenset({"auth", "rejected"})
-"""Lasting failures that are the server's own, unless their status speaks of the request: it is set
-up otherwise than the job thinks (401, 404, 405), or something else stands there (a redirect)."""
-
-MOST_REFUSALS = 3
-"""So many endpoints may refuse a call as set up otherwise before that is the call's own failure."""
+LEAST_REFUSALS, MOST_REFUSALS = 2, 3
+"""A call that endpoints refuse which serve others is asked so many times, where there are as many
+endpoints; then the failure is its own. Twice at a single one: it may have failed for a moment."""
 
 LATELY_SERVED = 30.0
 """Seconds for which one good answer shows that calls get through."""
@@ -77,6 +75,7 @@ class Settler:
             now = core.clock()
             core.ending.served(state.name, now, now - carrier.started, served)
             state.limit.succeeded(served, state.in_flight + len(group))
+        self.look(state)
 
     def _told(self, carrier: Carrier, limits: RateLimits) -> None:
         """The answer told the account's limits; its headers may have come some time ago."""
@@ -101,7 +100,6 @@ class Settler:
             state.account.served(now, carrier.started, reserved, tokens, used.completion)
         else:
             state.account.served(now, carrier.started)
-        state.served(now)
         core.last_served = now
         core.latencies.append(now - carrier.started)
         if state.signal is not None:
@@ -113,6 +111,8 @@ class Settler:
         core.on_attempt(attempt_record(call, reply, failure, exchange, delivery))
         if failure is None:
             call.ended = True
+            state.served(now, carrier.started)
+            state.sample = call.request
             if call.out:
                 self._end_copies(call)
         else:
@@ -181,7 +181,8 @@ class Settler:
             elif not state.up:
                 core.sleep(call, now)  # it costs no try, and others may take the call
             else:
-                core.waiting.hold(state.name, (call, failure, delivery, exchange.connected))
+                held = Held(call, failure, delivery, started, exchange.connected)
+                core.waiting.hold(state.name, held)
                 self._broke(carrier, now)
         else:
             self._bad_answer(carrier, call, failure, delivery, now)
@@ -197,18 +198,74 @@ class Settler:
     ) -> None:
         """A failure that an answering server caused, or the row itself."""
         core, state = self._core, carrier.state
-        setup = is_set_up_otherwise(failure)
-        if setup or (failure.passing and failure.kind != "rate_limited"):
-            rests = state.failed(refused=setup)
-            if rests and not state.resting and core.endpoints.others(state):
-                self._health.rest(state, failure)
-            if setup and call.refusals < MOST_REFUSALS and core.endpoints.others(state):
-                call.refusals += 1
-                call.avoid = state.name
-                core.sleep(call, now)
-                return
         call.avoid = state.name
-        self.retry(call, failure, delivery)
+        blame = blame_of(failure)
+        if blame is Blame.SERVER:
+            self.judge(state, call, failure, delivery, carrier.started)
+        elif blame is Blame.ACCOUNT:
+            core.sleep(call, now)
+            self._health.open(state, failure)
+        else:
+            full = blame is Blame.BUSY and failure.kind != "rate_limited"
+            if full and state.failed(refused=False) and core.endpoints.others(state):
+                self._health.suspect(state, call.request, sick=True)
+            self.retry(call, failure, delivery)
+
+    def judge(
+        self, state: EndpointState, call: Call, failure: Failure, delivery: Delivery, sent: float
+    ) -> None:
+        """Take a failure that may be the server's of a call that was sent at ``sent``.
+
+        It ends the call only where the server is seen to work for later ones. Else the server is
+        asked for a proof; if it fails that too, the failure was the server's, and costs no try.
+        """
+        core = self._core
+        sick = state.failed(refused=not failure.passing)
+        if call.divisible and call.counted and failure.status is not None:
+            decision: Decision | None = Decision(None)  # its parts are tried instead
+        else:
+            decision = self._decide(call, failure, delivery)
+        if decision is not None and decision.late:
+            self._end(call, failure, delivery, decision)
+        elif decision is not None:
+            ended = _with_reason(failure, decision)
+            core.waiting.suspend(state.name, SuspendedCall(call, ended, delivery, sent))
+            self._health.suspect_later(state)
+        if sick:
+            self._health.suspect(state, call.request, sick=state.keeps_failing)
+        else:
+            self.look(state)
+
+    def look(self, state: EndpointState) -> None:
+        """See whether what ``state`` served shows that failures before were the calls' own."""
+        waiting = self._core.waiting
+        if state.suspect or state.resting or waiting.suspended(state.name) is None:
+            return
+        self.resume(state, Verdict.WELL)
+        call = waiting.suspended(state.name)
+        if call is not None and not (state.in_flight or waiting.ready):
+            self._health.suspect(state, call.request)  # nothing is on the way that could show it
+
+    def resume(self, state: EndpointState, verdict: Verdict) -> None:
+        """End the calls that were suspended for ``state``, or send them again."""
+        core = self._core
+        now = core.clock()
+        most = max(LEAST_REFUSALS, min(MOST_REFUSALS, len(core.endpoints.states)))
+        sent = math.inf if verdict is Verdict.SICK else state.works_since
+        for one in core.waiting.resume(state.name, sent):
+            call = one.call
+            if verdict is Verdict.SICK:
+                again = True
+            else:
+                call.refusals += 1
+                passing = one.failure.passing
+                limit = LEAST_REFUSALS if passing or call.only is not None else most
+                again = call.refusals < limit and not (passing and verdict is Verdict.WELL)
+            if again:
+                call.counted = max(0, call.counted - 1)
+                core.sleep(call, now)
+            elif not core.closed:
+                core.fail(call, one.failure, one.delivery)
 
     def _throttled(self, carrier: Carrier, failure: Failure, now: float) -> None:
         core, state = self._core, carrier.state
@@ -229,34 +286,50 @@ class Settler:
 
     def retry(self, call: Call, failure: Failure, delivery: Delivery | None) -> None:
         """Send a call again as the policy allows, else end it."""
+        decision = self._decide(call, failure, delivery)
+        if decision is None:
+            return
+        if decision.outage:
+            words = f"no endpoint takes anything: {_with_reason(failure, decision).message}"
+            self._core.sleep(call, self._core.clock())
+            self._core.stop(StoppedEarly(words))
+        else:
+            self._end(call, failure, delivery, decision)
+
+    def _decide(self, call: Call, failure: Failure, delivery: Delivery | None) -> Decision | None:
+        """Send a call again where the policy allows it; returns why not, None if so."""
         core = self._core
         now = core.clock()
         if delivery is not None:
             note_pause(call, failure, delivery.sent, delivery.done)
         if ask_whole(call, failure):
             core.sleep(call, now)
-            return
+            return None
         served = now if core.in_flight else core.last_served
         policy = self._served if now - core.last_served < LATELY_SERVED else core.config.retry
         decision = decide(policy, call, failure, now, core.random, served)
-        if decision.delay is not None:
-            core.sleep(call, now + decision.delay)
-            return
-        words = f"{failure.message} ({decision.reason})" if decision.reason else failure.message
-        core.fail(call, msgspec.structs.replace(failure, message=words), delivery)
+        if decision.delay is None:
+            return decision
+        core.sleep(call, now + decision.delay)
+        return None
+
+    def _end(
+        self, call: Call, failure: Failure, delivery: Delivery | None, decision: Decision
+    ) -> None:
+        self._core.fail(call, _with_reason(failure, decision), delivery)
+
+
+def _with_reason(failure: Failure, decision: Decision) -> Failure:
+    """Return the failure with words that say why it is not tried again."""
+    if not decision.reason:
+        return failure
+    return msgspec.structs.replace(failure, message=f"{failure.message} ({decision.reason})")
 
 
 def _cut(exchange: Exchange, state: EndpointState) -> bool:
     """Whether an answer broke off as it does when a server dies; that of a hosted one says little:
     there is always somebody there."""
     return exchange.cut and state.endpoint.own
-
-
-def is_set_up_otherwise(failure: Failure) -> bool:
-    """Whether a failure says that its server is set up otherwise than the job thinks."""
-    status = failure.status
-    lasts = status is not None and not failure.passing
-    return lasts and failure.kind in OWN_KINDS and status not in ROW_STATUS
 
 
 def _refused_whole(exchange: Exchange) -> bool:

@@ -7,13 +7,32 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.lines import Leave, Line, Size
 from bagent.types import Failure
 
-Held = tuple[Call, Failure, Delivery, bool]
-"""A call that found no server, and whether the server had taken the request: what that means for
-it is known once a probe is back."""
+
+class Held(msgspec.Struct, frozen=True):
+    """A call whose request, sent at ``sent``, found no server; ``connected``: the server had taken
+    it. What that means for the call is known once a probe is back."""
+
+    call: Call
+    failure: Failure
+    delivery: Delivery
+    sent: float
+    connected: bool
+
+
+class SuspendedCall(msgspec.Struct, frozen=True):
+    """A call that ``failure`` ends, unless its server turns out not to work: then it was the
+    server's failure. It was sent at ``sent``."""
+
+    call: Call
+    failure: Failure
+    delivery: Delivery
+    sent: float
 
 
 class Waiting:
@@ -37,6 +56,8 @@ class Waiting:
         self._sleeping: list[tuple[float, int, Call]] = []
         self._limbo: dict[str, list[Held]] = {}
         self._in_limbo = 0
+        self._suspended: dict[str, list[SuspendedCall]] = {}
+        self._suspensions = 0
         self.counted: set[Call] = set()
 
     @property
@@ -48,7 +69,8 @@ class Waiting:
     def asleep(self) -> int:
         """Calls that wait for their next try, for a probe, for the count of their tokens, or for
         the end of all others."""
-        return len(self._sleeping) + self._in_limbo + len(self._last) + len(self.counted)
+        waiting = self._in_limbo + self._suspensions + len(self._last) + len(self.counted)
+        return len(self._sleeping) + waiting
 
     @property
     def hurried(self) -> bool:
@@ -135,6 +157,25 @@ class Waiting:
         self._in_limbo -= len(held)
         return held
 
+    def suspend(self, endpoint: str, suspended: SuspendedCall) -> None:
+        """Take a call until it is known whether ``endpoint`` works."""
+        self._suspended.setdefault(endpoint, []).append(suspended)
+        self._suspensions += 1
+
+    def suspended(self, endpoint: str) -> Call | None:
+        """Return the first call that waits until it is known whether ``endpoint`` works."""
+        waiting = self._suspended.get(endpoint)
+        return waiting[0].call if waiting else None
+
+    def resume(self, endpoint: str, sent: float) -> list[SuspendedCall]:
+        """Hand out the calls suspended for ``endpoint`` that were sent at ``sent`` or before."""
+        waiting = self._suspended.pop(endpoint, [])
+        later = [one for one in waiting if one.sent > sent]
+        if later:
+            self._suspended[endpoint] = later
+        self._suspensions -= len(waiting) - len(later)
+        return [one for one in waiting if one.sent <= sent]
+
     def wake(self, now: float) -> None:
         """Make the calls whose time has come ready; they are urgent."""
         while self._sleeping and self._sleeping[0][0] <= now:
@@ -177,6 +218,12 @@ class Waiting:
             group[:] = [call for call in group if not is_late(call)]
         self._halves = deque(group for group in self._halves if group)
         late += [call for call in self._last if is_late(call)]
+        for endpoint in list(self._suspended):
+            waiting = self._suspended.pop(endpoint)
+            late += [one.call for one in waiting if is_late(one.call)]
+            if staying := [one for one in waiting if not is_late(one.call)]:
+                self._suspended[endpoint] = staying
+            self._suspensions -= len(waiting) - len(staying)
         self._last = deque(call for call in self._last if not is_late(call))
         return late
 

@@ -16,6 +16,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.failures import from_status
 from bagent.backends.http_exchange import whole_body
 from bagent.backends.rate_headers import read_rate_limits
+from bagent.backends.request import CallSettings, Request
 from bagent.backends.transport import NETWORK_ERRORS, Patience, Transport, network_failure
 from bagent.clocks import unix
 from bagent.fleet.leasing import Closed, Lease, Lessor
@@ -40,13 +41,26 @@ ELSEWHERE = frozenset({401, 403, 404, 429})
 
 
 ABSENT = frozenset({404, 501})
-"""Answers that speak of a route or a model: of the endpoint only if another one has it."""
+"""Answers that speak of a route or a model, which another endpoint may have."""
+
+REFUSED = ABSENT | {401, 403}
+"""Answers that speak of the endpoint only if another one serves the same request."""
+
+ALIKE = 2
+"""So many endpoints may refuse the key of a request before that is the request's own failure."""
 
 CORE_ROUTES = frozenset({"/chat/completions", "/completions"})
 """Routes that every engine has. One that lacks another route is none the worse for it."""
 
 PASSED_ON = ("anthropic-beta", "anthropic-version")
 """Headers of a client that a hosted API needs to understand its request."""
+
+
+class _Model(msgspec.Struct):
+    model: str | None = None
+
+
+_decode_model = msgspec.json.Decoder(_Model).decode
 
 
 class ClientLeft(Exception):
@@ -101,7 +115,7 @@ class Forwarder:
         self._idle.clear()
         failure = Failure("overloaded", "no endpoint has room", passing=True, status=503)
         avoid: frozenset[str] = frozenset()
-        without: list[tuple[Lease, Failure]] = []
+        refused: list[tuple[Lease, Failure]] = []
         moved = False  # once: what takes its time everywhere would else end nowhere
         try:
             while record.tries < MOST_TRIES:
@@ -120,14 +134,16 @@ class Forwarder:
                 if not isinstance(result, Failure):
                     if record.failure is None:
                         self._homes.served(session, record.endpoint)
-                        for old, told in without if path in CORE_ROUTES else ():
-                            self._lessor.judge(old, told)
+                        for old, told in refused if path in CORE_ROUTES else ():
+                            self._lessor.judge(old, told, _as_request(path, body))
                     return result
                 failure, avoid = result, avoid | {lease.state.name}
                 moved |= bool(lease.given_up)
-                if result.status in ABSENT:
-                    without.append((lease, result))
-                    if not self._lessor.another(avoid):
+                if result.status in REFUSED:
+                    refused.append((lease, result))
+                    alike = sum(1 for _, told in refused if told.status == result.status)
+                    own = result.status not in ABSENT and alike >= ALIKE
+                    if own or not self._lessor.another(avoid):
                         break
             record.failure = failure
             return _refusal(failure)
@@ -190,8 +206,8 @@ class Forwarder:
             return msgspec.structs.replace(told, status=None)
         finally:
             if lent:  # whatever it was, the slot is free again
-                blamed = None if lease.given_up or (told and told.status in ABSENT) else told
-                self._lessor.failed(lease, blamed)
+                blamed = None if lease.given_up or (told and told.status in REFUSED) else told
+                self._lessor.failed(lease, blamed, _as_request(path, body))
             self._meter.attempt(record, sent, record.status, told.message if told else None)
         return await _finished(request, answer, whole)
 
@@ -265,6 +281,15 @@ def _refused(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endp
     """What a refusal says of its request, without the keys of the endpoint."""
     found = from_status(status, raw.decode("utf-8", "replace"), headers)
     return msgspec.structs.replace(found, message=endpoint.without_secrets(found.message))
+
+
+def _as_request(path: str, body: bytes) -> Request:
+    """Return a client's request as far as a proof needs it: its route and its model."""
+    try:
+        model = _decode_model(body).model
+    except msgspec.DecodeError:
+        model = None
+    return Request(CallSettings(model=model, sampling={}, extra={}), b"", path=path)
 
 
 def _as_asked(endpoint: Endpoint, headers: Mapping[str, str]) -> Endpoint:

@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -30,15 +29,12 @@ from bagent.proxy.guarding import address_guard, token_guard
 from bagent.proxy.meter import Meter
 from bagent.proxy.routes import HEALTH, proxy_app
 from bagent.proxy.unix_socket import UNIX_BASE_URL, listen_unix, remove_socket
-from bagent.types import EndpointSample, Failure, Usage
+from bagent.types import EndpointSample, Usage
 
 TICK_SECONDS = 1.0
 
 ABANDON_SECONDS = 0.5
 """So long requests may take to notice that they are given up."""
-
-PROVE_SECONDS = 30.0
-"""So long an engine that has answered nothing for a minute may take for one token."""
 
 
 class ProxyConfig(msgspec.Struct, frozen=True):
@@ -108,7 +104,7 @@ async def start_proxy(
             fault.set_result(reason)
 
     core.stopped.add_done_callback(lambda stopped: broke(stopped.result()))
-    lessor = Lessor(core, partial(_proven, Prover(backend)))
+    lessor = Lessor(core, Prover(backend).check)
     meter = Meter(run, [state.name for state in states], notice, on_usage, broke)
     forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
     for state in states:
@@ -204,12 +200,6 @@ async def _tick(meter: Meter, lessor: Lessor) -> None:
         await asyncio.sleep(TICK_SECONDS)
         lessor.tick()
         meter.tick()
-
-
-async def _proven(prover: Prover, endpoint: Endpoint) -> Failure | None:
-    """Ask an endpoint for one token; None where it came."""
-    found = await prover.prove(endpoint, None, PROVE_SECONDS)
-    return found if isinstance(found, Failure) else None
 
 
 def plain_states(endpoints: Sequence[Endpoint], limit: int) -> list[EndpointState]:

@@ -30,6 +30,7 @@ from bagent.runs.drive import Drive, Hooks
 from bagent.runs.emit import StdoutWriter
 from bagent.runs.equipping import Equipment
 from bagent.runs.lines import ResultLines
+from bagent.runs.model_check import named_models
 from bagent.runs.openrun import OpenRun
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
 from bagent.runs.prepare import STAGE, Prepared
@@ -140,6 +141,7 @@ class Session:
         equipment = Equipment(store, finder.stack, prepared.options.env, finder.asked)
         pool = await equipment.open(job)
         found = await finder.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
+        await finder.check_models(found, named_models(prepared, found.servers.endpoints))
         if self._switch.asked.done():
             return None
         keeps_model = prepared.own_bodies and job.model == "auto"

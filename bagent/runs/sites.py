@@ -24,6 +24,7 @@ from bagent.runs.costs import Purse
 from bagent.runs.endpoints import Servers, open_servers
 from bagent.runs.finding import FIRST_ANSWER_SECONDS, Patience, find_servers
 from bagent.runs.fleets import Recruiter
+from bagent.runs.model_check import ModelCheck, NamedModel
 from bagent.runs.options import RunOptions
 from bagent.runs.stop import Stop
 from bagent.types import FleetStats, Json
@@ -80,6 +81,18 @@ class Finder:
         )
         return Found(job, servers, backend, known)
 
+    async def check_models(self, found: Found, named: Sequence[NamedModel]) -> None:
+        """See whether the servers that were found serve the models that the run names.
+
+        Raises:
+            UsageError: no endpoint serves one of them.
+            StoppedEarly: no endpoint lists any model in time.
+        """
+        seconds = self.options.wait_hosts or FIRST_ANSWER_SECONDS
+        endpoints = found.servers.endpoints
+        check = ModelCheck(found.backend, endpoints, found.known, seconds, self.asked, self.note)
+        await check.run(named)
+
     def _backend(self, job: Job, servers: Servers, raw: bool) -> Backend:
         asked = job.sampling.request_fields()
         names = asked.keys() - job.sampling.extra.keys() - {"max_tokens"}
@@ -115,7 +128,7 @@ class Found:
     job: Job
     servers: Servers
     backend: Backend
-    known: Mapping[str, Capabilities]
+    known: dict[str, Capabilities]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from bagent.agents.plan import StagePlan
 from bagent.runs.costs import stage_price
 from bagent.runs.drive import Drive, Hooks
 from bagent.runs.equipping import Equipment
+from bagent.runs.model_check import job_models, stage_path
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
 from bagent.runs.prepare import Prepared
 from bagent.runs.sites import Finder, Fleets, Found, Site
@@ -96,6 +97,8 @@ class _Sites:
                     raw = asking.prompt is not None and asking.prompt.raw
                     select = asking.part.select
                     sites.found[key] = await finder.find(asking.job, raw=raw, select=select)
+                path = stage_path(stage.spec.kind, asking.prompt)
+                await finder.check_models(sites.found[key], job_models(asking.job, path))
         return sites
 
     def of(self, asking: Asking) -> Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -43,7 +43,7 @@ class EmbedStage(RowStage):
     """Asks ``/v1/embeddings`` for the vectors of rows.
 
     What is embedded is the stage's prompt, else the answer of the stage before. A batch that is
-    refused for what is in it is halved until the bad text stands alone.
+    refused, or fails twice at a server that works, is halved until the bad text stands alone.
 
     Args:
         plan: the model and the prompt; ``prompt`` is left alone where ``has_prompt`` is False.
@@ -72,6 +72,7 @@ class EmbedStage(RowStage):
         self._has_prompt = has_prompt
         self._waiting: deque[tuple[Item, Ticket]] = deque()
         self._open = 0
+        self._sizes: Counter[int] = Counter()
         self._ended = False
         self._changed = asyncio.Event()
         gate.watch(self)
@@ -140,9 +141,10 @@ class EmbedStage(RowStage):
         body = {"model": self._plan.settings.model, "input": [one.text for one in batch]}
         request = Request(self._plan.settings, encode_payload(body), body=body, path=PATH)
         first = batch[0].row
-        handler = _Batch(batch, self._done)
+        handler = _Batch(batch, self._done, self._sizes)
         call = Call(handler, request, f"{first.key:016x}", first.index, self.name, 0)
         call.id = first.id
+        call.divisible = len(batch) > 1
         self._fleet.submit(call, urgent=urgent)
 
     def _done(
@@ -154,7 +156,8 @@ class EmbedStage(RowStage):
     ) -> None:
         self._open -= 1
         self._changed.set()
-        if isinstance(found, Failure) and len(batch) > 1 and not found.passing:
+        answered = isinstance(found, Failure) and (not found.passing or found.status is not None)
+        if answered and len(batch) > 1:
             middle = len(batch) // 2
             self._send(batch[:middle], urgent=True)
             self._send(batch[middle:], urgent=True)
@@ -194,14 +197,22 @@ class _Batch:
         self,
         batch: Sequence[Wanted],
         done: Callable[[Sequence[Wanted], Call, Reply | Failure, Delivery | None], None],
+        sizes: Counter[int],
     ) -> None:
         self._batch = batch
         self._done = done
+        self._sizes = sizes
 
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
-        """Hand out the vectors; an answer without any is sent again."""
+        """Hand out the vectors; an answer without any, or with odd ones, is sent again."""
         if reply.vectors is None or len(reply.vectors) != len(self._batch):
             return Failure("bad_response", "no vectors in the answer", passing=True, status=200)
+        sizes = Counter(len(vector) for vector in reply.vectors)
+        usual = (self._sizes or sizes).most_common(1)[0][0]
+        if odd := next((size for size in sizes if size != usual), None):
+            words = f"a vector of {odd} numbers where others have {usual}"
+            return Failure("bad_response", words, passing=True, status=200)
+        self._sizes += sizes
         self._done(self._batch, call, reply, delivery)
         return None
 

@@ -132,6 +132,7 @@ class Engine:
         if found is not None:
             self.finish(conversation, copy_outcome(conversation, found, self.now(), found.key))
         elif not self._sharing.follow(conversation):
+            self._guards.begin(conversation, call.request)
             self._fleet.submit(call, urgent=call.turn > 1)
 
     # --- what conversations ask for -------------------------------------------------------------
@@ -158,7 +159,7 @@ class Engine:
         location = self._journal.write(outcome)
         self._ended += 1
         self._emit(outcome, location, conversation.row)
-        advice = self._guards.outcome(outcome)
+        advice = self._guards.outcome(outcome, conversation)
         if advice is not None and not self.advice.done():
             self.advice.set_result(advice)
         followers = self._sharing.finished(conversation, outcome, location)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import msgspec
 
-from bagent.types import PASSING_KINDS, Outcome
-
-CANARY = 50
-"""So many first rows failing with one lasting kind prove that the job, not the rows, is wrong."""
+from bagent.backends.request import Request, asked_model
+from bagent.stages.early_failures import EarlyFailures
+from bagent.types import Outcome
 
 
 class StopAdvice(msgspec.Struct, frozen=True):
@@ -21,19 +22,23 @@ class Guards:
     """Watches outcomes; ``outcome`` returns advice once a limit is passed.
 
     Args:
-        canary: whether to stop when the first 50 finished rows fail with the same lasting kind.
+        canary: whether to stop when servers refuse row after row with the same lasting kind.
         stop_after: stop after so many failed rows; None for never.
     """
 
     def __init__(self, *, canary: bool, stop_after: int | None) -> None:
-        self._canary = canary
+        self._early = EarlyFailures() if canary else None
         self._stop_after = stop_after
         self._done = 0
         self._failed = 0
-        self._first_kind: str | None = None
 
-    def outcome(self, outcome: Outcome) -> StopAdvice | None:
-        """Count one finished row."""
+    def begin(self, row: Hashable, request: Request) -> None:
+        """Take that a row is sent with its first request."""
+        if self._early is not None:
+            self._early.begin(row, asked_model(request))
+
+    def outcome(self, outcome: Outcome, row: Hashable = None) -> StopAdvice | None:
+        """Count one finished row; ``row`` is what :meth:`begin` was given."""
         self._done += 1
         kind = outcome.error_kind
         if outcome.failed:
@@ -48,23 +53,10 @@ class Guards:
                 f" the last: {outcome.error}",
                 "look at the failures, then raise the limit or mend the cause",
             )
-        return self._check_canary(outcome)
-
-    def _check_canary(self, outcome: Outcome) -> StopAdvice | None:
-        if not self._canary or self._done > CANARY:
+        wrong = None if self._early is None else self._early.outcome(outcome, row)
+        if wrong is None:
             return None
-        kind = outcome.error_kind or outcome.status
-        if not outcome.failed or kind in PASSING_KINDS:
-            self._canary = False
-            return None
-        if self._first_kind is None:
-            self._first_kind = kind
-        if kind != self._first_kind:
-            self._canary = False
-            return None
-        if self._done < CANARY:
-            return None
+        counts = f"{self._done - self._failed} rows ok, {self._failed} not ok in this start"
         return StopAdvice(
-            f"all of the first {CANARY} rows failed alike ({kind}): {outcome.error}",
-            "mend the cause, or let the run go on with --no-canary",
+            f"{wrong}; {counts}", "mend the cause, or let the run go on with --no-canary"
         )

@@ -10,6 +10,7 @@ import pytest
 from bagent.backends.base import Timeouts
 from bagent.errors import WriteError
 from bagent.fleet.grouping import GroupRule
+from bagent.fleet.outage import OutagePatience
 from bagent.fleet.retry import RetryPolicy
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import (
@@ -167,7 +168,7 @@ async def test_nothing_is_sent_after_draining_began():
 @on_jumping_clock
 async def test_draining_does_not_wait_for_probes():
     probes = {"a": lambda number: REFUSED}
-    s = setup({"a": always(REFUSED, 0.1)}, probes=probes, outage=1e6)
+    s = setup({"a": always(REFUSED, 0.1)}, probes=probes, outage=OutagePatience(passing=1e6))
     s.fleet.submit(s.call(0))
     await asyncio.sleep(100)
     before = asyncio.get_running_loop().time()

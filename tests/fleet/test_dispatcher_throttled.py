@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from bagent.errors import StoppedEarly
 from bagent.fleet.retry import RetryPolicy
-from support.scripted_fleet import FULL, GOOD, Answer, always, run_rows, throttled
+from support.jumping_loop import on_jumping_clock
+from support.scripted_fleet import FULL, GOOD, Answer, always, run_rows, setup, throttled
 
 
 def windows(allowed, told=None, seconds=0.05):
@@ -81,11 +83,13 @@ def test_a_row_that_is_always_refused_while_others_succeed_fails_in_the_end():
 
 
 @pytest.mark.parametrize("refusal", [throttled(), FULL])
-def test_rows_that_are_refused_while_nothing_gets_through_end_sooner(refusal):
-    s = run_rows({"a": always(refusal, 0.01)}, 3, retry=RetryPolicy(retries=3))
-    assert sorted(s.recorder.failures) == [0, 1, 2]
-    assert "nothing else got through" in s.recorder.failures[0][0].message
-    assert max(s.recorder.ended_at.values()) - 1000 < 200
+@on_jumping_clock
+async def test_a_run_of_which_nothing_gets_through_stops_and_fails_no_row(refusal):
+    s = setup({"a": always(refusal, 0.01)}, retry=RetryPolicy(retries=3))
+    with pytest.raises(StoppedEarly, match="nothing else got through"):
+        await s.run(3)
+    assert s.recorder.ended_at == {}
+    assert asyncio.get_running_loop().time() - 1000 < 200
 
 
 def test_a_fixed_rate_holds_over_all_endpoints():

@@ -7,6 +7,9 @@ import pytest
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
+from bagent.types import Failure
+
+GONE = Failure("connect", "refused", passing=True)
 
 
 def a_state(limit=4, own=True):
@@ -28,7 +31,7 @@ def test_there_is_no_room_while_down_or_in_doubt():
     assert state.room == 0
     state.answered(1.0)
     assert state.room == 4
-    state.went_down(2.0)
+    state.went_down(2.0, GONE)
     assert (state.room, state.up, state.down_since) == (0, False, 2.0)
     state.answered(3.0)
     assert (state.room, state.up, state.down_since) == (4, True, None)
@@ -36,11 +39,11 @@ def test_there_is_no_room_while_down_or_in_doubt():
 
 def test_probes_of_a_dead_endpoint_become_rarer():
     state = a_state()
-    waits = [state.went_down(float(step)) for step in range(8)]
+    waits = [state.went_down(float(step), GONE) for step in range(8)]
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     assert state.down_since == 0.0
     state.answered(9.0)
-    assert state.went_down(10.0) == 1.0
+    assert state.went_down(10.0, GONE) == 1.0
 
 
 @pytest.mark.parametrize(

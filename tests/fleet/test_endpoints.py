@@ -8,6 +8,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.endpoints import Endpoints
 from bagent.fleet.limiter import InFlightLimit
+from bagent.types import Failure
 
 
 def some(*limits, growing=False):
@@ -67,7 +68,7 @@ def test_a_full_endpoint_is_found_again_once_it_has_room():
 
 def test_endpoints_that_are_down_are_passed_over_until_they_are_up():
     endpoints, (one, two) = some(1, 1)
-    one.went_down(0.0)
+    one.went_down(0.0, Failure("connect", "refused", passing=True))
     assert endpoints.up == 1
     assert take(endpoints) is two
     assert endpoints.next(0.0) is None

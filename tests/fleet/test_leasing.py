@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.request import Request
 from bagent.errors import StoppedEarly
 from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
@@ -107,7 +108,7 @@ def run(names: Iterable[str], work: Callable[[Lent], Awaitable[None]], limit: in
             random=Random(1),
         )
 
-        async def prove(endpoint: Endpoint) -> Failure | None:
+        async def prove(endpoint: Endpoint, request: Request | None) -> Failure | None:
             proofs.append(core.clock())
             await asyncio.sleep(30.0 if endpoint.name in hung else 0.5)
             return SILENT if endpoint.name in hung else None

@@ -1,46 +1,68 @@
-"""How long no endpoint at all has answered."""
+"""How long no endpoint at all has served the run, and what its end means."""
 
 from __future__ import annotations
 
+import pytest
+
 from bagent.backends.endpoint import Endpoint
-from bagent.errors import StoppedEarly
+from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limiter import InFlightLimit
-from bagent.fleet.outage import Outage
+from bagent.fleet.outage import Outage, OutagePatience
 from bagent.types import Failure
 
-FAILURE = Failure("connect", "cannot connect to here: refused", passing=True)
+GONE = Failure("connect", "cannot connect to here: refused", passing=True)
+BROKEN = Failure("overloaded", "HTTP 500: no", passing=True, status=500)
+NO_MODEL = Failure("rejected", "HTTP 404: no such model", status=404)
+NO_KEY = Failure("auth", "HTTP 401: who is it", status=401)
+NO_MONEY = Failure("budget", "HTTP 402: pay first", status=402)
 
 
-def down(count):
+def out(*faults, served=True):
     states = [
-        EndpointState(Endpoint(f"e{i}", "http://h/v1"), InFlightLimit(1, 1)) for i in range(count)
+        EndpointState(Endpoint(f"e{i}", "http://h/v1"), InFlightLimit(1, 1))
+        for i in range(len(faults))
     ]
-    for state in states:
-        state.went_down(0.0)
+    for state, fault in zip(states, faults, strict=True):
+        if served:
+            state.served(0.0, 0.0)
+        if fault is GONE:
+            state.went_down(1.0, fault)
+        else:
+            state.open_circuit(fault)
     return states
 
 
-def test_a_run_ends_when_all_endpoints_are_down_for_too_long():
-    outage, states = Outage(120.0), down(2)
-    assert outage.went_down(states, 100.0, FAILURE) is None
-    assert outage.went_down(states, 219.9, FAILURE) is None
-    reason = outage.went_down(states, 220.0, FAILURE)
-    assert isinstance(reason, StoppedEarly)
-    assert str(reason) == (
-        "all 2 endpoints do not answer since 120 s: cannot connect to here: refused"
-    )
-    single = Outage(0.0).went_down(down(1), 1.0, FAILURE)
-    assert str(single).startswith("the endpoint does not answer since 0 s: ")
+@pytest.mark.parametrize(
+    ("faults", "served", "seconds", "kind", "words"),
+    [
+        ([GONE, GONE], True, 120, StoppedEarly, "all 2 endpoints do not answer since 120 s: "),
+        ([GONE], False, 120, StoppedEarly, "the endpoint does not answer since 120 s: cannot"),
+        ([BROKEN], True, 120, StoppedEarly, "the endpoint serves nothing since 120 s: HTTP 500"),
+        ([BROKEN], False, 10, StoppedEarly, "the endpoint serves nothing since 10 s: HTTP 500"),
+        ([NO_MODEL], True, 30, NeedsPerson, "the endpoint serves nothing since 30 s: HTTP 404"),
+        ([NO_KEY, NO_MODEL], False, 3, NeedsPerson, "none of 2 endpoints serves anything since"),
+        ([NO_KEY, GONE], True, 120, StoppedEarly, "all 2 endpoints do not answer since 120 s"),
+        ([NO_MONEY], True, 0, NeedsPerson, "the account can not pay: HTTP 402: pay first"),
+    ],
+)
+def test_a_run_that_nobody_serves_ends_as_the_failures_say(faults, served, seconds, kind, words):
+    outage, states = Outage(OutagePatience()), out(*faults, served=served)
+    if seconds:
+        assert outage.look(states, 100.0) is None
+        assert outage.look(states, 99.9 + seconds) is None
+    reason = outage.look(states, 100.0 + seconds)
+    assert type(reason) is kind
+    assert str(reason).startswith(words)
 
 
-def test_an_endpoint_that_is_up_or_an_answer_ends_the_outage():
-    outage, states = Outage(10.0), down(2)
-    assert outage.went_down(states, 0.0, FAILURE) is None
+def test_one_endpoint_that_works_is_no_outage():
+    outage, states = Outage(OutagePatience(passing=10.0)), out(GONE, BROKEN)
+    assert outage.look(states, 0.0) is None
     states[0].answered(5.0)
-    assert outage.went_down(states, 50.0, FAILURE) is None
-    states[0].went_down(51.0)
-    assert outage.went_down(states, 51.0, FAILURE) is None
-    assert outage.went_down(states, 61.0, FAILURE) is not None
+    assert outage.look(states, 50.0) is None
+    states[0].went_down(51.0, GONE)
+    assert outage.look(states, 51.0) is None
+    assert outage.look(states, 61.0) is not None
     outage.over()
-    assert outage.went_down(states, 90.0, FAILURE) is None
+    assert outage.look(states, 90.0) is None

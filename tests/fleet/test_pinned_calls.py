@@ -40,7 +40,7 @@ async def test_a_pinned_call_of_a_dead_endpoint_fails_after_its_retries_and_alon
     assert sorted(s.recorder.failures) == [0, 1, 2, 3]
     failure = s.recorder.failures[0][0]
     assert failure.message == (
-        "dead does not answer, and no other endpoint may have this row (3 tries)"
+        "dead serves nothing, and no other endpoint may have this row (3 tries)"
     )
     assert all(name == "dead" for _, name, row in s.backend.sent if row < 4)
 

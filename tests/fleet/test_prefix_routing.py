@@ -15,7 +15,7 @@ from bagent.fleet.prefixes import PrefixRule
 from bagent.sim.config import EngineConfig
 from support.cached_fleets import Case, run
 from support.jumping_loop import on_jumping_clock, run_jumping
-from support.scripted_fleet import always, setup
+from support.scripted_fleet import REFUSED, always, setup
 
 ROOMY = EngineConfig(max_num_seqs=64, kv_tokens=131_072, prefill=20_000.0, decode=50.0)
 
@@ -161,5 +161,5 @@ async def test_an_endpoint_that_came_back_is_cold_again():
     state = s.states[0]
     await s.run(3)
     was = state.cold
-    state.went_down(0.0)
+    state.went_down(0.0, REFUSED)
     assert (was, state.cold) == (False, True)

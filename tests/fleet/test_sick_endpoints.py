@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
 from bagent.backends.endpoint import Capabilities
+from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock
@@ -28,6 +30,11 @@ MOVED = Failure("rejected", "HTTP 302: a redirect", status=302)
 NO_POST = Failure("rejected", "HTTP 405", status=405)
 BEHIND_PROXY = Failure("auth", "HTTP 407", status=407)
 NO_REASON = Failure("rejected", "HTTP 451", status=451)
+BLOCKED = Failure("auth", "HTTP 403: you have been blocked", status=403)
+CERTIFICATE = Failure("connect", "certificate not trusted")
+NO_MODEL_400 = Failure("rejected", "HTTP 400: model m does not exist", status=400)
+WEB_PAGE = Failure("bad_response", "a web page instead of an answer", passing=True, status=200)
+SLOW = Failure("timeout", "no whole answer within 5 s", passing=True)
 CLOSED = Failure("connect", "closed the connection without an answer", passing=True)
 
 
@@ -40,23 +47,64 @@ def test_an_endpoint_that_fails_at_once_draws_few_calls_and_harms_no_row(sick):
     s = run_rows(scripts, 400, limit=8)
     assert len(s.recorder.replies) == 400
     assert s.backend.shares["sick"] < 40
-    assert any("sick answers only badly" in line for line in s.notices)
+    assert any("sick serves nothing" in line for line in s.notices)
 
 
-def test_where_every_endpoint_refuses_alike_the_rows_fail_with_its_words():
-    s = run_rows({"a": always(NO_KEY, 0.01), "b": always(NO_KEY, 0.01)}, 20, limit=4)
-    assert len(s.recorder.failures) == 20
-    assert {failure.message for failure, _ in s.recorder.failures.values()} == {"HTTP 401"}
+LAST = [NOT_FOUND, NO_KEY, BROKEN, MOVED, CERTIFICATE, NO_MODEL_400, WEB_PAGE, SLOW]
 
 
-def test_one_row_that_no_endpoint_has_leaves_all_endpoints_at_work():
+@pytest.mark.parametrize("endpoints", ["a", "ab"])
+@pytest.mark.parametrize("fault", LAST, ids=lambda failure: failure.message)
+@pytest.mark.parametrize("served", [0, 60])
+@on_jumping_clock
+async def test_where_no_endpoint_serves_any_more_the_run_stops_and_fails_no_row(
+    fault, endpoints, served
+):
     def script(row, number):
-        return Answer(NOT_FOUND if row == 5 else GOOD, 0.5)
+        lost = len(s.recorder.replies) >= served
+        return Answer(fault, 0.01) if lost else Answer(GOOD, 0.5)
 
-    s = run_rows(dict.fromkeys("abcd", script), 200, limit=4)
-    assert set(s.recorder.failures) == {5}
-    assert len(s.recorder.replies) == 199
+    s = setup(dict.fromkeys(endpoints, script), limit=32, retry=RetryPolicy(retries=0))
+    error = StoppedEarly if fault.passing else NeedsPerson
+    with pytest.raises(error, match=re.escape(fault.message)):
+        await s.run(1000)
+    assert len(s.recorder.replies) >= served
+    assert s.recorder.failures == {}
+
+
+@pytest.mark.parametrize("fault", LAST, ids=lambda failure: failure.message)
+@on_jumping_clock
+async def test_a_short_outage_of_the_only_endpoint_fails_no_row(fault):
+    def script(row, number):
+        ill = 1005.0 < asyncio.get_running_loop().time() < 1008.0
+        return Answer(fault, 0.01) if ill else Answer(GOOD, 0.5)
+
+    s = setup({"a": script}, limit=32, retry=RetryPolicy(retries=0))
+    await s.run(1000)
+    assert len(s.recorder.replies) == 1000
+    assert asyncio.get_running_loop().time() - 1000 < 27
+
+
+@pytest.mark.parametrize("refusal", [NOT_FOUND, BLOCKED, BROKEN], ids=lambda one: one.message)
+@pytest.mark.parametrize("endpoints", ["a", "abcd", "abcdefgh"])
+@on_jumping_clock
+async def test_rows_that_every_endpoint_refuses_alike_fail_and_hold_no_endpoint_up(
+    refusal, endpoints
+):
+    rows = 150 * len(endpoints)
+
+    def script(row, number):
+        return Answer(refusal, 0.01) if row % 10 == 5 and row < rows else Answer(GOOD, 0.5)
+
+    s = setup(dict.fromkeys(endpoints, script), limit=16, retry=RetryPolicy(retries=2))
+    await s.run(rows)
+    assert sorted(s.recorder.failures) == list(range(5, rows, 10))
+    assert len(s.recorder.replies) == rows - rows // 10
     assert s.notices == []
+    ideal = 150 / 16 * 0.5
+    seconds = asyncio.get_running_loop().time() - 1000
+    assert seconds < 2 * ideal + (10 if refusal is BROKEN else 0)
+    assert max(s.tries().values()) <= 5
 
 
 def test_an_endpoint_that_got_well_again_gets_its_share_again():

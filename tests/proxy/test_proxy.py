@@ -34,7 +34,7 @@ def test_a_bad_endpoint_is_passed_over_and_then_rests(tmp_path, bad):
 
     with FakeServer({"*": [bad]}) as ill, FakeServer({"*": [ok("yes")]}) as well:
         answers = through([ill.url, well.url], work, tmp_path / "run")
-        assert 0 < len(ill.requests) <= 8
+        assert 0 < len([seen for seen in ill.requests if seen.body["messages"]]) <= 10
     assert [code for code, _ in answers] == [200] * 20
     rows = rows_of(tmp_path / "run")
     assert [(row["status"], row["completion_tokens"], row["endpoint"]) for row in rows] == [

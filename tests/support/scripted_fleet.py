@@ -70,6 +70,7 @@ class ScriptedBackend:
     probed: list[tuple[float, str]] = field(default_factory=list)
     out: Counter[str] = field(default_factory=Counter)
     peak: Counter[str] = field(default_factory=Counter)
+    checked: list[tuple[float, str]] = field(default_factory=list)
     cancelled: int = 0
     by_rows: Callable[[list[int]], Reply | Failure] | None = None
     limits: dict[str, int | None] = field(default_factory=dict)
@@ -167,6 +168,15 @@ class ScriptedBackend:
         await asyncio.sleep(self.probe_seconds)
         found = self.probes.get(endpoint.name)
         return found(len(self.probed)) if found else Capabilities()
+
+    async def check(self, endpoint: Endpoint, request: Request | None) -> Failure | None:
+        """Answer a row of its own, 10**6, as the script says; it is no call."""
+        self.checked.append((asyncio.get_running_loop().time(), endpoint.name))
+        answer = self.scripts[endpoint.name](10**6, self.shares[endpoint.name])
+        if answer.gate is not None:
+            await answer.gate.wait()
+        await asyncio.sleep(answer.seconds)
+        return answer.result if isinstance(answer.result, Failure) else None
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -311,6 +321,7 @@ def setup(
         notice=notices.append,
         random=Random(1),
         on_sample=samples.append,
+        check=backend.check,
         together=together,
     )
     return Setup(

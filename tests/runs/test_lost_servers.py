@@ -1,0 +1,94 @@
+"""Failures that are the server's: what is known before the input is sent, and what a run does."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from support.fake_server import FakeServer
+from support.jobs import results_by_id, write_job
+from support.replies import Reply, echo, error_body, ok, status
+
+RUN = ["run", "job.yaml", "--progress", "plain"]
+NO_MODEL = status(404, error_body(404, "The model `m9` does not exist."))
+
+
+def write_batch(folder, models, bad_every=0):
+    lines = []
+    for number, model in enumerate(models):
+        body = {"model": model, "messages": [{"role": "user", "content": f"id=r{number}"}]}
+        line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions"}
+        broken = bad_every and number % bad_every == 1
+        lines.append(b"{oh}" if broken else msgspec.json.encode(line | {"body": body}))
+    (folder / "batch.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+
+
+@pytest.mark.parametrize("where", ["batch file", "job", "hostfile"])
+def test_a_model_that_nobody_serves_is_2_and_nothing_of_the_input_is_sent(
+    fs, job_dir, bagent, where
+):
+    fs.set_script({"*": [NO_MODEL]})
+    command = RUN
+    if where == "batch file":
+        write_batch(job_dir, ["fake-model"] * 10 + ["m9"] * 90, bad_every=7)
+        command = ["run", "batch.jsonl", "--backend", fs.url]
+    elif where == "job":
+        write_job(job_dir, fs.url, 20, model="m9")
+    else:
+        (job_dir / "hosts").write_text(f"{fs.address} model=m9\n")
+        write_job(job_dir, "vllm", 20, hostfile="hosts", model=None)
+    done = bagent(command)
+    assert done.code == 2, done.err
+    assert f"the model m9, and {fs.address} does not serve it: HTTP 404" in done.err
+    assert "--model fake-model" in done.err
+    assert len(fs.requests) == 1
+
+
+def test_a_model_that_is_not_listed_but_answers_is_an_alias(fs, job_dir, bagent):
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 5, model="latest")
+    assert bagent(RUN).code == 0
+    assert len(fs.requests) == 6
+
+
+def test_an_empty_list_of_models_is_waited_for_and_then_75(job_dir, bagent):
+    with FakeServer({"*": [NO_MODEL]}, models=[]) as fs:
+        write_job(job_dir, fs.url, 5, model="m9")
+        done = bagent([*RUN, "--wait-hosts", "1s"])
+        assert done.code == 75, done.err
+        assert "--wait-hosts 10m" in done.err
+        assert not [seen for seen in fs.requests if any(seen.rows)]
+
+
+FAULTS: dict[str, tuple[Reply, int, str]] = {
+    "no model": (NO_MODEL, 76, "another with --model"),
+    "no model as 400": (status(400, error_body(400, "model 'x' not found")), 76, "with --model"),
+    "no key": (status(401, error_body(401, "bad key")), 76, "give a key"),
+    "a gateway": (status(403, {"detail": "blocked"}), 76, "give a key"),
+    "no money": (status(402, {"error": {"message": "pay first"}}), 76, "raise the quota"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_server_refuses_waits_and_the_same_command_goes_on(fs, job_dir, bagent, fault):
+    reply, code, words = FAULTS[fault]
+    fs.set_script({"r1": [ok("early")], "*": [reply]} if fault == "no money" else {"*": [reply]})
+    write_job(job_dir, fs.url, 200, batching={"mode": "single"})
+    done = bagent(RUN)
+    assert done.code == code, done.err
+    assert words in done.err
+    assert sum(row["status"] != "ok" for row in results_by_id(job_dir).values()) == 0
+    fs.set_script({"*": [echo()]})
+    again = bagent(RUN)
+    assert again.code == 0, again.err
+    assert {row["status"] for row in results_by_id(job_dir).values()} == {"ok"}
+    assert len(results_by_id(job_dir)) == 200
+
+
+def test_a_row_that_the_server_refuses_while_it_serves_others_fails(fs, job_dir, bagent):
+    fs.set_script({"r7": [status(403, {"detail": "blocked"})], "*": [echo()]})
+    write_job(job_dir, fs.url, 60)
+    assert bagent(RUN).code == 1
+    found = results_by_id(job_dir)
+    assert [name for name, row in found.items() if row["status"] != "ok"] == ["r7"]
+    assert fs.count("r7") == 2

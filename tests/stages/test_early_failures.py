@@ -1,0 +1,102 @@
+"""When a run stops because servers refuse row after row alike, and when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bagent.backends.request import CallSettings, Request
+from bagent.stages.guards import Guards, StopAdvice
+from bagent.types import Outcome
+
+Rows = list[tuple[str, str, str]]
+"""Kind of failure (or ok), endpoint (none: no server answered), model."""
+
+
+def outcome(number: int, kind: str, endpoint: str) -> Outcome:
+    status = "ok" if kind == "ok" else "failed"
+    error = None if kind == "ok" else kind
+    return Outcome(
+        f"{number:016x}", number, number, "f", number, "main", status,
+        error_kind=error, error=error and f"{kind} it is", endpoint=endpoint or None,
+    )  # fmt: skip
+
+
+def run(rows: Rows, ends: Callable[[int], float] = lambda number: 0.0) -> tuple[int, str]:
+    """How many rows failed until the run stops (all ended: -1), and why.
+
+    Rows begin 64 at a time, and end in the order of ``ends``.
+    """
+    guards, failed, open_rows, begun = Guards(canary=True, stop_after=None), 0, [], 0
+    while begun < len(rows) or open_rows:
+        while begun < len(rows) and len(open_rows) < 64:
+            guards.begin(begun, Request(CallSettings(rows[begun][2], {}, {}), b""))
+            open_rows.append(begun)
+            begun += 1
+        number = min(open_rows, key=lambda one: (ends(one), one))
+        open_rows.remove(number)
+        kind, endpoint, _ = rows[number]
+        failed += kind != "ok"
+        advice = guards.outcome(outcome(number, kind, endpoint), number)
+        if isinstance(advice, StopAdvice):
+            return failed, advice.reason
+    return -1, ""
+
+
+def mixed(count: int, every: int, bad: str = "rejected", endpoints: int = 1) -> Rows:
+    return [
+        ("ok" if number % every else bad, f"e{number % endpoints}", "m") for number in range(count)
+    ]
+
+
+def ok_rows_take_longer(rows: Rows) -> Callable[[int], float]:
+    return lambda number: number // 64 + (0.5 if rows[number][0] == "ok" else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "failed", "words"),
+    [
+        ([("rejected", "e0", "m")] * 400, 50, "all 50 rows that servers answered so far failed"),
+        ([("schema", f"e{n % 8}", "m") for n in range(400)], 50, "all 50 rows that servers"),
+        ([("ok", "e0", "m")] * 30 + [("rejected", "e0", "m")] * 90, 50, "the last 50 rows that"),
+        (
+            [
+                ("bad_input" if n % 3 else "rejected", "" if n % 3 else "e0", "m")
+                for n in range(400)
+            ],
+            148,
+            "all 50 rows that servers answered so far failed alike (rejected): rejected it is",
+        ),
+        (
+            [("ok" if n % 2 else "rejected", "e0", "ab"[n % 2]) for n in range(200)],
+            50,
+            "all 50 rows that servers answered so far failed alike",
+        ),
+        (mixed(800, 8, endpoints=8), 50, "all 50 rows that e0 answered so far failed alike"),
+    ],
+    ids=["one", "eight", "later", "among bad input", "one of two models", "one of eight endpoints"],
+)
+def test_a_run_stops_where_servers_refuse_row_after_row_alike(rows, failed, words):
+    stopped, reason = run(rows)
+    assert stopped == failed
+    assert words in reason
+    assert f", {failed} not ok in this start" in reason
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        mixed(4000, 10, "template", 8),
+        [("template", "", "m")] * 100,
+        [("rejected" if n % 10 == 0 else "ok", f"e{n % 3}", "m") for n in range(2000)],
+        mixed(1000, 2),
+        [("ok" if n % 2 else "schema", "e0", "m") for n in range(137)],
+        [("ok", "e0", "m")] * 64 + [("context_overflow", "e0", "m")] * 73,
+        [("overloaded", "e0", "m")] * 200,
+        [("rejected" if n % 2 else "schema", "e0", "m") for n in range(200)],
+    ],
+)
+def test_rows_that_are_bad_themselves_stop_no_run(rows):
+    assert run(rows) == (-1, "")
+    assert run(rows, ok_rows_take_longer(rows)) == (-1, "")
