@@ -13,6 +13,25 @@ COMMAND_SECONDS = 60.0
 """How long a program may take to print a key."""
 
 
+def key_in(env: Mapping[str, str], name: str) -> str | None:
+    """Return the key in the variable ``name``, without blanks and line ends around it.
+
+    None where there is none.
+
+    Raises:
+        UsageError: it holds something that no header can carry.
+    """
+    key = env.get(name, "").strip("\ufeff \t\r\n\v\f\0")
+    if not key:
+        return None
+    if not key.isascii() or not key.isprintable():
+        raise UsageError(
+            f"the key in {name} holds a line break or another sign that no header can carry",
+            hint=f"export {name} again, as one line of plain letters and digits",
+        )
+    return key
+
+
 def run_key_command(command: Sequence[str]) -> str:
     """What ``command`` prints, without blanks around it; one text is for a shell.
 

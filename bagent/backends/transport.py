@@ -285,7 +285,7 @@ def _system_failure(error: OSError, where: str) -> Failure | None:
         return Failure("overloaded", words, True, busy=True)
     if isinstance(error, NoTls):
         hint = "does it speak plain http?"
-        return Failure("connect", f"no TLS with {where}: {_cause(error)} ({hint})", True)
+        return Failure("connect", f"no TLS with {where}: {_cause(error)} ({hint})")
     if isinstance(error, NotConnected):
         return Failure("connect", f"cannot connect to {where}: {_cause(error)}", True)
     if is_stale(error):

@@ -213,7 +213,8 @@ class BackendRef(Section):
         """``headers``, and the URL's user and password unless they name an Authorization."""
         login = self.url.authorization if self.url else None
         named = any(name.lower() == "authorization" for name in self.headers)
-        return {"Authorization": login, **self.headers} if login and not named else self.headers
+        headers = {name: value.strip() for name, value in self.headers.items()}
+        return {"Authorization": login, **headers} if login and not named else headers
 
     def without_url(self) -> BackendRef:
         """The same, with the kind only: a hostfile gives the addresses."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.keys import KeySource, run_key_command
+from bagent.backends.keys import KeySource, key_in, run_key_command
 from bagent.backends.proxy import proxy_for
 from bagent.errors import HostfileError, Position, UsageError
 from bagent.fleet.hostfile import Host, read_hostfile
@@ -157,7 +157,7 @@ def hostfile_servers(
 
 def _fleet_key(ref: BackendRef | None, env: Mapping[str, str], *, run_commands: bool) -> str | None:
     if ref is None:
-        return env.get("VLLM_API_KEY")
+        return key_in(env, "VLLM_API_KEY")
     return api_key(ref, env, run_commands=run_commands)
 
 
@@ -179,11 +179,12 @@ def host_endpoints(
     for host in hosts:
         headers = {"Content-Type": "application/json", **(ref.all_headers if ref else {})}
         named = host.tags.get("api_key_env")
-        if named is not None and not env.get(named):
+        own_key = None if named is None else key_in(env, named)
+        if named is not None and own_key is None:
             raise HostfileError(
                 f"the environment variable {named} is not set", at=Position(path, host.line)
             )
-        used = env[named] if named is not None else key
+        used = own_key or key
         if used:
             headers.setdefault("Authorization", f"Bearer {used}")
         endpoints.append(
@@ -273,24 +274,24 @@ def api_key(ref: BackendRef, env: Mapping[str, str], *, run_commands: bool = Tru
     of an ``api_key_command`` is None too.
     """
     if ref.api_key_env:
-        value = env.get(ref.api_key_env)
-        if not value:
+        value = key_in(env, ref.api_key_env)
+        if value is None:
             raise UsageError(
                 f"the environment variable {ref.api_key_env} is not set",
                 hint=f"export {ref.api_key_env}=..., it holds the API key",
             )
-        return value.strip()
+        return value
     if ref.api_key_command:
         return run_key_command(ref.api_key_command) if run_commands else None
     if ref.kind == "openai":
-        value = env.get("OPENAI_API_KEY")
-        if not value and not any(name.lower() == "authorization" for name in ref.all_headers):
+        value = key_in(env, "OPENAI_API_KEY")
+        if value is None and not any(name.lower() == "authorization" for name in ref.all_headers):
             raise UsageError(
                 "OPENAI_API_KEY is not set", hint="export OPENAI_API_KEY=..., or name api_key_env"
             )
         return value
     if ref.kind == "vllm":
-        return env.get("VLLM_API_KEY") or None
+        return key_in(env, "VLLM_API_KEY")
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.errors import StoppedEarly
+from bagent.errors import StoppedEarly, UsageError
 from bagent.types import Failure
 
 PROBES_AT_ONCE = 128
@@ -24,11 +25,25 @@ GRACE_SECONDS = 0.5
 """Once enough endpoints answer the others have so long; later ones join while rows run."""
 
 
+_UNKNOWN_NAME = re.compile(
+    r"name or service not known|nodename nor servname|no address associated", re.IGNORECASE
+)
+"""What the resolver says of a name that there is not; a resolver that does not answer says else."""
+
+
 class Patience(msgspec.Struct, frozen=True):
-    """How many endpoints must answer before a run begins, and how many seconds they have."""
+    """How many endpoints must answer before a run begins, and how many seconds they have.
+
+    ``asked`` says that somebody asked for the wait: then a name may become known meanwhile.
+    """
 
     hosts: int = 1
     seconds: float = FIRST_ANSWER_SECONDS
+    asked: bool = False
+
+    def may_get_better(self, failure: Failure) -> bool:
+        """Return whether an endpoint that failed so may answer later."""
+        return failure.passing and (self.asked or not _UNKNOWN_NAME.search(failure.message))
 
 
 async def find_servers(
@@ -44,7 +59,8 @@ async def find_servers(
     result may still be loading.
 
     Raises:
-        StoppedEarly: too few answered in time, or it makes no sense to wait for them.
+        UsageError: none answers, and no waiting would help: a wrong name, an untrusted certificate.
+        StoppedEarly: too few answered in time.
     """
     begun = time.monotonic()
     wanted = min(patience.hosts, len(endpoints))
@@ -57,7 +73,10 @@ async def find_servers(
         if len(known) >= wanted:
             return known
         waited = time.monotonic() - begun
-        if waited >= patience.seconds or not (known or failures[0].passing):
+        lasting = [one for one in failures if not patience.may_get_better(one)]
+        if not known and len(lasting) == len(failures):
+            raise UsageError(lasting[0].message)
+        if waited >= patience.seconds:
             answer = "no endpoint answers" if not known else f"{len(known)} of {wanted} answer"
             raise StoppedEarly(
                 f"{answer} after {waited:.0f} s: {failures[0].message}",

@@ -75,7 +75,11 @@ class Finder:
         known = await find_servers(
             backend,
             servers.endpoints,
-            Patience(self.options.min_hosts, self.options.wait_hosts or FIRST_ANSWER_SECONDS),
+            Patience(
+                self.options.min_hosts,
+                self.options.wait_hosts or FIRST_ANSWER_SECONDS,
+                bool(self.options.wait_hosts),
+            ),
             self.asked,
             self.note,
         )

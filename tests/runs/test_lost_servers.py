@@ -8,6 +8,7 @@ import pytest
 from support.fake_server import FakeServer
 from support.jobs import results_by_id, write_job
 from support.replies import Reply, echo, error_body, ok, status
+from support.tls import site_authority
 
 RUN = ["run", "job.yaml", "--progress", "plain"]
 NO_MODEL = status(404, error_body(404, "The model `m9` does not exist."))
@@ -92,3 +93,38 @@ def test_a_row_that_the_server_refuses_while_it_serves_others_fails(fs, job_dir,
     found = results_by_id(job_dir)
     assert [name for name, row in found.items() if row["status"] != "ok"] == ["r7"]
     assert fs.count("r7") == 2
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\ufeff"])
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "VLLM_API_KEY", "MYKEY"])
+def test_signs_around_a_key_are_taken_off(job_dir, bagent, name, end):
+    with FakeServer({"*": [echo()]}, api_key="sk-abc") as fs:
+        backends = {"OPENAI_API_KEY": f"openai+{fs.url}", "VLLM_API_KEY": f"vllm://{fs.address}"}
+        keys = {"backend": backends.get(name, fs.url)}
+        if name == "MYKEY":
+            (job_dir / "hosts").write_text(f"{fs.address} api_key_env=MYKEY\n")
+            keys = {"backend": "vllm", "hostfile": "hosts"}
+        write_job(job_dir, "", 1, **keys)
+        done = bagent(RUN, env={name: f"sk-abc{end}"})
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"backend": {"url": "https://127.0.0.1:1/v1", "ca_file": "none.pem"}}, "none.pem"),
+        ({"backend": "http://no-such-host.invalid/v1"}, "no-such-host.invalid"),
+        ({"backend": {"url": "{fs}", "api_key_env": "MYKEY"}}, "the key in MYKEY holds a line"),
+        ({"backend": "{tls}"}, "certificate not trusted"),
+    ],
+    ids=["no such file", "no such name", "a key of two lines", "not trusted"],
+)
+def test_what_no_waiting_mends_is_2_with_its_cause(fs, job_dir, bagent, keys, words):
+    with FakeServer(ssl_context=site_authority(job_dir).context) as secure:
+        text = msgspec.json.encode(keys).decode()
+        text = text.replace("{fs}", fs.url).replace("{tls}", secure.url)
+        write_job(job_dir, "", 1, **msgspec.json.decode(text))
+        done = bagent(RUN, env={"MYKEY": "sk-a\nbc"})
+    assert done.code == 2, done.err
+    assert words in done.err
+    assert fs.requests == []
