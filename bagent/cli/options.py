@@ -40,7 +40,13 @@ Executor = Annotated[
 DeadlineText = Annotated[
     str, typer.Option("--deadline", help="auto, none, 55m, an ISO time or @UNIX_SECONDS.")
 ]
-Margin = Annotated[str, typer.Option("--deadline-margin", help="Stop feeding this long before it.")]
+Margin = Annotated[
+    str,
+    typer.Option(
+        "--deadline-margin",
+        help="Stop feeding so long before it (a quarter of what is left, at most 60s).",
+    ),
+]
 Budget = Annotated[
     float | None, typer.Option("--budget", min=0, metavar="USD", help="Stop at this cost.")
 ]

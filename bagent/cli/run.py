@@ -29,7 +29,7 @@ def run(
     workers: opt.Workers = 1,
     executor: opt.Executor = "local",
     deadline: opt.DeadlineText = "auto",
-    margin: opt.Margin = "60s",
+    margin: opt.Margin = "",
     budget: opt.Budget = None,
     fresh: opt.Fresh = False,
     retry: opt.Retry = None,
@@ -96,7 +96,7 @@ def _options(given: dict[str, Any]) -> RunOptions:
         inputs=tuple(given.pop("inputs") or ()),
         sets=tuple(given.pop("sets") or ()),
         overrides={key: value for key, value in job_keys.items() if value is not None},
-        margin=_seconds("--deadline-margin", given.pop("margin")),
+        margin=_margin(given.pop("margin")),
         fresh=given.pop("fresh") or given["on_change"] == "fresh",
         canary=not given.pop("no_canary"),
         wait_hosts=_seconds("--wait-hosts", given.pop("wait_hosts")),
@@ -120,6 +120,10 @@ def _choice(option: str, word: str, what: str, known: tuple[str, ...]) -> None:
 def _count(text: str | None) -> int | str | None:
     """``10`` as a number, ``5%`` as it is."""
     return int(text) if text is not None and text.isdigit() else text
+
+
+def _margin(text: str) -> float | None:
+    return _seconds("--deadline-margin", text) if text else None
 
 
 def _seconds(option: str, text: str) -> float:

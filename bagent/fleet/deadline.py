@@ -9,10 +9,12 @@ from datetime import datetime
 import msgspec
 
 from bagent.errors import UsageError
-from bagent.hpc.allocation import Allocation, read_allocation
+from bagent.hpc.allocation import END_VARIABLE, Allocation, read_allocation
 
-MARGIN = 60.0
-"""Seconds before the deadline at which a run stops feeding."""
+MARGIN, SHARE = 60.0, 0.25
+"""Seconds before the deadline at which a run stops feeding, at most that share of what is left."""
+
+VARIABLE = "BAGENT_DEADLINE"
 
 LONGEST = 90 * 86400.0
 """A longer duration, in seconds, is surely a date or Unix time without its ``@``."""
@@ -23,10 +25,14 @@ _UNITS = (86400.0, 3600.0, 60.0, 1.0)
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """``at``: Unix seconds at which the process will be killed; ``margin``: seconds before it."""
+    """``at``: Unix seconds at which the process will be killed; ``margin``: seconds before it.
+
+    ``source`` is the option or variable that names it, or who told it.
+    """
 
     at: float
     margin: float = MARGIN
+    source: str = "--deadline"
 
     @property
     def stop_feeding_at(self) -> float:
@@ -44,50 +50,73 @@ def read_deadline(
     env: Mapping[str, str],
     now: float,
     *,
-    margin: float = MARGIN,
+    margin: float | None = None,
     job_end: Callable[[Allocation], float | None] = told_by_variables,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Deadline | None:
     """The deadline that ``text`` names: ``auto``, ``none``, ``55m``, an ISO time or ``@EPOCH``.
 
     ``auto`` is BAGENT_DEADLINE (any of the other forms), else the end of the batch job around
     this process as ``job_end`` finds it, else none. ``now`` is Unix seconds; an ISO time without
-    offset is local time.
+    offset is local time. ``margin`` None is the usual one; it shrinks where little time is left.
+    A session outlives the batch job that it was begun in, with its variables: an end that is over
+    there is disregarded, and ``warn`` told.
 
     Raises:
         UsageError: it is none of these forms.
     """
     text = text.strip()
+
+    def until(at: float, source: str = "--deadline") -> Deadline:
+        return Deadline(at, _margin(margin, at - now), source)
+
     if text.lower() in ("none", ""):
         return None
     if text.lower() == "auto":
-        named = env.get("BAGENT_DEADLINE", "").strip()
+        named = env.get(VARIABLE, "").strip()
         if named and named.lower() != "auto":
-            return _named(named, env, now, margin)
-        end = job_end(read_allocation(env))
-        return Deadline(end, margin) if end is not None else None
+            found = _named(named, env, now, margin)
+            return found and msgspec.structs.replace(found, source=VARIABLE)
+        here = read_allocation(env)
+        if here.end is not None and here.end <= now:
+            warn(
+                f"{END_VARIABLE} names a time that is over: its job has ended, and it is"
+                " disregarded (unset it, or write --deadline none)"
+            )
+            return None
+        end = job_end(here)
+        return None if end is None else until(end, "the scheduler")
     if text.startswith("@"):
         at = _seconds(text[1:])
         if at is None:
             raise _bad(text)
-        return Deadline(at, margin)
+        return until(at)
     match = _DURATION.fullmatch(text.removeprefix("+").lower())
     if match and any(match.groups()):
         seconds = sum(float(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
         if seconds > LONGEST:
             raise _bad(text)
-        return Deadline(now + seconds, margin)
+        return until(now + seconds)
     try:
         # An aware time, or one without offset: both become Unix seconds, the latter as local time.
-        return Deadline(datetime.fromisoformat(text).timestamp(), margin)
+        return until(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError, OSError):
         raise _bad(text) from None
 
 
-def _named(text: str, env: Mapping[str, str], now: float, margin: float) -> Deadline | None:
+def _margin(wanted: float | None, left: float) -> float:
+    """Return the margin of a deadline that is ``left`` seconds away: time to send rows remains."""
+    share = SHARE * left if left > 0 else MARGIN
+    if wanted is None:
+        return min(MARGIN, share)
+    return wanted if wanted < left or left <= 0 else share
+
+
+def _named(text: str, env: Mapping[str, str], now: float, margin: float | None) -> Deadline | None:
     try:
         return read_deadline(text, env, now, margin=margin)
     except UsageError as error:
-        raise UsageError(f"BAGENT_DEADLINE: {error.message}", hint=error.hint) from None
+        raise UsageError(f"{VARIABLE}: {error.message}", hint=error.hint) from None
 
 
 def _seconds(text: str) -> float | None:

@@ -40,6 +40,9 @@ class Place(msgspec.Struct, frozen=True):
     count: int | None
 
 
+END_VARIABLE = "SLURM_JOB_END_TIME"
+
+
 class Allocation(msgspec.Struct, frozen=True):
     """What the environment tells about the batch job around this process.
 
@@ -144,7 +147,7 @@ def _sized(place: Place, env: Mapping[str, str]) -> Place:
 
 
 def _end(env: Mapping[str, str]) -> float | None:
-    text = _text(env, "SLURM_JOB_END_TIME") or ""
+    text = _text(env, END_VARIABLE) or ""
     return float(text) if _SECONDS.fullmatch(text) else None
 
 

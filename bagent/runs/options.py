@@ -28,7 +28,7 @@ class RunOptions:
     sample: int | None = None
     shard: str | None = None
     deadline: str = "auto"
-    margin: float = 60.0
+    margin: float | None = None
     fresh: bool = False
     retry: str | None = None
     skip_failed: bool = False

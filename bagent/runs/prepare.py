@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -85,7 +85,7 @@ def prepare(options: RunOptions) -> Prepared:
         )
     if job.batching.mode == "provider":
         check_batches(job, staged=bool(stages))
-    read_deadline(options.deadline, options.env, time.time())
+    check_deadline(options, told.append)
     Policy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
     if job.hostfile is not None:
         read_hostfile(job.hostfile.path)
@@ -99,6 +99,22 @@ def prepare(options: RunOptions) -> Prepared:
     part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
     warnings = told + (list(schema.warnings) if schema is not None else [])
     return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
+
+
+def check_deadline(options: RunOptions, warn: Callable[[str], None]) -> None:
+    """Refuse a deadline that was typed and is over; a part of a run may be late for its own.
+
+    Raises:
+        UsageError: it is over, or no deadline.
+    """
+    now = time.time()
+    deadline = read_deadline(options.deadline, options.env, now, warn=warn)
+    typed = options.deadline.strip().lower() != "auto" and options.progress != "worker"
+    if deadline is not None and typed and deadline.at <= now:
+        raise UsageError(
+            f"--deadline {options.deadline}: that is over, {now - deadline.at:.0f} s ago",
+            hint="give a later one, or --deadline none",
+        )
 
 
 def _refuse_parts(stages: tuple[PreparedStage, ...], config: RowsConfig) -> None:

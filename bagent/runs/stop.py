@@ -77,10 +77,9 @@ class StopSwitch:
         left = deadline.at - time.time()
         words = f"the deadline is {min(left, deadline.margin):.0f} s away"
         if left <= 0:
-            words = f"the deadline has passed, {-left:.0f} s ago"
-        elif left < deadline.margin:
-            words += f", less than the margin of {deadline.margin:g} s (--deadline-margin)"
-        stop = Stop(EXIT_STOPPED, words, grace=grace)
+            words = f"the deadline has passed, {-left:.0f} s ago, by {deadline.source}"
+        hint = "" if left > 0 else "--deadline none runs without one"
+        stop = Stop(EXIT_STOPPED, words, hint, grace=grace)
         if wait <= 0:
             left = deadline.at - time.time() - FLUSH_SECONDS
             self.ask(msgspec.structs.replace(stop, grace=max(0.0, min(grace, left))))

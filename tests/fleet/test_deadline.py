@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from bagent.errors import UsageError
-from bagent.fleet.deadline import MARGIN, Deadline, read_deadline
+from bagent.fleet.deadline import read_deadline
 
 NOW = 1_700_000_000.0
 
@@ -100,6 +100,8 @@ def test_a_duration_of_years_is_surely_meant_otherwise(text):
         ({"BAGENT_DEADLINE": "auto", "SLURM_JOB_END_TIME": "1700003600"}, 1_700_003_600),
         ({"BAGENT_DEADLINE": " ", "SLURM_JOB_END_TIME": "1700003600"}, 1_700_003_600),
         ({"SLURM_JOB_END_TIME": "1700003600"}, 1_700_003_600),
+        ({"SLURM_JOB_END_TIME": "1699999999"}, None),
+        ({"SLURM_JOB_END_TIME": "0"}, None),
         ({"SLURM_JOB_END_TIME": "Unknown"}, None),
         ({"SLURM_JOB_END_TIME": ""}, None),
     ],
@@ -114,7 +116,22 @@ def test_a_bad_deadline_in_the_environment_is_named():
         at("auto", {"BAGENT_DEADLINE": "soon"})
 
 
-def test_feeding_stops_a_margin_before_the_end():
-    assert Deadline(1000.0).stop_feeding_at == 1000.0 - MARGIN
-    assert read_deadline("55m", {}, NOW, margin=10.0).stop_feeding_at == NOW + 3290
-    assert read_deadline("auto", {"BAGENT_DEADLINE": "@99"}, NOW, margin=9).stop_feeding_at == 90
+def test_an_end_of_a_job_that_is_over_is_disregarded_and_named():
+    warnings = []
+    assert read_deadline("auto", {"SLURM_JOB_END_TIME": "9"}, NOW, warn=warnings.append) is None
+    assert "SLURM_JOB_END_TIME" in warnings[0]
+    assert "--deadline none" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "margin", "seconds"),
+    [("55m", None, 60), ("45s", None, 11.25), ("55m", 10.0, 10), ("45s", 60.0, 11.25)],
+)
+def test_feeding_stops_a_margin_before_the_end_and_leaves_time_to_feed(text, margin, seconds):
+    deadline = read_deadline(text, {}, NOW, margin=margin)
+    assert deadline.at - deadline.stop_feeding_at == pytest.approx(seconds)
+
+
+def test_the_variable_is_named_as_the_source():
+    assert read_deadline("55m", {}, NOW).source == "--deadline"
+    assert read_deadline("auto", {"BAGENT_DEADLINE": "55m"}, NOW).source == "BAGENT_DEADLINE"

@@ -102,6 +102,32 @@ def test_a_full_disk_is_74_and_the_same_command_goes_on(fs, job_dir, bagent, tmp
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
+@pytest.mark.parametrize(
+    ("typed", "env", "code", "words"),
+    [
+        (["--deadline", "2020-01-01T00:00:00Z"], {}, 2, "that is over, "),
+        ([], {"BAGENT_DEADLINE": "@9"}, 75, "ago, by BAGENT_DEADLINE"),
+    ],
+)
+def test_a_deadline_that_has_passed_sends_nothing_and_is_named(
+    fs, job_dir, bagent, typed, env, code, words
+):
+    write_job(job_dir, fs.url, 3)
+    done = bagent([*RUN, *typed], env=env)
+    assert done.code == code, done.err
+    assert words in done.err
+    assert "--deadline none" in done.err
+    assert fs.requests == []
+
+
+def test_a_stale_end_of_a_batch_job_and_a_short_deadline_let_rows_run(fs, job_dir, bagent):
+    write_job(job_dir, fs.url, 3)
+    done = bagent([*RUN, "--limit", "1"], env={"SLURM_JOB_ID": "9", "SLURM_JOB_END_TIME": "0"})
+    assert done.code == 0, done.err
+    assert "SLURM_JOB_END_TIME names a time that is over" in done.err
+    assert bagent([*RUN, "--deadline", "45s"]).code == 0
+
+
 def test_more_hosts_than_the_hostfile_has_is_2_and_says_so(fs, job_dir, bagent):
     (job_dir / "hosts.txt").write_text(f"{fs.address}\n")
     write_job(job_dir, "", 3, backend="vllm", hostfile="hosts.txt")
