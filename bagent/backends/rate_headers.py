@@ -24,13 +24,15 @@ _NEAR = 0.1
 class Allowance(msgspec.Struct, frozen=True):
     """One limit: how much of ``limit`` is ``left``, and in how many seconds it is whole again.
 
-    ``reset`` is None where that was not told. ``slack`` is by how many seconds it may be off.
+    ``reset`` is None where that was not told. ``slack`` is by how many seconds it may be off;
+    ``header`` is where ``left`` was told.
     """
 
     limit: float
     left: float
     reset: float | None = None
     slack: float = 0.02
+    header: str = ""
 
     @property
     def period(self) -> float | None:
@@ -116,4 +118,4 @@ def _allowance(
     seconds = None if reset is None else reset_seconds(reset, now)
     if seconds is None and rest == most:
         seconds = 0.0  # a time that is over: it is whole
-    return Allowance(most, rest, seconds, slack)
+    return Allowance(most, rest, seconds, slack, names[1])

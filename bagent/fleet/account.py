@@ -219,15 +219,17 @@ class Account:
             self._started = Started(self._started.requests + 1, self._started.tokens + tokens)
         return self._started
 
-    def told(self, at: float, limits: RateLimits, mark: Started) -> str:
-        """An answer told the provider's limits; returns words for people where they are news.
+    def told(self, at: float, limits: RateLimits, mark: Started, *, good: bool = True) -> str:
+        """An answer told the provider's limits; returns words for people where they are news, such
+        as ``allows 600 requests a minute``.
 
         Args:
             at: when its headers came.
             limits: what they said.
             mark: what :meth:`started` gave for its request.
+            good: whether the request was let in.
         """
-        news = []
+        allows, incredible = [], []
         for name in _LIMITS:
             told: Allowance | None = getattr(limits, name)
             if told is None:
@@ -235,15 +237,24 @@ class Account:
             quota = self._quotas.get(name)
             if quota is None:
                 quota = self._quotas[name] = Quota(self._longest)
-            quota.told(at, told, _amount(name, mark.requests, mark.tokens))
+            started = _amount(name, mark.requests, mark.tokens)
+            quota.told(at, told, started)
+            done = self._started
+            now = _amount(name, done.requests, done.tokens)
+            if good and quota.contradicts(told, started, now, whole=name == "requests"):
+                incredible.append(
+                    f"sends {told.header or name}: {told.left:g} with answers that go on;"
+                    " it is disregarded"
+                )
             if self._said.get(name) != told.limit:
                 self._said[name] = told.limit
                 period = told.period
                 if period == MINUTE:
                     self._follow(name, told.limit)
                 word = _PERIODS.get(period, "at a time") if period else "at a time"
-                news.append(f"{told.limit:,.0f} {_LIMITS[name]} {word}")
-        return ", ".join(news)
+                allows.append(f"{told.limit:,.0f} {_LIMITS[name]} {word}")
+        words = [f"allows {', '.join(allows)}"] if allows else []
+        return "; ".join(words + incredible)
 
     def _follow(self, name: str, limit: float) -> None:
         """Start at the pace of a limit a minute."""
@@ -299,6 +310,8 @@ class Account:
         ``told`` is the server's Retry-After in seconds, or None.
         """
         self.ended(now, sent, tokens_reserved, 0)
+        for quota in self._quotas.values():
+            quota.refused()
         return self._pace.refused(sent, now, told)
 
 

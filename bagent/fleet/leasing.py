@@ -110,11 +110,13 @@ class Lessor:
         """Whether an endpoint that is not in ``avoid`` may be sent something, or may soon."""
         return any(one.usable and one.name not in avoid for one in self._core.endpoints.states)
 
-    def told(self, lease: Lease, limits: RateLimits) -> None:
-        """The head of the answer to the lease's request told the account's limits."""
-        news = lease.state.account.told(self._core.clock(), limits, lease.mark)
+    def told(self, lease: Lease, limits: RateLimits, *, good: bool) -> None:
+        """The head of the answer to the lease's request told the account's limits; ``good``: it
+        was let in."""
+        account = lease.state.account
+        news = account.told(self._core.clock(), limits, lease.mark, good=good)
         if news:
-            self._core.notice(f"{lease.state.name} allows {news}")
+            self._core.notice(f"{lease.state.name} {news}")
 
     def went_on(self, lease: Lease) -> None:
         """A piece of the answer came, and goes on to who asked."""

@@ -11,6 +11,13 @@ from bagent.backends.rate_headers import DAY, MINUTE, Allowance
 LITTLE = 0.001
 """Seconds added to a wait, lest a rounding error make it end too soon."""
 
+CONTRADICTIONS = 4
+"""So many good answers one after the other that tell the same small rest show that it is no count:
+a count that tells 0 has one such answer, and the next is refused."""
+
+SMALL = 10
+"""A rest below this may hold requests back."""
+
 _SURE = 20
 """So many answers that fit a bucket, or do not, outweigh as many others at most."""
 
@@ -35,6 +42,38 @@ class Quota:
         self._until = float("-inf")
         self._refill = 0.0
         self._fits = 0
+        self._same = 0
+        self._same_left = float("inf")
+        self._same_sum = float("-inf")
+        self.disregarded = False
+
+    def contradicts(self, told: Allowance, mark: float, sum: float, *, whole: bool) -> bool:
+        """Take that a good answer told ``told``; returns whether that just became incredible.
+
+        Args:
+            mark: the sum when the request of the answer was started.
+            sum: what it is now.
+            whole: the limit counts requests. Tokens are counted when an answer ends, so there only
+                requests count that were started after the same rest had been told.
+        """
+        if told.left >= min(SMALL, told.limit) or any(map(told.is_bucket, (MINUTE, DAY))):
+            self._same = 0
+            return False
+        if told.left != self._same_left or self._same == 0:
+            self._same, self._same_left = 1, told.left
+        elif whole or mark > self._same_sum:
+            self._same += 1
+        else:
+            return False
+        self._same_sum = sum
+        if self._same < CONTRADICTIONS or self.disregarded:
+            return False
+        self.disregarded = True
+        return True
+
+    def refused(self) -> None:
+        """Take that a request was refused by a limit: what was told may well be true."""
+        self._same = 0
 
     def told(self, at: float, told: Allowance, mark: float) -> None:
         """An answer told ``told`` at ``at``; ``mark`` was the sum when its request was started.
@@ -58,7 +97,7 @@ class Quota:
     def wait(self, now: float, sum: float, amount: float) -> float:
         """Seconds until ``amount`` more may be started; 0 for at once."""
         until = self._until - now
-        if until <= 0:
+        if until <= 0 or self.disregarded:
             return 0.0
         left = self._left + max(0.0, now - self._at) * self._refill - (sum - self._mark)
         missing = min(amount, self._limit) - min(self._limit, left)

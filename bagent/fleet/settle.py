@@ -45,7 +45,7 @@ class Settler:
         core, state, group = self._core, carrier.state, carrier.group
         group_id = f"{state.name}/{next(self._serial)}"
         if exchange.limits is not None:
-            self._told(carrier, exchange.limits)
+            self._told(carrier, exchange.limits, good=exchange.status == 200)
         if len(group) > 1 and not exchange.learned and _refused_whole(exchange):
             self._halve(carrier, exchange, group_id)
             return
@@ -77,13 +77,13 @@ class Settler:
             state.limit.succeeded(served, state.in_flight + len(group))
         self.look(state)
 
-    def _told(self, carrier: Carrier, limits: RateLimits) -> None:
+    def _told(self, carrier: Carrier, limits: RateLimits, *, good: bool) -> None:
         """The answer told the account's limits; its headers may have come some time ago."""
         core, state = self._core, carrier.state
         at = core.clock() - max(0.0, core.unix() - limits.at)
-        news = state.account.told(at, limits, carrier.mark)
+        news = state.account.told(at, limits, carrier.mark, good=good)
         if news:
-            self._health.tell(f"{state.name} allows {news}")
+            self._health.tell(f"{state.name} {news}")
 
     def _reply(
         self, carrier: Carrier, call: Call, reply: Reply, exchange: Exchange, delivery: Delivery

@@ -160,12 +160,12 @@ class Forwarder:
                 self._idle.set()
             self._meter.request(record)
 
-    def _note_limits(self, lease: Lease, headers: Mapping[str, str]) -> None:
+    def _note_limits(self, lease: Lease, headers: Mapping[str, str], *, good: bool) -> None:
         """A provider's answer may tell the limits of the account."""
         if not lease.state.endpoint.own:
             limits = read_rate_limits(headers, time.time())
             if limits is not None:
-                self._lessor.told(lease, limits)
+                self._lessor.told(lease, limits, good=good)
 
     async def _try(
         self, request: web.Request, path: str, body: bytes, lease: Lease, record: Record
@@ -177,7 +177,7 @@ class Forwarder:
         try:
             async with self._transport.post(endpoint, path, body, self._timeouts) as found:
                 record.status = found.status
-                self._note_limits(lease, found.headers)
+                self._note_limits(lease, found.headers, good=found.status == 200)
                 if found.status in ELSEWHERE or found.status >= 500:
                     raw = await whole_body(found)
                     told = _refused(found.status, raw, found.headers, endpoint)

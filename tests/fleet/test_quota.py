@@ -114,7 +114,7 @@ def test_the_pace_begins_at_what_the_first_answer_tells():
     assert account.rate is None
     mark = account.started(0.0)
     words = account.told(0.1, RateLimits(0.1, Allowance(300, 299, 0.2)), mark)
-    assert words == "300 requests a minute"
+    assert words == "allows 300 requests a minute"
     assert account.rate == 5.0
     assert account.told(0.2, RateLimits(0.2, Allowance(300, 298, 0.4)), mark) == ""
 
@@ -143,7 +143,7 @@ def test_a_raised_limit_is_followed_and_a_slowed_pace_is_not_sped_up():
 def test_a_limit_a_day_sets_no_pace_and_holds_back_once_it_is_used():
     account = Account(None, None, 120.0, hosted=True)
     told = RateLimits(0.0, Allowance(14_400, 14_399, 6.0))
-    assert account.told(0.0, told, Started(1)) == "14,400 requests a day"
+    assert account.told(0.0, told, Started(1)) == "allows 14,400 requests a day"
     assert account.rate is None
     used = RateLimits(5.0, Allowance(14_400, 0, 86_400.0))
     account.told(5.0, used, account.started(5.0))
@@ -183,3 +183,40 @@ def test_engines_of_ones_own_count_nothing():
     account = Account(None, None, 120.0)
     assert account.started(0.0) is NOTHING
     assert not account.counts_tokens
+
+
+HEADER = "x-ratelimit-remaining-requests"
+
+
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("reset", [None, 3600.0])
+def test_a_rest_that_answers_contradict_is_disregarded_and_named(left, reset):
+    account = Account(None, None, 120.0, hosted=True)
+    told = Allowance(600, left, reset, header=HEADER)
+    marks = [account.started(0.0) for _ in range(6)]
+    words = [account.told(1.0, RateLimits(1.0, told), mark) for mark in marks]
+    assert words[0] == ("allows 600 requests a minute" if reset is None else words[0])
+    assert [HEADER in line for line in words] == [False, False, False, True, False, False]
+    assert account.wait(20.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "rests", [[3, 2, 1, 0], [0, 5, 0, 5, 0, 5, 0, 5], [50, 50, 50, 50, 50], [0, 0, 0]]
+)
+def test_a_rest_that_may_be_true_is_kept(rests):
+    account = Account(None, None, 120.0, hosted=True)
+    for rest in rests:
+        told = Allowance(600, rest, 3000.0, header=HEADER)
+        assert "disregarded" not in account.told(0.0, RateLimits(0.0, told), account.started(0.0))
+    for _ in range(rests[-1]):
+        account.started(0.0)
+    assert account.wait(20.0) > 0
+
+
+def test_a_refusal_makes_a_rest_credible_again():
+    account = Account(None, None, 120.0, hosted=True)
+    limits = RateLimits(0.0, Allowance(600, 0, 50.0, header=HEADER))
+    for _ in range(3):
+        assert "disregarded" not in account.told(0.0, limits, account.started(0.0))
+    account.refused(0.0, 0.1, None)
+    assert "disregarded" not in account.told(0.2, limits, account.started(0.2))
