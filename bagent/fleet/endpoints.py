@@ -30,7 +30,6 @@ class Endpoints:
         self._open: deque[EndpointState] = deque()
         self._listed: set[EndpointState] = set()
         self._parked: dict[Account, list[EndpointState]] = {}
-        self._weighted = False
         self.add(*states)
 
     @property
@@ -57,7 +56,6 @@ class Endpoints:
             if named is None or named.leaving:  # one that came back, or has other tags now
                 self._by_name[state.name] = state
             self._counted[state] = 0
-            self._weighted |= state.weight != 1.0
             self.changed(state)
 
     def remove(self, state: EndpointState) -> None:
@@ -119,13 +117,11 @@ class Endpoints:
             load = state.load
             if best is None:
                 best, least = state, load
-            elif load < least or (self._weighted and load == least and state.turns < best.turns):
+            elif load < least or (load == least and state.turns < best.turns):
                 passed.append(best)
                 best, least = state, load
             else:
                 passed.append(state)
-            if least == 0 and not self._weighted:
-                break
         self._open.extend(passed)
         if best is not None:
             self._open.append(best)  # behind those passed over, so that equal ones take turns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 
 from bagent.fleet.call import Call
@@ -29,6 +30,10 @@ LEARN_SECONDS = 1.0
 this."""
 
 
+COUNT_SECONDS = 0.1
+"""How often it is counted what the endpoints that work could take together."""
+
+
 class Picker:
     """Forms groups.
 
@@ -45,6 +50,8 @@ class Picker:
         self._learners = 0
         self._begin_at: float | None = None
         self._home: EndpointState | None = None
+        self._counted_at = float("-inf")
+        self._capacity = 0.0
         self.crowded = False
         self.linger_due: float | None = None
         self.wanted = 0
@@ -172,18 +179,36 @@ class Picker:
                     call.request.stream = True
                 return 1
             free = min(state.room, core.config.concurrency - core.in_flight)
-            supply = Supply(core.waiting.ready, core.endpoints.open, core.expecting)
-            if state.in_flight and too_little_room(rule, most, state.limit.value, free, supply):
+            limit = self._fair_limit(state, now)
+            free = min(free, limit - state.in_flight)
+            if free <= 0:
                 self.crowded = True
                 return 0
-            full = min(most, free, rule.size or by_load(state.limit.value))
+            supply = Supply(core.waiting.ready, core.endpoints.open, core.expecting)
+            if state.in_flight and too_little_room(rule, most, limit, free, supply):
+                self.crowded = True
+                return 0
+            full = min(most, free, rule.size or by_load(limit))
             if not call.tries and waits_for_more(rule, supply, full, now - call.ready_at):
                 self.linger_due = call.ready_at + linger(rule)
                 self.wanted, self.kind = full, call.group_key
                 return 0
-            return group_size(rule, most, state.limit.value, free, supply, core.expected)
+            return group_size(rule, most, limit, free, supply, core.expected)
 
         return size
+
+    def _fair_limit(self, state: EndpointState, now: float) -> int:
+        """Return how many rows ``state`` should have in flight at most: its share of the run's
+        concurrency, where that is less than the endpoints could take."""
+        core = self._core
+        own, most = state.limit.value, core.config.concurrency
+        if most >= core.endpoints.limit:
+            return own
+        if now - self._counted_at > COUNT_SECONDS:
+            self._counted_at = now
+            usable = [one for one in core.endpoints.states if one.usable or one is state]
+            self._capacity = sum(one.limit.value * one.weight for one in usable)
+        return min(own, math.ceil(most * own * state.weight / max(self._capacity, 1e-9)))
 
     def _learn(self, state: EndpointState) -> None:
         """Have the backend find out how an endpoint wants groups; until then it gets nothing."""
