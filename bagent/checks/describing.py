@@ -14,6 +14,7 @@ from bagent.checks.tokens import BYTES_PER_TOKEN, SimTokenizer, Tokenizer
 from bagent.errors import JobError
 from bagent.job.mask import mask_text
 from bagent.job.spec import Job
+from bagent.runs.model_check import named_models
 from bagent.runs.prepare import Prepared
 from bagent.types import Json, Row
 
@@ -136,7 +137,7 @@ def brace_warnings(prepared: Prepared, rows: Sequence[Row]) -> list[str]:
 
 def doubts(prepared: Prepared, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
     """What may go wrong although the job is right."""
-    found = _endpoint_doubts(probed, plan.settings.model)
+    found = _endpoint_doubts(probed, plan.settings.model) + _unlisted_models(prepared, probed)
     alive = [one for one in probed if one.alive]
     contexts = {one.found.context for one in alive if one.found and one.found.context}
     if len(contexts) > 1:
@@ -146,6 +147,21 @@ def doubts(prepared: Prepared, plan: StagePlan, probed: Sequence[Probed]) -> lis
     if schema is not None and not (schema.native or schema.described):
         found.append("the schema is neither enforced nor described: answers are only validated")
     return found
+
+
+def _unlisted_models(prepared: Prepared, probed: Sequence[Probed]) -> list[str]:
+    """The models that lines of a batch file name and no endpoint lists."""
+    listed = [one.found.models for one in probed if one.found is not None and one.found.models]
+    if prepared.job.model != "auto" or not listed or len(listed) < len(probed):
+        return []
+    served = {model for models in listed for model in models}
+    named = named_models(prepared, [one.endpoint for one in probed])
+    return [
+        f"{one.where} the model {one.model}, which no endpoint lists"
+        f" (--model {listed[0][0]} asks for what is served)"
+        for one in named[:MOST_WARNED]
+        if one.model not in served
+    ]
 
 
 def _endpoint_doubts(probed: Sequence[Probed], model: str | None) -> list[str]:
@@ -158,7 +174,8 @@ def _endpoint_doubts(probed: Sequence[Probed], model: str | None) -> list[str]:
             found.append(f"{one.endpoint.name}: {one.failure.message}")
         elif not _serves(one, model):
             serves = ", ".join(one.found.models[:5]) if one.found else ""
-            found.append(f"{one.endpoint.name} serves {serves}, not {model}")
+            hint = f" (--model {one.found.models[0]})" if one.found and one.found.models else ""
+            found.append(f"{one.endpoint.name} serves {serves}, not {model}{hint}")
     more = len(found) - MOST_WARNED
     return [*found[:MOST_WARNED], f"and {more:,} more endpoints like these"] if more > 0 else found
 

@@ -66,7 +66,7 @@ AllowFailures = Annotated[
     Text, typer.Option("--allow-failures", metavar="N|P%", help="Still exit 0 with these.")
 ]
 NoCanary = Annotated[
-    bool, typer.Option("--no-canary", help="Go on when all first rows fail alike.")
+    bool, typer.Option("--no-canary", help="Go on when servers refuse row after row alike.")
 ]
 WaitHosts = Annotated[
     str, typer.Option("--wait-hosts", metavar="DURATION", help="Wait for endpoints to start.")

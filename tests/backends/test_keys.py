@@ -93,7 +93,9 @@ def test_a_key_that_the_server_repeats_stands_in_no_file_and_no_word(
     provider: Provider, job_dir: Path, bagent: Bagent
 ) -> None:
     with serve_in_thread(
-        provider.wire(), ModelAnswer(text="fine"), Fault("bad_key"), ModelAnswer(text="fine")
+        provider.wire(),
+        ModelAnswer(text="fine"),
+        *([Fault("bad_key"), ModelAnswer(text="fine")] * 3),
     ) as server:
         backend = {"url": address(provider.kind, server.url), "api_key_env": "MY_KEY"}
         write_job(job_dir, "x", 3, backend=backend, model="m-1", limits={"concurrency": 1})

@@ -106,7 +106,7 @@ def test_a_ca_file_that_cannot_be_read_is_named(secure, tmp_path, name, words):
 
 def test_https_to_a_server_that_speaks_http_says_so(fs):
     found = failure(ask(fs.url.replace("http://", "https://")))
-    assert (found.kind, found.passing) == ("connect", True)
+    assert (found.kind, found.passing) == ("connect", False)
     assert "no TLS with here" in found.message
     assert "plain http" in found.message
 

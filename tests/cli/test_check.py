@@ -306,7 +306,7 @@ def test_a_model_that_is_not_served_is_a_warning(
     write_job(job_dir, fs.url, 3)
     done = check(["job.yaml", "--model", "other"])
     assert done.code == 0
-    assert f"warning: {fs.address} serves fake-model, not other\n" in done.err
+    assert f"warning: {fs.address} serves fake-model, not other (--model fake-model)\n" in done.err
 
 
 @pytest.mark.parametrize(

@@ -160,18 +160,16 @@ async def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
 
 
 @pytest.mark.parametrize(("count", "concurrency"), [(4, 16), (4, 64), (12, 32), (3, 100)])
-def test_groups_of_a_small_run_are_shared_alike_by_rows(count, concurrency):
+@on_jumping_clock
+async def test_groups_of_a_small_run_are_shared_alike_by_rows(count, concurrency):
     draw = Random(count)
 
-    async def main():
-        script = {f"e{i}": lambda *_: Answer(GOOD, draw.uniform(0.1, 0.3)) for i in range(count)}
-        rule = GroupRule(single=False)
-        s = setup(script, limit=concurrency, concurrency=concurrency, group=rule)
-        s.backend.limits = dict.fromkeys(script, 1024)
-        await s.run(4000)
-        return s
-
-    s = run_jumping(main())
+    scripts = {f"e{i}": lambda *_: Answer(GOOD, draw.uniform(0.1, 0.3)) for i in range(count)}
+    rule = GroupRule(single=False)
+    limits = {"limit": concurrency, "concurrency": concurrency}
+    s = setup(scripts, group=rule, **limits)
+    s.backend.limits = dict.fromkeys(scripts, 1024)
+    await s.run(4000)
     fair = 4000 / count
     assert all(0.9 * fair < share < 1.1 * fair for share in s.backend.shares.values())
     assert s.backend.peak["all"] <= concurrency

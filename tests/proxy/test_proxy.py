@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 
@@ -34,12 +35,25 @@ def test_a_bad_endpoint_is_passed_over_and_then_rests(tmp_path, bad):
 
     with FakeServer({"*": [bad]}) as ill, FakeServer({"*": [ok("yes")]}) as well:
         answers = through([ill.url, well.url], work, tmp_path / "run")
-        assert 0 < len([seen for seen in ill.requests if seen.body["messages"]]) <= 10
+        assert 0 < len(ill.requests) <= 10
     assert [code for code, _ in answers] == [200] * 20
     rows = rows_of(tmp_path / "run")
     assert [(row["status"], row["completion_tokens"], row["endpoint"]) for row in rows] == [
         ("ok", 1, "e1")
     ] * 20
+
+
+def test_a_request_that_two_endpoints_refuse_alike_is_asked_no_more_and_nobody_rests(tmp_path):
+    async def work(proxy, session):
+        return [await ask(proxy, session) for _ in range(12)]
+
+    with ExitStack() as stack:
+        fleet = [stack.enter_context(FakeServer({"*": [status(403)]})) for _ in range(4)]
+        answers = through([one.url for one in fleet], work, tmp_path / "run")
+        asked = [seen for one in fleet for seen in one.requests]
+    assert {code for code, _ in answers} == {403}
+    assert len(asked) == 24
+    assert all(one.requests for one in fleet)
 
 
 def test_where_nobody_answers_the_failure_is_told_in_openais_form(tmp_path):

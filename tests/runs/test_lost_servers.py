@@ -42,14 +42,14 @@ def test_a_model_that_nobody_serves_is_2_and_nothing_of_the_input_is_sent(
     assert done.code == 2, done.err
     assert f"the model m9, and {fs.address} does not serve it: HTTP 404" in done.err
     assert "--model fake-model" in done.err
-    assert len(fs.requests) == 1
+    assert fs.requests == []
 
 
 def test_a_model_that_is_not_listed_but_answers_is_an_alias(fs, job_dir, bagent):
     fs.set_script({"*": [echo()]})
     write_job(job_dir, fs.url, 5, model="latest")
     assert bagent(RUN).code == 0
-    assert len(fs.requests) == 6
+    assert len(fs.requests) == 5
 
 
 def test_an_empty_list_of_models_is_waited_for_and_then_75(job_dir, bagent):

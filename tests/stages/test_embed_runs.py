@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import sql
@@ -49,6 +51,32 @@ def test_a_text_that_is_refused_fails_alone(tmp_path):
     failed = [line for line in outcomes(tmp_path, "vector") if line["status"] != "ok"]
     assert [line["id"] for line in failed] == ["r5"]
     assert "too long" in failed[0]["error"]
+
+
+POISONED = {
+    "500": lambda body, place: {"error": {"message": "unsupported value: NaN", "code": 500}},
+    "null": lambda body, place: body["data"][place].update(embedding=None),
+    "a null in it": lambda body, place: body["data"][place].update(embedding=[None] * 8),
+    "empty": lambda body, place: body["data"][place].update(embedding=[]),
+    "shorter": lambda body, place: body["data"][place].update(embedding=[0.5]),
+    "too few": lambda body, place: body["data"].pop(),
+}
+
+
+@pytest.mark.parametrize("poison", POISONED)
+def test_a_text_that_spoils_the_answer_for_all_fails_alone(tmp_path, poison):
+    def edit(body, seen):
+        texts = seen.body["input"]
+        if "text number 5" not in texts:
+            return body
+        return POISONED[poison](body, texts.index("text number 5")) or body
+
+    with FakeServer({"*": [echo()]}) as server:
+        server.server.edit = edit
+        done = run_stages(tmp_path, server.url, 9, [EMBED], limits={"retries": 1})
+    assert done.code == 1, done.err
+    failed = [line for line in outcomes(tmp_path, "vector") if line["status"] != "ok"]
+    assert [line["id"] for line in failed] == ["r5"]
 
 
 def test_a_failed_answer_has_no_vector_and_is_not_embedded_as_an_empty_text(tmp_path):

@@ -25,6 +25,7 @@ KINDS = {
     "/completions": "completions",
     "/embeddings": "embeddings",
 }
+PROOF = "Hi"  # asked for one token by a client that wants to know whether the server works
 DROPPED = 599  # stands for "no answer"; never sent
 GIVE_UP = 30.0  # seconds after which a gate or barrier lets go, so that no test hangs
 
@@ -124,6 +125,9 @@ class ScriptServer:
         seen.prompts = request_checks.prompts(kind, seen.body)
         found = (self._row.search(prompt) for prompt in seen.prompts)
         seen.rows = tuple(match[1] if match else "" for match in found)
+        if seen.prompts == (PROOF,):
+            self.ledger.probe(seen)
+            return await self._admit(kind, seen, request)
         self.ledger.begin(seen)
         status: int | None = None
         try:
@@ -187,7 +191,8 @@ class ScriptServer:
         if kind == "embeddings":
             body = response_bodies.embeddings(seen, self.options.model)
             return _json(self.edit(body, seen) if self.edit else body)
-        replies = self._next(seen.rows)
+        unscripted_proof = seen.prompts == (PROOF,) and "*" not in self.script
+        replies = [canned()] if unscripted_proof else self._next(seen.rows)
         if replies is None:
             self.ledger.fault(f"no reply is scripted for {seen.rows}")
             return _error(400, "no reply is scripted for this row")
