@@ -99,6 +99,15 @@ def test_an_endpoint_that_learns_a_moment_later_gets_its_share_of_the_documents(
     assert ran.hits > 0.7
 
 
+@pytest.mark.parametrize("learns", [(0.1, 0.1), (0.1, 0.3), (0.1, 1.0), (0.3, 0.1)])
+@pytest.mark.parametrize("limits", [(64, 64), (64, 70), (96, 64), (32, 48)])
+def test_documents_are_read_nearly_once_whoever_learned_or_grew_first(learns, limits):
+    ran = run(replace(LEARNERS, rows=asked([6] * 25, "interleaved"), learns=learns, limits=limits))
+    assert ran.hits > 0.78, "of five sixths and what all share"
+    shares = Counter(name for _, name, _ in ran.backend.sent)
+    assert min(shares.values()) > 150 / 3
+
+
 def test_the_first_that_has_learned_waits_as_long_again_at_most():
     for first, begins in ((0.1, 0.2), (5.0, 6.0)):
         ran = run(replace(LEARNERS, learns=(first, 60.0)))

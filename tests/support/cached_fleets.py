@@ -183,6 +183,7 @@ class Case:
     group: GroupRule = SINGLE
     config: EngineConfig = SMALL
     learns: Sequence[float] = ()
+    limits: Sequence[int] = ()
 
 
 def run(case: Case) -> Ran:
@@ -199,9 +200,9 @@ async def _run(case: Case) -> Ran:
     states = [
         EndpointState(
             Endpoint(name, f"http://{name}/v1", own=not case.hosted),
-            InFlightLimit(case.limit, case.limit, growing=False),
+            InFlightLimit(limit, limit, growing=False),
         )
-        for name in names
+        for name, limit in zip(names, case.limits or [case.limit] * case.engines, strict=True)
     ]
     prefix = PrefixRule(case.mode)
     fleet = Fleet(
