@@ -80,6 +80,7 @@ def test_the_defaults_are_those_of_a_written_out_job(load, minimal):
         "describe": "auto",
         "retries": 2,
         "grow": 1.0,
+        "truncated": None,
     }
     assert job.limits.model_dump() == {
         "concurrency": "auto",

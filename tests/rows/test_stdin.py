@@ -1,3 +1,4 @@
+import errno
 import gzip
 import io
 import json
@@ -256,10 +257,14 @@ def test_a_spool_that_cannot_be_written_is_no_loss_in_silence(tmp_path):
     assert caught.value.exit_code == 74
 
 
-def test_a_full_disk_is_a_write_error():
+def test_a_full_disk_is_a_write_error(monkeypatch):
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     spool = Spool(Path("/dev/full"))
     with pytest.raises(WriteError, match="no space left"):
         spool.append([b"{}"])
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(WriteError, match="cannot keep the rows"):
         spool.close()
 
