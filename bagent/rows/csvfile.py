@@ -1,22 +1,37 @@
 """Comma-, semicolon- or tab-separated text with a header: every cell is text.
 
-The standard library's reader in its strict mode: quotes may hold line ends and separators, a
-quote doubled is a quote. Lines may end in LF, CRLF or CR.
+CSV goes through the standard library's reader in its strict mode: quotes may hold line ends and
+separators, a quote doubled is a quote. Lines may end in LF, CRLF or CR. A warning tells where a
+quoted cell runs over lines that look like rows, or over very many.
+
+In a ``.tsv`` tabs and line ends part cells, and quotes are text; see :mod:`bagent.rows.tabs`. One
+whose header is in quotes, cell by cell, is read as CSV is.
+
+Blanks around the names of a header do not count; where all names but the first begin with one, nor
+do blanks behind separators. Cells without a name at the end of a header stand for no column.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterator
 
 from bagent.errors import InputError, Position
 from bagent.rows.inputs import FileSource
-from bagent.rows.lines import LONGEST, ROWS, too_long
-from bagent.rows.streams import ByteStream, check_start, unreadable
-from bagent.rows.values import Chunk, Item, Unreadable, has_surrogate
+from bagent.rows.lines import LONGEST, ROWS
+from bagent.rows.notices import Notices
+from bagent.rows.physical import PhysicalLines
+from bagent.rows.streams import ByteStream, check_start
+from bagent.rows.tabs import TabCells
+from bagent.rows.values import Chunk, Item, Unreadable
+
+LONG_ROW = (
+    "rows whose quoted cells run over lines that look like rows, or over more than 100 lines:"
+    " {count}; first {example} (a quote that is not closed? inside of quotes one is doubled)"
+)
+_MANY_LINES = 100
 
 _LARGEST_CELL = LONGEST
 """Characters of one cell. It also ends what a quote that is never closed would swallow."""
@@ -26,6 +41,9 @@ _NAMED = 10
 
 _SEPARATORS = (",", ";", "\t")
 _QUOTED = re.compile('"[^"]*"')
+_QUOTED_NAMES = re.compile(r'"[^"\t]+"(?:\t"[^"\t]+")*[\r\n]*')
+"""A header of which every name is in quotes."""
+
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*')
 """A first line with which Excel names the separator."""
 
@@ -35,20 +53,27 @@ class CsvFile:
 
     Args:
         source: the file; its format is ``csv`` or ``tsv``.
+        notices: takes the warnings about rows of many lines.
 
     Raises:
         InputError: it cannot be read, is not UTF-8, or two columns have the same name.
     """
 
-    def __init__(self, source: FileSource) -> None:
+    def __init__(self, source: FileSource, notices: Notices) -> None:
         csv.field_size_limit(_LARGEST_CELL)  # the library has this only for the whole process
         self._source = source
+        self._notices = notices
+        self._width = 1
         self._stream = ByteStream(source.path, source.packing)
         try:
             check_start(self._stream.reader.peek(4), source.path)
-            self._lines = _Lines(self._stream, source)
-            self._cells = csv.reader(self._lines, delimiter=self._separator(), strict=True)
-            self._header = self._read_header()
+            self._lines = PhysicalLines(self._stream, source)
+            self._separator = self._find_separator()
+            plain = source.format == "tsv" and not _QUOTED_NAMES.fullmatch(self._lines.peek())
+            self._cells = TabCells(self._lines) if plain else self._quoted_cells()
+            self._read_header()
+            if plain:
+                self._cells = TabCells(self._lines, self._width)
         except BaseException:
             self.close()
             raise
@@ -74,7 +99,7 @@ class CsvFile:
         if items:
             yield Chunk(self._source.name, lines, items)
 
-    def _separator(self) -> str:
+    def _find_separator(self) -> str:
         """The tab in a .tsv; else the one that the first line has most of, outside quotes."""
         if self._source.format == "tsv":
             return "\t"
@@ -84,7 +109,12 @@ class CsvFile:
             return told[1]
         return max(_SEPARATORS, key=_QUOTED.sub("", line).count)
 
-    def _read_header(self) -> list[str]:
+    def _quoted_cells(self, *, blanks: bool = False) -> Iterator[list[str]]:
+        return csv.reader(
+            self._lines, delimiter=self._separator, strict=True, skipinitialspace=blanks
+        )
+
+    def _read_header(self) -> None:
         line, header = next(self._records(), (0, []))
         at = Position(self._source.path, line)
         if isinstance(header, Unreadable):
@@ -97,22 +127,42 @@ class CsvFile:
             raise InputError(
                 f"the header has {len(header):,} columns, at most {MAX_COLUMNS:,} are read", at=at
             )
-        twice = sorted(name for name, count in Counter(header).items() if count > 1)
+        names = [name.strip() for name in header]
+        self._width = len(names)  # of rows that have a cell for each nameless column
+        while len(names) > 1 and not names[-1]:
+            names.pop()
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise InputError(
                 f"the header names a column twice: {_first(twice)}",
                 hint="give every column its own name",
                 at=at,
             )
-        return header
+        self._header = names
+        if len(header) > 1 and all(name.startswith(" ") for name in header[1:]):
+            self._cells = self._quoted_cells(blanks=True)
 
     def _item(self, record: list[str] | Unreadable) -> Item:
         if isinstance(record, Unreadable):
             return record
-        if len(record) != len(self._header):
-            error = f"{len(record)} cells where the header has {len(self._header)}"
+        columns = len(self._header)
+        if columns < len(record) <= self._width and not any(map(str.strip, record[columns:])):
+            record = record[:columns]
+        if len(record) != columns:
+            error = f"{len(record)} cells where the header has {columns}"
             return Unreadable(error, self._lines.raw())
         return dict(zip(self._header, record, strict=True))
+
+    def _check_length(self, line: int) -> None:
+        """Note a record of many lines: an open quote swallows rows up to the next quote."""
+        taken = self._lines.taken
+        if len(taken) == 1:
+            return
+        separators = self._width - 1
+        rows = sum(one.count(self._separator) == separators for one in taken[1:])
+        if len(taken) > _MANY_LINES or (separators and rows > 1 and 2 * rows >= len(taken) - 1):
+            example = f"{self._source.name}:{line}, {len(taken)} lines"
+            self._notices.add(LONG_ROW, example)
 
     def _why(self, error: csv.Error) -> str:
         """The reader's words; an open quote has taken all lines up to the end of the file."""
@@ -125,8 +175,7 @@ class CsvFile:
         """Physical line and cells of every record that is not blank."""
         lines = self._lines
         while True:
-            lines.begin_record()
-            line = lines.count + 1
+            line = lines.begin_record()
             try:
                 cells = next(self._cells)
             except StopIteration:
@@ -136,6 +185,7 @@ class CsvFile:
                 continue
             if len(cells) < 2 and lines.blank():
                 continue
+            self._check_length(line)
             if lines.undecodable():
                 yield line, Unreadable("not UTF-8", lines.raw())
             else:
@@ -146,57 +196,3 @@ def _first(names: list[str]) -> str:
     """The first few names, for people."""
     more = len(names) - _NAMED
     return ", ".join(map(repr, names[:_NAMED])) + (f" and {more:,} more" if more > 0 else "")
-
-
-class _Lines:
-    """Physical lines with their ends, counted, and those of the present record kept."""
-
-    def __init__(self, stream: ByteStream, source: FileSource) -> None:
-        self._source = source
-        self._text = io.TextIOWrapper(
-            stream.reader, encoding="utf-8-sig", errors="surrogateescape", newline=""
-        )
-        self._next: str | None = None
-        self.taken: list[str] = []
-        self.count = 0
-        self._size = 0
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line, self._next = self.peek(), None
-        if not line:
-            raise StopIteration
-        self.count += 1
-        self.taken.append(line)
-        self._size += len(line)
-        if self._size > LONGEST:
-            raise too_long(self._source.path, self.count - len(self.taken) + 1)
-        return line
-
-    def begin_record(self) -> None:
-        """Forget the lines of the last record."""
-        self.taken.clear()
-        self._size = 0
-
-    def peek(self) -> str:
-        """The next line, not yet taken; empty at the end."""
-        if self._next is None:
-            try:
-                self._next = self._text.readline(LONGEST)
-            except OSError as error:
-                raise unreadable(self._source.path, error) from error
-            if len(self._next) == LONGEST:
-                raise too_long(self._source.path, self.count + 1)
-        return self._next
-
-    def raw(self) -> bytes:
-        """The bytes of the record, without its last line end."""
-        return "".join(self.taken).rstrip("\r\n").encode(errors="surrogateescape")
-
-    def blank(self) -> bool:
-        return not any(line.strip() for line in self.taken)
-
-    def undecodable(self) -> bool:
-        return any(has_surrogate(line) for line in self.taken)

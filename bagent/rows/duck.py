@@ -7,11 +7,13 @@ does not follow the number of rows.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -31,6 +33,9 @@ _MEMORY = "1GB"
 
 ONE_QUERY = "one SELECT; a DuckDB file: FROM read_duckdb('FILE', table_name = 'TABLE')"
 """How to write the sql of an input."""
+
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 _AS_THEY_ARE = frozenset(
     {"VARCHAR", "BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"}
@@ -89,6 +94,7 @@ class Table:
 
     def __init__(self, source: FileSource | SqlSource, base: Path) -> None:
         self._source = source
+        self._partition = partition_of(source.name) if isinstance(source, FileSource) else {}
         self._connection = connect(base)
         self.read = 0
         """Rows given out so far."""
@@ -119,6 +125,8 @@ class Table:
             self.read += len(records)
             names = self._names
             items: list[Any] = [dict(zip(names, record, strict=True)) for record in records]
+            if self._partition:
+                items = [self._partition | item for item in items]
             for name, convert in self._converted.items():
                 for item in items:
                     item[name] = convert(item[name])
@@ -181,6 +189,22 @@ class Table:
             raise InputError(
                 f"the Parquet file cannot be read: {words}", hint=hint, at=at
             ) from error
+
+
+def partition_of(name: str) -> dict[str, Json]:
+    """The columns that the folders of a Parquet file say, as in ``year=2024/month=1/a.parquet``.
+
+    As DuckDB reads them: whole numbers are numbers, other values text.
+    """
+    columns: dict[str, Json] = {}
+    for folder in name.split("/")[:-1]:
+        key, equals, text = folder.partition("=")
+        if not key or not equals:
+            continue
+        value = unquote(text)
+        whole = _WHOLE.fullmatch(value)
+        columns[unquote(key)] = None if value == _NO_VALUE else int(value) if whole else value
+    return columns
 
 
 def plain(value: Any) -> Json:

@@ -11,6 +11,7 @@ from bagent.rows.duck import Table
 from bagent.rows.inputs import FileSource, SqlSource
 from bagent.rows.jsonfile import json_chunks
 from bagent.rows.lines import line_chunks, split_lines
+from bagent.rows.notices import Notices
 from bagent.rows.streams import ByteStream, check_start, check_whole, text_blocks
 from bagent.rows.textfile import text_chunk
 from bagent.rows.values import Chunk
@@ -81,7 +82,7 @@ def check_source(source: FileSource | SqlSource, base: Path) -> None:
     if isinstance(source, SqlSource) or source.format == "parquet":
         Table(source, base).close()
     elif source.format in ("csv", "tsv"):
-        CsvFile(source).close()
+        CsvFile(source, Notices()).close()
     elif source.format != "text":
         stream = ByteStream(source.path, source.packing)
         try:
@@ -93,7 +94,7 @@ def check_source(source: FileSource | SqlSource, base: Path) -> None:
 
 
 def source_chunks(
-    source: FileSource | SqlSource, base: Path, meter: Meter, halt: Halt
+    source: FileSource | SqlSource, base: Path, meter: Meter, halt: Halt, notices: Notices
 ) -> Iterator[Chunk]:
     """The rows of one source.
 
@@ -102,6 +103,7 @@ def source_chunks(
         base: folder that relative file names in SQL start from.
         meter: is told how far reading is, in bytes of the file.
         halt: interrupts a query that runs.
+        notices: takes warnings about rows.
 
     Raises:
         InputError: the source cannot be read, or not to its end.
@@ -109,7 +111,7 @@ def source_chunks(
     if isinstance(source, SqlSource) or source.format == "parquet":
         yield from _table_chunks(source, base, meter, halt)
     elif source.format in ("csv", "tsv"):
-        file = CsvFile(source)
+        file = CsvFile(source, notices)
         try:
             for chunk in file.chunks():
                 meter.at(file.position())

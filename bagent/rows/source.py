@@ -200,7 +200,7 @@ class RowSource:
         if self._condition is None:
             return
         first: list[dict[str, Any]] = []
-        for chunk in self._chunks(self._sources, None, Meter(None), lambda _: ()):
+        for chunk in self._chunks(self._sources, None, Meter(None), lambda _: (), Notices()):
             first += [item for item in chunk.items if isinstance(item, dict)]
             if len(first) >= FIRST_ROWS:
                 break
@@ -246,7 +246,7 @@ class RowSource:
             plain = list(takewhile(is_plain, sources))
             sources = sources[len(plain) :]
             yield from self._remembered(plain, namer, meter)
-        for chunk in self._chunks(sources, self._stdin, meter, namer.bases):
+        for chunk in self._chunks(sources, self._stdin, meter, namer.bases, notices):
             rows = namer.rows(chunk)
             if condition is not None:
                 if not condition.checked:
@@ -268,13 +268,18 @@ class RowSource:
         self._memory.stop()
 
     def _chunks(
-        self, sources: list[Source], stdin: BinaryIO | None, meter: Meter, bases: Bases
+        self,
+        sources: list[Source],
+        stdin: BinaryIO | None,
+        meter: Meter,
+        bases: Bases,
+        notices: Notices,
     ) -> Iterator[Chunk]:
         for source in sources:
             if isinstance(source, StdinSource):
                 chunks = Piped(self._spool, stdin, self._halt).chunks(bases)
             else:
-                chunks = source_chunks(source, self._config.base, meter, self._halt)
+                chunks = source_chunks(source, self._config.base, meter, self._halt, notices)
             try:
                 for chunk in chunks:
                     if self._halt.is_set:

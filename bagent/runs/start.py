@@ -233,8 +233,8 @@ def make_tables(child: TablesChild, notice: Callable[[str], None]) -> str:
     if code:
         last = output.splitlines()[-1] if output else f"exit code {code}"
         return f"the tables could not be made: {last.removeprefix('bagent: error: ')}"
-    if output:
-        notice(output)
+    for line in output.splitlines():
+        notice(line)
     return ""
 
 

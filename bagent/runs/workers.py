@@ -270,7 +270,7 @@ def take(worker: Worker, line: bytes, note: Callable[[str], None]) -> None:
         event: dict[str, Any] = msgspec.json.decode(line)
         kind = event["event"]
     except (msgspec.DecodeError, TypeError, KeyError):
-        note(line.decode("utf-8", "replace").rstrip())
+        note(line.decode("utf-8", "replace").rstrip().removeprefix("bagent: "))
         return
     if kind == "state":
         worker.state = msgspec.convert(event["state"], Snapshot, str_keys=True)

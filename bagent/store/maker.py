@@ -207,7 +207,8 @@ class Maker:
             rows.close()
         broken = lines.broken + feed.given - tables.counts["results"]
         if broken:
-            self.notes.append(f"{broken} broken lines of the journal were left out")
+            broken_lines = "1 broken line" if broken == 1 else f"{broken} broken lines"
+            self.notes.append(f"left out: {broken_lines} of the journal")
         if feed.shortened:
             more = "" if len(feed.shortened) <= _NAMED else " ..."
             self.notes.append(

@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None, rows: bytes = b"") -> int:
     options = Options(asked.out, asked.only_stale, asked.memory, read_input)
 
     def report(words: str) -> None:
-        sys.stderr.write(f"bagent: {words}\n")
+        sys.stderr.write(f"{words}\n")  # whoever started this says whose words they are
 
     try:
         make_tables(asked.run_dir, options, report)

@@ -77,6 +77,60 @@ def test_a_header_may_span_lines_but_not_name_a_column_twice(rows_of):
         rows_of("\na,b,a\n1,2,3", "in.csv")
 
 
+def test_blanks_around_names_and_nameless_cells_at_the_end_do_not_count(rows_of):
+    assert shown(rows_of('id, text\n1, "a, b"\n2,x\n', "in.csv")) == [
+        (2, {"id": "1", "text": "a, b"}),
+        (3, {"id": "2", "text": "x"}),
+    ]
+    rows = rows_of("id,text,,\n1,a,,\n2,b\n3,c,,more\n", "in.csv")
+    assert shown(rows[:2]) == [(2, {"id": "1", "text": "a"}), (3, {"id": "2", "text": "b"})]
+    assert rows[2].error == "4 cells where the header has 2"
+
+
+@pytest.mark.parametrize(
+    ("rows", "warned"),
+    [
+        ('r2,"It began\nr3,he went on\nr4,and so it ended."\n', True),
+        ('r2,"' + "line\n" * 101 + '"\n', True),
+        ('r2,"two\nlines, or\nthree"\n', False),
+        ('r2,"one, two"\n', False),
+    ],
+)
+def test_quoted_cells_that_may_have_swallowed_rows_are_warned_of(source_of, rows, warned):
+    source = source_of("id,text\nr1,plain\n" + rows, "in.csv")
+    assert [row.id for batch in source.batches() for row in batch] == ["r1", "r2"]
+    assert ["in.csv:3" in line for line in source.warnings] == [True] * warned
+
+
+@pytest.mark.parametrize(
+    ("lines", "texts"),
+    [
+        (['r1\t"It began', "r2\the went on", 'r3\tand so it ended."'], None),
+        (['r1\tinner "quoted" words', 'r2\t"all of it"', 'r3\t5" pipe'], None),
+        (['r1\t"never closed', "r2\tx"], None),
+        (['r1\t"a ""b"" c"'], ['a "b" c']),
+        (['r1\t"two', 'lines"', "r2\tx"], ["two\nlines", "x"]),
+        (['r1\t"a\ttab"'], ["a\ttab"]),
+    ],
+)
+def test_quotes_of_a_tsv_count_only_where_lines_need_them(source_of, lines, texts):
+    source = source_of("id\ttext\n" + "\n".join(lines) + "\n", "in.tsv")
+    rows = [row for batch in source.batches() for row in batch]
+    expected = texts or [line.partition("\t")[2] for line in lines]
+    assert [row.data.get("text") for row in rows] == expected
+    assert source.warnings == []
+
+
+def test_a_tsv_whose_header_is_in_quotes_is_read_as_csv_is(rows_of):
+    rows = rows_of('"id"\t"text"\n"1"\t"a\nb"\n"2"\t"all"\n', "in.tsv")
+    assert [row.data for row in rows] == [{"id": "1", "text": "a\nb"}, {"id": "2", "text": "all"}]
+
+
+def test_lines_of_a_tsv_that_fit_no_row_are_bad_rows(rows_of):
+    rows = rows_of('id\ttext\n1\t"open\tx\n2\ty\n3\tz"\n', "in.tsv")
+    assert [row.error for row in rows] == ["3 cells where the header has 2", None, None]
+
+
 def test_a_header_that_is_not_utf8_is_refused_with_the_way_out(rows_of):
     with pytest.raises(InputError, match="iconv -f LATIN1"):
         rows_of("id,größe\n1,2".encode("latin-1"), "in.csv")
@@ -124,6 +178,6 @@ def test_a_header_of_very_many_columns_is_read_in_one_pass_and_bounded(rows_of):
 
 
 def test_lines_that_one_quote_makes_a_row_are_bounded(rows_of, monkeypatch):
-    monkeypatch.setattr("bagent.rows.csvfile.LONGEST", 10_000)
+    monkeypatch.setattr("bagent.rows.physical.LONGEST", 10_000)
     with pytest.raises(InputError, match=r"in\.csv:2: one row is longer"):
         rows_of('id,t\n1,"' + "a line\n" * 2_000 + '"\n', "in.csv")

@@ -109,11 +109,13 @@ def test_parquet_files_with_pattern_signs_in_their_names_are_read(tmp_path):
     assert [row.id for row in rows_at(tmp_path, str(path))] == [1]
 
 
-def test_folders_named_like_partitions_add_no_column(tmp_path):
-    (tmp_path / "run=3").mkdir()
-    path = write(tmp_path / "run=3" / "in.parquet", "SELECT 1 AS id")
-    (row,) = rows_at(tmp_path, str(path))
-    assert row.data == {"id": 1}
+def test_folders_named_like_partitions_are_columns(tmp_path):
+    folder = tmp_path / "year=2024" / "city=New%20York" / "kind=__HIVE_DEFAULT_PARTITION__"
+    folder.mkdir(parents=True)
+    write(folder / "in.parquet", "SELECT 1 AS id, 5 AS year")
+    (row,) = rows_at(tmp_path, "**/*.parquet")
+    assert row.data == {"year": 5, "city": "New York", "kind": None, "id": 1}
+    assert rows_at(tmp_path, "**/*.parquet", where="city = 'Rome'") == []
 
 
 def test_what_is_no_parquet_is_refused(tmp_path):

@@ -317,6 +317,16 @@ def test_the_child_runs_with_a_home_that_cannot_be_written(store, outcome, tmp_p
     assert len(table(store, "results")) == 1
 
 
+def test_what_the_child_reports_has_no_name_of_the_program_before_it(store, outcome):
+    store.write(outcome(0))
+    with next((store.path / "journal").glob("*.jsonl")).open("ab") as file:
+        file.write(b"broken\n")
+    command = [sys.executable, "-m", "bagent.store.tables", str(store.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "left out: 1 broken line of the journal" in done.stderr.splitlines()
+    assert "bagent: " not in done.stderr
+
+
 def test_a_place_that_cannot_be_written_is_exit_74(store, outcome, tmp_path):
     store.write(outcome(0))
     (tmp_path / "file").write_text("")
