@@ -29,6 +29,7 @@ from bagent.store.codec import unit_of
 from bagent.store.edited import EditedRows, Missing
 from bagent.store.feed import InputRows
 from bagent.store.index import DoneIndex, Policy, load_index
+from bagent.store.inside import link_refused
 from bagent.store.journal import Journal, Syncer
 from bagent.store.near import units_of
 from bagent.store.owner import Owner, Renewer, is_live, owners
@@ -348,6 +349,7 @@ def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list
     Raises:
         OwnedError: a live process works on it by another division.
         WriteError: it cannot be made.
+        UsageError: a file of it is a link.
     """
     directory = RunDir(prepared.run_dir)
     if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
@@ -357,6 +359,9 @@ def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list
         notes.append(f"the old run is now {aside}")
         notes += filter(None, [left_there(aside)])
     RunDir.create(prepared.run_dir, prepared.job.results.mode)
+    for path in (*directory.path.glob("*.log"), directory.path / "input.jsonl"):
+        if path.is_symlink():  # it would be written to, wherever it leads
+            raise link_refused(path)
     _refuse_other_division(directory, prepared.part)
     return directory
 

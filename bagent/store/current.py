@@ -244,16 +244,21 @@ class CurrentLines:
         low = min(offsets)
         size = max(map(add, offsets, lengths)) - low
         descriptor = self._descriptor(segment)
+        # An index file that came with a run directory may name any length.
+        most = self.indexes[segment].covered
         if size <= max(2 * sum(lengths), _NEAR_BYTES):
-            data = os.pread(descriptor, size, low)
+            data = os.pread(descriptor, min(size, most), low)
             if len(data) == size:
                 view = memoryview(data)
                 return [view[o - low : o - low + n] for o, n in zip(offsets, lengths, strict=True)]
-        return [os.pread(descriptor, n, o) for o, n in zip(offsets, lengths, strict=True)]
+        return [
+            os.pread(descriptor, min(n, most), o) for o, n in zip(offsets, lengths, strict=True)
+        ]
 
     def read(self, place: Place) -> bytes:
         """The line at a place, without its newline; empty where it cannot be read."""
-        data = os.pread(self._descriptor(place.segment), place.length - 1, place.offset)
+        most = self.indexes[place.segment].covered
+        data = os.pread(self._descriptor(place.segment), min(place.length - 1, most), place.offset)
         return data if len(data) == place.length - 1 else b""
 
     def texts(self, places: Iterable[Place]) -> Iterator[tuple[Place, bytes]]:

@@ -223,3 +223,18 @@ def test_a_packed_segment_is_named_and_its_rows_are_not_sent_again(
             assert f"{name}: the journal is read from .jsonl files only" in done.err
             assert f"unpack or rename it to {name.rpartition('.')[0]}" in done.err
     assert len(fs.requests) == 3
+
+
+@pytest.mark.parametrize("name", ["run.log", "input.jsonl", "journal"])
+def test_a_run_writes_through_no_link(bagent, job_dir, fs, name):
+    write_job(job_dir, fs.url, 1)
+    run = job_dir / "runs" / "job"
+    run.mkdir(parents=True)
+    victim = job_dir / "victim"
+    victim.mkdir() if name == "journal" else victim.write_text(SECRET)
+    (run / name).symlink_to(victim)
+    done = bagent(["run", "job.yaml"])
+    assert done.code == 2
+    assert f"{name} is a link" in done.err
+    assert fs.requests == []
+    assert list(victim.iterdir()) == [] if name == "journal" else victim.read_text() == SECRET
