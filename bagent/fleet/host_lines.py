@@ -8,13 +8,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bagent.errors import WriteError
-from bagent.fleet.hostfile import Host
+from bagent.fleet.hostfile import FIRST_FREE_PORT, Host
 
 
 def host_line(host: Host) -> str:
     """The line of a hostfile that stands for ``host``: read again, it is the same endpoint."""
-    # Without a port a URL means port 80, a bare name another.
-    plain = f"http://{host.name}/v1" == host.url and urlsplit(host.url).port is not None
+    # Without a port a URL means port 80, a bare name another; small ports need a URL.
+    port = urlsplit(host.url).port or 0
+    plain = f"http://{host.name}/v1" == host.url and port >= FIRST_FREE_PORT
     return " ".join([host.name if plain else host.url, *(f"{k}={v}" for k, v in host.tags.items())])
 
 

@@ -3,7 +3,8 @@
 ``host`` · ``host:port`` · ``host port`` · ``[v6]:port`` · ``http(s)://host:port/base``, then
 ``key=value`` tags, parted by tabs or blanks; ``#`` begins a comment. ``node[001-004]:8000-8003``
 stands for sixteen endpoints, also in a URL. A PBS node file is a hostfile. MPI's ``slots=`` and
-``cpus=`` are passed over.
+``cpus=`` are passed over. A port below 1024 is taken in a URL only: ``host:4`` (MPICH) and
+``host 4`` (LSF) are slots, not ports.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import msgspec
 from bagent.errors import HostfileError, Position
 
 DEFAULT_PORT = 8000
+FIRST_FREE_PORT = 1024
+"""The first port that a server may have without a URL: smaller numbers are counts of slots."""
+
 MOST_EXPANDED = 100_000
 _IGNORED_TAGS = frozenset({"slots", "cpus", "max_slots", "max-slots"})
 _NUMBER_TAGS: Mapping[str, type] = {"weight": float, "gpus": int, "max_concurrency": int}
@@ -134,6 +138,13 @@ def _line(words: list[str], number: int, at: Position) -> Iterator[Host]:
     if port is not None and inner_port is not None:
         raise HostfileError(f"two ports: {inner_port} and {port}", at=at)
     ports = list(_ports(port or inner_port, at))
+    if ports[0] < FIRST_FREE_PORT:
+        raise HostfileError(
+            f"{' '.join(words[: 2 if port else 1])}: {ports[0]} is a number of slots, not a port",
+            hint=f"{host} slots={ports[0]}; a port below {FIRST_FREE_PORT} needs a URL:"
+            f" http://{host}:{ports[0]}",
+            at=at,
+        )
     for name in _expand(host, at):
         shown = _check_host(name, at)
         for one in ports:

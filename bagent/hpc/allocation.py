@@ -19,7 +19,7 @@ from bagent.errors import UsageError
 Scheduler = Literal["slurm", "pbs"]
 
 SHARDS = "BAGENT_SHARDS"
-"""Names the number of parts where neither scheduler nor launcher tells it."""
+"""Names the number of parts, or the indexes of the whole array, where nobody else tells them."""
 
 # Of each launcher: the variable with this process's number, then those with the number of all.
 _RANKS = (
@@ -30,6 +30,7 @@ _RANKS = (
 )
 _MARKS = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PBS_", "PALS_", "PMIX_", "PMI_", "OMPI_")
 _WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
+_ARRAY = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]+)?", re.ASCII)
 
 
@@ -99,21 +100,78 @@ def auto_shard(env: Mapping[str, str]) -> tuple[int, int]:
     """
     here = read_allocation(env)
     part, parts = 0, 1
-    said = _whole(env, SHARDS)
-    for place in (here.task, here.rank):
+    for place in (_array_part(env), here.rank):
         if place is None:
             continue
         count = place.count
-        if count is None and (here.task is None or here.rank is None):
-            count = said
-        if count is None or not 0 <= place.index < count:
-            words = "not told" if count is None else f"{count}, and this is number {place.index}"
-            raise UsageError(
-                f"--shard auto: the number of parts is {words}",
-                hint=f"set {SHARDS}=N for all of them, or write --shard I/N",
-            )
+        if count is None and here.task is None:
+            count = (_shards(env) or _Indexes(0, 0)).count
+        if not count or not 0 <= place.index < count:
+            reason = f"{count}, and this is number {place.index}" if count else "not told"
+            raise _unknown_parts(reason)
         part, parts = part * count + place.index, parts * count
     return part + 1, parts
+
+
+class _Indexes(msgspec.Struct, frozen=True):
+    """The indexes of a whole job array."""
+
+    first: int
+    count: int
+    step: int = 1
+
+
+def _shards(env: Mapping[str, str]) -> _Indexes | None:
+    """The array that :data:`SHARDS` names: ``8``, or its indexes as ``1-8`` or ``0-14:2``."""
+    match = _ARRAY.fullmatch(_text(env, SHARDS) or "")
+    if match is None:
+        return None
+    if match[2] is None:
+        return _Indexes(0, int(match[1]))
+    first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
+    return _Indexes(first, max(0, last - first) // max(1, step) + 1, max(1, step))
+
+
+def _array_part(env: Mapping[str, str]) -> Place | None:
+    """The part of this task of a job array.
+
+    The scheduler tells the first and the last index and how many tasks there are, not which: where
+    they leave gaps, as in ``--array=1,3,7``, the tasks are those of a larger array that is known
+    by :data:`SHARDS` alone.
+
+    Raises:
+        UsageError: that is not set, or has no such index.
+    """
+    task, array = _task(env), _shards(env)
+    if task is None:
+        return None
+    if array is None or (task.count == array.count and not _has_gaps(env)):
+        if _has_gaps(env):
+            raise _unknown_parts("not told by an array with gaps")
+        return task
+    index = _whole(env, "SLURM_ARRAY_TASK_ID")
+    if index is None:
+        index = _whole(env, "PBS_ARRAY_INDEX") or 0
+    number, beside = divmod(index - array.first, array.step)
+    if beside or not 0 <= number < array.count:
+        raise _unknown_parts(f"{array.count}, and this is number {index} of {_text(env, SHARDS)}")
+    return Place(number, array.count)
+
+
+def _has_gaps(env: Mapping[str, str]) -> bool:
+    count, last = _whole(env, "SLURM_ARRAY_TASK_COUNT"), _whole(env, "SLURM_ARRAY_TASK_MAX")
+    if not count or last is None:
+        return False
+    first = _whole(env, "SLURM_ARRAY_TASK_MIN") or 0
+    return (last - first) // (_whole(env, "SLURM_ARRAY_TASK_STEP") or 1) + 1 != count
+
+
+def _unknown_parts(reason: str) -> UsageError:
+    return UsageError(
+        f"--shard auto: the number of parts is {reason}",
+        hint=f"set {SHARDS}=N for all of them, {SHARDS}=FIRST-LAST for the indexes of the whole"
+        " array, or write --shard I/N",
+    )
 
 
 def _task(env: Mapping[str, str]) -> Place | None:

@@ -23,7 +23,7 @@ from support.replies import status
 
 Bagent = Callable[..., Completed]
 
-DEAD = "127.0.0.1:9"
+DEAD = "127.0.0.1:1999"
 
 
 def write(folder: Path, *lines: str) -> Path:

@@ -15,14 +15,14 @@ SOURCE = """\
 node[1-3]:8000 role=worker   # rack a
 node4 9000 gpus=4
 https://far.example/api weight=2
-[::1]:7 rack=a=b
+[::1]:7000 rack=a=b
 node4 9000 gpus=4
 """
 HOSTS = parse_hostfile(SOURCE)
 
 
 def test_a_written_line_is_read_as_the_same_endpoint() -> None:
-    for host in (*HOSTS, *parse_hostfile("http://node9\nhttp://[::2]\nnode[8-9]:1")):
+    for host in (*HOSTS, *parse_hostfile("http://node9\nhttp://[::2]\nnode[8-9]:9001")):
         (again,) = parse_hostfile(host_line(host))
         assert (again.name, again.url, again.tags) == (host.name, host.url, host.tags)
 
@@ -40,7 +40,7 @@ def test_a_range_that_lost_an_endpoint_is_written_out() -> None:
         "node1:8000 role=worker",
         "node3:8000 role=worker",
         "https://far.example/api weight=2",
-        "[::1]:7 rack=a=b",
+        "[::1]:7000 rack=a=b",
     ]
 
 

@@ -58,9 +58,9 @@ def test_ranges_expand_in_a_url_too() -> None:
     [
         "node1\nNODE1",
         "node1\nnode1.",
-        "http://node1\nnode1:80",
+        "http://node1\nhttp://node1:80",
         "https://node1/v1\nhttps://node1:443",
-        "[::1]:80\n[0:0:0:0:0:0:0:1]:80\nhttp://[::1]",
+        "http://[::1]:80\nhttp://[0:0:0:0:0:0:0:1]:80\nhttp://[::1]",
     ],
 )
 def test_one_address_written_in_several_ways_counts_once(text: str) -> None:
@@ -98,6 +98,9 @@ def test_tags_are_kept_and_the_scheduler_s_own_passed_over() -> None:
         ("node1:9-8", "runs backwards"),
         ("node1 8000-", "is no number"),
         ("node1:80 81", "two ports"),
+        ("node1:4", "node1:4: 4 is a number of slots, not a port (node1 slots=4; a port below"),
+        ("node1 4", "node1 4: 4 is a number of slots, not a port (node1 slots=4"),
+        ("node[1-2]:80", "needs a URL: http://node[1-2]:80)"),
         ("node1 critic", "neither a port nor"),
         ("node1 8000 critic", "no key=value tag"),
         ("node1 role=a role=b", "stands twice"),
@@ -170,5 +173,5 @@ def test_a_file_without_endpoints_is_an_error(tmp_path: Path, content: bytes) ->
 
 def test_a_byte_order_mark_and_foreign_line_ends_are_no_trouble(tmp_path: Path) -> None:
     path = tmp_path / "hosts.txt"
-    path.write_bytes(b"\xef\xbb\xbfnode1\r\nnode2:9\r\n")
-    assert [host.name for host in read_hostfile(path)] == ["node1:8000", "node2:9"]
+    path.write_bytes(b"\xef\xbb\xbfnode1\r\nnode2:9000\r\n")
+    assert [host.name for host in read_hostfile(path)] == ["node1:8000", "node2:9000"]

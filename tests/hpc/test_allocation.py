@@ -48,6 +48,9 @@ def test_a_value_that_is_no_number_counts_as_not_set(text):
     assert (found.end, found.restarts) == (None, 0)
 
 
+GAPS = {"COUNT": "3", "MIN": "1", "MAX": "7", "STEP": "1"}
+
+
 @pytest.mark.parametrize(
     ("env", "shard"),
     [
@@ -75,6 +78,39 @@ def test_an_array_may_begin_anywhere_and_step():
         "SLURM_ARRAY_TASK_COUNT": "5",
     }
     assert auto_shard(env) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [("8", [(2, 8), (4, 8), (8, 8)]), ("1-8", [(1, 8), (3, 8), (7, 8)]), ("1-9:2", None)],
+)
+def test_an_array_with_gaps_is_part_of_the_one_that_bagent_shards_names(shards, expected):
+    gaps = {f"SLURM_ARRAY_TASK_{name}": text for name, text in GAPS.items()}
+    tasks = [gaps | {"SLURM_ARRAY_TASK_ID": index} for index in ("1", "3", "7")]
+    for env in tasks:
+        with pytest.raises(UsageError, match="an array with gaps"):
+            auto_shard(env)
+    parts = [auto_shard(env | {"BAGENT_SHARDS": shards}) for env in tasks]
+    assert parts == (expected or [(1, 5), (2, 5), (4, 5)])
+
+
+@pytest.mark.parametrize("shards", ["7", "8-9", "0-14:2"])
+def test_an_index_that_the_named_array_lacks_is_refused(shards):
+    env = {f"SLURM_ARRAY_TASK_{name}": text for name, text in GAPS.items()}
+    with pytest.raises(UsageError, match="and this is number 7 of"):
+        auto_shard(env | {"SLURM_ARRAY_TASK_ID": "7", "BAGENT_SHARDS": shards})
+
+
+def test_a_contiguous_array_needs_no_name_and_a_part_of_one_may_have_it():
+    env = {
+        "SLURM_ARRAY_TASK_ID": "6",
+        "SLURM_ARRAY_TASK_MIN": "5",
+        "SLURM_ARRAY_TASK_MAX": "7",
+        "SLURM_ARRAY_TASK_COUNT": "3",
+    }
+    assert auto_shard(env) == (2, 3)
+    assert auto_shard(env | {"BAGENT_SHARDS": "3"}) == (2, 3)
+    assert auto_shard(env | {"BAGENT_SHARDS": "8"}) == (7, 8)
 
 
 def test_every_process_of_every_task_of_an_array_has_its_own_part():

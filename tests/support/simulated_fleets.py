@@ -16,7 +16,7 @@ from bagent.fleet.hostfile import hosts_in
 from bagent.runs.endpoints import host_endpoints
 from bagent.sim import RunningSim, parse_sim_url, start_sim
 
-DEAD = "127.0.0.1:9"
+DEAD = "127.0.0.1:1999"
 
 
 @contextmanager
