@@ -49,9 +49,9 @@ def submit(
 ) -> int:
     """Make the batch script of a job: engines on every node, their hostfile, the run, and again.
 
-    The script is printed on stdout. It starts engines on all nodes, waits until enough of them
-    answer, runs the job, and goes on by itself where the time was too short (exit code 75), a
-    limited number of times. Its exit code is that of bagent run.
+    The script is printed on stdout, with --go once it is submitted. It starts engines on all
+    nodes, waits until enough of them answer, runs the job, and goes on by itself where the time
+    was too short (exit code 75), a limited number of times. Its exit code is that of bagent run.
 
     Example: bagent submit job.yaml --scheduler slurm --set cluster.nodes=4 > job.sh
     """
@@ -80,19 +80,20 @@ def submit(
     )
     plan = make_plan(loaded, load_site(named), request)
     text = batch_script(plan)
+    if go:
+        _send(plan, text)  # before the script is printed: an error is not lost behind it
     sys.stdout.write(text)
     sys.stdout.flush()
     if go:
-        return _send(plan, text)
+        return 0
     program = "sbatch" if plan.scheduler == "slurm" else "qsub"
     typer.echo(f"next: {program} FILE with this script, or the same command with --go", err=True)
     return 0
 
 
-def _send(plan: Plan, text: str) -> int:
+def _send(plan: Plan, text: str) -> None:
     from bagent.hpc.send import submit_script, write_script
 
     path = write_script(plan, text)
     number = submit_script(plan, path)
     typer.echo(f"submitted job {number}: {path}\nnext: bagent status {plan.run_folder}", err=True)
-    return 0

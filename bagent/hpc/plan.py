@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bagent.errors import JobError, Position
+from bagent.hpc.plan_checks import check_gpus, check_staging, requests_gpus
 from bagent.hpc.site import Queue, Site, merged
 from bagent.job.spec import Job
 from bagent.job.spec_cluster import ClusterSpec, Scheduler
@@ -50,6 +51,13 @@ class Plan(msgspec.Struct, frozen=True):
     ports: tuple[int, ...]
 
     @property
+    def requested_gpus(self) -> int:
+        """GPUs of each node that the script requests; 0: none, or the directives do."""
+        if not self.site.requests_gpus or requests_gpus(self.cluster):
+            return 0
+        return self.cluster.gpus_per_node or 0
+
+    @property
     def name(self) -> str:
         """The run's name, in letters that schedulers take."""
         kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in self.run)
@@ -87,6 +95,8 @@ def make_plan(job: Job, site: Site, request: Request) -> Plan:
     assert cluster.walltime is not None
     nodes = cluster.nodes or 1
     _check_fit(cluster, scheduler, nodes, at)
+    check_staging(cluster, at)
+    check_gpus(cluster, site, at)
     return Plan(
         job=job,
         site=site,
@@ -135,13 +145,6 @@ def _check_fit(cluster: ClusterSpec, scheduler: str, nodes: int, at: Position) -
         raise JobError(
             f"{working} nodes for engines, and one engine spans {span}",
             hint="raise cluster.nodes",
-            at=at,
-        )
-    engines, gpus = cluster.engines_per_node or 1, cluster.gpus_per_node
-    if gpus is not None and gpus % engines:
-        raise JobError(
-            f"{gpus} GPUs cannot be shared evenly by {engines} engines of a node",
-            hint="change cluster.engines_per_node or cluster.gpus_per_node",
             at=at,
         )
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from bagent.hpc.plan import MIN_FRACTION, REQUEUES, RESTARTS, START_SECONDS, Plan, clock
+from bagent.hpc.plan_checks import engine_words
 from bagent.hpc.site import deploy_folder
 
 WARN_SECONDS = 20
@@ -71,6 +72,8 @@ def _slurm(plan: Plan) -> Iterator[str]:
     yield f"--nodes={plan.nodes}"
     yield "--ntasks-per-node=1"
     yield "--exclusive"
+    if plan.requested_gpus:
+        yield f"--gpus-per-node={plan.requested_gpus}"
     yield f"--time={clock(plan.walltime)}"
     yield f"--signal=B:USR1@{WARN_SECONDS}"
     yield "--no-kill"
@@ -87,7 +90,8 @@ def _pbs(plan: Plan) -> Iterator[str]:
     if plan.queue:
         yield f"-q {plan.queue}"
     select = f":{plan.site.select}" if plan.site.select else ""
-    yield f"-l select={plan.nodes}{select}"
+    gpus = f":ngpus={plan.requested_gpus}" if plan.requested_gpus else ""
+    yield f"-l select={plan.nodes}{select}{gpus}"
     yield "-l place=scatter"
     yield f"-l walltime={clock(plan.walltime)}"
     if cluster.filesystems:
@@ -145,8 +149,7 @@ def _settings(plan: Plan) -> Iterator[str]:
 
 def _engine(plan: Plan) -> list[str]:
     """The engine's command as words; a single text is split as a shell would."""
-    given = plan.cluster.engine
-    words = shlex.split(given[0]) if len(given) == 1 else list(given)
+    words = engine_words(plan.cluster)
     if plan.cluster.api_servers is not None:
         words += ["--api-server-count", str(plan.cluster.api_servers)]
     return words

@@ -49,6 +49,8 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``untried`` says what of it nobody could try. ``cluster`` has the keys of a job's section and
     is its default. ``needs`` are keys that a user must give. ``select`` is added to each chunk of
     a PBS select line, ``host_suffix`` to a node's short name to make its fast address.
+    ``requests_gpus`` is false where whole nodes come with their GPUs; ``engine_gpus`` are the
+    numbers of GPUs that an engine works with, none: any.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     needs: tuple[str, ...] = ()
     queues: tuple[Queue, ...] = ()
     select: str = ""
+    requests_gpus: bool = True
+    engine_gpus: tuple[int, ...] = ()
     host_suffix: str = ""
 
 
@@ -126,4 +130,6 @@ def merged(site: Site, job: ClusterSpec) -> ClusterSpec:
         if key in _JOINED:
             value = {**before, **value} if isinstance(value, Mapping) else (*before, *value)
         update[key] = value
+    if (job.nodes_per_engine or 1) > 1 and job.engines_per_node is None:
+        update["engines_per_node"] = None
     return base.model_copy(update=update)

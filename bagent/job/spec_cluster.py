@@ -168,8 +168,9 @@ class ClusterSpec(Section):
     launcher: Annotated[Launcher | None, Choice(Launcher)] = Field(
         default=None, description="What starts a process on every node."
     )
-    gpus_per_node: Annotated[int | None, Whole(1)] = Field(
-        default=None, description="GPUs of a node, shared evenly by its engines."
+    gpus_per_node: Annotated[int | None, Whole(0)] = Field(
+        default=None,
+        description="GPUs that are requested of each node and shared evenly by its engines.",
     )
     gpu_mask: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="The variable that picks GPUs.", examples=["CUDA_VISIBLE_DEVICES"]

@@ -222,7 +222,7 @@ def test_a_refusal_of_the_scheduler_is_passed_on(job_dir, env, tmp_path):
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid account' >&2; exit 1\n")
     done = run_bagent(["submit", "job.yaml", "--scheduler", "slurm", "--go"], job_dir, env=env)
-    assert done.code == 2
+    assert (done.code, done.out) == (2, "")
     assert "invalid account" in done.err
     sbatch.unlink()
     only = env | {"PATH": f"{tmp_path / 'bin'}:{Path(sys.executable).parent}"}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bagent.errors import JobError, UsageError
+from bagent.hpc.script import batch_script
 from bagent.hpc.site import load_site, merged, read_site, site_names
 from bagent.job.spec_cluster import ClusterSpec
-from support.submit_plans import CLUSTER, plan_of
+from support.submit_plans import CLUSTER, GPUS, plan_of
 
 
 def test_everything_that_is_missing_is_named_at_once():
@@ -23,6 +24,9 @@ def test_without_a_scheduler_one_is_asked_for():
         plan_of(scheduler=None)
 
 
+TP = "vllm serve m --tensor-parallel-size"
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -32,19 +36,61 @@ def test_without_a_scheduler_one_is_asked_for():
         ("  launcher: ssh\n  stage: a\n  stage_by: mpi\n", "needs an MPI launcher"),
         ("  nodes_per_engine: 4\n", "2 nodes for engines, and one engine spans 4"),
         ("  reserve_node: true\n  nodes_per_engine: 2\n", "1 nodes for engines"),
-        ("  gpus_per_node: 4\n  engines_per_node: 3\n", "4 GPUs cannot be shared evenly by 3"),
+        ("  engines_per_node: 3\n", "4 GPUs cannot be shared evenly by 3"),
+        ("  stage: a\n  stage_by: none\n", r"copies none .*stage_by: copy"),
         ("  ports: [8000, 8000]\n  engines_per_node: 2\n", "1 ports for 2 engines"),
         ("  ports: 65535\n  engines_per_node: 2\n", "2 ports for 2 engines"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(more, words):
     with pytest.raises(JobError, match=words):
-        plan_of(CLUSTER + more, scheduler="pbs")
+        plan_of(CLUSTER + GPUS + more, scheduler="pbs")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "site", "words"),
+    [
+        (CLUSTER, "generic", "not said: cluster.gpus_per_node, .*gpus_per_node: 4"),
+        ("  walltime: 1h\n  engine: python -m sglang.launch_server\n", "generic", "not said"),
+        (CLUSTER + "  engines_per_node: 1\n", "aurora", "12 GPUs .* engines_per_node: 3 or 6"),
+        (f"  walltime: 1h\n  engine: {TP} 8\n" + GPUS, "generic", "uses 8 GPUs, and gets 4"),
+        (f"  walltime: 1h\n  engine: {TP}=8\n", "aurora", "uses 8 GPUs, and gets 4"),
+        ("  walltime: 1h\n  engine: e {stage}/m\n", "generic", r"stage: \[PATH\]"),
+    ],
+)
+def test_engines_that_would_lack_gpus_or_files_are_refused(cluster, site, words):
+    with pytest.raises(JobError, match=words):
+        plan_of(cluster, site, account="a")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "scheduler", "line"),
+    [
+        (GPUS, "slurm", "#SBATCH --gpus-per-node=4"),
+        (GPUS, "pbs", "#PBS -l select=2:ngpus=4"),
+        (GPUS + '  directives: ["--gres=gpu:a100:4"]\n', "slurm", None),
+        ("  gpus_per_node: 0\n", "slurm", None),
+    ],
+)
+def test_the_gpus_of_nodes_are_requested_unless_directives_do(cluster, scheduler, line):
+    script = batch_script(plan_of(CLUSTER + cluster, scheduler=scheduler))
+    requests = [one for one in script.splitlines() if "gpus-per-node=" in one or "ngpus=" in one]
+    assert requests == ([line] if line else [])
+
+
+def test_one_engine_over_several_nodes_has_all_their_gpus():
+    plan = plan_of(CLUSTER + "  nodes_per_engine: 2\n", "aurora", account="a")
+    assert plan.cluster.engines_per_node is None
 
 
 def test_one_port_is_the_first_of_a_node():
-    assert plan_of(CLUSTER + "  ports: 9000\n  engines_per_node: 3\n").ports == (9000, 9001, 9002)
-    assert plan_of(CLUSTER + "  ports: 9000-9009\n  engines_per_node: 2\n").ports == (9000, 9001)
+    assert plan_of(
+        CLUSTER + "  gpus_per_node: 6\n  ports: 9000\n  engines_per_node: 3\n"
+    ).ports == (9000, 9001, 9002)
+    assert plan_of(CLUSTER + GPUS + "  ports: 9000-9009\n  engines_per_node: 2\n").ports == (
+        9000,
+        9001,
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ import sys
 from pathlib import Path
 
 from bagent.hpc.script import batch_script
-from support.submit_plans import CLUSTER, plan_of
+from support.submit_plans import CLUSTER, GPUS, plan_of
 
 GOLDEN = Path(__file__).parent / "golden"
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
 SITES = {
-    "generic-slurm": (CLUSTER, "generic", {}),
-    "generic-pbs": (CLUSTER, "generic", {"scheduler": "pbs", "account": "gene"}),
+    "generic-slurm": (CLUSTER + GPUS, "generic", {}),
+    "generic-pbs": (CLUSTER + GPUS, "generic", {"scheduler": "pbs", "account": "gene"}),
     "aurora": (
         "  nodes: 256\n  walltime: 6h\n  engine: vllm serve '{stage}/model' -tp 4\n"
-        "  engines_per_node: 3\n  stage: /flare/models/model\n  exclude: [x4309c4s0b0n0]\n",
+        "  stage: /flare/models/model\n  exclude: [x4309c4s0b0n0]\n",
         "aurora",
         {"account": "GeneReview"},
     ),
@@ -114,6 +114,6 @@ def test_words_with_blanks_and_quotes_stay_what_they_are(tmp_path):
 
 
 def test_paths_to_stage_are_those_of_the_job_file():
-    text = batch_script(plan_of(CLUSTER + "  stage: [weights, /shared/tokens]\n"))
+    text = batch_script(plan_of(CLUSTER + GPUS + "  stage: [weights, /shared/tokens]\n"))
     assert "STAGE=(/home/ada/genes/weights /shared/tokens)" in text
-    assert "STAGE_BY=none" in text
+    assert "STAGE_BY=copy" in text

@@ -23,9 +23,12 @@ CLUSTER = """\
   walltime: 45m
   engine: vllm serve meta-llama/Llama-3.1-8B-Instruct
 """
+"""Of a site that says how many GPUs a node has."""
+
+GPUS = "  gpus_per_node: 4\n"
 
 
-def plan_of(cluster: str = CLUSTER, site: str = "generic", **options: object) -> Plan:
+def plan_of(cluster: str = CLUSTER + GPUS, site: str = "generic", **options: object) -> Plan:
     """The plan of the usual job with these lines under ``cluster:``."""
     account = {"cluster.account": options.pop("account", None)}
     job = load_job(JobRequest(path=Path("job.yaml"), text=JOB + cluster, options=account, cwd=HOME))
