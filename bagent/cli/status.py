@@ -74,8 +74,9 @@ def status(
             ]
         if found[0]["prompt_tokens"] and found[0]["cache_hit_rate"] is None:
             pairs.append(("cache_hit_rate", "unknown"))
-        pairs += next_lines(runs[0], found[0])
         write_rows(("what", "value"), pairs, "table")
+        for label, text in next_lines(runs[0], found[0]):
+            typer.echo(f"{label:<10}  {text}")  # whole: a command that is cut cannot be typed
 
 
 def _described(run: RunDir) -> dict[str, object] | None:

@@ -217,6 +217,17 @@ class OpenRun:
         for result in iter_results(self.path, wanted, report=self.notes.append, find_input=find):
             yield encode_result(result).rstrip(b"\n")
 
+    def note_end(self, code: int, reason: str, action: str) -> None:
+        """Write into run.json how this start ended; the arguments are those of :meth:`close`.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        start = self.info.starts[-1]
+        start.ended_at, start.exit_code = unix(), code
+        start.reason, start.action = reason, action
+        self.directory.save(self.info, self.part)
+
     def close(
         self,
         code: int,
@@ -244,12 +255,8 @@ class OpenRun:
             self.syncer.stop()
             self.journal.close()
             self.renewer.stop()
-            self.info.starts[-1].ended_at = unix()
-            self.info.starts[-1].exit_code = code
-            self.info.starts[-1].reason = reason
-            self.info.starts[-1].action = action
             self.info.starts[-1].dropped = dict(dropped or {})
-            self.directory.save(self.info, self.part)
+            self.note_end(code, reason, action)
         finally:
             self.owner.release()
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ from bagent.runs.lines import ResultLines
 from bagent.runs.model_check import named_models
 from bagent.runs.openrun import OpenRun
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
-from bagent.runs.prepare import STAGE, Prepared
+from bagent.runs.prepare import SAMPLE_ROWS, STAGE, Prepared
 from bagent.runs.sites import Finder, Fleets
 from bagent.runs.staged import staged_drive
 from bagent.runs.stop import Stop, StopSwitch, stdout_gone, stop_for
@@ -370,9 +371,10 @@ class Session:
             whole: all rows have ended.
         """
         fleet = self._fleet.stats() if self._fleet else NO_FLEET
-        rows = self._prepared.rows
-        position, size = rows.progress() if rows is not None else (0, None)
-        feeder = self._feeder
+        rows, feeder = self._prepared.rows, self._feeder
+        position, size = 0, None
+        if rows is not None and feeder is not None:
+            position, size = rows.progress()
         passed = rows.passed if rows is not None else 0
         feed = FeedStats(
             read=passed + (feeder.read if feeder else 0),
@@ -383,7 +385,18 @@ class Session:
             # Stages read what was finished again, for those behind it: there it tells nothing.
             wanted=feeder.wanted if feeder and not self._prepared.stages else 0,
         )
+        if feeder is None and self._whole_input is not None:
+            feed = msgspec.structs.replace(feed, ended=True, wanted=self._whole_input)
         return self._tally.snapshot(fleet, feed, self._run_totals(codes, whole))
+
+    @cached_property
+    def _whole_input(self) -> int | None:
+        """How many rows a small input has, before it is read; None where nobody knows."""
+        prepared, rows = self._prepared, self._prepared.rows
+        if rows is None or prepared.piped or prepared.stages or self._store.recorded:
+            return None
+        first = len(rows.peek(SAMPLE_ROWS))
+        return first * prepared.job.answers if first < SAMPLE_ROWS else None
 
     def _run_totals(self, codes: Counter[int] | None, whole: bool) -> RunTotals:
         live = self._store.live_totals

@@ -201,6 +201,7 @@ def _finish(
     if code in (EXIT_OK, EXIT_ROWS_FAILED):
         if store.tables is not None and (failure := make_tables(store.tables, notice)):
             code, reason, action = EXIT_CANNOT_WRITE, failure, MAKE_AGAIN
+            store.note_end(code, redact(reason), action)
         if lines is not None and lines.late:
             lines.print_all()
     print_summary(prepared, snapshot, code, reason=redact(reason), action=redact(action))
