@@ -40,7 +40,7 @@ def query(
         def ask(statement: str, form: str) -> None:
             cursor = connection.execute(statement)
             names = [column[0] for column in cursor.description or []]
-            rows: Any = plain_rows(cursor) if form == "jsonl" else iter(cursor.fetchone, None)
+            rows: Any = plain_rows(cursor, raw_json=form == "jsonl")
             write_rows(names, rows, form)
 
         if statement is None:

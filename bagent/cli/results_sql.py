@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def write_by_tables(asked: Asked) -> Iterator[bytes]:
             cursor = connection.execute(sql)
             head = [column[0] for column in cursor.description or []]
             if asked.form == "jsonl":
-                for row in plain_rows(cursor):
+                for row in plain_rows(cursor, raw_json=True):
                     yield _encode(dict(zip(head, row, strict=True)))
             else:
                 _print(asked, head, cursor)
@@ -287,9 +288,11 @@ def _pointer(name: str) -> str:
 
 def _print(asked: Asked, head: list[str], cursor: Any) -> None:
     from bagent.cli.printing import csv_lines, write_lines, write_rows
+    from bagent.store.asking import plain_rows
 
+    found = plain_rows(cursor, raw_json=False)
     if asked.form == "csv":
-        lines = csv_lines(head, iter(cursor.fetchone, None), excel=asked.excel)
+        lines = csv_lines(head, found, excel=asked.excel)
         if asked.output is None:
             write_lines(lines, data_stdout())
             return
@@ -300,7 +303,7 @@ def _print(asked: Asked, head: list[str], cursor: Any) -> None:
             raise WriteError(f"{asked.output}: {error.strerror}") from None
         return
     most = TABLE_ROWS if asked.limit is None else asked.limit
-    rows = cursor.fetchmany(most + 1)
+    rows = list(islice(found, most + 1))
     kept = [i for i in range(len(head)) if _tells(head[i], [row[i] for row in rows], asked)]
     shown = [[row[i] for i in kept] for row in rows[:most]]
     names = [head[i] for i in kept]

@@ -131,13 +131,18 @@ def _fresh_folder(run: RunDir, spare: Path, report: Report) -> Path:
     return spare
 
 
-def plain_rows(cursor: DuckDBPyConnection) -> Iterator[list[Any]]:
-    """The rows of a query with JSON columns as raw JSON (``msgspec.Raw``), not as text.
+def plain_rows(cursor: DuckDBPyConnection, *, raw_json: bool) -> Iterator[Sequence[Any]]:
+    """The rows of a query; wide integers, decimals in the tables, are whole numbers.
 
-    Wide integers, which are decimals in the tables, are whole numbers.
+    Args:
+        cursor: the query.
+        raw_json: JSON columns come as raw JSON (``msgspec.Raw``), not as text.
     """
     kinds = [str(column[1]) for column in cursor.description or []]
-    converters = [_CONVERTERS.get(kind) for kind in kinds]
+    converters = [_CONVERTERS.get(k) if raw_json or k != "JSON" else None for k in kinds]
+    if not any(converters):
+        yield from iter(cursor.fetchone, None)
+        return
     for row in iter(cursor.fetchone, None):
         yield [
             value if convert is None or value is None else convert(value)

@@ -64,7 +64,10 @@ def test_a_column_of_integers_is_as_wide_as_its_values(store, outcome, kind, val
     assert store.reports == []
 
 
-def test_wide_integers_are_numbers_in_json_lines(bagent, job_dir, store, outcome):
-    build(store, outcome, [BIG, 1], "BIGINT")
-    done = bagent(["query", str(store.path), "select v from answers", "--format", "jsonl"])
-    assert done.out == f'{{"v":{BIG}}}\n{{"v":1}}\n'
+@pytest.mark.parametrize(
+    ("form", "text"), [("jsonl", f'{{"v":[{BIG},1]}}\n'), ("csv", f'v\n"[{BIG},1]"\n')]
+)
+def test_wide_integers_are_printed_as_numbers(bagent, store, outcome, form, text):
+    build(store, outcome, [[BIG, 1]], "BIGINT[]")
+    done = bagent(["query", str(store.path), "select v from answers", "--format", form])
+    assert done.out.replace("\r\n", "\n") == text
