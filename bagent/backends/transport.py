@@ -284,7 +284,7 @@ def _system_failure(error: OSError, where: str) -> Failure | None:
         words = f"this machine is out of file handles, ports or memory: {_cause(error)}"
         return Failure("overloaded", words, True, busy=True)
     if isinstance(error, NoTls):
-        hint = "does it speak plain http?"
+        hint = "if it speaks plain http, write http:// or, for a provider, openai+http://"
         return Failure("connect", f"no TLS with {where}: {_cause(error)} ({hint})")
     if isinstance(error, NotConnected):
         return Failure("connect", f"cannot connect to {where}: {_cause(error)}", True)

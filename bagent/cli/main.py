@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -281,12 +282,24 @@ def _one_line(kind: type[BaseException], error: BaseException, _: Any) -> None:
     os._exit(code)
 
 
+DEBUGGED = ("run", "check", "bench", "hosts", "submit")
+"""Commands that have ``--debug``."""
+
+
+def _where(error: BaseException) -> str:
+    """Where a fault happened: the option that shows it, else its own line."""
+    if sys.argv[1:2] and sys.argv[1] in DEBUGGED:
+        return "--debug shows where"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "report it"
+
+
 def report_fault(error: BaseException) -> int:
     """Print one line about an error that nothing handled; returns the exit code.
 
     The interpreter's own exit code would be 1, which says that only rows failed.
     """
-    message = f"a fault in bagent: {type(error).__name__}: {error} (--debug shows where)"
+    message = f"a fault in bagent: {type(error).__name__}: {error} ({_where(error)})"
     if isinstance(error, MemoryError):
         message = "memory is used up (allow more, or lower limits.concurrency)"
     return _complain(message, EXIT_NEEDS_PERSON)

@@ -90,6 +90,10 @@ def _keys(name: str, section: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _value(default: Any) -> str:
+    if isinstance(default, dict):
+        percent = default.get("percent")
+        share = default.get("count") if percent is None else f"{percent}%"
+        default = default.get("given", share)
     return str(default).lower() if isinstance(default, bool) else f"{default}"
 
 

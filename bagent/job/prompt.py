@@ -96,14 +96,22 @@ class Prompt:
             extra: further names, each with the properties that it may have; None: any.
 
         Returns:
-            Warnings for people: fields that stand in single braces and so are not replaced.
+            Warnings for people: fields that stand in single braces and so are not replaced, and a
+            column called row, which the whole row hides.
 
         Raises:
             JobError: at the first unknown name.
         """
         for template in self._templates:
             template.check(sample, extra or {})
-        return [
+        hidden = [
+            f"{template.where}: {{{{ row }}}} is the whole row; the column row is {{{{ row.row }}}}"
+            for template in self._templates
+            if template.names.row
+            and template.names.fields is None
+            and any("row" in row for row in sample)
+        ]
+        return hidden + [
             f"{template.where}: {{{name}}} is sent as it is; {{{{ {name} }}}} stands for the field"
             for template in self._templates
             for name in template.single_braces(sample)

@@ -126,6 +126,16 @@ class Job(Section):
         "stop": "it belongs to sampling: {stop: ...}",
         "extra": "it belongs to sampling: {extra: {...}}",
         "max_turns": "it belongs to agent: {max_turns: ...}",
+        "steps": "it belongs to topology: {name: pipeline, steps: [...]}",
+        "sections": "it belongs to topology: {name: blackboard, sections: [...]}",
+        "judge": "it belongs to topology: {name: judge, judge: {prompt: ...}}",
+        "reduce": "it belongs to topology: {name: map_reduce, reduce: {prompt: ...}}",
+        "plan": "it belongs to topology: {name: plan_map_reduce, plan: {prompt: ...}}",
+        "vote": "it belongs to topology: {name: self_consistency, vote: FIELD}",
+        **{
+            key: f"it belongs to topology: {{name: ..., {key}: ...}}, or to a stage"
+            for key in ("fanin", "by", "max_rounds", "until", "parallel", "on_failure")
+        },
     }
 
     name: Annotated[str, NameIn()] = Field(

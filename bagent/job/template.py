@@ -18,6 +18,7 @@ from bagent.job.template_limits import MAX_RENDER, TooLarge, start_budget
 from bagent.job.words import did_you_mean, near
 
 _TAG = re.compile(r"\{\{|\{%|\{#")
+_SPACED_NAME = re.compile(r"\{\{-?\s*([^\W\d]\w*(?:[ ]+\w+)+)\s*-?\}\}")
 _SINGLE = re.compile(r"(?<![{$\\])\{([A-Za-z_]\w*)\}(?!\})")
 ROW_ERRORS = (
     TemplateError,
@@ -132,7 +133,8 @@ class Template:
             code = ENVIRONMENT.compile(tree, self.where)
         except TemplateSyntaxError as error:
             words = error.message or "not a template"
-            raise self._error(words, error.lineno, _literal(words)) from None
+            hint = _with_blanks(self.text, error.lineno) or _literal(words)
+            raise self._error(words, error.lineno, hint) from None
         except RecursionError:
             raise self._error("the template nests too deeply", 1, "") from None
         compiled = JinjaTemplate.from_code(ENVIRONMENT, code, {})
@@ -227,6 +229,15 @@ def lacking(chain: Chain, properties: frozenset[str] | None) -> str | None:
     if not properties or len(chain) < 2 or chain[1] in properties or hasattr(dict, chain[1]):
         return None
     return did_you_mean(chain[1], properties) or f"it has {', '.join(sorted(properties))}"
+
+
+def _with_blanks(text: str, line: int) -> str | None:
+    """How to name a field whose name has blanks in it, where a line does so as if it had none."""
+    lines = text.splitlines()
+    if not 0 < line <= len(lines):
+        return None
+    match = _SPACED_NAME.search(lines[line - 1])
+    return match and f"a name with blanks is written {{{{ row['{match[1]}'] }}}}"
 
 
 def _literal(words: str) -> str:

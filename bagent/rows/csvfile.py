@@ -47,6 +47,8 @@ _QUOTED_NAMES = re.compile(r'"[^"\t]+"(?:\t"[^"\t]+")*[\r\n]*')
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*')
 """A first line with which Excel names the separator."""
 
+_AS_UTF8 = "save the file as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
+
 
 class CsvFile:
     """One CSV file, opened; its header is read and checked at once.
@@ -120,7 +122,7 @@ class CsvFile:
         if isinstance(header, Unreadable):
             raise InputError(
                 f"the header cannot be read: {header.error}",
-                hint="save the file as UTF-8, e.g. iconv -f LATIN1 -t UTF-8",
+                hint=_AS_UTF8,
                 at=at,
             )
         if len(header) > MAX_COLUMNS:
@@ -187,7 +189,7 @@ class CsvFile:
                 continue
             self._check_length(line)
             if lines.undecodable():
-                yield line, Unreadable("not UTF-8", lines.raw())
+                yield line, Unreadable(f"not UTF-8 ({_AS_UTF8})", lines.raw())
             else:
                 yield line, cells
 

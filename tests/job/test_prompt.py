@@ -244,7 +244,8 @@ def test_a_template_that_is_none_is_told_at_its_place(wrong, tmp_path):
         f"job.yaml:5:7: prompt.user: expected token 'end of print statement', got ':' {hint}"
     )
     assert wrong("prompt: {user: {file: u.md}}\n") == (
-        f"u.md:2:5: prompt.user: expected token 'end of print statement', got 'b' {hint}"
+        "u.md:2:5: prompt.user: expected token 'end of print statement', got 'b'"
+        " (a name with blanks is written {{ row['a b'] }})"
     )
 
 

@@ -250,8 +250,9 @@ def test_a_row_is_never_changed():
 
 
 LITERAL_HINT = "(write a literal {{ as {% raw %}{{{% endraw %})"
+SPACED_HINT = "(a name with blanks is written {{ row['a b'] }})"
 WRONG = [
-    ("{{ a b }}", f"expected token 'end of print statement', got 'b' {LITERAL_HINT}"),
+    ("{{ a b }}", f"expected token 'end of print statement', got 'b' {SPACED_HINT}"),
     ("{{", f"unexpected 'end of template' {LITERAL_HINT}"),
     ("{{ a", f"unexpected end of template, expected 'end of print statement' {LITERAL_HINT}"),
     ("{% if x %}", "Unexpected end of template."),

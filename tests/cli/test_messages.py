@@ -1,0 +1,78 @@
+"""Messages that tell how to mend what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bagent.cli import main as entry
+from bagent.cli.reference import reference_text
+from bagent.job.jsonschema import job_schema
+from support.jobs import write_job
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"prompt": "{{ Gene Symbol }} is"},
+            "a name with blanks is written {{ row['Gene Symbol'] }}",
+        ),
+        ({"steps": [{"prompt": "a"}]}, "it belongs to topology: {name: pipeline, steps: [...]}"),
+        ({"fanin": 4}, "it belongs to topology: {name: ..., fanin: ...}, or to a stage"),
+    ],
+    ids=["a name with blanks", "steps", "fanin"],
+)
+def test_a_mistake_in_a_job_names_what_to_write(job_dir, bagent, keys, message):
+    write_job(job_dir, "sim", 2, **keys)
+    done = bagent(["check", "job.yaml"])
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_a_column_that_the_whole_row_hides_is_a_warning(job_dir, bagent):
+    rows = [{"id": "r1", "row": "x"}]
+    write_job(job_dir, "sim", rows, prompt="{{ row }}", model=None)
+    done = bagent(["check", "job.yaml"])
+    assert "the column row is {{ row.row }}" in done.out + done.err
+    write_job(job_dir, "sim", rows, prompt="{{ row.row }}", model=None)
+    done = bagent(["check", "job.yaml"])
+    assert "the column row is" not in done.out + done.err
+
+
+def test_a_row_in_another_encoding_says_how_to_save_the_file(job_dir, bagent):
+    (job_dir / "rows.csv").write_bytes(b"id,text\n1,caf\xe9\n2,b\n")
+    write_job(job_dir, "sim", None, input="rows.csv", prompt="{{ text }}", model=None)
+    done = bagent(["check", "job.yaml"])
+    assert "not UTF-8 (save the file as UTF-8, e.g. iconv -f LATIN1 -t UTF-8)" in done.out
+
+
+@pytest.mark.parametrize("command", ["run", "results"])
+def test_a_fault_names_debug_only_where_there_is_such_an_option(monkeypatch, capsys, command):
+    monkeypatch.setattr("sys.argv", ["bagent", command])
+    try:
+        raise ValueError("odd")
+    except ValueError as error:
+        entry.report_fault(error)
+    said = capsys.readouterr().err
+    assert ("--debug" in said) == (command == "run")
+    assert command == "run" or "(at test_messages.py:" in said
+
+
+def test_commands_that_are_said_to_have_debug_have_it():
+    text = reference_text()
+    sections = {part.split("\n", 1)[0].strip("` "): part for part in text.split("## ")}
+    having = {
+        name.removeprefix("bagent ") for name, part in sections.items() if "| `--debug`" in part
+    }
+    assert having == set(entry.DEBUGGED)
+
+
+def test_defaults_are_printed_as_they_are_written_in_a_job():
+    text = reference_text()
+    assert "Default: runs." in text
+    assert "the exit code stays 0. Default: 0." in text
+    assert "Default: {" not in text
+    assert yaml.safe_load(Path("schemas/job.schema.json").read_text()) == job_schema()
