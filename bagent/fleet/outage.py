@@ -80,10 +80,10 @@ def _reason(
     if fault.status is None and fault.kind == "connect" and fault.passing:
         which = "the endpoint does" if one else f"all {len(states)} endpoints do"
         return StoppedEarly(f"{which} not answer since {seconds:.0f} s: {fault.message}")
-    which = "the endpoint serves" if one else f"none of {len(states)} endpoints serves"
-    words = f"{which} {'nothing' if one else 'anything'} since {seconds:.0f} s: {fault.message}"
+    which = "the endpoint has" if one else f"all {len(states)} endpoints have"
+    words = f"{which} served nothing for {seconds:.0f} s: {fault.message}"
     if passing is not None:
-        return StoppedEarly(words, hint="what was not sent waits for the next start")
+        return StoppedEarly(words)
     return NeedsPerson(words, hint=_mending(fault))
 
 

@@ -30,6 +30,7 @@ MOVED = Failure("rejected", "HTTP 302: a redirect", status=302)
 NO_POST = Failure("rejected", "HTTP 405", status=405)
 BEHIND_PROXY = Failure("auth", "HTTP 407", status=407)
 NO_REASON = Failure("rejected", "HTTP 451", status=451)
+NO_MONEY = Failure("budget", "HTTP 402: pay first", status=402)
 BLOCKED = Failure("auth", "HTTP 403: you have been blocked", status=403)
 CERTIFICATE = Failure("connect", "certificate not trusted")
 NO_MODEL_400 = Failure("rejected", "HTTP 400: model m does not exist", status=400)
@@ -70,6 +71,25 @@ async def test_where_no_endpoint_serves_any_more_the_run_stops_and_fails_no_row(
         await s.run(1000)
     assert len(s.recorder.replies) >= served
     assert s.recorder.failures == {}
+
+
+@pytest.mark.parametrize("fault", [NOT_FOUND, NO_KEY, NO_MONEY], ids=lambda one: one.message)
+@on_jumping_clock
+async def test_endpoints_that_are_lost_one_after_another_fail_no_row(fault):
+    lost_at = {"a": 1005.0, "b": 1040.0, "c": 1080.0}
+
+    def script_of(name):
+        def script(row, number):
+            lost = asyncio.get_running_loop().time() >= lost_at[name]
+            return Answer(fault, 0.01) if lost else Answer(GOOD, 0.5)
+
+        return script
+
+    s = setup({name: script_of(name) for name in lost_at}, limit=8)
+    with pytest.raises(NeedsPerson, match=re.escape(fault.message)):
+        await s.run(100_000)
+    assert s.recorder.failures == {}
+    assert asyncio.get_running_loop().time() < 1080 + 40
 
 
 @pytest.mark.parametrize("fault", LAST, ids=lambda failure: failure.message)
