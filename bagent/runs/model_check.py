@@ -156,7 +156,7 @@ def named_models(prepared: Prepared, endpoints: Sequence[Endpoint]) -> list[Name
     job, config = prepared.job, prepared.rows_config
     if not prepared.own_bodies or job.model != "auto":
         named = job_models(job, stage_path("map", prepared.prompt))
-    elif config.sample is None and config.shard is None and config.where is None and job.input:
+    elif config.sample is None and config.where is None and job.input:
         paths = [Path(item.path) for item in job.input.path if not item.is_glob]
         named = batch_models(paths, config.limit)
     else:
