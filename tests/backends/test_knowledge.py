@@ -201,7 +201,7 @@ def prove(routes: Routes) -> tuple[Proof | Failure, list[str]]:
 def test_it_is_one_chat_call_of_one_token() -> None:
     with FakeServer(flavour="vllm") as fs:
         found = asyncio.run(_prove(fs.url, "fake-model"))
-        (seen,) = fs.requests
+        (seen,) = fs.probes
     assert isinstance(found, Proof)
     assert found.route == "chat" and 0 < found.ms < 5000
     assert seen.body["model"] == "fake-model"
@@ -241,7 +241,7 @@ def test_the_first_route_s_refusal_is_the_reason_where_none_answers() -> None:
 def test_a_server_that_is_full_is_asked_once() -> None:
     with FakeServer({"*": [status(503)]}) as fs:
         found = asyncio.run(_prove(fs.url))
-        assert len(fs.requests) == 1
+        assert len(fs.probes) == 1
     assert isinstance(found, Failure) and found.status == 503
 
 

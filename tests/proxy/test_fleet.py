@@ -112,7 +112,7 @@ def test_a_client_of_a_hanging_endpoint_is_answered_by_another(tmp_path):
         await asyncio.sleep(0.05)
         assert (await ask(proxy, session))[0] == 200
         await ahead(61.0)
-        await until(lambda: len(hung.requests) == 2)  # the proof
+        await until(lambda: any(seen.method == "POST" for seen in hung.probes))  # the proof
         health = await get(proxy, session, "/health")
         await ahead(31.0)
         codes = [(await one)[0] for one in first]
@@ -124,7 +124,7 @@ def test_a_client_of_a_hanging_endpoint_is_answered_by_another(tmp_path):
 
     with FakeServer({"*": [hang()]}) as hung, FakeServer({"*": [ok("yes")]}) as well:
         health, codes, after = behind({"hung": hung, "well": well}, work, tmp_path / "run")
-        assert len(hung.requests) >= 5
+        assert len(hung.requests) >= 3
     assert health == (200, {"endpoints": 2, "up": 1})
     assert (codes, after) == ([200] * 2, [200] * 4)
     assert {row["status"] for row in rows_of(tmp_path / "run")} == {"ok"}
