@@ -14,6 +14,8 @@ from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError
 if TYPE_CHECKING:
     from bagent.observe.compare import Sameness
     from bagent.observe.gold import Score
+    from bagent.observe.paired import PairScore
+    from bagent.store.rundir import RunDir
 
 RUNS = Path("runs")
 SETTINGS: dict[str, Setting] = {
@@ -29,6 +31,10 @@ def compare(
     second: Annotated[
         str, typer.Argument(metavar="B", help="A run, or a jsonl, csv or parquet file.")
     ],
+    gold_file: Annotated[
+        str | None,
+        typer.Argument(metavar="[GOLD]", help="Known answers that both runs are held against."),
+    ] = None,
     on: Annotated[
         list[str] | None,
         typer.Option("--on", metavar="FIELD", help="A field of the answer; may be repeated."),
@@ -40,32 +46,59 @@ def compare(
     fail_if: Annotated[
         str | None, typer.Option("--fail-if", metavar="EXPR", help="Exit 1 where this is true.")
     ] = None,
+    gold_fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gold-field", metavar="NAME", help="The column of the file for --on; one for each."
+        ),
+    ] = None,
     name_field: Annotated[
         str, typer.Option("--id", metavar="NAME", help="The column of the file that names a row.")
     ] = "id",
-    stage: Annotated[str | None, typer.Option("--stage", help="Only this stage.")] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option("--stage", help="Only this stage; against known answers else the last one."),
+    ] = None,
     rows: Annotated[int, typer.Option("--rows", min=0, help="Differing rows to show.")] = 10,
     form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
 ) -> int:
-    """Two runs row by row: may they be called the same output? Or a run against known answers.
+    """Two runs row by row: may they be called the same output? Or runs against known answers.
+
+    Accuracies have their 95 % intervals (Wilson). With two runs and a file, the difference has one
+    too, and McNemar's test says how likely it is by chance.
 
     --fail-if takes SQL over the numbers that --format json shows, such as
     "same_text < joined" or "accuracy < 0.9".
 
     Example: bagent compare review gold.jsonl --on label --fail-if "accuracy < 0.9"
     """
+    from bagent.cli.compare_pair import show_pair
     from bagent.observe.gold import GoldFile, is_gold
 
     if form not in ("table", "json"):
         raise UsageError(f"--format {form}: no such format", hint="table, json")
-    path = Path(second)
+    path = Path(second if gold_file is None else gold_file)
+    if gold_file is not None and not is_gold(path):
+        raise UsageError(f"{path} is no file of known answers", hint="a jsonl, csv or parquet file")
     if is_gold(path):
         if sql is not None:
             raise UsageError("--sql is for two runs", hint="--on FIELD")
-        gold = GoldFile(path, name_field, tuple(on or ()))
-        score = _score(first, gold, stage, rows)
-        numbers = score.numbers
-        _show(score, form, lambda: _show_score(score))
+        gold = GoldFile(path, name_field, tuple(on or ()), tuple(gold_fields or ()))
+        if gold.columns and len(gold.columns) != len(gold.fields):
+            raise UsageError(
+                "--gold-field goes with --on, one for each",
+                hint="--on label --gold-field expected; --on text is the whole answer",
+            )
+        if gold_file is not None:
+            pair = _score_pair([first, second], gold, stage, rows)
+            numbers = pair.numbers
+            _show(pair, form, lambda: show_pair(pair, first, second))
+        else:
+            score = _score(first, gold, stage, rows)
+            numbers = score.numbers
+            _show(score, form, lambda: _show_score(score))
+    elif gold_fields:
+        raise UsageError("--gold-field is for known answers", hint="name their file behind the run")
     else:
         same = _compare(first, second, (tuple(on or ()), sql, stage), rows)
         numbers = same.numbers
@@ -100,11 +133,34 @@ def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
     from bagent.store.asking import connect_tables, table_folders
     from bagent.store.rundir import find_run
 
+    run = find_run(first, RUNS)
     with (
-        table_folders([find_run(first, RUNS)], say) as folders,
+        table_folders([run], say) as folders,
         connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
     ):
-        return score_run(connection, folders[0], gold, stage, rows)
+        return score_run(connection, folders[0], gold, stage or _last_stage(run), rows)
+
+
+def _score_pair(names: list[str], gold: Any, stage: str | None, rows: int) -> PairScore:
+    from bagent.observe.paired import score_pair
+    from bagent.store.asking import connect_tables, table_folders
+    from bagent.store.rundir import find_run
+
+    runs = [find_run(name, RUNS) for name in names]
+    one, two = (stage or _last_stage(run) for run in runs)
+    with (
+        table_folders(runs, say) as folders,
+        connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
+    ):
+        return score_pair(connection, (folders[0], folders[1]), gold, (one, two), rows)
+
+
+def _last_stage(run: RunDir) -> str | None:
+    """The stage whose answers are the run's; None where it has one only."""
+    from bagent.store.totals import last_stage_of
+
+    last = last_stage_of(run.look(say))
+    return None if last is None else last.name
 
 
 def _holds(expression: str, numbers: dict[str, Any]) -> bool:
@@ -180,13 +236,18 @@ _PAIRS = {
 
 
 def _show_score(score: Score) -> None:
+    from bagent.cli.compare_pair import interval
     from bagent.cli.printing import write_rows
 
     n = score.numbers
+    whole = None if n["accuracy"] is None else (n["accuracy_low"], n["accuracy_high"])
     write_rows(
-        ("field", "right", "wrong", "unanswered", "accuracy"),
-        [(s.field, s.right, s.wrong, s.unanswered, s.accuracy) for s in score.fields]
-        + [("all of them", n["all_right"], None, None, n["accuracy"])],
+        ("field", "right", "wrong", "unanswered", "accuracy", "95 %"),
+        [
+            (s.field, s.right, s.wrong, s.unanswered, s.accuracy, interval(s.interval))
+            for s in score.fields
+        ]
+        + [("all of them", n["all_right"], None, None, n["accuracy"], interval(whole))],
         "table",
     )
     for field in score.fields:

@@ -21,6 +21,7 @@ from bagent.observe.compare import (
     side_numbers,
     source_sql,
 )
+from bagent.observe.intervals import wilson
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _NOT_FIELDS = frozenset({"id", "answer", "stage", "row", "source", "line", "outp
 class FieldScore(msgspec.Struct, frozen=True):
     """One field: rows that are right, wrong, or without a usable answer, and the share of right.
 
+    ``interval`` is the 95 % interval of that share.
+
     ``confusion`` has the commonest pairs of ``known`` and ``given`` value with their ``rows``;
     ``given`` is None where a row has no usable answer.
     """
@@ -43,6 +46,7 @@ class FieldScore(msgspec.Struct, frozen=True):
     wrong: int
     unanswered: int
     accuracy: float | None
+    interval: tuple[float, float] | None
     confusion: list[dict[str, Json]]
 
 
@@ -58,11 +62,14 @@ class GoldFile(msgspec.Struct, frozen=True):
     """A file of known answers: where it is, and its column that names a row.
 
     ``fields`` are what to compare; none: every column of the file that the answers have too.
+    ``columns`` are the columns of the file that hold their known values; none: those of the same
+    names.
     """
 
     path: Path
     id: str = "id"
     fields: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 def is_gold(path: Path) -> bool:
@@ -84,7 +91,7 @@ def score_run(
     """Hold the tables in ``folder`` against ``gold``.
 
     Args:
-        stage: the stage that is meant; None: the only one.
+        stage: the stage that is meant; None: the only one that the tables have.
         examples: how many of the worst rows to show.
 
     Raises:
@@ -101,7 +108,8 @@ def score_run(
     answer = "b.g_answer as answer" if numbered else "a.answer"
     parts = [f"a.status = 'ok' as usable, a.name is not null as found, b.name, {answer}"]
     for number, field in enumerate(chosen):
-        known, given = _gold_sql(field, columns, gold), field_sql(connection, field, "a")
+        source = gold.columns[number] if gold.columns else field
+        known, given = _gold_sql(source, columns, gold), field_sql(connection, field, "a")
         parts.append(f"{known} as known{number}, {given} as given{number}")
         right = equal_sql(known, given)
         parts.append(f"coalesce(a.status = 'ok', false) and {right} as right{number}")
@@ -119,6 +127,8 @@ def score_run(
                round(avg(({every})::int), 6) as accuracy from scored""",
     )
     numbers |= side_numbers(connection, "a")
+    interval = wilson(int(str(numbers["all_right"])), int(str(numbers["rows"])))
+    numbers |= dict(zip(("accuracy_low", "accuracy_high"), interval or (None, None), strict=True))
     scores = [_field_score(connection, field, n) for n, field in enumerate(chosen)]
     numbers |= {f"accuracy_{s.field.replace('.', '_')}": s.accuracy for s in scores}
     return Score(numbers, scores, dicts(connection, _worst_sql(chosen, examples)))
@@ -203,7 +213,10 @@ def _gold_sql(field: str, columns: list[str], gold: GoldFile) -> str:
             pointer = "".join("/" + s.replace("~", "~0").replace("/", "~1") for s in steps)
             parsed = f"try_cast(b.{quoted('g_' + name)} as json)"
             return f"json_extract_string({parsed}, {literal(pointer)})"
-    raise UsageError(f"--on {field}: {gold.path} has no such field", hint=", ".join(columns[:12]))
+    raise UsageError(
+        f"{gold.path} has no field {field}",
+        hint=f"--gold-field NAME names its column; there are {', '.join(columns[:12])}",
+    )
 
 
 def _check_stage(connection: DuckDBPyConnection, stage: str | None) -> None:
@@ -249,7 +262,9 @@ def _field_score(connection: DuckDBPyConnection, field: str, number: int) -> Fie
                count(*) as "rows" from scored group by 1, 2 order by 3 desc, 1, 2
                limit {MOST_PAIRS}""",
     )
-    return FieldScore(field, **counts, confusion=confusion)
+    right, wrong, unanswered = (int(counts[name]) for name in ("right", "wrong", "unanswered"))
+    interval = wilson(right, right + wrong + unanswered)
+    return FieldScore(field, **counts, interval=interval, confusion=confusion)
 
 
 def _worst_sql(fields: list[str], examples: int) -> str:

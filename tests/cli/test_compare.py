@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bagent.observe.intervals import mcnemar
 from support.jobs import write_job
 from support.stored_runs import make_run, stored
 
@@ -170,6 +171,53 @@ def test_a_gold_file_gives_accuracy_with_failures_as_wrong(bagent, job_dir, suff
     assert "(no answer)" in shown.out
 
 
+def test_two_runs_against_one_gold_file_are_tested_as_a_pair(bagent, job_dir):
+    columns = [("label", "VARCHAR")]
+    right_b = [True] * 17 + [False] * 3
+    for name, right in (("a", [n < 8 for n in range(20)]), ("b", right_b)):
+        outcomes = [answer(n, {"label": "x" if ok else "y"}) for n, ok in enumerate(right)]
+        make_run(job_dir / "runs" / name, outcomes, answer_columns=columns)
+    gold = "".join(json.dumps({"id": f"r{n}", "expected": "x"}) + "\n" for n in range(20))
+    (job_dir / "gold.jsonl").write_text(gold)
+    on = ["--on", "label", "--gold-field", "expected"]
+    found = compared(bagent, "a", "b", "gold.jsonl", *on)
+    (label,) = found["fields"]
+    assert (label["accuracy_a"], label["accuracy_b"], label["difference"]) == (0.4, 0.85, 0.45)
+    assert label["interval_a"] == [0.218807, 0.613418]  # (0.4961 -+ 0.2352) / 1.1921
+    assert (label["only_a"], label["only_b"]) == (0, 9)
+    assert label["p"] == pytest.approx(0.00390625)  # 2 * 0.5 ** 9
+    low, high = label["interval"]
+    assert 0.1 < low < 0.45 < high < 0.7
+    shown = bagent(["compare", "a", "b", "gold.jsonl", *on, "--fail-if", "p < 0.05"])
+    assert shown.code == 1
+    assert "the difference is significant at 5 %" in shown.out
+    alone = compared(bagent, "a", "gold.jsonl", *on)
+    assert alone["fields"][0]["interval"] == [0.218807, 0.613418]
+    assert alone["numbers"]["accuracy_low"] == 0.218807
+
+
+def test_known_answers_are_held_against_the_last_stage_unless_another_is_named(bagent, job_dir):
+    stages = [
+        answer(n, {"label": label}, stage=stage)
+        for stage, label in (("draft", "x"), ("final", "y"))
+        for n in range(2)
+    ]
+    info = {"stages": ["draft", "final"]}
+    make_run(job_dir / "runs" / "r", stages, answer_columns=[("label", "VARCHAR")], **info)
+    (job_dir / "gold.csv").write_text("id,label\nr0,y\nr1,y\n")
+    assert compared(bagent, "r", "gold.csv")["numbers"]["accuracy"] == 1.0
+    draft = compared(bagent, "r", "gold.csv", "--stage", "draft")
+    assert draft["numbers"]["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("only_a", "only_b", "p"),
+    [(0, 0, 1.0), (1, 1, 1.0), (0, 6, 0.03125), (10, 25, 0.0166783), (4900, 5200, 0.00293)],
+)
+def test_the_p_of_mcnemar_is_that_of_the_binomial_distribution(only_a, only_b, p):
+    assert mcnemar(only_a, only_b) == pytest.approx(p, rel=2e-3)
+
+
 def test_wrong_questions_are_told_in_one_line(bagent, pair, job_dir):
     (job_dir / "gold.csv").write_text("name,a\nr0,1\n")
     (job_dir / "twice.csv").write_text("id,a\nr0,1\nr0,2\n")
@@ -177,8 +225,11 @@ def test_wrong_questions_are_told_in_one_line(bagent, pair, job_dir):
         (["a", "b", "--sql", "nonsense ="], "SQL"),
         (["a", "b", "--fail-if", "nothing > 1"], "same_text"),
         (["a", "gold.csv", "--on", "a"], "--id NAME"),
-        (["a", "gold.csv", "--id", "name", "--on", "z"], "no such field"),
+        (["a", "gold.csv", "--id", "name", "--on", "z"], "has no field z"),
         (["a", "twice.csv", "--on", "a"], "twice"),
+        (["a", "twice.csv", "--gold-field", "a"], "one for each"),
+        (["a", "b", "--gold-field", "a"], "for known answers"),
+        (["a", "b", "runs"], "no file of known answers"),
         (["a", "missing"], "no such run"),
     )
     for args, words in wrong:
