@@ -13,7 +13,7 @@ from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError
 
 if TYPE_CHECKING:
     from bagent.observe.compare import Sameness
-    from bagent.observe.gold import Score
+    from bagent.observe.gold import GoldFile, Score
     from bagent.observe.paired import PairScore
     from bagent.store.rundir import RunDir
 
@@ -26,15 +26,30 @@ SETTINGS: dict[str, Setting] = {
 """Of DuckDB, which uses the disk beyond that memory."""
 
 
+GoldFields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gold-field", metavar="NAME", help="The column of the file for --on; one for each."
+    ),
+]
+Stage = Annotated[
+    str | None,
+    typer.Option(
+        "--stage", help="Only this stage; against known answers the last one is the default."
+    ),
+]
+KnownAnswers = Annotated[
+    str | None,
+    typer.Argument(metavar="[GOLD]", help="Known answers that both runs are held against."),
+]
+
+
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A run.")],
     second: Annotated[
         str, typer.Argument(metavar="B", help="A run, or a jsonl, csv or parquet file.")
     ],
-    gold_file: Annotated[
-        str | None,
-        typer.Argument(metavar="[GOLD]", help="Known answers that both runs are held against."),
-    ] = None,
+    gold_file: KnownAnswers = None,
     on: Annotated[
         list[str] | None,
         typer.Option("--on", metavar="FIELD", help="A field of the answer; may be repeated."),
@@ -46,19 +61,11 @@ def compare(
     fail_if: Annotated[
         str | None, typer.Option("--fail-if", metavar="EXPR", help="Exit 1 where this is true.")
     ] = None,
-    gold_fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gold-field", metavar="NAME", help="The column of the file for --on; one for each."
-        ),
-    ] = None,
+    gold_fields: GoldFields = None,
     name_field: Annotated[
         str, typer.Option("--id", metavar="NAME", help="The column of the file that names a row.")
     ] = "id",
-    stage: Annotated[
-        str | None,
-        typer.Option("--stage", help="Only this stage; against known answers else the last one."),
-    ] = None,
+    stage: Stage = None,
     rows: Annotated[int, typer.Option("--rows", min=0, help="Differing rows to show.")] = 10,
     form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
 ) -> int:
@@ -72,41 +79,64 @@ def compare(
 
     Example: bagent compare review gold.jsonl --on label --fail-if "accuracy < 0.9"
     """
-    from bagent.cli.compare_pair import show_pair
-    from bagent.observe.gold import GoldFile, is_gold
-
     if form not in ("table", "json"):
         raise UsageError(f"--format {form}: no such format", hint="table, json")
-    path = Path(second if gold_file is None else gold_file)
-    if gold_file is not None and not is_gold(path):
-        raise UsageError(f"{path} is no file of known answers", hint="a jsonl, csv or parquet file")
-    if is_gold(path):
-        if sql is not None:
-            raise UsageError("--sql is for two runs", hint="--on FIELD")
-        gold = GoldFile(path, name_field, tuple(on or ()), tuple(gold_fields or ()))
-        if gold.columns and len(gold.columns) != len(gold.fields):
-            raise UsageError(
-                "--gold-field goes with --on, one for each",
-                hint="--on label --gold-field expected; --on text is the whole answer",
-            )
-        if gold_file is not None:
-            pair = _score_pair([first, second], gold, stage, rows)
-            numbers = pair.numbers
-            _show(pair, form, lambda: show_pair(pair, first, second))
-        else:
-            score = _score(first, gold, stage, rows)
-            numbers = score.numbers
-            _show(score, form, lambda: _show_score(score))
-    elif gold_fields:
-        raise UsageError("--gold-field is for known answers", hint="name their file behind the run")
-    else:
+    file = _known_answers(second, gold_file)
+    if file is None:
+        if gold_fields:
+            raise UsageError("--gold-field is for known answers", hint="name their file last")
         same = _compare(first, second, (tuple(on or ()), sql, stage), rows)
         numbers = same.numbers
         _show(same, form, lambda: _show_same(same))
+    else:
+        if sql is not None:
+            raise UsageError("--sql is for two runs", hint="--on FIELD")
+        runs = [first] if gold_file is None else [first, second]
+        gold = _gold(file, name_field, on, gold_fields)
+        numbers = _score_and_show(runs, gold, (stage, rows), form)
     if fail_if is not None and _holds(fail_if, numbers):
         say(f"--fail-if {fail_if}: true")
         return EXIT_ROWS_FAILED
     return EXIT_OK
+
+
+def _known_answers(second: str, third: str | None) -> Path | None:
+    """The file of known answers, if the last argument is one."""
+    from bagent.observe.gold import is_gold
+
+    path = Path(second if third is None else third)
+    if is_gold(path):
+        return path
+    if third is not None:
+        raise UsageError(f"{path} is no file of known answers", hint="a jsonl, csv or parquet file")
+    return None
+
+
+def _gold(path: Path, id_: str, on: list[str] | None, columns: list[str] | None) -> GoldFile:
+    from bagent.observe.gold import GoldFile
+
+    gold = GoldFile(path, id_, tuple(on or ()), tuple(columns or ()))
+    if gold.columns and len(gold.columns) != len(gold.fields):
+        raise UsageError(
+            "--gold-field goes with --on, one for each",
+            hint="--on label --gold-field expected; --on text is the whole answer",
+        )
+    return gold
+
+
+def _score_and_show(
+    runs: list[str], gold: GoldFile, look: tuple[str | None, int], form: str
+) -> dict[str, Any]:
+    """Hold one or two runs against known answers, and print it; returns the numbers."""
+    from bagent.cli.compare_pair import show_pair
+
+    if len(runs) == 2:
+        pair = _score_pair(runs, gold, *look)
+        _show(pair, form, lambda: show_pair(pair, *runs))
+        return pair.numbers
+    score = _score(runs[0], gold, *look)
+    _show(score, form, lambda: _show_score(score))
+    return score.numbers
 
 
 def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
