@@ -37,6 +37,7 @@ ErrorKind = Literal[
     "max_turns",
     "budget",
     "internal",
+    "client_closed",
 ]
 
 PASSING_KINDS: frozenset[str] = frozenset(

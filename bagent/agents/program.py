@@ -37,7 +37,7 @@ class ProgramPlan(msgspec.Struct, eq=False):
     row gets a folder of its own, and ``homes`` where it gets a home, which is gone once the program
     has ended well: some keep megabytes there. ``job_folder`` is where the job's files are. ``most``
     rows run at once, each for at most ``seconds`` (None: no limit). ``usage`` gives the tokens that
-    a row's requests took.
+    a row's requests took, and how many they were.
     """
 
     argv: Sequence[str]
@@ -51,7 +51,7 @@ class ProgramPlan(msgspec.Struct, eq=False):
     seconds: float | None
     model: str
     base_url: str
-    usage: Callable[[str], Usage]
+    usage: Callable[[str], tuple[Usage, int]]
 
 
 class ProgramConversation(Conversation):
@@ -98,11 +98,10 @@ class ProgramConversation(Conversation):
                 self._end(verdict.status, None)
                 return
             self._reasks += 1
-            self._turns += 1
             asked = reask(messages, verdict.text, verdict.violations, self.plan.schema)
 
     def _finish(self, began: float, ended: float) -> None:
-        self._usage = self._program.usage(self._name)
+        self._usage, self._turns = self._program.usage(self._name)
         self._note(Delivery("", "", self._started or began, ended, 0.0))
 
     @property

@@ -73,6 +73,21 @@ async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capa
     return msgspec.structs.replace(read_models(body), models_route=listed)
 
 
+async def model_entries(
+    transport: Transport, endpoint: Endpoint, seconds: float
+) -> list[dict[str, Json]]:
+    """The entries of an endpoint's ``/models`` as it lists them; none where it does not answer."""
+    try:
+        status, raw, _ = await transport.get(endpoint, f"{endpoint.url}/models", seconds)
+        body = decode_json(raw) if status == 200 else None
+    except (*NETWORK_ERRORS, ValueError):
+        return []
+    entries = body.get("data") if isinstance(body, dict) else None
+    if not isinstance(entries, list):
+        return []
+    return [entry for entry in entries if isinstance(entry, dict) and entry.get("id")]
+
+
 def limits_within(seconds: float) -> Timeouts:
     """Limits of one small request that is over after ``seconds``, in numbers to read."""
     total = max(0.01, math.floor(seconds * 100) / 100)

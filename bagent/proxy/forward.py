@@ -13,8 +13,9 @@ from aiohttp import web
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.failures import from_status
+from bagent.backends.failures import error_in, from_status
 from bagent.backends.http_exchange import whole_body
+from bagent.backends.json_text import decode_json
 from bagent.backends.rate_headers import read_rate_limits
 from bagent.backends.request import CallSettings, Request
 from bagent.backends.transport import NETWORK_ERRORS, Patience, Transport, network_failure
@@ -56,11 +57,15 @@ PASSED_ON = ("anthropic-beta", "anthropic-version")
 """Headers of a client that a hosted API needs to understand its request."""
 
 
+CLIENT_CLOSED = Failure("client_closed", "the client hung up")
+
+
 class _Model(msgspec.Struct):
     model: str | None = None
 
 
 _decode_model = msgspec.json.Decoder(_Model).decode
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class ClientLeft(Exception):
@@ -128,8 +133,7 @@ class Forwarder:
                     failure = Failure("overloaded", "the proxy ends", passing=True, status=503)
                     break
                 lease.stays = moved
-                record.tries += 1
-                record.endpoint, record.status = lease.state.name, None
+                record.begin(lease.state.name)
                 result = await self._try(request, path, body, lease, record)
                 if not isinstance(result, Failure):
                     if record.failure is None:
@@ -146,11 +150,9 @@ class Forwarder:
                     if own or not self._lessor.another(avoid):
                         break
             record.failure = failure
-            return _refusal(failure)
+            return _refusal(failure, path, record.refusal)
         except (ClientLeft, asyncio.CancelledError) as error:
-            ends = self._lessor.closed and not isinstance(error, ClientLeft)
-            words = "the proxy ended before the answer" if ends else "the client hung up"
-            record.failure = Failure("internal", words)
+            self._left(record, session, error)
             if isinstance(error, ClientLeft):
                 return gone(request)
             raise
@@ -159,6 +161,16 @@ class Forwarder:
             if not self._busy:
                 self._idle.set()
             self._meter.request(record)
+
+    def _left(self, record: Record, session: str | None, error: BaseException) -> None:
+        """Note that the client, or this proxy, ended a request before its handler did."""
+        if record.whole:  # clients may close once they have read the end
+            self._homes.served(session, record.endpoint)
+        elif self._lessor.closed and not isinstance(error, ClientLeft):
+            words = "the proxy ended before the answer"
+            record.failure = Failure("overloaded", words, passing=True)
+        else:
+            record.failure = CLIENT_CLOSED
 
     def _note_limits(self, lease: Lease, headers: Mapping[str, str], *, good: bool) -> None:
         """A provider's answer may tell the limits of the account."""
@@ -181,6 +193,9 @@ class Forwarder:
                 if found.status in ELSEWHERE or found.status >= 500:
                     raw = await whole_body(found)
                     told = _refused(found.status, raw, found.headers, endpoint)
+                    record.refusal = endpoint.without_secrets(
+                        raw.decode("utf-8", "replace")
+                    ).encode()
                     return told
                 if found.content_type == "text/html":
                     told = Failure("bad_response", "a web page instead of an answer", passing=True)
@@ -189,10 +204,15 @@ class Forwarder:
                 whole = None
                 if found.content_type != SSE:
                     whole = await _whole(found, endpoint, record)
+                    told = _malformed(path, found, whole)
+                    if told is not None:
+                        record.tail = b""
+                        return told
                 else:
                     await self._pass_on(request, found, answer, lease, record)
             self._lessor.served(lease)
             lent = False
+            record.read_usage()
         except (*NETWORK_ERRORS, asyncio.CancelledError) as error:
             told = _why(error, lease, self._timeouts)
             if told is None:
@@ -205,11 +225,15 @@ class Forwarder:
                 return answer
             return msgspec.structs.replace(told, status=None)
         finally:
-            if lent:  # whatever it was, the slot is free again
+            if lent and record.whole:  # only the end of the connection was waited for
+                self._lessor.served(lease)
+                record.read_usage()
+            elif lent:  # whatever it was, the slot is free again
                 blamed = None if lease.given_up or (told and told.status in REFUSED) else told
                 self._lessor.failed(lease, blamed, _as_request(path, body))
-            self._meter.attempt(record, sent, record.status, told.message if told else None)
-        return await _finished(request, answer, whole)
+                told = told or CLIENT_CLOSED
+            self._meter.attempt(record, sent, told or record.failure)
+        return await _finished(request, answer, whole, record)
 
     async def _pass_on(
         self,
@@ -242,7 +266,7 @@ async def _send(work: object) -> None:
 
 
 async def _finished(
-    request: web.Request, answer: web.StreamResponse, whole: bytes | None
+    request: web.Request, answer: web.StreamResponse, whole: bytes | None, record: Record
 ) -> web.StreamResponse:
     """The rest of an answer for the client: all of it, where it was no stream."""
     if whole is not None:
@@ -251,6 +275,7 @@ async def _finished(
         await _send(answer.prepare(request))
     if whole is not None:
         await _send(answer.write(whole))
+    record.whole = True
     await _send(answer.write_eof())
     return answer
 
@@ -275,6 +300,25 @@ async def _whole(
         raw = endpoint.without_secrets(raw.decode("utf-8", "replace")).encode()
     record.tail = raw
     return raw
+
+
+def _malformed(
+    path: str, found: aiohttp.ClientResponse | PlainResponse, raw: bytes
+) -> Failure | None:
+    """Why the body behind HTTP 200 is no answer of the route; None where it may be one."""
+    core = path in CORE_ROUTES
+    if found.status != 200 or not (core or found.content_type == "application/json"):
+        return None
+    try:
+        body = _decode_object(raw)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        try:
+            body = decode_json(raw)
+        except ValueError:
+            return Failure("bad_response", "HTTP 200 with a body that is no JSON", passing=True)
+    if not isinstance(body, dict) or (core and not ({"choices", "error"} & body.keys())):
+        return Failure("bad_response", "HTTP 200 with JSON that is no answer", passing=True)
+    return None
 
 
 def _refused(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endpoint) -> Failure:
@@ -304,12 +348,32 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in ANSWER_HEADERS if name in headers}
 
 
-def _refusal(failure: Failure) -> web.Response:
-    """The failure in OpenAI's form."""
+def _explains(refusal: bytes) -> bool:
+    """Whether the body of a refusal is an error with words of its own."""
+    try:
+        error = error_in(decode_json(refusal))
+    except ValueError:
+        return False
+    return error is not None and error[0].strip().lower() not in ("", "not found")
+
+
+def _refusal(failure: Failure, path: str, refusal: bytes) -> web.Response:
+    """The failure in OpenAI's form; that a route or model is missing, in the engine's own words.
+
+    Args:
+        failure: of the last try.
+        path: the route.
+        refusal: the body that the last engine refused with, if it did.
+    """
     status = failure.status or 502
     headers = {}
+    message = failure.message
+    if status in ABSENT:
+        if _explains(refusal):
+            return web.Response(status=status, body=refusal, content_type="application/json")
+        message = f"no endpoint of this fleet serves /v1{path} ({message})"
     if failure.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(failure.retry_after)))
-    error = {"message": failure.message, "type": failure.kind, "code": status, "param": None}
+    error = {"message": message, "type": failure.kind, "code": status, "param": None}
     body = msgspec.json.encode({"error": error})
     return web.Response(status=status, body=body, headers=headers, content_type="application/json")

@@ -14,7 +14,7 @@ import msgspec
 from bagent import __version__
 from bagent.clocks import unix
 from bagent.errors import BagentError, WriteError
-from bagent.proxy.usage import HEAD_BYTES, TAIL_BYTES, usage_in
+from bagent.proxy.usage import HEAD_BYTES, TAIL_BYTES, stream_ended, usage_in
 from bagent.store.current import CurrentLines
 from bagent.store.journal import Journal, Syncer
 from bagent.store.owner import Owner, Renewer
@@ -29,6 +29,8 @@ class Record(msgspec.Struct):
     """One request from a client: times in Unix seconds; ``name`` is what the client calls it.
 
     ``row`` is its number among all of its run directory, None until the meter has seen it.
+    ``whole`` says that all of the answer went to the client, ``refusal`` is the body of the last
+    refusal. ``usage`` and ``model`` are those of the answer.
     """
 
     name: str
@@ -42,6 +44,20 @@ class Record(msgspec.Struct):
     tail: bytes = b""
     failure: Failure | None = None
     row: int | None = None
+    whole: bool = False
+    refusal: bytes = b""
+    usage: Usage = Usage()
+    model: str | None = None
+
+    def begin(self, endpoint: str) -> None:
+        """Note that it is sent to ``endpoint``: what an earlier try answered does not count."""
+        self.tries += 1
+        self.endpoint, self.status, self.first_byte = endpoint, None, None
+        self.head = self.tail = self.refusal = b""
+
+    def read_usage(self) -> None:
+        """Read the token counts and the model of the answer that passed."""
+        self.usage, self.model = usage_in(self.tail, self.head)
 
     def take(self, piece: bytes) -> None:
         """Note a piece of a stream as it passes."""
@@ -50,6 +66,7 @@ class Record(msgspec.Struct):
         if len(self.head) < HEAD_BYTES:
             self.head += piece
         self.tail = (self.tail + piece)[-TAIL_BYTES:]
+        self.whole = self.whole or stream_ended(self.tail, len(piece))
 
 
 class Meter:
@@ -116,22 +133,28 @@ class Meter:
             self._count += 1
         return record.row
 
-    def attempt(self, record: Record, sent: float, status: int | None, failed: str | None) -> None:
-        """Note one try of a request."""
+    def attempt(self, record: Record, sent: float, failure: Failure | None) -> None:
+        """Note one try of a request, with why it failed."""
+        row, usage = self.arrived(record), record.usage
         attempt = Attempt(
             key=_key(record),
-            row=self.arrived(record),
+            row=row,
             stage=STAGE,
             answer=0,
             turn=1,
             try_=record.tries,
             endpoint=record.endpoint,
-            group=f"{record.endpoint}/{record.tries}",
+            group=f"{record.endpoint}/{row}.{record.tries}",
             group_size=1,
             sent=sent,
+            first_byte=record.first_byte,
             done=unix(),
-            status_code=status,
-            error=failed,
+            status_code=record.status,
+            error_kind=failure.kind if failure else None,
+            error=failure.message if failure else None,
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            completion_tokens=usage.completion,
             id=record.name,
         )
         self._keep(lambda: self._journal.write_attempt(attempt))
@@ -139,7 +162,7 @@ class Meter:
     def request(self, record: Record) -> None:
         """Note the end of a request."""
         row = self.arrived(record)
-        usage, model = usage_in(record.tail, record.head)
+        usage = record.usage
         now = unix()
         failure = record.failure
         first = record.first_byte
@@ -154,7 +177,7 @@ class Meter:
             error_kind=failure.kind if failure else None,
             error=failure.message if failure else None,
             endpoint=record.endpoint or None,
-            model=model,
+            model=record.model,
             attempts=record.tries,
             turns=1,
             prompt_tokens=usage.prompt,

@@ -24,6 +24,7 @@ from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
 from bagent.fleet.leasing import Lessor
 from bagent.fleet.limiter import InFlightLimit
+from bagent.proxy.engine_routes import EngineRoutes
 from bagent.proxy.forward import Forwarder
 from bagent.proxy.guarding import address_guard, token_guard
 from bagent.proxy.meter import Meter
@@ -113,7 +114,8 @@ async def start_proxy(
         address_guard(None if config.unix else config.host),
         token_guard(config.token, (HEALTH,)),
     ]
-    app = proxy_app(guards, forwarder, backend, lessor, strip_preamble=config.strip_preamble)
+    engines = EngineRoutes(transport, lessor, config.timeouts)
+    app = proxy_app(guards, forwarder, engines, lessor, strip_preamble=config.strip_preamble)
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=ABANDON_SECONDS
     )

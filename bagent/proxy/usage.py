@@ -7,6 +7,7 @@ first event, what was written in ``message_delta``).
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from bagent.backends import anthropic_wire
@@ -19,6 +20,18 @@ HEAD_BYTES = 8192
 
 TAIL_BYTES = 65536
 """So much of a stream's end is kept to find its token counts in."""
+
+
+_LONGEST_MARK = 64
+_ENDS = re.compile(
+    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))\b)",
+    re.MULTILINE,
+)
+
+
+def stream_ended(tail: bytes, size: int) -> bool:
+    """Whether the last ``size`` bytes of a stream have the mark by which its API ends it."""
+    return _ENDS.search(tail, max(0, len(tail) - size - _LONGEST_MARK)) is not None
 
 
 def usage_in(tail: bytes, head: bytes = b"") -> tuple[Usage, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -34,13 +35,15 @@ DRAIN = 1.0
 
 
 class UsageByName:
-    """Adds up what requests took, by who asked."""
+    """Counts requests and adds up what they took, by who asked."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Usage] = {}
+        self._requests: Counter[str] = Counter()
 
     def add(self, name: str, usage: Usage) -> None:
         """Take what one request took."""
+        self._requests[name] += 1
         old = self._sums.get(name, Usage())
         self._sums[name] = Usage(
             prompt=_sum(old.prompt, usage.prompt),
@@ -49,9 +52,9 @@ class UsageByName:
             reasoning=_sum(old.reasoning, usage.reasoning),
         )
 
-    def take(self, name: str) -> Usage:
-        """The sums of one name, which are then forgotten."""
-        return self._sums.pop(name, Usage())
+    def take(self, name: str) -> tuple[Usage, int]:
+        """The sums and the number of requests of one name, which are then forgotten."""
+        return self._sums.pop(name, Usage()), self._requests.pop(name, 0)
 
 
 def _sum(old: int | None, new: int | None) -> int | None:

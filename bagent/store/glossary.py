@@ -183,5 +183,6 @@ ERROR_KINDS: dict[str, str] = {
     "max_turns": "more turns than allowed",
     "budget": "the money that was allowed is spent",
     "internal": "a fault of this program",
+    "client_closed": "whoever asked the proxy hung up before the end of the answer",
 }
 """What each error kind means."""

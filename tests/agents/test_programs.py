@@ -50,7 +50,7 @@ def test_each_row_runs_a_process_in_its_own_folder_and_its_tokens_are_counted(jo
         assert done.code == 0, done.err
         assert len(fs.requests) == 6
     rows = results_by_id(job_dir)
-    assert {row["text"] for row in rows.values()} == {"final"}
+    assert {(row["text"], row["turns"]) for row in rows.values()} == {("final", 2)}
     assert all(row["prompt_tokens"] > 0 and row["completion_tokens"] > 0 for row in rows.values())
     folders = sorted((job_dir / "runs/job/work").iterdir())
     assert len(folders) == 3
