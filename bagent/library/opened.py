@@ -100,10 +100,13 @@ class OpenedRun:
 
     def rows(self, query: str = "results") -> list[dict[str, Any]]:
         """As :meth:`df`, as dicts; needs no other package."""
+        from bagent.store.asking import plain_rows
+
         with self._tables() as connection:
             cursor = connection.execute(_statement(query))
             names = [column[0] for column in cursor.description or []]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+            found = plain_rows(cursor, raw_json=False)
+            return [dict(zip(names, row, strict=True)) for row in found]
 
     def _ask(self, query: str, form: str) -> Any:
         with self._tables() as connection:

@@ -10,6 +10,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from bagent import open_run
 from bagent.store.asking import open_tables
 from bagent.store.rundir import RunDir, RunInfo
 from bagent.store.tables import Options, make_tables
@@ -69,5 +70,6 @@ def test_a_column_of_integers_is_as_wide_as_its_values(store, outcome, kind, val
 )
 def test_wide_integers_are_printed_as_numbers(bagent, store, outcome, form, text):
     build(store, outcome, [[BIG, 1]], "BIGINT[]")
+    assert open_run(store.path).rows("select v from answers") == [{"v": [BIG, 1]}]
     done = bagent(["query", str(store.path), "select v from answers", "--format", form])
     assert done.out.replace("\r\n", "\n") == text
