@@ -10,9 +10,10 @@
 ``reach`` runs the suite once, one test at a time, and notes which tests get to which mutant, what
 each test costs in CPU seconds and, with ``--coverage`` (``pip install coverage``), the lines and
 branches of ``bagent/`` that run, processes that tests start included. ``run`` does that first
-where ``--reach`` names no such file, then applies one mutant after the other to the checkout and
-runs the tests that get to it, cheap and specific ones first, as many as ``--cap`` CPU seconds
-allow. The checkout is restored whatever happens. A second ``run`` with the same ``--out`` goes on.
+without ``--reach`` (the file is then ``RESULT-reach.json``; where it is there it is used). Then it
+applies one mutant after the other to the checkout and runs the tests that get to it, cheap and
+specific ones first, as many as ``--cap`` CPU seconds allow. The checkout is restored whatever
+happens. Both go on where they were stopped when they are called again with the same ``--out``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ TIMES_AS_LONG = 6.0
 """How many times its usual time a test may take before it counts as hanging."""
 FIRST_TESTS = 25
 """How many tests run first, since few files are collected faster than all."""
+SAVE_EVERY = 200
+"""After so many tests what was covered so far is saved, in case the pass does not end well."""
 ELSEWHERE = 3.0
 """By how much a test of another package than the mutant's counts as less specific."""
 
@@ -54,19 +57,18 @@ class Recorder:
     """A pytest plugin: tells other processes which test is going on, and notes its cost."""
 
     def __init__(self, work: Path) -> None:
-        self.work, self.number = work, 0
         self.current = os.open(work / "current", os.O_WRONLY)
-        self.log = (work / "tests.jsonl").open("a", buffering=1)
+        self.log = (work / "tests.jsonl").open("a+", buffering=1)
+        self.log.seek(0)
+        self.done = {json.loads(line)["test"] for line in self.log}
+        self.number = len(self.done)
 
     @pytest.hookimpl(trylast=True)  # after the suite's own order
     def pytest_collection_modifyitems(self, config, items):
-        folders = [arg for arg in config.args if not arg.startswith("-")]
-
-        def place(item):
-            inside = [folder for folder in folders if item.nodeid.startswith(folder)]
-            return folders.index(max(inside, key=len, default=folders[0]))
-
-        items.sort(key=place)
+        items[:] = [item for item in items if item.nodeid not in self.done]
+        folders = config.args
+        inside = {item: [arg for arg in folders if item.nodeid.startswith(arg)] for item in items}
+        items.sort(key=lambda item: folders.index(max(inside[item], key=len, default=folders[0])))
 
     def pytest_runtest_protocol(self, item, nextitem):
         self.number += 1
@@ -84,6 +86,8 @@ class Recorder:
         test |= {"cpu": round(cpu, 3), "wall": round(wall, 3)}
         self.log.write(json.dumps(test) + "\n")
         os.pwrite(self.current, b"%8d" % 0, 0)
+        if self.number % SAVE_EVERY == 0 and "coverage" in sys.modules:
+            sys.modules["coverage"].Coverage.current().save()
 
 
 class Selection:
@@ -143,8 +147,9 @@ def run_pytest(plugin: str, argument: str, args: list[str]) -> int:
 
 def prepare(root: Path, work: Path, mutants: list[sites.Mutant]) -> list[int]:
     """Compile the modules with a call at each mutant's statement; returns what has no place."""
+    shutil.rmtree(work / "code", ignore_errors=True)
     for name in ("code", "reached", "coverage"):
-        (work / name).mkdir()
+        (work / name).mkdir(parents=True, exist_ok=True)
     (work / "current").write_bytes(b"%8d" % 0)
     calls: dict[Path, dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     unplaced = []
@@ -181,7 +186,7 @@ def _with_calls(body: list[ast.stmt], numbers: dict[tuple[int, int], list[int]])
 def reach(args: argparse.Namespace, out: Path) -> None:
     """Run the suite once and write what its tests cost and get to."""
     root, mutants = Path.cwd(), load_mutants()
-    work = Path(tempfile.mkdtemp(prefix="mutants-"))
+    work = out.resolve().with_suffix(".work")
     unplaced = prepare(root, work, mutants)
     if args.coverage:
         lines = ["[run]", "branch = true", "parallel = true", "patch = _exit"]
@@ -193,7 +198,7 @@ def reach(args: argparse.Namespace, out: Path) -> None:
     hook.write_text(f"import sys; exec(open({script!r}).read(), {{'WORK': {str(work)!r}}})\n")
     try:
         command = pytest_command("record", work, [*args.tests_dir, f"--timeout={args.timeout}"])
-        with (work / "output").open("wb") as output:
+        with (work / "output").open("ab") as output:
             subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
     finally:
         hook.unlink()
@@ -202,10 +207,7 @@ def reach(args: argparse.Namespace, out: Path) -> None:
     if args.coverage:
         result["coverage"] = coverage_of(root, work)
     out.write_text(dump(result))
-    print(f"{len(result['tests'])} tests; their output: {work / 'output'}")
-    if not args.keep:
-        for name in ("code", "reached", "coverage"):
-            shutil.rmtree(work / name)
+    print(f"{len(result['tests'])} tests; their output and the raw files: {work}")
 
 
 def gather(work: Path) -> dict:
@@ -280,11 +282,9 @@ def run(args: argparse.Namespace) -> None:
     """Apply the mutants one after the other and note which tests fail."""
     # Processes that a hanging test left become children of this one, which ends them.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
     out = Path(args.out)
     reach_file = Path(args.reach or out.with_name(f"{out.stem}-reach.json"))
-    if not reach_file.exists():
+    if not args.reach and not reach_file.exists():
         reach(args, reach_file)
     plan, began = Reach(reach_file), time.monotonic()
     state = json.loads(out.read_text()) if out.exists() else {"mutants": {}}
@@ -332,6 +332,8 @@ def judge(mutant: sites.Mutant, plan: Reach, args: argparse.Namespace, but: set[
     if not tests:
         return verdict
     began, cpu = time.monotonic(), _cpu()
+    if placed.mutant != mutant:
+        verdict["changed"] = [placed.mutant.before, placed.mutant.after]
     times = placed.path.stat()
     result = {"failed": [], "code": 0}
     try:
@@ -427,9 +429,17 @@ def commit() -> str:
 
 
 def dump(value: dict) -> str:
-    """Return JSON with one line for each entry of the inner objects."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text.replace('}, "', '},\n"').replace("], [", "],\n[") + "\n"
+    """Return JSON with a line for each entry of the inner objects and arrays."""
+    return "{" + ",\n".join(f"{json.dumps(name)}: {_inner(value[name])}" for name in value) + "}\n"
+
+
+def _inner(value: object) -> str:
+    if isinstance(value, dict):
+        entries = ",\n".join(f"{json.dumps(str(n))}: {json.dumps(v)}" for n, v in value.items())
+        return "{" + entries + "}"
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[" + ",\n".join(json.dumps(entry) for entry in value) + "]"
+    return json.dumps(value)
 
 
 def main() -> None:
@@ -442,7 +452,6 @@ def main() -> None:
     parser.add_argument("--out", help="file for the result")
     parser.add_argument("--reach", help="run: what `reach` wrote (default: made first)")
     parser.add_argument("--coverage", action="store_true", help="also record lines and branches")
-    parser.add_argument("--keep", action="store_true", help="reach: keep the raw files")
     parser.add_argument("--timeout", type=float, default=300, help="reach: seconds for a test")
     parser.add_argument("--cap", type=float, default=30, help="CPU seconds of tests for a mutant")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds for all mutants")
@@ -450,15 +459,26 @@ def main() -> None:
     parser.add_argument("--again", nargs="*", default=[], help="verdicts that are judged again")
     parser.add_argument("--seed", type=int, default=SEED, help="make: another choice")
     args = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     if args.command == "make":
         made = [vars(mutant) for mutant in sites.make(Path.cwd(), args.seed)]
         MUTANTS.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
     elif args.command == "list":
         for mutant in load_mutants():
-            place = "" if sites.place(Path.cwd(), mutant) else "  NOT PLACED"
-            print(f"{mutant.number} {mutant.area}: {mutant.file} {mutant.function}{place}")
-            print("  - " + mutant.before.replace("\n", "\n    "))
-            print("  + " + mutant.after.replace("\n", "\n    "))
+            placed = sites.place(Path.cwd(), mutant)
+            shown = (
+                [mutant] if placed is None or placed.mutant == mutant else [mutant, placed.mutant]
+            )
+            for one in shown:
+                title = (
+                    "LINES CHANGED, NOW:"
+                    if one is not mutant
+                    else f"{mutant.number} {mutant.area}:"
+                )
+                print(title, one.file, one.function, "NOT PLACED" if placed is None else "")
+                print("  - " + one.before.replace("\n", "\n    "))
+                print("  + " + one.after.replace("\n", "\n    "))
     elif args.command == "reach":
         reach(args, Path(args.out))
     else:

@@ -7,7 +7,8 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,9 @@ MESSAGES = re.compile(
     re.IGNORECASE,
 )
 """Names of calls, functions and variables that are for people only, or for speed."""
+
+ALIKE = 0.6
+"""How much two texts must have in common, by difflib's ratio, to be the same lines changed."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -323,13 +327,17 @@ def _offsets(source: Source, function: Function, before: str) -> list[tuple[int,
 
 
 class Placed(NamedTuple):
-    """Where a mutant goes: the file, its bytes with the change, and the statement's position."""
+    """Where a mutant goes: the file, its bytes with the change, and the statement's position.
+
+    ``mutant`` is the one that was looked for, or what became of it where its lines changed.
+    """
 
     path: Path
     original: bytes
     mutated: bytes
     line: int
     column: int
+    mutant: Mutant
 
 
 Hit = tuple[Source, Function, int, int]
@@ -337,21 +345,28 @@ Hit = tuple[Source, Function, int, int]
 
 
 def place(root: Path, mutant: Mutant) -> Placed | None:
-    """Find a mutant's place: in its function, else in one function of the same name or text.
+    """Find a mutant's place: its lines in its function, or in one function of the same name.
+
+    Where these lines are gone, lines much like them in such a function get the same change.
 
     Returns:
-        None where the text is nowhere, or in several places.
+        None where the lines are nowhere, or in several places.
     """
     home = root / mutant.file
     hits: list[Hit] = []
     if home.exists():
         source = Source(home)
         if mutant.function in source.functions:
-            hits = _hits(source, [source.functions[mutant.function]], mutant)
+            function = source.functions[mutant.function]
+            hits = _hits(source, [function], mutant)
             if len(hits) > 1:
                 hits = hits[mutant.occurrence : mutant.occurrence + 1]
+            elif not hits and (changed := _changed(source, function, mutant)) is not None:
+                return place(root, changed)
     if not hits:
         hits = _elsewhere(root, mutant)
+    if not hits:
+        return _moved(root, mutant)
     if len({(source.path, offset) for source, _, offset, _ in hits}) != 1:
         return None
     return _applied(*hits[-1], mutant)
@@ -367,6 +382,69 @@ def _elsewhere(root: Path, mutant: Mutant) -> list[Hit]:
         if hits:
             return hits
     return []
+
+
+def _moved(root: Path, mutant: Mutant) -> Placed | None:
+    """Look for lines much like a mutant's in functions of the same name in other modules."""
+    name = mutant.function.rpartition(".")[2]
+    moved = []
+    for path in sorted((root / "bagent").rglob("*.py")):
+        source = Source(path)
+        for qualified, function in source.functions.items():
+            if qualified.rpartition(".")[2] == name:
+                there = replace(
+                    mutant, file=str(path.relative_to(root)), function=qualified, occurrence=0
+                )
+                moved.append(_changed(source, function, there))
+    found = [one for one in moved if one is not None]
+    return place(root, found[0]) if len(found) == 1 else None
+
+
+def _changed(source: Source, function: Function, mutant: Mutant) -> Mutant | None:
+    """Return the mutant with the lines of ``function`` that are most like its own."""
+    removed = mutant.after == "pass"
+    if removed:
+        kind = type(ast.parse(mutant.before).body[0])
+        statements = [node for node in ast.walk(function) if type(node) is kind]
+        texts = [source.text(node) for node in statements if isinstance(node, ast.stmt)]
+        texts = [_dedented(text, 0) for text in texts if "\n" not in text]
+    else:
+        first, last = source.lines(function)
+        lines = [line.decode().strip() for line in source.data.splitlines()[first:last]]
+        count = len(mutant.before.splitlines())
+        texts = ["\n".join(lines[i : i + count]) for i in range(len(lines) - count + 1)]
+    before = _tokens(mutant.before)
+    ratios = sorted(
+        ((SequenceMatcher(None, before, _tokens(text), False).ratio(), text) for text in texts),
+        reverse=True,
+    )
+    if not ratios or ratios[0][0] < ALIKE or (len(ratios) > 1 and ratios[1][0] == ratios[0][0]):
+        return None
+    text = ratios[0][1]
+    after = "pass" if removed else _carried(before, _tokens(mutant.after), _tokens(text))
+    return None if after is None else replace(mutant, before=text, after=after, occurrence=0)
+
+
+def _tokens(text: str) -> list[str]:
+    return re.findall(r"\w+|\s+|[^\w\s]", text)
+
+
+def _carried(before: list[str], after: list[str], text: list[str]) -> str | None:
+    """Make in ``text`` the change from ``before`` to ``after``; None where it has no place."""
+    offsets = {}
+    for block in SequenceMatcher(None, before, text, False).get_matching_blocks():
+        offsets |= {block.a + i: block.b + i for i in range(block.size)}
+    offsets[len(before)] = len(text)
+    edits = SequenceMatcher(None, before, after, False).get_opcodes()
+    for operation, a, b, new, new_end in reversed(edits):
+        if operation == "equal":
+            continue
+        if any(i not in offsets for i in range(a, b + 1)):
+            return None
+        if offsets[b] - offsets[a] != b - a:
+            return None
+        text = [*text[: offsets[a]], *after[new:new_end], *text[offsets[b] :]]
+    return "".join(text)
 
 
 def _hits(source: Source, functions: list[Function], mutant: Mutant) -> list[Hit]:
@@ -396,4 +474,5 @@ def _applied(
         if isinstance(node, ast.stmt) and source.start(node) <= same < source.end(node)
     ]
     # ast.walk goes by depth: the last is the innermost statement.
-    return Placed(source.path, source.data, mutated, inside[-1].lineno, inside[-1].col_offset)
+    node = inside[-1]
+    return Placed(source.path, source.data, mutated, node.lineno, node.col_offset, mutant)
