@@ -64,7 +64,7 @@ _INTERPRETERS: dict[str, _Interpreter] = {
     **dict.fromkeys(("sqlite3", "duckdb"), _Interpreter("c", ("-cmd", "--cmd"), "", operand=1)),
     **dict.fromkeys(("su", "runuser", "script", "flock"), _USER_SHELL),
     **dict.fromkeys(("watch", "parallel", "eval", "tclsh"), _Interpreter(operand=0)),
-    "env": _Interpreter("S", ("--split-string",), "uC"),
+    "env": _Interpreter("S", ("--split-string",), "uC", mixed=True),
 }
 _OPERANDS_TO_THE_END = frozenset({"sqlite3", "duckdb", "watch", "parallel", "eval"})
 _REMOTE = frozenset({"ssh", "rsh", "pdsh", "clush", "mosh"})
@@ -74,12 +74,17 @@ _VERSION = re.compile(r"[-.]?\d[\d.]*(?:\.exe)?$|\.exe$")
 
 
 def code_words(argv: Sequence[str]) -> Iterator[int]:
-    """Yield the places of the words of ``argv`` that are run as code; a place may come twice.
+    """Yield the places of the words of ``argv`` that are run as code, or name the file that is run.
+
+    A place may come twice.
 
     Interpreters count wherever they stand, since programs such as ``env``, ``timeout``, ``srun`` or
     ``docker run`` start what their words name.
     """
+    data_from = len(argv)
     for place, word in enumerate(argv):
+        if place >= data_from:
+            return
         name = _program(word)
         rest = argv[place + 1 :]
         if name in _REMOTE:
@@ -88,7 +93,10 @@ def code_words(argv: Sequence[str]) -> Iterator[int]:
             continue  # the word behind it is looked at like any other
         elif name in _INTERPRETERS:
             found = _code_of(_INTERPRETERS[name], rest, to_the_end=name in _OPERANDS_TO_THE_END)
-            yield from (place + 1 + number for number in found)
+            places = [place + 1 + number for number in found if number < len(rest)]
+            yield from places
+            if places and not _INTERPRETERS[name].attached:
+                data_from = max(places) + 1  # what follows are arguments of a script
 
 
 def _program(word: str) -> str:
@@ -107,7 +115,9 @@ def _code_of(how: _Interpreter, words: Sequence[str], *, to_the_end: bool) -> It
                 return  # what follows are a script's arguments
         elif how.operand is None:
             if not how.mixed:
-                return  # a script, or a program whose own words follow
+                if not given:
+                    yield number  # a script: it must not be chosen either
+                return  # what follows are its own words
         else:
             if not given and operands >= how.operand:
                 yield number
@@ -128,7 +138,8 @@ def _kinds(how: _Interpreter, words: Sequence[str]) -> Iterator[tuple[int, str]]
             is_code = False
             continue
         kind = _kind(how, word)
-        if kind == "end":
+        if kind == "end":  # the file, or the module, that is run stands here or in the next word
+            yield number + (word[-1] in how.ends), "code"
             return
         if kind in ("attached", "operand"):
             yield number, "code" if kind == "attached" else kind

@@ -19,6 +19,7 @@ from bagent import __version__
 from bagent.answers.schema import OutputSchema
 from bagent.clocks import unix
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, WriteError
+from bagent.redaction import Redactor
 from bagent.runs.laststage import last_stage, stage_names
 from bagent.runs.live_totals import LiveTotals
 from bagent.runs.prepare import STAGE, Prepared
@@ -51,9 +52,10 @@ def _ignore(_: str) -> None:
 class OpenRun:
     """What a running session needs of its run directory; made by :func:`open_run`.
 
-    ``recorded`` counts outcomes that were there before, ``finished`` those that are left as
-    they are. ``notes`` are words for people about what was found. ``tables`` makes the tables at
-    the end; None where the job wants none.
+    ``rows`` is how the input is read, as JSON; in ``info`` its SQL may be masked. ``recorded``
+    counts outcomes that were there before, ``finished`` those that are left as they are. ``notes``
+    are words for people about what was found. ``tables`` makes the tables at the end; None where
+    the job wants none.
     """
 
     directory: RunDir
@@ -64,6 +66,7 @@ class OpenRun:
     renewer: Renewer
     done: DoneIndex
     info: RunInfo
+    rows: str
     live_totals: LiveTotals
     keep_input: bool
     on_change: OnChange
@@ -212,7 +215,7 @@ class OpenRun:
         return self._lines(Wanted(ordered=True))
 
     def _lines(self, wanted: Wanted) -> Iterator[bytes]:
-        read = input_reader(msgspec.json.encode(self.info.rows))
+        read = input_reader(self.rows.encode())
         find = partial(InputRows, read) if self.keep_input else None
         for result in iter_results(self.path, wanted, report=self.notes.append, find_input=find):
             yield encode_result(result).rstrip(b"\n")
@@ -310,6 +313,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         renewer,
         done,
         info,
+        prepared.rows_config.to_json(),
         live_totals,
         prepared.job.results.keep_input,
         on_change,
@@ -402,7 +406,7 @@ def _with_model(directory: RunDir, fingerprints: dict[str, str]) -> dict[str, st
 
 def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str, str]) -> RunInfo:
     job = prepared.job
-    rows: Any = msgspec.json.decode(prepared.rows_config.to_json())
+    rows = _without_secrets(prepared)
     kept = dict(fingerprints)
     if before is not None and "model" in before.fingerprints:
         kept["model"] = before.fingerprints["model"]
@@ -431,6 +435,19 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
         created_at=before.created_at if before else process.at,
         starts=[*(before.starts if before else []), process],
     )
+
+
+def _without_secrets(prepared: Prepared) -> Json:
+    """How the input is read, without what variables put into its SQL."""
+    rows: Any = msgspec.json.decode(prepared.rows_config.to_json())
+    redact = Redactor(prepared.job.source.secrets)
+    rows["where"] = redact.values(rows["where"])
+    rows["inputs"] = [redact.values(one) if _is_sql(one) else one for one in rows["inputs"]]
+    return rows
+
+
+def _is_sql(item: Json) -> bool:
+    return isinstance(item, dict) and "sql" in item
 
 
 def _all_columns(prepared: Prepared) -> list[tuple[str | None, str]]:

@@ -13,8 +13,8 @@ bash -lc CODE x
 bash -c -l CODE x
 bash -o pipefail -ec CODE
 bash --rcfile f -c CODE
-bash script.sh -c x
-sh -s x
+bash script.CODE -c x
+sh -s CODE
 zsh -fc CODE
 fish -c CODE
 env A=b sh -c CODE
@@ -30,10 +30,11 @@ script -qc CODE /dev/null
 watch CODE CODE
 ssh CODE CODE CODE
 /usr/bin/python3.11 -Ic CODE a
+bash CODE x
 python3 -cCODE
 python -W ignore -c CODE
-python -m module -c x
-python script.py -c x
+python -m module.CODE -c x
+python script.CODE -c x
 uv run python -c CODE
 perl -ne CODE file
 ruby -e CODE
@@ -42,7 +43,7 @@ node -p CODE
 php -r CODE
 Rscript -e CODE
 awk -F : CODE file
-awk -f program file
+awk -f program.CODE file
 sed -i CODE file
 sed -e CODE file
 psql -d x -c CODE
@@ -64,7 +65,7 @@ def test_the_words_that_an_interpreter_runs_are_found(line: str) -> None:
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        ("{command: [sh, -c, 'echo {id}']}", r"{id} stands in code that sh runs.*\$1"),
+        ("{command: [sh, -c, 'echo {id}']}", r"{id} stands in code that a shell.*\$1"),
         ("{command: [bash, -lc, 'run {prompt}']}", "{prompt} stands in code"),
         ("{command: [sh, -c, 'echo $1', sh, '{id}']}", None),
         ("{command: [sh, -c, 'awk {print}']}", None),
@@ -72,7 +73,7 @@ def test_the_words_that_an_interpreter_runs_are_found(line: str) -> None:
         ("{command: [opencode, --key, '{key}']}", "{key} stands in the command"),
         (
             "{tools: [{name: t, command: [python, -c, 'f({x})']}]}",
-            "{x} stands in code that python runs",
+            "{x} stands in code that",
         ),
         ("{tools: [{name: t, command: [python, -c, 'f({{x}})', '{x}']}]}", None),
         ("{tools: [{name: t, command: [ssh, host, grep, '{x}']}]}", "{x} stands in code"),

@@ -94,3 +94,16 @@ def test_a_batch_script_is_for_its_owner_also_where_one_was_readable(job_dir, ba
         assert (mode_of(folder), mode_of(script)) == (0o700, 0o700)
         assert ENV["GH_PAT"] in script.read_text()
         script.chmod(0o755)
+
+
+def test_sql_of_the_input_is_masked_and_can_still_be_read_again(job_dir, bagent, fs):
+    sql = {"sql": "select i as id, '${PGPASSWORD}' <> '' as t from range(2) r(i)"}
+    write_job(job_dir, fs.url, 1, input=sql, prompt="{{ t }}")
+    done = bagent(["run", "job.yaml", "-o", "-"], env=ENV)
+    assert done.code == 0, done.err
+    assert [line["input"]["t"] for line in done.lines()] == [True, True]
+    assert [line["id"] for line in bagent(["run", "job.yaml", "-o", "-"], env=ENV).lines()] == [
+        0,
+        1,
+    ]
+    assert files_with_secrets(job_dir / "runs") == []
