@@ -43,7 +43,7 @@ def endpoint_report(one: Probed, secrets: frozenset[str] = frozenset()) -> Endpo
     """What one endpoint told; never its headers, nor ``secrets``."""
     found = one.found
     return EndpointReport(
-        name=one.endpoint.name,
+        name=mask_text(one.endpoint.name, secrets),
         url=mask_text(one.endpoint.url, secrets),
         alive=one.alive,
         error=one.failure.message if one.failure else None,

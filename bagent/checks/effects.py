@@ -103,6 +103,11 @@ def hosts_of(job: Job, env: Mapping[str, str]) -> str:
     return mask_text(address, job.source.secrets)
 
 
+def puts_variables_into_bodies(job: Job) -> bool:
+    """Return whether a variable of the environment may be in the body of a request."""
+    return any(use.path[0] not in _STAYS | {"backend"} for use in job.source.variables)
+
+
 def _substituted(
     job: Job, env: Mapping[str, str], parts: Mapping[Path, Job]
 ) -> Iterator[SendReport]:

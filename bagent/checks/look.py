@@ -15,7 +15,7 @@ from bagent.backends.choose import BackendConfig, make_backend
 from bagent.backends.proxy import is_loopback
 from bagent.backends.transport import Transport
 from bagent.checks import describing
-from bagent.checks.effects import effects_of
+from bagent.checks.effects import effects_of, puts_variables_into_bodies
 from bagent.checks.estimate import (
     Sizes,
     cost_report,
@@ -40,6 +40,7 @@ from bagent.interrupts import run_interruptible
 from bagent.job.prompt import Prompt
 from bagent.money.prices import Price
 from bagent.observe.words import counted
+from bagent.redaction import Redactor
 from bagent.rows import RowSource
 from bagent.runs.costs import price_of
 from bagent.runs.equipping import opened_tools, runs_nothing, with_tools
@@ -92,8 +93,15 @@ def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport
     try:
         view, written = first_view(prepared)
         report = run_interruptible(_report(options, view, source))
-        effects = effects_of(prepared.job, options.run.env)
-        return msgspec.structs.replace(report, stages=written, effects=effects)
+        redact = Redactor(prepared.job.source.secrets)
+        return msgspec.structs.replace(
+            report,
+            stages=written,
+            effects=effects_of(prepared.job, options.run.env),
+            model=redact.optional(report.model),
+            parameters=redact.values(report.parameters),
+            warnings=tuple(map(redact, report.warnings)),
+        )
     finally:
         source.close()
 
@@ -176,7 +184,10 @@ class _Look:
         if self._target.servers.kind in _NO_TOKENIZER:
             return None
         for one in probed:
-            sends = self._options.open or is_loopback(urlsplit(one.endpoint.url).hostname or "")
+            here = is_loopback(urlsplit(one.endpoint.url).hostname or "")
+            sends = self._options.open or (
+                here and not puts_variables_into_bodies(self._prepared.job)
+            )
             if one.found is not None and one.endpoint.name not in _HOSTED and sends:
                 return ServerTokenizer(transport, one.endpoint, model)
         return None

@@ -224,8 +224,8 @@ def _refuse_code(argv: Sequence[str], place: re.Pattern[str]) -> None:
         if number == 0:
             raise wrong(f"{name} would choose the program", "name it", key="command.0")
         raise wrong(
-            f"{name} stands in code that a shell or an interpreter runs, and with it what a row or a"
-            " model says",
+            f"{name} stands in code that a shell or an interpreter runs, and with it what a row or"
+            " a model says",
             f"pass it as an argument: [sh, -c, 'grep -r \"$1\" docs', sh, '{name}'],"
             " or read it from standard input",
             key=f"command.{number}",

@@ -205,6 +205,8 @@ BROUGHT = {
     "header": ({"backend": {"url": "URL", "headers": {"A": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
     "query": ({"backend": {"url": "URL", "query": {"a": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
     "path": ({"backend": "URL/${AWS_KEY}"}, "sends", "AWS_KEY"),
+    "model": ({"model": "${AWS_KEY}"}, "sends", "AWS_KEY"),
+    "body": ({"sampling": {"extra": {"a": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
     "hosts": ({"hostfile": "hosts.txt", "backend": "vllm"}, "sends", "AWS_KEY"),
     "vllm": ({"backend": "vllm+URL"}, "sends", "VLLM_API_KEY"),
 }
@@ -224,7 +226,7 @@ def test_check_executes_nothing_of_the_job_sends_no_key_and_lists_both(
     done = check(["job.yaml", "--json"], env=env)
     assert done.code == 0, done.err
     assert not (job_dir / "ran").exists()
-    assert not [one for one in fs.probes if SECRET in f"{one.path} {one.headers}"]
+    assert not [one for one in fs.probes if SECRET in f"{one.path} {one.headers} {one.body}"]
     effects = looked(done)["effects"]
     if list_name == "executes":
         assert any(expected in one["what"] for one in effects["executes"])
