@@ -97,10 +97,11 @@ def address_guard(host: str | None) -> Any:
 
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
-        if judges_host and not _is_local(f"//{request.headers.get('Host', '')}"):
+        # Of a target in the form for proxies, aiohttp takes the host from there.
+        hosts = {f"//{request.headers.get('Host', '')}", f"//{request.host}"}
+        if judges_host and not all(map(_is_local, hosts)):
             return refusal(403, "forbidden", "the Host header names another machine")
-        origin = request.headers.get("Origin")
-        if origin is not None and not _is_local(origin):
+        if not all(map(_is_local, request.headers.getall("Origin", ()))):
             return refusal(403, "forbidden", "requests of web pages are refused")
         answer: web.StreamResponse = await handler(request)
         return answer

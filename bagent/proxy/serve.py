@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -31,6 +32,12 @@ from bagent.proxy.meter import Meter
 from bagent.proxy.routes import HEALTH, proxy_app
 from bagent.proxy.unix_socket import UNIX_BASE_URL, listen_unix, remove_socket
 from bagent.types import EndpointSample, Usage
+
+QUIET = logging.getLogger("bagent.proxy")
+"""Takes what aiohttp says of malformed requests: clients are told, nobody else need be."""
+
+QUIET.addHandler(logging.NullHandler())
+QUIET.propagate = False
 
 TICK_SECONDS = 1.0
 
@@ -116,9 +123,7 @@ async def start_proxy(
     ]
     engines = EngineRoutes(transport, lessor, config.timeouts)
     app = proxy_app(guards, forwarder, engines, lessor, strip_preamble=config.strip_preamble)
-    runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=ABANDON_SECONDS
-    )
+    runner = _runner(app)
     ticking = core.spawn(_tick(meter, lessor), core.tasks)
     try:
         await runner.setup()
@@ -134,6 +139,16 @@ async def start_proxy(
         meter.close(0)
     if fault.done() and not told:
         raise fault.result()
+
+
+def _runner(app: web.Application) -> web.AppRunner:
+    return web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=ABANDON_SECONDS,
+        logger=QUIET,
+    )
 
 
 def _core(

@@ -55,6 +55,7 @@ async def raw_status(proxy, method, path, headers):
         ("/v1/load_lora_adapter", None),
         ("/v1/files", None),
         ("http://127.0.0.1/admin/keys", None),
+        ("http://attacker.example/v1/chat/completions", None),
     ],
 )
 def test_only_known_routes_reach_an_endpoint(tmp_path, path, expected):
@@ -79,6 +80,7 @@ def test_only_known_routes_reach_an_endpoint(tmp_path, path, expected):
         ({"Origin": "http://127.0.0.1.attacker.example"}, False),
         ({"Origin": "null"}, False),
         ({"Origin": "http://["}, False),
+        ({"Origin": "http://localhost\r\nOrigin: http://attacker.example"}, False),
     ],
     ids=lambda value: " ".join(map(": ".join, value.items())) if isinstance(value, dict) else "",
 )

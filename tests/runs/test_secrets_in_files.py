@@ -85,7 +85,7 @@ def test_a_mode_that_lets_others_write_or_is_none_is_refused(job_dir, bagent, fs
 
 
 def test_a_batch_script_is_for_its_owner_also_where_one_was_readable(job_dir, bagent, fs):
-    cluster = {"scheduler": "slurm", "walltime": "1h", "engine": "vllm serve m"}
+    cluster = {"scheduler": "slurm", "walltime": "1h", "engine": "e", "gpus_per_node": 0}
     write_job(job_dir, "vllm", 1, cluster={**cluster, "env": {"A": "${GH_PAT}"}})
     folder = job_dir / "runs/job.batch"
     for _ in range(2):
