@@ -95,7 +95,8 @@ class Conversation:
         try:
             request = self._own_body() if self.plan.own_bodies else self._rendered()
         except TemplateFailure as failure:
-            self._end("failed", Failure("template", str(failure)))
+            status = "bad_input" if failure.kind == "bad_input" else "failed"
+            self._end(status, Failure(failure.kind, str(failure)))
             return None
         if request is None:
             return None

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bagent.errors import JobError
+from bagent.job.conversations import ConversationFault, is_conversation, read_conversation
 from bagent.job.images import ImageError, image_url
 from bagent.job.origin import Origin
 from bagent.job.spec import Job, JobSource
 from bagent.job.spec_prompt import ContentSpec, PartSpec, PromptSpec, TextSpec
 from bagent.job.template import Template, TemplateFailure
-from bagent.job.words import dotted
+from bagent.job.words import did_you_mean, dotted
 from bagent.types import Message
 
 __all__ = ["Prompt", "TemplateFailure"]
+
+_FIELD = re.compile(r"\{\{-?\s*(\w+)\s*-?\}\}")
+"""A place in a template that is nothing but a field."""
 
 KeyPath = tuple[str | int, ...]
 Data = Mapping[str, Any]
@@ -39,6 +44,8 @@ class Prompt:
         self._builder = _Builder(source)
         self.raw = spec.raw is not None
         self._raw: Template | None = None
+        self._column = spec.messages_from
+        self._column_spot = (source, (*path, "messages_from"))
         self._plan: list[Message | _Render] = []
         if spec.raw is not None:
             self._raw = self._builder.text(spec.raw, (*path, "raw"))
@@ -46,6 +53,8 @@ class Prompt:
             self._plan = [*self._builder.plan(spec, path)]
         self._templates = self._builder.templates
         self.fields = _all_fields(self._templates)
+        if self._column is not None:
+            self.fields = frozenset({self._column})
         self.constant_messages = _leading(self._plan)
 
     @classmethod
@@ -74,7 +83,39 @@ class Prompt:
         """
         if self._raw is not None:
             raise TemplateFailure("the prompt is raw, it has no messages")
+        if self._column is not None:
+            return self._conversation(self._column, data, extra)
         return [step if isinstance(step, dict) else step(data, extra) for step in self._plan]
+
+    def _conversation(self, column: str, data: Data, extra: Data | None) -> list[Message]:
+        if extra and column in extra:
+            data = extra
+        if column not in data:
+            raise ConversationFault(f"the row has no field {column}")
+        try:
+            return read_conversation(data[column])
+        except ConversationFault as fault:
+            raise ConversationFault(f"{column}: {fault}") from None
+
+    def _check_column(self, column: str, sample: Sequence[Data]) -> None:
+        """Refuse a column in which none of the first rows has a conversation."""
+        first: ConversationFault | None = None
+        for row in sample:
+            try:
+                self._conversation(column, row, None)
+            except ConversationFault as fault:
+                first = first or fault
+            else:
+                return
+        source, path = self._column_spot
+        names = list(dict.fromkeys(name for row in sample for name in row))
+        near = did_you_mean(column, names) if column not in names else ""
+        raise JobError(
+            f"prompt.messages_from: none of the first {len(sample)} rows has a conversation:"
+            f" {first}",
+            hint=near or "a list of {role, content}, or of {from, value}",
+            at=source.position(path),
+        )
 
     def render_raw(self, data: Data, extra: Data | None = None) -> str:
         """The text of a raw prompt for one row.
@@ -97,13 +138,15 @@ class Prompt:
 
         Returns:
             Warnings for people: fields that stand in single braces and so are not replaced, and a
-            column called row, which the whole row hides.
+            column called row, which the whole row hides; conversations that would be sent as text.
 
         Raises:
-            JobError: at the first unknown name.
+            JobError: at the first unknown name; none of the rows has a conversation.
         """
         for template in self._templates:
             template.check(sample, extra or {})
+        if self._column is not None and sample and self._column not in (extra or {}):
+            self._check_column(self._column, sample)
         hidden = [
             f"{template.where}: {{{{ row }}}} is the whole row; the column row is {{{{ row.row }}}}"
             for template in self._templates
@@ -111,11 +154,31 @@ class Prompt:
             and template.names.fields is None
             and any("row" in row for row in sample)
         ]
+        hidden += _conversations_as_text(self._templates, sample)
         return hidden + [
             f"{template.where}: {{{name}}} is sent as it is; {{{{ {name} }}}} stands for the field"
             for template in self._templates
             for name in template.single_braces(sample)
         ]
+
+
+def _conversations_as_text(templates: Sequence[Template], sample: Sequence[Data]) -> list[str]:
+    """Warnings of lists of messages, and other lists that are a whole prompt, sent as text."""
+    warnings = []
+    for template in templates:
+        for name in dict.fromkeys(_FIELD.findall(template.text)):
+            value = next((row[name] for row in sample if row.get(name) is not None), None)
+            alone = _FIELD.fullmatch(template.text.strip()) is not None
+            if is_conversation(value):
+                hint = f"; prompt: {{messages_from: {name}}} sends it as the conversation"
+            elif isinstance(value, list) and alone:
+                hint = ""
+            else:
+                continue
+            warnings.append(
+                f"{template.where}: the list {name} is sent as one message of JSON text{hint}"
+            )
+    return warnings
 
 
 class _Builder:

@@ -133,6 +133,12 @@ class PromptSpec(Section):
     system: TextSpec | None = Field(default=None, description="The system message.")
     user: TextSpec | None = Field(default=None, description="The user message.")
     messages: tuple[MessageSpec, ...] = Field(default=(), description="All messages, written out.")
+    messages_from: Annotated[str | None, Words(empty=False)] = Field(
+        default=None,
+        description="The field that holds the row's conversation: a list of {role, content}, or"
+        " ShareGPT's {from, value}.",
+        examples=["conversations"],
+    )
     raw: TextSpec | None = Field(
         default=None, description="The whole prompt, without a chat template."
     )
@@ -144,11 +150,16 @@ class PromptSpec(Section):
 
     @model_validator(mode="after")
     def _one(self) -> PromptSpec:
-        forms = [bool(self.user or self.system), bool(self.messages), self.raw is not None]
+        forms = [
+            bool(self.user or self.system),
+            bool(self.messages),
+            self.messages_from is not None,
+            self.raw is not None,
+        ]
         if sum(forms) > 1:
-            raise wrong("system and user, messages, and raw exclude each other")
+            raise wrong("system and user, messages, messages_from and raw exclude each other")
         if not any(forms):
-            raise wrong("expected user, messages or raw")
+            raise wrong("expected user, messages, messages_from or raw")
         if self.system and not self.user:
             raise wrong("user is missing", "a system message alone asks nothing", key="system")
         return self

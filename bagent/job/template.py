@@ -16,6 +16,7 @@ from bagent.job.origin import Origin
 from bagent.job.plain_fields import PlainFields, plain_fields
 from bagent.job.template_limits import MAX_RENDER, TooLarge, start_budget
 from bagent.job.words import did_you_mean, near
+from bagent.types import ErrorKind
 
 _TAG = re.compile(r"\{\{|\{%|\{#")
 _SPACED_NAME = re.compile(r"\{\{-?\s*([^\W\d]\w*(?:[ ]+\w+)+)\s*-?\}\}")
@@ -38,6 +39,8 @@ ROW_ERRORS = (
 
 class TemplateFailure(Exception):
     """One row cannot be rendered; the text says which field or what is wrong."""
+
+    kind: ErrorKind = "template"
 
 
 class Template:

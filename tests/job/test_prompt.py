@@ -132,9 +132,12 @@ def test_a_job_without_a_prompt_has_none(load, tmp_path):
 
 FORMS = [
     ("prompt: {system: x}", "prompt.system: user is missing (a system message alone asks nothing)"),
-    ("prompt: {user: x, raw: y}", "prompt: system and user, messages, and raw exclude each other"),
-    ("prompt: {}", "prompt: expected user, messages or raw"),
-    ("prompt: {messages: []}", "prompt: expected user, messages or raw"),
+    (
+        "prompt: {user: x, raw: y}",
+        "prompt: system and user, messages, messages_from and raw exclude each other",
+    ),
+    ("prompt: {}", "prompt: expected user, messages, messages_from or raw"),
+    ("prompt: {messages: []}", "prompt: expected user, messages, messages_from or raw"),
     ("prompt: [x]", "prompt.user.text: expected text, got a list"),
     ("prompt: {user: {file: }}", "prompt.user: expected a text or {file: PATH}"),
     ("prompt: {user: {fiel: x}}", "unknown key fiel (did you mean file?)"),
