@@ -159,6 +159,11 @@ def file_literal(path: Path) -> str:
     return literal(escaped(str(path.absolute())))
 
 
+def plain_scalar(kind: str) -> bool:
+    """Whether a type is a plain one, and no list."""
+    return not kind.endswith("]") and _SCALAR.fullmatch(kind) is not None
+
+
 def column_type(kind: str) -> str:
     """The type of a column, where it is a plain one; JSON in place of anything else."""
     return kind if _SCALAR.fullmatch(kind) else "JSON"

@@ -10,6 +10,7 @@ import pytest
 
 import bagent
 from bagent.duck import Access, SqlFault, column_type, connect, file_literal, single_query
+from bagent.duck_types import nested_value, parse_type, type_sql
 
 PACKAGE = Path(bagent.__file__).parent
 OPENS = re.compile(r"duckdb\s*\.\s*(connect|execute|sql|query|read_\w+)\b|import connect.*duckdb")
@@ -81,6 +82,54 @@ def test_plain_types_are_types(kind: str) -> None:
 )
 def test_other_types_become_json(kind: str) -> None:
     assert column_type(kind) == "JSON"
+
+
+@pytest.mark.parametrize(
+    ("text", "sql"),
+    [
+        ('STRUCT("line" BIGINT, "a""b" VARCHAR[])[]', 'STRUCT("line" BIGINT, "a""b" VARCHAR[])[]'),
+        ('struct("a" DOUBLE, "b" STRUCT("c" JSON))', 'STRUCT("a" DOUBLE, "b" STRUCT("c" VARCHAR))'),
+        ('STRUCT("a" HUGEINT, "b" DECIMAL(38,0))', 'STRUCT("a" DECIMAL(38,0), "b" DECIMAL(38,0))'),
+    ],
+)
+def test_nested_types_are_written_from_what_was_understood(text: str, sql: str) -> None:
+    kind = parse_type(text)
+    assert kind is not None
+    assert type_sql(kind) == sql
+    with connect(Access()) as connection:
+        value = nested_value("'{\"a\": 1}'", text)
+        described = connection.execute(f"SELECT typeof({value}), typeof(NULL::{sql})").fetchall()
+    assert described[0][0] == described[0][1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "STRUCT()",
+            "STRUCT(a)",
+            "STRUCT(a DATE) --",
+            "STRUCT(a DATE); COPY x",
+            'STRUCT("a DATE)',
+        ),
+        *(
+            "STRUCT(a DATE, A DATE)",
+            "STRUCT(a ENUM('x'))",
+            "STRUCT(a DATE",
+            "STRUCT(, DATE)",
+            "MAP(a)",
+        ),
+        "STRUCT(a " * 9 + "DATE" + ")" * 9,
+        "STRUCT(a DATE, " + ", ".join(f"b{n} DATE" for n in range(3000)) + ")",
+    ],
+)
+def test_what_is_no_nested_type_is_not_understood(text: str) -> None:
+    assert parse_type(text, bare_names=True) is None
+
+
+def test_names_without_quotes_are_read_only_where_duckdb_wrote_them() -> None:
+    assert parse_type("STRUCT(a DATE)") is None
+    assert parse_type("STRUCT(a DATE)", bare_names=True) == {"a": "DATE"}
 
 
 @pytest.mark.parametrize(

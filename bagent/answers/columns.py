@@ -18,6 +18,10 @@ _INT128 = (-(2**127), 2**127 - 1)
 _SCALARS = {"string": "VARCHAR", "number": "DOUBLE", "boolean": "BOOLEAN"}
 
 
+_DEEPEST = 4
+_LONGEST = 10_000
+
+
 class Column(NamedTuple):
     """A column: its name in the table and its DuckDB type."""
 
@@ -65,6 +69,9 @@ class _Types:
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._types: dict[str, str | None] = {}
+        self._open: set[str] = set()
+        self._recursive: set[str] = set()
+        self._depth = 0
         self._properties: dict[str, dict[str, str] | None] = {}
 
     def properties(self, schema: Json) -> dict[str, str] | None:
@@ -114,17 +121,49 @@ class _Types:
             return None
         if kind == "integer":
             return _integer(schema)
+        if kind == "object":
+            return self._struct(schema)
         items = schema.get("items")
         if kind == "array" and isinstance(items, dict) and "prefixItems" not in schema:
             item = self.of(items)
-            if item not in (None, JSON_TYPE) and not str(item).endswith("[]"):
+            if item not in (None, JSON_TYPE) and (
+                str(item).startswith("STRUCT(") or not str(item).endswith("[]")
+            ):
                 return f"{item}[]"
         return _SCALARS.get(kind, JSON_TYPE)
 
+    def _struct(self, schema: dict[str, Any]) -> str:
+        """Return the struct of an object inside an answer; JSON where its names are unknown."""
+        if not schema.get("properties") or self._depth > _DEEPEST:
+            return JSON_TYPE
+        self._depth += 1
+        fields = self.properties({**schema, "type": "object"}) or {}
+        self._depth -= 1
+        names = [clean_text(name).replace("\0", "") for name in fields]
+        if (
+            "" in names
+            or names != [*fields]
+            or len({name.casefold() for name in names}) < len(names)
+        ):
+            return JSON_TYPE
+        # JSON inside of a struct is text in the tables.
+        kinds = ["VARCHAR" if kind == JSON_TYPE else kind for kind in fields.values()]
+        listed = ", ".join(
+            '"' + name.replace('"', '""') + '" ' + kind
+            for name, kind in zip(names, kinds, strict=True)
+        )
+        struct = f"STRUCT({listed})"
+        return struct if len(struct) <= _LONGEST else JSON_TYPE
+
     def _of_reference(self, reference: str) -> str | None:
+        if reference in self._open:
+            self._recursive.add(reference)
+            return JSON_TYPE
         if reference not in self._types:
-            self._types[reference] = JSON_TYPE  # what a reference to itself gets
-            self._types[reference] = self.of(self._target(reference))
+            self._open.add(reference)
+            kind = self.of(self._target(reference))
+            self._open.remove(reference)
+            self._types[reference] = JSON_TYPE if reference in self._recursive else kind
         return self._types[reference]
 
     def _properties_at(self, reference: str) -> dict[str, str] | None:

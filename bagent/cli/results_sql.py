@@ -195,15 +195,17 @@ def _with_answers(
     ``answers`` holds the ok rows of ``results`` in the same order, so they are joined by position:
     an id may be there twice, or not at all.
     """
-    from bagent.duck import literal, quoted
+    from bagent.duck import literal
     from bagent.store.redact import MASK
 
-    columns = [row[0] for row in connection.execute("describe answers").fetchall()]
-    typed = [name for name in columns if name not in ("id", "stage", "answer")]
+    described = connection.execute("describe answers").fetchall()
+    kinds = {str(name): str(kind) for name, kind, *_ in described}
+    typed = [name for name in kinds if name not in ("id", "stage", "answer")]
     if not typed:
         return {}, "results"
     values = ", ".join(
-        f"{MASK if name in hidden else quoted(name)} as value{n}" for n, name in enumerate(typed)
+        f"{MASK if name in hidden else _cell(name, kinds[name])} as value{n}"
+        for n, name in enumerate(typed)
     )
     infos = [run.look(lambda _: None) for run in runs]
     stages = dict.fromkeys(stage for info in infos if info for stage in info.stages)
@@ -215,6 +217,14 @@ def _with_answers(
         f" order by coalesce(list_position([{order}]::varchar[], stage), 0), stage, row, answer)"
     )
     return {name: f"value{n}" for n, name in enumerate(typed)}, source
+
+
+def _cell(name: str, kind: str) -> str:
+    """A column of answers as it is printed: structs as JSON."""
+    from bagent.duck import quoted
+    from bagent.duck_types import is_nested
+
+    return f"to_json({quoted(name)})" if is_nested(kind) else quoted(name)
 
 
 def _columns(asked: Asked, connection: Any, answers: Columns) -> str:

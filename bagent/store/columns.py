@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bagent.duck import column_type, file_literal, literal, quoted
+from bagent.duck_types import is_nested, nested_value, parse_type, type_sql
 
 RESULTS: dict[str, str] = {
     "id": "VARCHAR",
@@ -206,7 +207,9 @@ def answers_select(columns: Iterable[tuple[str | None, str]], source: str) -> st
         value = f"parts[{place}]"
         if is_scalar(kind):
             value = f"{value}->>'$'"
-        if kind.upper() != ("VARCHAR" if is_scalar(kind) else "JSON"):
+        if is_nested(kind):
+            value = nested_value(value, kind)
+        elif kind.upper() != ("VARCHAR" if is_scalar(kind) else "JSON"):
             value = f"TRY_CAST({value} AS {kind})"
         typed.append(f"{value} AS {quoted(names[name])}")
     return (
@@ -240,6 +243,9 @@ def json_columns(table: str, answer_columns: Iterable[tuple[str | None, str]]) -
 
 def stored_type(kind: str) -> str:
     """The type of a column of answers in the tables; Parquet has no HUGEINT."""
+    if is_nested(kind):
+        nested = parse_type(kind)
+        return "JSON" if nested is None else type_sql(nested)
     return column_type(kind).replace("HUGEINT", "DECIMAL(38,0)")
 
 
@@ -249,5 +255,5 @@ def pointer(name: str | None) -> str:
 
 
 def is_scalar(kind: str) -> bool:
-    """Whether a type is neither JSON nor a list."""
-    return kind.upper() != "JSON" and not kind.endswith("]")
+    """Whether a type is neither JSON nor a list or a struct."""
+    return kind.upper() != "JSON" and not kind.endswith("]") and not is_nested(kind)

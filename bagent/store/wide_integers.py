@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bagent.duck import literal
+from bagent.duck_types import is_nested, parse_type
 from bagent.store.columns import is_scalar, pointer
 
 _EXACT = "DECIMAL(38,0)"
 _INTEGER = r"-?\d+(?:\.0*)?(?:e\+?\d+)?"
 _MAY_BE_WIDE = r"\d{19}|\de\+?\d"
 """A text without this has no integer beyond 64 bits; most need no closer look."""
+
+_NESTED = r"[:\[,]\s*(-?\d{19,})"
+"""Integers inside of an object or a list that may not fit."""
 
 Columns = Mapping[str | None, str]
 """Types of the typed columns of ``answers`` by property; None is the whole answer."""
@@ -35,15 +39,17 @@ def check_select(columns: Columns, source: str) -> str | None:
     paths = ", ".join(literal(pointer(name)) for name in integers)
     found = []
     for place, kind in enumerate(integers.values(), 1):
-        texts = (
-            f"[parts[{place}]->>'$']"
-            if is_scalar(kind)
-            else f"TRY_CAST(parts[{place}] AS VARCHAR[])"
-        )
+        if is_nested(kind):
+            texts = f"regexp_extract_all(parts[{place}]::VARCHAR, {literal(_NESTED)}, 1)"
+        elif is_scalar(kind):
+            texts = f"[parts[{place}]->>'$']"
+        else:
+            texts = f"TRY_CAST(parts[{place}] AS VARCHAR[])"
+        base = "BIGINT" if is_nested(kind) else kind.removesuffix("[]")
         found += [
             f"coalesce(bool_or(list_bool_or([regexp_full_match(x, {literal(_INTEGER)})"
             f" AND TRY_CAST(x AS {narrow}) IS NULL FOR x IN {texts}])), false)"
-            for narrow in (kind.removesuffix("[]"), _EXACT)
+            for narrow in (base, _EXACT)
         ]
     return (
         f"SELECT {', '.join(found)} FROM (SELECT json_extract(output, [{paths}]) AS parts"
@@ -57,7 +63,9 @@ def wider(columns: Columns, found: tuple[bool, ...]) -> Columns:
     types: dict[str | None, str] = {}
     for place, (name, kind) in enumerate(_integers(columns).items()):
         too_wide, beyond_exact = found[2 * place : 2 * place + 2]
-        if too_wide:
+        if too_wide and is_nested(kind):
+            types[name] = "JSON"  # which keeps all digits
+        elif too_wide:
             suffix = "[]" if kind.endswith("[]") else ""
             types[name] = ("VARCHAR" if beyond_exact else _EXACT) + suffix
     return types
@@ -67,6 +75,8 @@ def is_as_wide(expected: str, kind: str) -> bool:
     """Whether a column may be of a type: the expected one, or a wider one for integers."""
     if kind == expected:
         return True
+    if is_nested(expected):
+        return kind == "VARCHAR" or parse_type(kind, bare_names=True) == parse_type(expected)
     suffix = "[]" if expected.endswith("[]") else ""
     base = expected.removesuffix("[]")
     return base in ("BIGINT", _EXACT) and kind in (_EXACT + suffix, "VARCHAR" + suffix)
@@ -76,5 +86,5 @@ def _integers(columns: Columns) -> dict[str | None, str]:
     return {
         name: kind
         for name, kind in columns.items()
-        if kind.removesuffix("[]") in ("BIGINT", _EXACT)
+        if kind.removesuffix("[]") in ("BIGINT", _EXACT) or (is_nested(kind) and "BIGINT" in kind)
     }

@@ -18,6 +18,17 @@ def column_type(spec):
     return kind
 
 
+FINDING = {
+    "type": "object",
+    "properties": {
+        "line": {"type": "integer"},
+        'a"b': {"type": "array", "items": {"type": "string"}},
+        "more": {},
+    },
+}
+STRUCT = 'STRUCT("line" BIGINT, "a""b" VARCHAR[], "more" VARCHAR)'
+
+
 @pytest.mark.parametrize(
     ("spec", "kind"),
     [
@@ -62,6 +73,11 @@ def column_type(spec):
         ({"type": "array", "items": {"enum": [0.5]}}, "DOUBLE[]"),
         ({"type": "array", "items": {"$ref": "#/$defs/s"}, "$defs": {}}, "VARCHAR[]"),
         ({"type": "array", "items": {"type": "object"}}, "JSON"),
+        (FINDING, 'STRUCT("line" BIGINT, "a""b" VARCHAR[], "more" VARCHAR)'),
+        ({"type": "array", "items": FINDING}, f"{STRUCT}[]"),
+        ({"type": "object", "properties": {"x": FINDING}}, f'STRUCT("x" {STRUCT})'),
+        ({"type": ["object", "null"], "properties": {"a": {}, "A": {}}}, "JSON"),
+        ({"type": ["object", "string"], "properties": {"a": {}}}, "JSON"),
         ({"type": "array", "items": {"type": "null"}}, "JSON"),
         ({"type": "array", "items": {"type": "array", "items": {"type": "string"}}}, "JSON"),
         ({"type": "array"}, "JSON"),

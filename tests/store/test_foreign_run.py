@@ -73,6 +73,7 @@ def test_sql_of_a_run_directory_is_never_run(bagent, job_dir, evil, rows):
             ['y" FROM (SELECT 1); --', "STRUCT(a VARCHAR, b INTEGER)"],
             ["'] || chr(1) --", "DECIMAL(38,2)"],
             ["", "x'y"],
+            ["z", 'STRUCT("a"") ; COPY" VARCHAR)'],
             [None, "JSON"],
         ],
         stages=["main'; " + COPY, 'a" b'],
@@ -85,7 +86,8 @@ def test_sql_of_a_run_directory_is_never_run(bagent, job_dir, evil, rows):
     assert files_of(job_dir) == before
     described = bagent(["query", "evil", "describe answers", "--format", "jsonl"]).lines()
     types = [row["column_type"] for row in described[3:]]
-    assert types == ["JSON", "JSON", "DECIMAL(38,2)", "JSON", "JSON"]
+    struct = 'STRUCT("a"") ; COPY" VARCHAR)'
+    assert types == ["JSON", "JSON", "DECIMAL(38,2)", "JSON", struct, "JSON"]
 
 
 def test_files_that_a_foreign_run_names_are_not_read(bagent, job_dir, evil):

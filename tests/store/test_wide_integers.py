@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from decimal import Decimal
 
@@ -73,3 +74,45 @@ def test_wide_integers_are_printed_as_numbers(bagent, store, outcome, form, text
     assert open_run(store.path).rows("select v from answers") == [{"v": [BIG, 1]}]
     done = bagent(["query", str(store.path), "select v from answers", "--format", form])
     assert done.out.replace("\r\n", "\n") == text
+
+
+FINDINGS = 'STRUCT("line" BIGINT, "note" VARCHAR, "tags" VARCHAR[])[]'
+
+
+def test_objects_of_answers_are_structs_and_what_they_lack_is_null(bagent, store, outcome):
+    values = [
+        [{"line": 3, "note": "it's", "tags": ["a"]}, {"line": 4, "extra": {"x": 1}}],
+        [],
+        None,
+        "no list",
+    ]
+    run = build(store, outcome, values, FINDINGS)
+    listed = [{"line": 3, "note": "it's", "tags": ["a"]}, {"line": 4, "note": None, "tags": None}]
+    assert pq.read_table(store.path / "answers.parquet")["v"].to_pylist() == [
+        listed,
+        [],
+        None,
+        None,
+    ]
+    before = (store.path / "answers.parquet").stat().st_mtime_ns
+    with open_tables(run, store.reports.append) as connection:
+        unnested = "select id, unnest(v, recursive := true) from answers"
+        assert [row[1:3] for row in connection.execute(unnested).fetchall()] == [
+            (3, "it's"),
+            (4, None),
+        ]
+    assert (store.path / "answers.parquet").stat().st_mtime_ns == before
+    done = bagent(["results", str(store.path), "--format", "csv", "--columns", "v"])
+    assert json.loads(next(csv.reader(done.out.splitlines()[1:]))[0]) == listed
+    assert store.reports == []
+
+
+@pytest.mark.parametrize(("number", "is_struct"), [(BIG - 1, True), (BIG, False)])
+def test_integers_of_objects_that_do_not_fit_leave_the_column_json(
+    store, outcome, number, is_struct
+):
+    run = build(store, outcome, [[{"line": number, "note": "1234567890123456789012"}]], FINDINGS)
+    with open_tables(run, store.reports.append) as connection:
+        ((kind, text),) = connection.execute("select typeof(v), v::varchar from answers").fetchall()
+    assert kind.startswith("STRUCT") is is_struct
+    assert str(number) in str(text)
