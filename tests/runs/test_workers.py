@@ -84,7 +84,7 @@ def test_failures_are_counted_over_all_workers(fs, job_dir, bagent):
     write_job(job_dir, fs.url, 30, results=NO_TABLES)
     done = bagent(RUN)
     assert done.code == 1, done.err
-    assert "27 ok, 3 not ok" in done.err
+    assert "30 rows: 27 ok, 3 failed" in done.err
     assert bagent([*RUN, "--allow-failures", "10%", "--skip-failed"]).code == 0
     assert bagent([*RUN, "--allow-failures", "2", "--skip-failed"]).code == 1
 

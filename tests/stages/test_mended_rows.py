@@ -51,7 +51,7 @@ def test_a_vote_is_counted_again_where_an_answer_was_mended(tmp_path):
             results=NO_TABLES,
             limits={"concurrency": 1},
         )
-        assert run_bagent(RUN, tmp_path).code == 0
+        assert run_bagent(RUN, tmp_path).code == 1
         assert [row["output"]["winner"] for row in current(tmp_path, "vote")] == ["no"]
         assert run_bagent([*RUN, "--retry", "all"], tmp_path).code == 0
     [vote] = current(tmp_path, "vote")
@@ -62,7 +62,7 @@ def test_groups_that_changed_leave_no_old_answer_behind(tmp_path):
     stages = [LEAF, {**SUM, "on_failure": "drop"}]
     script = {"r2": [status(400), echo()], "*": [echo()]}
     with FakeServer(script, allow_faults=True) as server:
-        assert run_stages(tmp_path, server.url, 3, stages).code == 0
+        assert run_stages(tmp_path, server.url, 3, stages).code == 1
         assert [len(row["parents"]) for row in current(tmp_path, "sum")] == [2]
         assert run_bagent([*RUN, "--retry", "all"], tmp_path).code == 0
     found = current(tmp_path, "sum")

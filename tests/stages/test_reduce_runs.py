@@ -38,7 +38,8 @@ def test_a_failed_leaf_is_counted_and_visible_to_the_reducer_unless_dropped(
 ):
     script = {"r5": [status(400)], "*": [echo()]}
     reduce = {**REDUCE, "on_failure": on_failure}
-    server = run_scripted(tmp_path, 8, [LEAF, reduce], script=script)
+    code = 0 if visible else 1
+    server = run_scripted(tmp_path, 8, [LEAF, reduce], script=script, code=code)
     prompt = server.requests[-1].prompts[0]
     lines = [json.loads(line) for line in prompt.splitlines()[1:]]
     assert [line["id"] for line in lines if line["status"] == "failed"] == ["r5"] * visible
