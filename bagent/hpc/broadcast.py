@@ -87,7 +87,7 @@ def broadcast_step(argv: list[str]) -> int:
     except (ImportError, RuntimeError) as error:
         raise MissingPackage(
             f"stage_by: mpi needs mpi4py and the MPI library of the machine: {error}",
-            hint="pip install 'bagent[mpi]', or stage_by: copy",
+            hint="pip install 'mpi4py>=4,<5', or stage_by: copy",
         ) from None
     comm: Comm = MPI.COMM_WORLD
     begun = time.monotonic()

@@ -40,7 +40,7 @@ def check_parsl() -> None:
     if find_spec("parsl") is None:
         raise MissingPackage(
             "--executor parsl needs Parsl, which is not installed",
-            hint="pip install 'bagent[parsl]'",
+            hint="pip install 'parsl>=2026.10'",
         )
 
 

@@ -63,7 +63,8 @@ class MetricsServer:
             from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
         except ImportError:
             raise MissingPackage(
-                "--metrics-port needs prometheus-client", hint="pip install 'bagent[metrics]'"
+                "--metrics-port needs prometheus-client",
+                hint="pip install 'prometheus-client>=0.22,<1'",
             ) from None
         host, port = parse_address(address)
         self._inner = inner

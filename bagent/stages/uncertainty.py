@@ -1,7 +1,7 @@
 """How much the answers to one question differ in meaning, from their embeddings.
 
 Both measures are in nats and 0 where all answers mean the same. They need ``numpy`` and
-``scipy``: ``pip install 'bagent[uncertainty]'``.
+``scipy``: ``pip install 'numpy>=2,<3' 'scipy>=1.15,<2'``.
 """
 
 from __future__ import annotations
@@ -102,5 +102,6 @@ def _unit(vectors: Vectors) -> numpy.ndarray[Any, Any]:
 
 def _missing() -> MissingPackage:
     return MissingPackage(
-        "embeddings are compared with numpy and scipy", hint="pip install 'bagent[uncertainty]'"
+        "embeddings are compared with numpy and scipy",
+        hint="pip install 'numpy>=2,<3' 'scipy>=1.15,<2'",
     )

@@ -91,7 +91,7 @@ class McpServer:
             import mcp  # noqa: F401 (whether it is there)
         except ImportError:
             raise MissingPackage(
-                "mcp tools need the package mcp", hint="pip install 'bagent[mcp]'"
+                "mcp tools need the package mcp", hint="pip install 'mcp>=2.3,<3'"
             ) from None
         _keep_quiet()
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115

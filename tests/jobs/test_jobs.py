@@ -29,7 +29,7 @@ def skip_without_server(name):
     """Skip the job that needs an MCP server where that is not installed."""
     there = find_spec("mcp") and shutil.which("mcp-server-time", path=PROGRAMS)
     if name == "clock-mcp" and not there:
-        pytest.skip("needs mcp-server-time: pip install 'bagent[mcp]' mcp-server-time")
+        pytest.skip("needs mcp-server-time: pip install 'mcp>=2.3,<3' mcp-server-time")
 
 
 def test_there_are_jobs_with_data():

@@ -228,7 +228,7 @@ def test_without_parsl_one_line_says_what_to_install(job_dir, bagent, tmp_path):
     assert done.code == 2
     assert done.err == (
         "bagent: error: --executor parsl needs Parsl, which is not installed"
-        " (pip install 'bagent[parsl]')\n"
+        " (pip install 'parsl>=2026.10')\n"
     )
     assert not (job_dir / "runs").exists()
 

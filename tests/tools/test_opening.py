@@ -150,7 +150,7 @@ def test_packages_are_loaded_only_by_tools_that_need_them(base: Path) -> None:
     ("package", "entry", "hint"),
     [
         ("duckdb", ENTRIES["sql"], "pip install duckdb"),
-        ("mcp", {"mcp": ["true"]}, "pip install 'bagent[mcp]'"),
+        ("mcp", {"mcp": ["true"]}, "pip install 'mcp>=2.3,<3'"),
     ],
 )
 def test_a_package_that_is_missing_is_told_with_the_command_that_mends_it(
