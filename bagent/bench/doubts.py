@@ -7,15 +7,21 @@ from typing import Any
 
 Numbers = Mapping[str, Any]
 
+SHORTER = 0.02
+"""Answers that are shorter than requested by more than this share are not of that length."""
+
 FEW = 0.1
 """Answers of an endpoint that came in one piece by chance: below this share of all."""
 
 
-def doubts(endpoints: Sequence[Numbers], most: int | None = None) -> list[str]:
+def doubts(
+    endpoints: Sequence[Numbers], most: int | None = None, requested: float | None = None
+) -> list[str]:
     """What is to be known of the numbers, from those of each endpoint over all loads.
 
     Args:
         most: tokens that an answer was allowed; None where answers had different limits.
+        requested: tokens that an answer should have; None where answers had different lengths.
     """
     found = []
     estimated = {one["endpoint"]: one["estimated"] for one in endpoints if one["estimated"]}
@@ -40,6 +46,8 @@ def doubts(endpoints: Sequence[Numbers], most: int | None = None) -> list[str]:
             f"the usage of {_of(too_many)} tells more output tokens than the {most} that an answer "
             "may have: tokens a second and TPOT are wrong there"
         )
+    if requested is not None:
+        found += _shorter(endpoints, requested)
     whole = {
         one["endpoint"]: one["one_piece"] for one in endpoints if one["one_piece"] > FEW * one["ok"]
     }
@@ -49,6 +57,27 @@ def doubts(endpoints: Sequence[Numbers], most: int | None = None) -> list[str]:
             "not known (something on the way buffers streams, or the server sends none)"
         )
     return found
+
+
+def _shorter(endpoints: Sequence[Numbers], requested: float) -> list[str]:
+    """What is to be known of answers that ended before the length that was requested."""
+    short = [
+        one
+        for one in endpoints
+        if one["ok"]
+        and one["output_tokens"] is not None
+        and one["output_tokens"] < requested * (1 - SHORTER)
+    ]
+    if not short:
+        return []
+    answers = sum(one["ok"] for one in short)
+    mean = sum(one["output_tokens"] * one["ok"] for one in short) / answers
+    where = _of({one["endpoint"]: one["ok"] for one in short})
+    return [
+        f"the answers to {where} have {mean:.1f} output tokens on average, not the {requested:g} "
+        "that were requested: times and rates are those of shorter answers (the server does not "
+        "take ignore_eos, or is not known to)"
+    ]
 
 
 def _of(counts: Mapping[str, int]) -> str:

@@ -135,6 +135,10 @@ class AnswerPlan(msgspec.Struct, frozen=True):
 _JSON_ROOM = 32
 
 
+EXACT = frozenset({"vllm", "sglang", "dynamo"})
+"""Engines that know ``ignore_eos`` and ``min_tokens``."""
+
+
 def fixed_fields(model: str | None, answer: AnswerPlan, engine: str | None) -> dict[str, Json]:
     """The members of a body that all requests of one endpoint share.
 
@@ -146,7 +150,7 @@ def fixed_fields(model: str | None, answer: AnswerPlan, engine: str | None) -> d
     if answer.as_json:
         form = {"name": "findings", "schema": json_schema(answer.tokens)}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
-    elif engine in ("vllm", "sglang"):
+    elif engine in EXACT:
         fields |= {"ignore_eos": True, "min_tokens": answer.tokens}
     return fields
 

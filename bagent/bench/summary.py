@@ -91,7 +91,7 @@ def summarise(
         "prompts": msgspec.to_builtins(course.lengths),
         "fleet": fleet,
         "saturation": msgspec.to_builtins(found) if found else None,
-        "doubts": doubts(by_endpoint, _most_tokens(plan)),
+        "doubts": doubts(by_endpoint, _most_tokens(plan), _requested_tokens(plan)),
         "client_limited": limited,
         "client_states": msgspec.to_builtins(states),
         "loads": loads,
@@ -108,6 +108,14 @@ def _most_tokens(plan: BenchPlan) -> int | None:
     if plan.speeds or "job" in plan.ways:
         return None
     return AnswerPlan(plan.output_tokens, plan.as_json).most
+
+
+def _requested_tokens(plan: BenchPlan) -> float | None:
+    """The tokens that each free answer should have; None where that differs.
+
+    JSON ends where it ends.
+    """
+    return None if _most_tokens(plan) is None or plan.as_json else plan.output_tokens
 
 
 def _simulated(one: Called) -> bool:

@@ -56,3 +56,16 @@ def test_what_cannot_be_relied_on_is_said(
     found = doubts(rows, most) if most else doubts(rows)
     assert len(found) == (message is not None)
     assert message is None or found[0].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (64.0, None),
+        (63.0, None),
+        (39.9, "the answers to 100 requests at a:1 have 39.9 output tokens on average, not the 64"),
+    ],
+)
+def test_answers_shorter_than_requested_are_said(tokens: float, message: str | None) -> None:
+    found = doubts([row("a:1", output_tokens=tokens), row("b:1", ok=0)], 64, 64)
+    assert [one.startswith(message or "") for one in found] == [True] * (message is not None)

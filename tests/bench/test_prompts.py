@@ -61,8 +61,9 @@ def test_the_schema_of_answers_is_one() -> None:
 
 
 def test_only_engines_that_know_it_are_asked_for_exact_lengths() -> None:
-    exact = fixed_fields("m", AnswerPlan(20), "vllm")
-    assert exact["ignore_eos"] and exact["min_tokens"] == exact["max_tokens"] == 20
+    for engine in ("vllm", "sglang", "dynamo"):
+        exact = fixed_fields("m", AnswerPlan(20), engine)
+        assert exact["ignore_eos"] and exact["min_tokens"] == exact["max_tokens"] == 20
     assert "ignore_eos" not in fixed_fields("m", AnswerPlan(20), "unknown")
     assert "ignore_eos" not in fixed_fields("m", AnswerPlan(20, as_json=True), "vllm")
     assert "continuous_usage_stats" in stream_fields("vllm")["stream_options"]

@@ -11,9 +11,11 @@ import pytest
 from bagent.errors import UsageError
 from bagent.runs.named import named_servers
 from support.cli import Completed
+from support.http_servers import in_thread
 from support.provider_bedrock import BedrockWire
 from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
 from support.provider_server import Fault, serve_in_thread
+from support.routes_server import models, routes_server
 
 Bagent = Callable[..., Completed]
 SECRET = "key-5up3rs3cret"
@@ -57,6 +59,25 @@ def test_hosts_proves_a_named_server_and_says_what_its_protocol_lacks(
     assert f"{kind}: no " in done.err
     assert "next: bagent run" in done.err
     assert SECRET not in done.out + done.err
+
+
+@pytest.mark.parametrize("named", ["vllm://HOST", "http://HOST/v1"])
+def test_an_engine_is_identified_alike_however_it_is_named(
+    bagent: Bagent, job_dir: Path, named: str
+) -> None:
+    message = {"role": "assistant", "content": "Hi"}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    routes = {
+        "GET /v1/models": models("m", "vllm", max_model_len=4096),
+        "GET /version": {"version": "0.33.0"},
+        "GET /metrics": "vllm:num_requests_running 2.0\n",
+        "POST /v1/chat/completions": {"model": "m", "choices": [choice]},
+    }
+    with in_thread(routes_server(routes)) as (url, _):
+        host = url.removeprefix("http://").removesuffix("/v1")
+        done = bagent(["hosts", "--backend", named.replace("HOST", host), "--format", "json"])
+    found = json.loads(done.out)
+    assert (found["engine"], found["version"], found["running"]) == ("vllm", "0.33.0", 2)
 
 
 def test_a_wrong_key_is_told_without_it(job_dir: Path, bagent: Bagent) -> None:
