@@ -150,7 +150,7 @@ class ChunkMaker:
         self.prompts = prompts
         self.continuous = continuous
         self._sent = [0] * len(samples)
-        self._texts = [_Unfolder(sample.answer) for sample in samples]
+        self._texts = [Unfolder(sample.answer) for sample in samples]
         self._frame = {
             "id": head.id,
             "object": "chat.completion.chunk" if head.chat else "text_completion",
@@ -233,7 +233,7 @@ def _tool_delta(answer: Answer, arguments: str, *, first: bool) -> dict[str, Any
     return {"tool_calls": [entry]}
 
 
-class _Unfolder:
+class Unfolder:
     """An answer's visible text, token by token; a character cut by a token comes with the next."""
 
     def __init__(self, answer: Answer) -> None:

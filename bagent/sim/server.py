@@ -20,8 +20,15 @@ from bagent.sim.engine import Engine, Request
 from bagent.sim.faults import Fault, Faults
 from bagent.sim.metrics import render_metrics
 from bagent.sim.orders import Order, OrderDesk
+from bagent.sim.other_protocols import (
+    Messages,
+    Protocol,
+    Responses,
+    chat_of_messages,
+    chat_of_responses,
+)
 from bagent.sim.protocol import ApiError
-from bagent.sim.replies import ChunkMaker, encode, reply_body
+from bagent.sim.replies import ChunkMaker, Head, Sample, encode, reply_body
 from bagent.sim.words import seeded, unit_vector
 
 VERSION = "0.33.0+bagent.sim"
@@ -71,6 +78,8 @@ class Replica:
             ("POST", "/v1/chat/completions"): self._chat,
             ("POST", "/v1/chat/completions/batch"): self._chat_batch,
             ("POST", "/v1/completions"): self._completions,
+            ("POST", "/v1/responses"): self._responses,
+            ("POST", "/v1/messages"): self._messages,
             ("POST", "/v1/embeddings"): self._embeddings,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
@@ -94,6 +103,7 @@ class Replica:
             key
             and path.startswith("/v1")
             and request.headers.get("Authorization") != f"Bearer {key}"
+            and not (path == "/v1/messages" and request.headers.get("x-api-key") == key)
         ):
             return _json({"error": "Unauthorized"}, 401)
         try:
@@ -140,8 +150,23 @@ class Replica:
     async def _completions(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._generate(request, self._desk.completion)
 
+    async def _responses(self, request: web.BaseRequest) -> web.StreamResponse:
+        def read(body: bytes, name: str | None) -> Order:
+            return self._desk.chat(chat_of_responses(body), name)
+
+        return await self._generate(request, read, Responses)
+
+    async def _messages(self, request: web.BaseRequest) -> web.StreamResponse:
+        def read(body: bytes, name: str | None) -> Order:
+            return self._desk.chat(chat_of_messages(body), name)
+
+        return await self._generate(request, read, Messages)
+
     async def _generate(
-        self, request: web.BaseRequest, read: Callable[[bytes, str | None], Order]
+        self,
+        request: web.BaseRequest,
+        read: Callable[[bytes, str | None], Order],
+        protocol_of: Callable[[Head, Sample], Protocol] | None = None,
     ) -> web.StreamResponse:
         fault = self.faults.next()
         body = await request.content.read()
@@ -159,13 +184,14 @@ class Replica:
             self.driver.start(flight, order.engine_requests(flight))
             for sample, sequence in zip(order.samples, flight.sequences, strict=True):
                 sample.sequence = sequence
+            form = protocol_of(order.head, order.samples[0]) if protocol_of is not None else None
             if order.stream:
-                return await self._stream(request, order, flight, fault)
+                return await self._stream(request, order, flight, fault, form)
             await flight.news()
         finally:
             if flight.left:
                 self.driver.drop(flight)
-        return await self._whole(request, order, fault)
+        return await self._whole(request, order, fault, form)
 
     def _dead(self, request: web.BaseRequest) -> web.StreamResponse:
         self.faults.shown("dead")
@@ -194,12 +220,15 @@ class Replica:
             raise ApiError(503, message, "Service Unavailable")
 
     async def _whole(
-        self, request: web.BaseRequest, order: Order, fault: Fault
+        self, request: web.BaseRequest, order: Order, fault: Fault, form: Protocol | None
     ) -> web.StreamResponse:
         disorder = fault.disorder and len(order.samples) > 1
         if disorder:
             self.faults.shown("disorder")
-        body = reply_body(order.head, order.samples, order.prompts, disorder=disorder)
+        if form is not None:
+            body = encode(form.whole())
+        else:
+            body = reply_body(order.head, order.samples, order.prompts, disorder=disorder)
         if fault.cut:
             return await self._cut_body(request, body)
         if fault.malformed:
@@ -216,11 +245,18 @@ class Replica:
         return response
 
     async def _stream(
-        self, request: web.BaseRequest, order: Order, flight: Flight, fault: Fault
+        self,
+        request: web.BaseRequest,
+        order: Order,
+        flight: Flight,
+        fault: Fault,
+        form: Protocol | None,
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={**_headers(request), **_STREAM})
         await response.prepare(request)
-        maker = ChunkMaker(order.head, order.samples, order.prompts, continuous=order.continuous)
+        maker = form or ChunkMaker(
+            order.head, order.samples, order.prompts, continuous=order.continuous
+        )
         samples = {sample.sequence: sample for sample in order.samples}
         malformed = fault.malformed
         await response.write(b"".join(maker.opening()))
