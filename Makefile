@@ -10,9 +10,7 @@ WORKERS ?= 2
 # Compiled tests are kept, also where the environment says otherwise: compiling all of them takes
 # each process some twenty seconds.
 unexport PYTHONDONTWRITEBYTECODE
-CORE := tests/runs/test_kill.py tests/runs/test_workers.py tests/runs/test_money_of_runs.py tests/agents/test_turns_over_time.py \
-    tests/agents/test_turn_loop.py tests/agents/test_programs.py tests/agents/test_long_conversations.py tests/runs/test_sharing_a_run.py \
-    tests/tools/test_mcp_client.py tests/cases/test_clusters.py tests/cases/test_network.py tests/stages/test_mended_rows.py
+CORE := tests/runs/test_kill.py tests/runs/test_workers.py tests/runs/test_money_of_runs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
