@@ -12,7 +12,7 @@ from bagent.errors import JobError, Position
 from bagent.job.jinja import ENVIRONMENT, HELPERS, MissingField
 from bagent.job.names import ROW, names_of
 from bagent.job.template import ROW_ERRORS, TemplateFailure
-from bagent.job.template_limits import start_budget
+from bagent.job.template_limits import end_budget, start_budget
 
 
 class Expression:
@@ -62,6 +62,8 @@ class Expression:
             raise TemplateFailure(f"{self.where}: there is no {error.name}") from None
         except ROW_ERRORS as error:
             raise TemplateFailure(f"{self.where}: {error}") from None
+        finally:
+            end_budget()
         return found
 
     def holds(self, scope: Mapping[str, Any]) -> bool:
@@ -77,3 +79,5 @@ class Expression:
             return False
         except ROW_ERRORS as error:
             raise TemplateFailure(f"{self.where}: {error}") from None
+        finally:
+            end_budget()

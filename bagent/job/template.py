@@ -14,7 +14,7 @@ from bagent.job.jinja import ENVIRONMENT, HELPERS, MissingField, prepare
 from bagent.job.names import ROW, Chain, Names, Use, forbidden, names_of
 from bagent.job.origin import Origin
 from bagent.job.plain_fields import PlainFields, plain_fields
-from bagent.job.template_limits import MAX_RENDER, TooLarge, start_budget
+from bagent.job.template_limits import MAX_RENDER, TooLarge, end_budget, start_budget
 from bagent.job.words import did_you_mean, near
 from bagent.types import ErrorKind
 
@@ -96,6 +96,8 @@ class Template:
             text = "".join(self._root(context))
         except ROW_ERRORS as error:
             raise self._failure(error, data, extra) from None
+        finally:
+            end_budget()
         if len(text) > MAX_RENDER:
             raise TemplateFailure(f"{self.where} renders to more than 64 MB")
         return text

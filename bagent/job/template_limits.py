@@ -64,6 +64,11 @@ def start_budget() -> None:
     _BUDGET.room = 4 * MAX_RENDER  # a text may be kept in a variable and be joined to others
 
 
+def end_budget() -> None:
+    """Take the limit of time away: what follows in this thread is no part of a template."""
+    _BUDGET.deadline = float("inf")
+
+
 def spend(text: str) -> None:
     """Count a text that a template makes.
 

@@ -85,7 +85,7 @@ def test_a_refused_key_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_the_keys_of_a_hostfile_are_those_of_its_tags_and_of_the_backend(tmp_path: Path) -> None:
-    (tmp_path / "hosts.txt").write_text("a:1\nb:2 api_key_env=OTHER\n")
+    (tmp_path / "hosts.txt").write_text("a:8001\nb:8002 api_key_env=OTHER\n")
     head = "backend: {url: vllm, api_key_env: KEY}\nhostfile: hosts.txt"
     found = target_of(tmp_path, head, {"KEY": "k", "OTHER": "o"}).servers.endpoints
     assert [one.headers["Authorization"] for one in found] == ["Bearer k", "Bearer o"]

@@ -90,7 +90,7 @@ def wait(folder, launcher):
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "engines").mkdir()
-    (tmp_path / "hosts.txt").write_text("127.0.0.1\t9\tnode=n1\n")
+    (tmp_path / "hosts.txt").write_text("127.0.0.1\t1999\tnode=n1\n")
     return tmp_path
 
 

@@ -8,6 +8,7 @@ import decimal
 import pytest
 
 from bagent.errors import JobError
+from bagent.job import template_limits
 from bagent.job.jinja import MAX_RENDER, JsonLines
 from bagent.job.origin import Origin
 from bagent.job.template import Template, TemplateFailure
@@ -335,3 +336,11 @@ def test_fields_between_texts_come_out_as_jinja_has_them(text):
 def test_a_missing_field_between_texts_is_named():
     assert failure("a {{ text }} b {{ gone }}") == "prompt.user: the row has no field gone"
     assert render("{{ gone }}", {}, {"gone": 1}) == "1"
+
+
+def test_the_time_of_a_template_ends_with_it(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(template_limits.time, "thread_time", lambda: clock[0])
+    assert template("{% for n in [1, 2] %}{{ n }}{% endfor %}").render({}) == "12"
+    clock[0] = 1000.0
+    template_limits.check_printed({"text": ["kept"]})

@@ -7,6 +7,7 @@ import zstandard
 
 from bagent.errors import InputError
 from bagent.rows.inputs import FileSource
+from bagent.rows.notices import Notices
 from bagent.rows.readers import Halt, Meter, source_chunks
 
 NOISE = random.Random(3)
@@ -72,7 +73,7 @@ def test_a_cut_off_archive_found_on_the_way_is_an_error_not_an_end(tmp_path, kin
     source = FileSource(path, "in", "jsonl", kind, path.stat().st_size)
     read = 0
     with pytest.raises(InputError, match="cut off or damaged"):
-        for chunk in source_chunks(source, tmp_path, Meter(None), Halt()):
+        for chunk in source_chunks(source, tmp_path, Meter(None), Halt(), Notices()):
             read += len(chunk.items)
     assert 0 < read < 20_000
 
