@@ -45,6 +45,7 @@ real-parts: setup ## install vLLM for CPU, Dynamo, llmock and agent programs und
 	tests/real/install_vllm.sh
 	tests/real/install_dynamo.sh
 	tests/real/install_llmock.sh
+	tests/real/install_clients.sh
 	@tests/real/install_opencode.sh && tests/real/install_claude_code.sh || echo "no agent programs to be had here: their tests are skipped"
 	@[ "$$(id -u)" != 0 ] || tests/real/install_slurm.sh || echo "no SLURM to be had here: its tests are skipped"
 
