@@ -37,15 +37,18 @@ _SHELL = _Interpreter(
     "c", ("--command",), "oO", ("--rcfile", "--init-file", "--emulate"), attached=False
 )
 _SQL = _Interpreter("ce", ("--command", "--execute"), "hpPuUdDSfF", mixed=True)
+_NODE = _Interpreter(
+    "ep", ("--eval", "--print"), "rC", ("--require", "--import", "--loader"), attached=False
+)
+_DATABASE = _Interpreter("", ("-cmd", "--cmd", "-c", "-s"), operand=1)
 _USER_SHELL = _Interpreter("c", ("--command", "--session-command"), "sgGwE", mixed=True)
 _INTERPRETERS: dict[str, _Interpreter] = {
     **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "csh", "tcsh"), _SHELL),
+    **dict.fromkeys(("rbash", "yash", "oksh", "nu", "xonsh", "elvish"), _SHELL),
     "fish": _Interpreter("cC", ("--command", "--init-command"), ""),
     **dict.fromkeys(("python", "pypy", "ipython"), _Interpreter("c", (), "WX", ends="m")),
     **dict.fromkeys(("perl", "ruby"), _Interpreter("eE", (), "IMmr")),
-    **dict.fromkeys(
-        ("node", "nodejs", "bun", "deno"), _Interpreter("ep", ("--eval", "--print"), "r")
-    ),
+    **dict.fromkeys(("node", "nodejs", "bun", "deno", "tsx", "ts-node"), _NODE),
     "php": _Interpreter("rBRE", ("--run",), "dc"),
     "lua": _Interpreter("e", (), "l"),
     "julia": _Interpreter("eE", ("--eval", "--print"), "LpJ"),
@@ -61,9 +64,11 @@ _INTERPRETERS: dict[str, _Interpreter] = {
     ),
     "sed": _Interpreter("e", ("--expression",), "l", operand=0, ends="f"),
     **dict.fromkeys(("psql", "mysql", "mariadb"), _SQL),
-    **dict.fromkeys(("sqlite3", "duckdb"), _Interpreter("c", ("-cmd", "--cmd"), "", operand=1)),
+    **dict.fromkeys(("sqlite3", "duckdb"), _DATABASE),
     **dict.fromkeys(("su", "runuser", "script", "flock"), _USER_SHELL),
     **dict.fromkeys(("watch", "parallel", "eval", "tclsh"), _Interpreter(operand=0)),
+    "sbatch": _Interpreter("", ("--wrap",), operand=0),
+    "make": _Interpreter("", ("--eval",), mixed=True),
     "env": _Interpreter("S", ("--split-string",), "uC", mixed=True),
 }
 _OPERANDS_TO_THE_END = frozenset({"sqlite3", "duckdb", "watch", "parallel", "eval"})
@@ -119,7 +124,7 @@ def _code_of(how: _Interpreter, words: Sequence[str], *, to_the_end: bool) -> It
                     yield number  # a script: it must not be chosen either
                 return  # what follows are its own words
         else:
-            if not given and operands >= how.operand:
+            if (to_the_end or not given) and operands >= how.operand:
                 yield number
                 if not to_the_end:
                     return

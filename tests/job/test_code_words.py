@@ -48,7 +48,15 @@ sed -i CODE file
 sed -e CODE file
 psql -d x -c CODE
 sqlite3 file CODE CODE
+sqlite3 -csv file CODE
+sqlite3 -cmd CODE file CODE
 duckdb -c CODE
+duckdb -readonly -csv file CODE
+node -pe CODE
+node --require m -e CODE x
+sbatch --wrap CODE
+make --eval=CODE all
+rbash -c CODE
 pwsh -Command CODE
 grep -r x docs
 claude -p x
