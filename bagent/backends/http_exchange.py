@@ -213,7 +213,8 @@ class HttpExchange:
         at what is no engine of the user's own, and at what has once told them with a refusal."""
         exchange.status = response.status
         headers = response.headers
-        exchange.request_id = headers.get("request-id") or headers.get("X-Request-Id")
+        name = headers.get("request-id") or headers.get("X-Request-Id")
+        exchange.request_id = endpoint.without_secrets(name) if name else None
         if endpoint.own and response.status != 429 and endpoint.name not in self._tell:
             return
         limits = read_rate_limits(headers, time.time())  # which may hold dates

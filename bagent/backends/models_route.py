@@ -70,7 +70,9 @@ async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capa
     except ValueError:
         return Capabilities(models_route=False)
     listed = isinstance(body, dict) and isinstance(body.get("data"), list)
-    return msgspec.structs.replace(read_models(body), models_route=listed)
+    found = read_models(body)
+    names = tuple(map(endpoint.without_secrets, found.models))
+    return msgspec.structs.replace(found, models=names, models_route=listed)
 
 
 async def model_entries(

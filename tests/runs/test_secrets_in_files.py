@@ -12,7 +12,7 @@ from support.agent_jobs import calls
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import results_by_id, write_job
-from support.replies import ok
+from support.replies import ok, status
 
 NAMES = ("PGPASSWORD", "GH_PAT", "SMTP_PASS", "JWT", "SLACK_WEBHOOK", "NAMED_KEY")
 ENV = {name: f"S3CR-{name}-x9" for name in NAMES}
@@ -50,6 +50,20 @@ def test_no_file_of_a_run_holds_a_value_that_a_variable_put_into_the_job(job_dir
     assert "***" in told and "S3CR" not in told + done.err + done.out
     assert files_with_secrets(job_dir / "runs") == []
     assert "typed-by-hand" not in (job_dir / "runs/job/run.json").read_text()
+
+
+def test_a_server_that_repeats_its_key_puts_it_into_no_file(job_dir, bagent):
+    secret = ENV["NAMED_KEY"]
+    refused = status(400, headers={"X-Request-Id": f"Bearer {secret}"})
+    (job_dir / "key.sh").write_text('echo "$NAMED_KEY"')
+    with FakeServer({"*": [refused]}, models=[{"id": "m"}, {"id": f"for {secret}"}]) as fs:
+        backend = {"url": f"{fs.url}/v1", "api_key_command": "sh key.sh"}
+        write_job(job_dir, "", 1, backend=backend, model="m")
+        bagent(["run", "job.yaml"], env=ENV)
+        assert fs.requests[0].headers["authorization"] == f"Bearer {secret}"
+    (line,) = (job_dir / "runs/job/journal").glob("attempts-*.jsonl")
+    assert '"request_id":"***"' in line.read_text()
+    assert files_with_secrets(job_dir / "runs") == []
 
 
 @pytest.mark.process("programs are started")
