@@ -26,6 +26,8 @@ MAX_SLICES = 1_000_000
 MAX_SCANNED = 4 << 20
 """Characters that filters take which look at every word of a text."""
 
+MAX_COPIED = 1 << 30
+
 ITEM_SIZE = 16
 """Characters that an item of a list counts as: that is about the memory it takes."""
 
@@ -260,6 +262,22 @@ def _check_length(value: Any, *args: Any, **kwargs: Any) -> None:
         raise TooLarge(f"more than {MAX_SCANNED >> 20} MB for a filter")
 
 
+def _check_wrap(value: Any, width: Any = 79, *args: Any, **kwargs: Any) -> None:
+    """Each piece that is cut off a long word copies the rest of it."""
+    _check_length(value)
+    longest = max(map(len, str(value).split()), default=0)
+    if isinstance(width, int) and longest * longest > MAX_COPIED * max(1, width):
+        raise TooLarge("more than 1 GB of copies to cut a word")
+
+
+def _check_links(value: Any, *args: Any, **kwargs: Any) -> None:
+    """The attributes are written into each link."""
+    _check_length(value)
+    text = str(value)
+    added = sum(len(one) for one in (*args, *kwargs.values()) if isinstance(one, str))
+    _fits(added * sum(map(text.count, ".@:")))
+
+
 def _check_round(value: Any, precision: Any = 0, *args: Any, **kwargs: Any) -> None:
     if isinstance(precision, int) and abs(precision) > 1000:
         raise TooLarge("more than 1,000 digits")
@@ -284,8 +302,7 @@ FILTERS_WITH_LIMITS: Mapping[str, Any] = {
     "round": _limited("round", _check_round),
     "replace": _limited("replace", _check_replace),
     "format": _limited("format", _check_format),
-    **{
-        name: _limited(name, _check_length)
-        for name in ("wordwrap", "urlize", "striptags", "title", "wordcount")
-    },
+    **{name: _limited(name, _check_length) for name in ("striptags", "title", "wordcount")},
+    "wordwrap": _limited("wordwrap", _check_wrap),
+    "urlize": _limited("urlize", _check_links),
 }

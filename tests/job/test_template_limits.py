@@ -62,6 +62,8 @@ GROWING = "{% set n = namespace(x=START) %}{% for i in range(60) %}STEP{% endfor
         "{{ [[[1] * 2000] * 2000] * 2000 }}",
         "{{ ([[[1] * 2000] * 2000] * 2000)|tojson }}",
         "{{ ('a ' * 4000000)|wordwrap(1) }}",
+        "{{ ('a' * 4000000)|wordwrap(9) }}",
+        "{{ ('http://a.bc ' * 20000)|urlize(rel='x' * 1000000) }}",
         GROWING.replace("START", "'a'").replace("STEP", "{% set n.x = n.x + n.x %}"),
         GROWING.replace("START", "'a'").replace("STEP", "{% set n.x = n.x ~ n.x %}"),
         GROWING.replace("START", "[1]").replace("STEP", "{% set n.x = n.x + n.x %}"),
