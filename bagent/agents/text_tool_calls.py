@@ -85,24 +85,18 @@ def parse_text_tool_calls(reply: Reply, definitions: Sequence[Json] = ()) -> Rep
 
 def _marked_calls(text: str, schemas: Schemas) -> tuple[Calls, str] | None:
     """Return the calls from the first mark on, and the text before it; None without a mark."""
-    first: tuple[int, Dialect] | None = None
-    for dialect in DIALECTS:
-        match = dialect.mark.search(text)
-        if match is not None and (first is None or match.start() < first[0]):
-            first = match.start(), dialect
-    if first is None or _is_quoted(text, first[0]):
+    match = ANY_MARK.search(text)
+    if match is None or _is_quoted(text, match.start()):
         return None
-    start, _ = first
-    before, calls = text[:start].strip(), list[tuple[str, str]]()
-    for dialect in DIALECTS:  # several dialects share a mark
-        match = dialect.mark.search(text)
-        if match is None or match.start() != start:
-            continue
+    start = match.start()
+    dialects = [dialect for dialect in DIALECTS if dialect.mark.match(text, start)]
+    for dialect in dialects:
+        calls: Calls = []
         with suppress(ValueError, RecursionError, AttributeError):
             calls = dialect.read(text[start:], schemas)
         if calls:
-            return calls, before
-    raise UnreadCallError(first[1].parser)
+            return calls, text[:start].strip()
+    raise UnreadCallError(dialects[0].parser)
 
 
 def _is_quoted(text: str, offset: int) -> bool:
@@ -452,3 +446,6 @@ DIALECTS = (
     _dialect(r"<\|tools_prefix\|>", "apertus", _json_after(r"<\|tools_prefix\|>\s*", by_name=True)),
 )
 """Every dialect with a mark; of those that share one, the first that can read the text counts."""
+
+ANY_MARK = re.compile("|".join(dialect.mark.pattern for dialect in DIALECTS))
+"""The mark of any dialect: most answers have none, so that one search tells."""
