@@ -143,6 +143,15 @@ class Running:
         """
         self._wait(lambda: text in self.out, f"stdout never had {text!r}", timeout)
 
+    def wait_for_lines(self, count: int, timeout: float = 20.0) -> None:
+        """Block until stdout has ``count`` lines; raises as :meth:`wait_for_out`.
+
+        What the process wrote to stderr later may arrive here earlier.
+        """
+        self._wait(
+            lambda: self.out.count("\n") >= count, f"stdout never had {count} lines", timeout
+        )
+
     def wait_for_err(self, text: str, timeout: float = 20.0) -> None:
         """Block until stderr has ``text``; raises as :meth:`wait_for_out`."""
         self._wait(lambda: text in self.err, f"stderr never had {text!r}", timeout)
