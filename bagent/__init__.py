@@ -21,17 +21,15 @@ __all__ = ["LoadedJob", "OpenedRun", "Result", "Run", "__version__", "load_job",
 if TYPE_CHECKING:
     from typing import Any
 
-    from bagent.library.job import LoadedJob, load_job
-    from bagent.library.opened import OpenedRun, open_run
-    from bagent.library.result import Result
-    from bagent.library.run import Run, run
+    from bagent.library.open_run import OpenedRun, Result, open_run
+    from bagent.library.run import LoadedJob, Run, load_job, run
 
 _HOMES = {
-    "LoadedJob": "bagent.library.job",
-    "load_job": "bagent.library.job",
-    "OpenedRun": "bagent.library.opened",
-    "open_run": "bagent.library.opened",
-    "Result": "bagent.library.result",
+    "LoadedJob": "bagent.library.run",
+    "load_job": "bagent.library.run",
+    "OpenedRun": "bagent.library.open_run",
+    "open_run": "bagent.library.open_run",
+    "Result": "bagent.library.open_run",
     "Run": "bagent.library.run",
     "run": "bagent.library.run",
 }

@@ -1,5 +1,5 @@
 """``python -m bagent``."""
 
-from bagent.cli.main import run_and_exit
+from bagent.cli.app import run_and_exit
 
 run_and_exit()

@@ -9,21 +9,20 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bagent.agents.agent_plan import AgentPlan
-from bagent.agents.budget import TokenBudget
-from bagent.agents.plan import StagePlan
-from bagent.answers.schema import OutputSchema
+from bagent.agents.plan import AgentPlan, StagePlan
+from bagent.agents.token_budget import TokenBudget
+from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, Request
-from bagent.fleet.dispatcher import Fleet, FleetConfig
+from bagent.fleet.batch_size import GroupRule
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.grouping import GroupRule
-from bagent.fleet.limiter import InFlightLimit
-from bagent.stages.engine import Engine
-from bagent.stages.guards import Guards
-from bagent.stages.sharing import Sharing
-from bagent.store.journal import Journal, Syncer
+from bagent.fleet.fleet import Fleet, FleetConfig
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.stages.dedupe import Sharing
+from bagent.stages.row_runner import Engine
+from bagent.stages.stop_rules import Guards
+from bagent.store.journal.journal import Journal, Syncer
 from bagent.tools import Tool, ToolPool
 from bagent.types import Outcome, Reply, Row, ToolCall, Usage
 

@@ -165,7 +165,7 @@ class TimedDisplay:
 
 def timed_display() -> list[TimedDisplay]:
     """Has the run that follows count what its display costs; the display will be in the list."""
-    from bagent.runs import start
+    from bagent.runs import execute as start
 
     found, make = [], start.display
 
@@ -179,7 +179,7 @@ def timed_display() -> list[TimedDisplay]:
 
 def bagent_run(url: str, path: Path, schema: dict, options: argparse.Namespace) -> int:
     """``bagent run`` in this process, as its console script does it."""
-    from bagent.cli.main import main
+    from bagent.cli.app import main
 
     folder, stream, concurrency = path.parent, options.stream, options.concurrency
     job = {

@@ -21,9 +21,9 @@ from typing import Any
 from msgspec import structs
 
 from bagent.bench.plan import make_plan
-from bagent.bench.whole import Wanted, make_folder, send_all, write_results
+from bagent.bench.runner import BenchRequest, make_folder, send_all, write_results
 from bagent.fleet.hostfile import parse_hostfile
-from bagent.runs.endpoints import host_endpoints
+from bagent.servers.resolve import host_endpoints
 
 KEPT = "course.pickle"
 
@@ -31,7 +31,7 @@ KEPT = "course.pickle"
 def send(address: str, folder: Path, preset: str, given: dict[str, Any]) -> None:
     make_folder(folder)
     endpoints = host_endpoints(parse_hostfile(address), Path(address), None, {})
-    wanted = Wanted(
+    wanted = BenchRequest(
         plan=make_plan(preset, given),
         endpoints=endpoints,
         folder=folder,

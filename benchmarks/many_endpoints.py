@@ -72,7 +72,7 @@ async def watch(lags: list[tuple[float, float]]) -> None:
 
 def client(job: str, out: str) -> None:
     """The run, in this process, with a look at its event loop."""
-    from bagent.cli.main import main
+    from bagent.cli.app import main
     from bagent.runs.session import Session
 
     lags: list[tuple[float, float]] = []

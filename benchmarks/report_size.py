@@ -22,8 +22,8 @@ from msgspec import Raw
 from scale import BAGENT, timed
 
 from bagent.rows import RowsConfig, open_rows
-from bagent.store.journal import Journal
-from bagent.store.rundir import RunDir, RunInfo, Start
+from bagent.store.journal.journal import Journal
+from bagent.store.run_dir import RunDir, RunInfo, Start
 from bagent.types import Attempt, Outcome, Row
 
 WORDS = "The ledger of the harbour lists nine ships, two of them late, and one without a name. "
@@ -100,7 +100,7 @@ def make(folder: Path, count: int) -> None:
         starts=[Start(at=1.7e9, exit_code=1)],
     )  # fmt: skip
     run.save(info)
-    subprocess.run([sys.executable, "-m", "bagent.store.tables", str(run.path)], check=True)
+    subprocess.run([sys.executable, "-m", "bagent.store.tables.build", str(run.path)], check=True)
 
 
 def measure(folder: Path, repeats: int) -> list[dict]:

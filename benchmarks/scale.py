@@ -126,7 +126,7 @@ def write_finished(folder: Path, count: int, url: str, keys: dict) -> tuple[Path
     from msgspec import Raw
 
     from bagent.rows import RowsConfig, open_rows
-    from bagent.store.journal import Journal
+    from bagent.store.journal.journal import Journal
     from bagent.types import Outcome
 
     rows = write_rows(folder / "rows.jsonl", count)

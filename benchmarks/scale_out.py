@@ -117,7 +117,7 @@ def merge(folder: Path, options: argparse.Namespace) -> list[dict]:
         out, job, size = write_parts(folder, url, rows, parts)
         print(f"{size} bytes of journal", flush=True)
         commands = {
-            "tables": [sys.executable, "-m", "bagent.store.tables", str(out)],
+            "tables": [sys.executable, "-m", "bagent.store.tables.build", str(out)],
             "results": [*BAGENT, "results", str(out), "--format", "jsonl"],
             "status": [*BAGENT, "status", str(out)],
             "a part that goes on": [
@@ -140,7 +140,7 @@ def write_parts(folder: Path, url: str, count: int, parts: int) -> tuple[Path, P
     from msgspec import Raw
 
     from bagent.rows import RowsConfig, open_rows
-    from bagent.store.journal import Journal
+    from bagent.store.journal.journal import Journal
     from bagent.types import Outcome
 
     rows = write_rows(folder / "rows.jsonl", count)

@@ -17,13 +17,13 @@ from random import Random
 
 from bagent.backends.base import Exchange
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.engine_metrics import EngineLoad
+from bagent.backends.engines.metrics import EngineLoad
 from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
 from bagent.job.load import JobRequest, load_job
-from bagent.runs.endpoints import Servers
-from bagent.runs.fleets import make_fleet
-from bagent.runs.watching import watch_loads
+from bagent.runs.hostfile_reload import watch_loads
+from bagent.servers.fleet_factory import make_fleet
+from bagent.servers.resolve import Servers
 from bagent.sim.config import BLOCK, EngineConfig
 from bagent.sim.driver import Driver, Flight
 from bagent.sim.engine import Engine

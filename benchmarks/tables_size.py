@@ -70,7 +70,7 @@ class Answers:
 def make(folder: Path, count: int, kind: str) -> None:
     from msgspec import Raw
 
-    from bagent.store.journal import Journal
+    from bagent.store.journal.journal import Journal
     from bagent.types import Attempt, Outcome
 
     folder.mkdir(parents=True)
@@ -116,7 +116,7 @@ def make(folder: Path, count: int, kind: str) -> None:
 def measure(folder: Path, repeats: int, *, parquet_only: bool) -> list[dict]:
     run = folder / "run"
     rows = sum(path.read_bytes().count(b"\n") for path in run.glob("journal/rows-*.jsonl"))
-    command = [sys.executable, "-m", "bagent.store.tables", str(run)]
+    command = [sys.executable, "-m", "bagent.store.tables.build", str(run)]
     arms = {"Parquet": [*command, "--out", str(folder / "out")]}
     if not parquet_only:
         arms["Parquet and run.duckdb"] = command

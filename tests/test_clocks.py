@@ -8,14 +8,14 @@ from itertools import count
 
 import pytest
 
-from bagent.backends.anthropic_http import AnthropicBackend
+from bagent.backends.anthropic.backend import AnthropicBackend
 from bagent.backends.base import Timeouts
-from bagent.backends.bedrock import BedrockBackend
-from bagent.backends.engine_metrics import LoadReader
-from bagent.backends.openai_http import OpenAIBackend
-from bagent.backends.transport import Transport
+from bagent.backends.bedrock.backend import BedrockBackend
+from bagent.backends.engines.metrics import LoadReader
+from bagent.backends.http.client import Transport
+from bagent.backends.openai.backend import OpenAIBackend
 from bagent.clocks import SteadyUnix, unix
-from bagent.tools.pool import ToolPool
+from bagent.tools.executor import ToolPool
 from support.backend_calls import endpoint, request
 from support.routes_server import routes_server
 

@@ -9,8 +9,17 @@ import duckdb
 import pytest
 
 import bagent
-from bagent.duck import Access, SqlFault, column_type, connect, file_literal, single_query
-from bagent.duck_types import nested_value, parse_type, type_sql
+from bagent.duck import (
+    Access,
+    SqlFault,
+    column_type,
+    connect,
+    file_literal,
+    nested_value,
+    parse_type,
+    single_query,
+    type_sql,
+)
 
 PACKAGE = Path(bagent.__file__).parent
 OPENS = re.compile(r"duckdb\s*\.\s*(connect|execute|sql|query|read_\w+)\b|import connect.*duckdb")

@@ -11,12 +11,11 @@ import duckdb
 import pytest
 
 import bagent.errors
-from bagent.cli.main import COMMANDS, command_of
-from bagent.cli.reference import reference_text
+from bagent.cli.app import COMMANDS, command_of
+from bagent.cli.render.reference import reference_text
 from bagent.errors import EXIT_CODES
-from bagent.store.columns import COLUMNS, RENAMED, declared
-from bagent.store.glossary import ERROR_KINDS, GLOSSARY, STATUSES
-from bagent.store.views import VIEWS
+from bagent.store.tables.schema import COLUMNS, ERROR_KINDS, GLOSSARY, RENAMED, STATUSES, declared
+from bagent.store.tables.views import VIEWS
 from bagent.types import ErrorKind, Status
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,22 +8,74 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from bagent.agents.host import Host
-from bagent.agents.kept import Kept
-from bagent.agents.own_lines import line_fault, received_json
-from bagent.agents.plan import StagePlan
-from bagent.answers.judge import Verdict, judge
-from bagent.answers.reask import describe, reask
-from bagent.answers.sanitize import clean_text
-from bagent.backends.line_replies import CHAT, route_of
+from bagent.agents.plan import Host, StagePlan
+from bagent.answers.evaluate import Verdict, judge
+from bagent.answers.retry_prompt import describe, reask
+from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
 from bagent.backends.request import Request, encode_payload
 from bagent.fleet.call import Call, Delivery
-from bagent.job.template import TemplateFailure
+from bagent.job.templates.template import TemplateFailure
+from bagent.store.journal.codec import clean
+from bagent.text.json import decode_json
+from bagent.text.unicode import clean_text
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
+
+SENT = ", ".join(f"/v1{route}" for route in ROUTES)
+"""The routes of lines that can be sent, for people."""
+
+
+def line_fault(data: dict[str, Json]) -> str | None:
+    """Why a line of a batch file is no request that can be sent, None where it is one."""
+    body, method, url = data.get("body"), data.get("method"), data.get("url")
+    if data.get("custom_id") in (None, ""):
+        return "the line has no custom_id"
+    if method not in (None, "POST"):
+        return f"method {method!s:.20}: lines are sent by POST"
+    if not isinstance(body, dict):
+        return "no body"
+    if route_of(url) is None:
+        return f"url {url!s:.80}: lines are sent to {SENT}"
+    if body.get("n") not in (None, 1):
+        return "n in its body: a line has one answer (write the line once for each of them)"
+    if body.get("background"):
+        return "background in its body: a line is answered at once"
+    return None
+
+
+def received_json(body: bytes) -> msgspec.Raw:
+    """The body of an answer on one line, as JSON that every reader takes."""
+    try:
+        msgspec.json.decode(body)
+        return msgspec.Raw(msgspec.json.format(body, indent=-1))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        value: Any = decode_json(body)
+        return msgspec.Raw(msgspec.json.encode(clean(value)))
+
+
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A conversation that waits for the answer to one call, without its row and its prompt.
+
+    ``max_tokens``, ``tries`` and ``counted`` are those of the call; ``messages`` are what it
+    asked where that is not the row's own prompt. ``started`` is in Unix seconds.
+    """
+
+    max_tokens: int | None = None
+    tries: int = 0
+    counted: int = 0
+    messages: list[Message] | None = None
+    attempts: int = 0
+    turns: int = 1
+    reasks: int = 0
+    grown: bool = False
+    shrunk: bool = False
+    first_valid: bool | None = None
+    usage: Usage = Usage()
+    started: float | None = None
+
 
 _Number = TypeVar("_Number", int, float)
 _NO_USAGE = Usage()

@@ -2,20 +2,85 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from bagent.agents.agent_plan import AgentPlan
-from bagent.agents.budget import TokenBudget
-from bagent.answers.schema import OutputSchema
+from bagent.agents.streaming import StreamChoice
+from bagent.agents.token_budget import TokenBudget
+from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.request import CallSettings
-from bagent.types import Json, Message
+from bagent.fleet.call import Call
+from bagent.types import Json, Message, Outcome, ToolCall, ToolRecord, Turn
 
 if TYPE_CHECKING:
-    from bagent.agents.program import ProgramPlan
+    from bagent.agents.conversation import Conversation
+    from bagent.agents.external_agent import ProgramPlan
+    from bagent.tools import CallContext, ToolResult
+
+
+class Tools(Protocol):
+    """Runs tool calls: :class:`bagent.tools.ToolPool` does."""
+
+    definitions: list[Json]
+
+    def has_side_effects(self, name: str) -> bool:
+        """Whether a call that was cut off may have done something."""
+        ...
+
+    async def call(self, call: ToolCall, context: CallContext = ...) -> ToolResult:
+        """Answer one call; raises nothing but CancelledError."""
+        ...
+
+
+class AgentLog(Protocol):
+    """Where turns and tool calls are noted: :class:`bagent.store.journal.journal.Journal`."""
+
+    def write_turn(self, turn: Turn) -> None:
+        """Write one turn; raises WriteError."""
+        ...
+
+    def write_tool(self, record: ToolRecord) -> None:
+        """Note one tool call; raises WriteError."""
+        ...
+
+
+def _nothing(unit: int) -> list[Turn]:
+    return []
+
+
+def _ignore(_: str) -> None:
+    return
+
+
+class AgentPlan(msgspec.Struct, eq=False):
+    """The tools of one stage's agents and the rules for their turns.
+
+    ``earlier`` gives the turns that an earlier start of the run left of a conversation (by
+    :func:`bagent.store.journal.codec.unit_of`). ``max_turns`` bounds the model's turns of a row.
+    ``first_choice`` is the ``tool_choice`` of the first turn. ``compact_at`` is the share of the
+    context at which a conversation is made shorter, ``summary_settings`` are those of the model
+    that sums up (None: old answers of tools are cut). ``shares``: equal rows may share an answer,
+    since no tool has side effects. ``log_text`` takes text for the run's log, ``fail_on_tool``: a
+    failed tool ends its row. ``streaming`` says which turns are streamed; None: all or none,
+    as the stage's plan says.
+    """
+
+    tools: Tools
+    log: AgentLog
+    earlier: Callable[[int], list[Turn]] = _nothing
+    max_turns: int = 6
+    first_choice: Json = None
+    compact_at: float = 0.85
+    summary_settings: CallSettings | None = None
+    shares: bool = False
+    log_text: Callable[[str], None] = _ignore
+    fail_on_tool: bool = False
+    streaming: StreamChoice | None = None
+
 
 STREAM_EVERY = 50
 """One call in so many is streamed by ``stream: auto``, for its first-token time."""
@@ -25,14 +90,14 @@ MOST_HASHES = 256
 
 
 class Renderer(Protocol):
-    """Makes a row's prompt: :class:`bagent.job.prompt.Prompt` does."""
+    """Makes a row's prompt: :class:`bagent.job.templates.prompt.Prompt` does."""
 
     raw: bool
 
     def render(
         self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None
     ) -> list[Message]:
-        """Messages of one row; raises :class:`bagent.job.template.TemplateFailure`."""
+        """Messages of one row; raises :class:`bagent.job.templates.template.TemplateFailure`."""
         ...
 
     def render_raw(self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None) -> str:
@@ -95,3 +160,32 @@ class StagePlan(msgspec.Struct, eq=False):
         digest = begun.copy()
         digest.update(payload)
         return int.from_bytes(digest.digest(), "big")
+
+
+class Host(Protocol):
+    """Sends the calls of conversations and takes their end; the stage engine is one."""
+
+    def now(self) -> float:
+        """Unix seconds."""
+        ...
+
+    def ask(self, conversation: Conversation, call: Call) -> None:
+        """Send a further call of a running conversation."""
+        ...
+
+    def finish(self, conversation: Conversation, outcome: Outcome) -> None:
+        """Take the end of the conversation."""
+        ...
+
+
+class AgentHost(Host, Protocol):
+    """What a conversation with tools needs besides."""
+
+    @property
+    def closing(self) -> bool:
+        """Whether the run is ending early: nothing new is begun."""
+        ...
+
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run a task that is waited for, or cancelled, at the run's end; its fault ends the run."""
+        ...

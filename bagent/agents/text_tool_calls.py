@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from bagent.answers.reasoning import harmony_messages, split_reasoning
-from bagent.backends.json_text import decode_json, encode_json
+from bagent.text.json import decode_json, encode_json
 from bagent.types import Json, Reply, ToolCall
 
 Calls = list[tuple[str, str]]

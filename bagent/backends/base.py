@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.rate_headers import RateLimits
+from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.backends.request import Request
 from bagent.types import Failure, Reply
 

@@ -31,7 +31,7 @@ class CallSettings(msgspec.Struct, frozen=True, eq=False):
     ``sampling`` holds OpenAI parameter names; only what the user set is in it, so that nothing
     is sent that a model might refuse. ``max_tokens`` stands apart since it is per row.
     ``model`` is None for ``auto``: the endpoint's own. ``apart``: the endpoint may not be able to
-    enforce ``output`` in calls that may also call tools; see :mod:`bagent.backends.abilities`.
+    enforce ``output`` in calls that may also call tools; see :mod:`bagent.backends.profile`.
     """
 
     model: str | None

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from bagent.backends.forms import Form
+from bagent.backends.profile import Form
+from bagent.files import read_inside
+from bagent.store.journal.segments import Report, mend_tail, write_error
 
 State = Literal["sealed", "sending", "waiting", "ended", "done"]
 """``sealed``: on disk, to be sent. ``sending``: about to be made, or made without a word of it
@@ -93,3 +101,167 @@ class Limits(msgspec.Struct, frozen=True):
     rows: int
     bytes: int
     least: int = 1
+
+
+_NAME = re.compile(r"batches-(all|\d+-of-\d+)\.jsonl")
+_decode = msgspec.json.Decoder(BatchRecord).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def ledger_path(run_dir: Path, part: str) -> Path:
+    """Where the ledger of a part is."""
+    return run_dir / "journal" / f"batches-{part}.jsonl"
+
+
+def parts_of(run_dir: Path) -> list[str]:
+    """The parts of a run that have a ledger."""
+    found = (_NAME.fullmatch(path.name) for path in (run_dir / "journal").glob("batches-*.jsonl"))
+    return sorted(match[1] for match in found if match)
+
+
+def read_ledger(path: Path, report: Report) -> dict[int, BatchRecord]:
+    """The batches of one ledger as they stand, by number; a torn last line is left out."""
+    found: dict[int, BatchRecord] = {}
+    try:
+        lines = read_inside(path).split(b"\n")
+    except FileNotFoundError:
+        return found
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = _decode(line)
+        except msgspec.DecodeError:
+            report(f"{path}:{number}: a broken line, left out")
+            continue
+        found[record.number] = record
+    return found
+
+
+class Ledger:
+    """The ledger of one part, for its one owner.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+
+    def __init__(self, run_dir: Path, part: str, report: Report) -> None:
+        self.part = part
+        self.path = ledger_path(run_dir, part)
+        if self.path.exists():
+            mend_tail(self.path, report)
+        self.records = read_ledger(self.path, report)
+
+    def save(self, record: BatchRecord, *, sync: bool = True) -> None:
+        """Note ``record`` as it is now; with ``sync`` it is on disk when this returns.
+
+        Raises:
+            WriteError: the disk refuses.
+        """
+        self.records[record.number] = record
+        try:
+            is_new = not self.path.exists()
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                _write(descriptor, _encode(record) + b"\n")
+                if sync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if is_new and sync:
+                sync_folder(self.path.parent)
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
+    @property
+    def live(self) -> list[BatchRecord]:
+        """The batches that are not done, by number."""
+        return [self.records[n] for n in sorted(self.records) if self.records[n].state in LIVE]
+
+    def next_number(self) -> int:
+        """A number that no batch of this part had yet."""
+        return max(self.records, default=0) + 1
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's new names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def all_records(run_dir: Path, report: Report) -> Iterator[BatchRecord]:
+    """The batches of all parts of a run, by part and number."""
+    for part in parts_of(run_dir):
+        records = read_ledger(ledger_path(run_dir, part), report)
+        for number in sorted(records):
+            yield records[number]
+
+
+_WORDS = {
+    "sealed": "to be sent",
+    "sending": "being sent",
+    "waiting": "with the provider",
+    "ended": "to be read",
+    "done": "done",
+}
+
+
+def standing(run_dir: Path, report: Report) -> list[str]:
+    """A line that counts batches, then one for each that is not done; none where there are none.
+
+    Args:
+        report: told about broken lines.
+    """
+    counts: Counter[str] = Counter()
+    lines = []
+    for record in all_records(run_dir, report):
+        counts[record.state] += 1
+        if record.state in LIVE:
+            lines.append(_line(record))
+    if not counts:
+        return []
+    return [
+        ", ".join(f"{counts[state]} {_WORDS[state]}" for state in _WORDS if counts[state]),
+        *lines,
+    ]
+
+
+def left_there(run_dir: Path) -> str:
+    """Words about batches of a run that is put aside and that the provider goes on with, if any."""
+    found = [
+        record.batch_id
+        for record in all_records(run_dir, lambda _: None)
+        if record.state == "waiting"
+    ]
+    if not found:
+        return ""
+    more = ", ..." if len(found) > 3 else ""
+    listed = f"{', '.join(map(str, found[:3]))}{more}"
+    return f"its batches are still with the provider, which will bill them: {listed}"
+
+
+def _line(record: BatchRecord) -> str:
+    parts = [f"batch {record.number}"]
+    if record.batch_id is not None:
+        parts.append(f"{record.batch_id} {record.word or 'made'}")
+    else:
+        parts.append(_WORDS[record.state])
+    rows = f"{record.rows:,} rows"
+    parts.append(f"{record.ended:,} of {rows}" if record.state == "waiting" else rows)
+    if record.failed:
+        parts.append(f"{record.failed:,} of them failed")
+    if record.sent_at is not None:
+        parts.append(f"sent {_when(record.sent_at)}")
+    if record.looked_at is not None:
+        parts.append(f"looked at {_when(record.looked_at)}")
+    return ", ".join(parts)
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from bagent.backends.forms import Form
+import msgspec
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.profile import Form, Forms
 from bagent.backends.request import Request
 from bagent.batches.record import BatchRecord, Limits, Look
+from bagent.errors import JobError
 from bagent.types import Failure, Reply
+
+if TYPE_CHECKING:
+    from bagent.job.spec.job import Job
 
 Answer = tuple[str, Reply | Failure]
 """The name of a request, and what came of it."""
@@ -93,3 +101,68 @@ def number_of(name: str, label: str) -> int | None:
     if before not in ("", label) or not number.isascii() or not number.isdigit():
         return None
     return int(number)
+
+
+class LearnedForms:
+    """The part of a :class:`bagent.batches.service.BatchService` that all services share.
+
+    Args:
+        limits: what one batch may hold.
+        enforce: whether the schema is asked for by the API; see the backend of single calls.
+        notice: gets a line for people when something is learned.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, limits: Limits, enforce: str, notice: Callable[[str], None]
+    ) -> None:
+        self.name = endpoint.name
+        self.limits = limits
+        self._endpoint = endpoint
+        self._forms = Forms(enforce, notice)
+        self._enforce = enforce
+
+    def form(self, request: Request) -> Form:
+        """As learned."""
+        form = self._forms.of(self._endpoint, request)
+        if self._enforce == "prompt":
+            form = msgspec.structs.replace(form, native_schema=False)
+        return form
+
+    def learn(self, request: Request, failure: Failure, form: Form) -> bool:
+        """As refusals of single calls teach."""
+        return self._forms.learn(self._endpoint, request, failure, form)
+
+
+KINDS = frozenset({"openai", "anthropic", "bedrock", "compatible"})
+"""Kinds of backends that may have a batch service."""
+
+
+def check_batches(job: Job, *, staged: bool) -> None:
+    """Refuse what cannot be done by ``batching: {mode: provider}``.
+
+    Args:
+        staged: the job has several stages.
+
+    Raises:
+        JobError: with what to change in the job.
+    """
+    kind = job.backend.kind if job.backend is not None else None
+    words = hint = ""
+    key: tuple[str, ...] = ("batching",)
+    if job.hostfile is not None or kind not in KINDS:
+        words = "only openai, anthropic and bedrock, and servers like theirs, have a batch service"
+        hint = "write batching: {mode: auto}"
+    elif job.agent is not None:
+        words, key = "turns with tools cannot wait for a batch each", ("agent",)
+        hint = "leave agent out, or write batching: {mode: auto}"
+    elif staged:
+        words = "the rows of several stages cannot wait for one another's batches"
+        hint = "make each stage a job of its own, or write batching: {mode: auto}"
+    elif job.batching.service_tier is not None:
+        words = "a batch has a tier of its own, so service_tier says nothing"
+        hint = "leave out one of the two"
+    elif kind == "bedrock" and (job.batching.s3_uri is None or job.batching.role_arn is None):
+        words = "Bedrock's batches are files in S3, which it reads and writes by a role"
+        hint = "write batching: {mode: provider, s3_uri: s3://BUCKET/FOLDER, role_arn: arn:...}"
+    if words:
+        raise JobError(f"batching mode provider: {words}", hint=hint, at=job.source.position(key))

@@ -3,7 +3,7 @@
 A prompt is plain English words. Its first words are made from its number and the run's salt, so
 that no two prompts begin alike and no prefix cache helps unless groups of shared prefixes are
 asked for; the rest is a slice of one long text. How many words make N tokens is measured on the
-server (see :mod:`bagent.bench.calibrate`).
+server (see :mod:`bagent.bench.client`).
 """
 
 from __future__ import annotations

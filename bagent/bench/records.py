@@ -114,7 +114,7 @@ class ClientRow(msgspec.Struct):
 
 
 class ServerRow(msgspec.Struct):
-    """One reading of an endpoint's own counters; see bagent.backends.engine_metrics.EngineLoad."""
+    """One reading of an endpoint's own counters; see bagent.backends.engines.metrics.EngineLoad."""
 
     stage: int
     endpoint: str

@@ -11,7 +11,7 @@ import msgspec
 
 from bagent.bench.plan import BenchPlan, stage_of
 from bagent.bench.records import StageRow
-from bagent.bench.shape import StageSpec
+from bagent.bench.schedule import StageSpec
 
 LEAST_GAIN = 0.10
 """More calls in flight that bring less than this are past the knee."""

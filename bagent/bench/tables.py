@@ -6,21 +6,204 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bagent.bench import definitions as sql
 from bagent.duck import Access, connect, file_literal, literal
 from bagent.errors import WriteError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+WORDS: dict[str, str] = {
+    "TTFT": "first token, be it thinking, minus sent",
+    "TTFOT": "first token of the answer itself, minus sent",
+    "TPOT": "(last token - first token) / (output tokens - 1); none below two tokens, nor where "
+    "they all came at once",
+    "NTPOT": "E2E from sent / output tokens",
+    "pace": "NTPOT that also counts unfinished requests, by the tokens that they had got",
+    "ITL": "gaps between tokens as a reader sees them, where the server counts tokens chunk by "
+    "chunk: of m tokens that come together, the gap before them and m - 1 gaps of 0",
+    "ICL": "the same gaps between pieces of the stream, where it does not; not comparable with ITL",
+    "E2E": "done minus scheduled; scheduled is when the load's clock said to send, so waiting in "
+    "the client counts. In a closed loop it is when it was sent",
+    "E2E sent": "done minus sent",
+    "lag": "sent minus scheduled, in open loops",
+    "censored": "requests that timed out or were given up: in TTFT and E2E they count with the "
+    "time that they had waited, which is a lower bound",
+    "window": "from a tenth of the stage's time after its start until feeding ended; where a "
+    "number of requests bounds it, from a tenth of them in an open loop and from the start in a "
+    "closed one, and the whole stage where feeding took less than half of it or a closed loop sent "
+    "less than twice what it has in flight. Latencies: "
+    "requests scheduled in it. Requests a second: those that ended in it. Tokens a second: those "
+    "that came in it, spread evenly from first to last token of each request",
+    "goodput": "requests that ended in the window and kept every limit of the SLO, per second of "
+    "it, so never more than requests a second; failed, timed-out and unfinished ones did not keep "
+    "them. Good share: of those scheduled in the window",
+    "conversation": "from the first turn's schedule to the last turn's end, thinking included; of "
+    "those that began in the window and whose turns all ended well. A second: whole ones, each "
+    "with the part of its time that lay in the window. Turns beyond the first are scheduled one "
+    "thinking time after the answer before. Cached: the share of their prompt tokens that the "
+    "server's usage says it had in its cache",
+    "slow": "an endpoint below 0.7 times the median of the others, in tokens a second (closed "
+    "loops) or in the time for a token, the median over all loads; not where the spread of the "
+    "requests' times explains it: of 100 fleets of like endpoints at most one is to have one named",
+    "percentiles": "of the raw requests of all endpoints and repeats together (linear "
+    "interpolation), never averaged; p99 is hidden below 100 requests, p99.9 below 1,000",
+}
+"""One definition each, printed in the report."""
+
+REQUESTS = {
+    "stage": "INTEGER",
+    "worker": "INTEGER",
+    "number": "BIGINT",
+    "turn": "INTEGER",
+    "endpoint": "VARCHAR",
+    "way": "VARCHAR",
+    "scheduled": "DOUBLE",
+    "sent": "DOUBLE",
+    "first_byte": "DOUBLE",
+    "first_token": "DOUBLE",
+    "first_answer": "DOUBLE",
+    "last_token": "DOUBLE",
+    "done": "DOUBLE",
+    "status": "VARCHAR",
+    "size": "INTEGER",
+    "warmup": "BOOLEAN",
+    "group": "INTEGER",
+    "code": "INTEGER",
+    "error_kind": "VARCHAR",
+    "error": "VARCHAR",
+    "finish_reason": "VARCHAR",
+    "prompt_tokens": "BIGINT",
+    "cached_tokens": "BIGINT",
+    "completion_tokens": "BIGINT",
+    "reasoning_tokens": "BIGINT",
+    "estimated": "BOOLEAN",
+    "opened": "BOOLEAN",
+    "in_flight": "INTEGER",
+    "chunk_at": "INTEGER[]",
+    "chunk_count": "INTEGER[]",
+    "chunk_tokens": "INTEGER[]",
+}
+DEFAULTS = {
+    "status": "'unfinished'",
+    "size": "1",
+    "warmup": "false",
+    "turn": "1",
+    "estimated": "false",
+    "opened": "false",
+    "in_flight": "0",
+    "sent": "0",
+    "done": "0",
+}
+"""Columns that raw rows leave out where they have these values."""
+
+STAGES = {
+    "stage": "INTEGER",
+    "load": "VARCHAR",
+    "repeat": "INTEGER",
+    "way": "VARCHAR",
+    "routing": "VARCHAR",
+    "endpoints": "INTEGER",
+    "began": "DOUBLE",
+    "feeding_ended": "DOUBLE",
+    "ended": "DOUBLE",
+    "window_from": "DOUBLE",
+    "window_to": "DOUBLE",
+    "only": "VARCHAR",
+    "concurrency": "INTEGER",
+    "rate": "DOUBLE",
+    "arrival": "VARCHAR",
+    "cut": "BOOLEAN",
+}
+CLIENT = {
+    "stage": "INTEGER",
+    "worker": "INTEGER",
+    "seconds": "DOUBLE",
+    "cpu_seconds": "DOUBLE",
+    "lags_us": "BIGINT[]",
+}
+SERVERS = {
+    "stage": "INTEGER",
+    "endpoint": "VARCHAR",
+    "at": "DOUBLE",
+    "running": "BIGINT",
+    "waiting": "BIGINT",
+    "kv_usage": "DOUBLE",
+    "preemptions": "BIGINT",
+    "cache_hits": "BIGINT",
+    "cache_queries": "BIGINT",
+    "prompt_tokens": "BIGINT",
+    "generation_tokens": "BIGINT",
+}
+
+TIMED = """
+create view timed as
+select r.*, s.load, s.repeat, s.routing, s.window_from, s.window_to,
+    r.scheduled >= s.window_from and r.scheduled < s.window_to as counted,
+    r.done >= s.window_from and r.done < s.window_to as ended_inside,
+    r.status = 'unfinished' or coalesce(r.error_kind = 'timeout', false) as censored,
+    1000 * (coalesce(r.first_token,
+        case when r.status = 'unfinished' or r.error_kind = 'timeout' then r.done end) - r.sent)
+        * case when r.status = 'failed' and r.error_kind <> 'timeout' then null else 1 end
+        as ttft_ms,
+    case when r.status = 'ok' then 1000 * (r.first_answer - r.sent) end as ttfot_ms,
+    case when r.status = 'ok' and r.completion_tokens >= 2 and r.size = 1
+            and coalesce(len(r.chunk_at), 0) <> 1
+        then 1000 * (r.last_token - r.first_token) / (r.completion_tokens - 1) end as tpot_ms,
+    case when r.status = 'ok' and r.completion_tokens >= 1
+        then 1000 * (r.done - r.sent) / r.completion_tokens end as ntpot_ms,
+    case when r.status <> 'failed' and r.completion_tokens >= 1
+        then 1000 * (r.done - r.sent) / r.completion_tokens end as pace_ms,
+    case when r.status <> 'failed' or r.error_kind = 'timeout'
+        then 1000 * (r.done - r.scheduled) end as e2e_ms,
+    case when r.status <> 'failed' or r.error_kind = 'timeout'
+        then 1000 * (r.done - r.sent) end as e2e_sent_ms,
+    case when s.rate is not null then 1000 * (r.sent - r.scheduled) end as lag_ms,
+    coalesce(r.first_token, r.sent) as tokens_from,
+    coalesce(r.last_token, r.done) as tokens_to
+from requests r join stages s using (stage)
+where not r.warmup
+"""
+
+SPREAD_TOKENS = """
+create view spread_tokens as
+select *, completion_tokens * case
+    when tokens_to > tokens_from then
+        greatest(0, least(tokens_to, window_to) - greatest(tokens_from, window_from))
+        / (tokens_to - tokens_from)
+    when tokens_from >= window_from and tokens_from < window_to then 1 else 0 end as tokens_inside,
+    case when coalesce(first_token, done) >= window_from and coalesce(first_token, done) < window_to
+        then prompt_tokens end as prompt_inside
+from timed
+"""
+
+GAPS = """
+create view gaps as
+with pieces as (
+    select load, stage, repeat, endpoint, number, worker,
+        turn, unnest(chunk_at) as at_us, unnest(chunk_count) as pieces,
+        unnest(chunk_tokens) as total,
+        generate_subscripts(chunk_at, 1) as place
+    from timed where counted and chunk_at is not null and len(chunk_at) > 0
+), steps as (
+    select *, at_us - lag(at_us) over w as gap_us, total - coalesce(lag(total) over w, 0) as tokens
+    from pieces window w as (partition by stage, worker, number, turn order by place)
+), many as (
+    select *, coalesce(tokens, pieces) as count from steps
+)
+select load, stage, repeat, endpoint, total is not null as by_token, gap_us / 1000 as gap_ms
+from many where gap_us is not null and count > 0
+union all
+select load, stage, repeat, endpoint, total is not null, 0 from many, range(greatest(count - 1, 0))
+"""
+
 DATABASE = "bench.duckdb"
 MEMORY_LIMIT = "1GB"
 
 _SOURCES = {
-    "requests": (sql.REQUESTS, "requests-*.jsonl"),
-    "stages": (sql.STAGES, "stages.jsonl"),
-    "client": (sql.CLIENT, "client-*.jsonl"),
-    "servers": (sql.SERVERS, "servers.jsonl"),
+    "requests": (REQUESTS, "requests-*.jsonl"),
+    "stages": (STAGES, "stages.jsonl"),
+    "client": (CLIENT, "client-*.jsonl"),
+    "servers": (SERVERS, "servers.jsonl"),
 }
 
 
@@ -48,7 +231,7 @@ class Tables:
             raise WriteError(f"cannot write {path}: {error}") from None
         for name, (columns, pattern) in _SOURCES.items():
             self._load(name, columns, pattern)
-        for view in (sql.TIMED, sql.SPREAD_TOKENS, sql.GAPS):
+        for view in (TIMED, SPREAD_TOKENS, GAPS):
             self.connection.execute(view)
 
     def _load(self, name: str, columns: Mapping[str, str], pattern: str) -> None:
@@ -60,8 +243,8 @@ class Tables:
         if not files:
             return
         chosen = ", ".join(
-            f'coalesce("{column}", {sql.DEFAULTS[column]}) as "{column}"'
-            if name == "requests" and column in sql.DEFAULTS
+            f'coalesce("{column}", {DEFAULTS[column]}) as "{column}"'
+            if name == "requests" and column in DEFAULTS
             else f'"{column}"'
             for column in columns
         )

@@ -1,8 +1,8 @@
 """One worker of a load test as a process: ``python -m bagent.bench.worker``.
 
-Its stdin holds a line of :class:`~bagent.bench.config.LoadConfig`, then one of
-:class:`~bagent.bench.crew.Order` for each stage; its stdout gets lines of
-:class:`~bagent.bench.crew.Word`. It ends with its stdin.
+Its stdin holds a line of :class:`~bagent.bench.plan.LoadConfig`, then one of
+:class:`~bagent.bench.workers.Order` for each stage; its stdout gets lines of
+:class:`~bagent.bench.workers.Word`. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 
 import msgspec
 
-from bagent.backends.names import NamesLoop
-from bagent.backends.transport import Transport
-from bagent.bench.config import LoadConfig
-from bagent.bench.crew import TELL_SECONDS, Order, Word
-from bagent.bench.load import Load
+from bagent.backends.http.client import Transport
+from bagent.backends.http.resolver import NamesLoop
+from bagent.bench.load_generator import Load
+from bagent.bench.plan import LoadConfig
+from bagent.bench.workers import TELL_SECONDS, Order, Word
 from bagent.errors import EXIT_OK, BagentError
 
 LINE_LIMIT = 1 << 30

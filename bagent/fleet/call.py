@@ -10,15 +10,15 @@ import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.request import Request
-from bagent.fleet.account import NO_TOKENS, NOTHING, Account, Started, Tokens
-from bagent.fleet.prefixes import Family
+from bagent.fleet.limits.account import NO_TOKENS, NOTHING, Account, Started, Tokens
+from bagent.fleet.prefix_affinity import Family
 from bagent.types import Attempt, Failure, Json, Reply
-
-BYTES_PER_TOKEN = 4
-"""For what a call will take of an account's tokens a minute, before the server has told."""
 
 if TYPE_CHECKING:
     from bagent.fleet.endpoint_state import EndpointState
+
+BYTES_PER_TOKEN = 4
+"""For what a call will take of an account's tokens a minute, before the server has told."""
 
 
 class Delivery(msgspec.Struct, frozen=True):

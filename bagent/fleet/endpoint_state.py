@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
-from bagent.fleet.account import Account
 from bagent.fleet.call import Call, Carrier
-from bagent.fleet.limiter import InFlightLimit
-from bagent.fleet.load_signal import LoadSignal
+from bagent.fleet.limits.account import Account
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.limits.load_feedback import LoadSignal
 from bagent.types import Failure
 
 COOL_DOWN = 1.0

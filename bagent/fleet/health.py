@@ -8,11 +8,11 @@ from enum import Enum
 
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import Request
-from bagent.fleet.blame import Blame, blame_of
 from bagent.fleet.call import Call, Delivery
-from bagent.fleet.core import Core
 from bagent.fleet.endpoint_state import LONGEST_COOL_DOWN, EndpointState
 from bagent.fleet.outage import Outage
+from bagent.fleet.retry import Blame, blame_of
+from bagent.fleet.state import Core
 from bagent.types import Failure
 
 DEADLY = 2

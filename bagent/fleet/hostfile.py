@@ -12,15 +12,17 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import math
+import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
-from bagent.errors import HostfileError, Position
+from bagent.errors import HostfileError, Position, UsageError, WriteError
 
 DEFAULT_PORT = 8000
 FIRST_FREE_PORT = 1024
@@ -292,3 +294,159 @@ def _check_host(name: str, at: Position) -> str:
     if not _HOST.fullmatch(name) or max(map(len, name.split("."))) > _LONGEST_LABEL:
         raise HostfileError(f"{name!r} is no host name", at=at)
     return name
+
+
+def host_line(host: Host) -> str:
+    """The line of a hostfile that stands for ``host``: read again, it is the same endpoint."""
+    # Without a port a URL means port 80, a bare name another; small ports need a URL.
+    port = urlsplit(host.url).port or 0
+    plain = f"http://{host.name}/v1" == host.url and port >= FIRST_FREE_PORT
+    return " ".join([host.name if plain else host.url, *(f"{k}={v}" for k, v in host.tags.items())])
+
+
+def hostfile_text(hosts: Sequence[Host], kept: Collection[str], source: str) -> str:
+    """A hostfile of those ``hosts`` whose address (``url``) is in ``kept``.
+
+    A line of ``source``, the text that ``hosts`` was read from, stays as it was written where all
+    its endpoints are kept; where some are gone, each other one gets a line of its own.
+    """
+    lines = source.splitlines()
+    groups: dict[int, list[Host]] = {}
+    for host in hosts:
+        groups.setdefault(host.line, []).append(host)
+    out: list[str] = []
+    for number, group in groups.items():
+        staying = [host for host in group if host.url in kept]
+        if len(staying) == len(group) and 0 < number <= len(lines):
+            out.append(lines[number - 1].strip().removeprefix("\ufeff"))
+        else:
+            out += map(host_line, staying)
+    return "".join(f"{line}\n" for line in out)
+
+
+def write_hostfile(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, whole or not at all: readers may be waiting for the file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            with part.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+
+
+SETTLE_SECONDS = 1.0
+"""So long a new content must stay as it is before it counts."""
+
+_ONE_KEPT = "endpoint stays as it was"
+
+
+class HostChanges(msgspec.Struct, frozen=True):
+    """What a reload brought, by address: new hosts, gone hosts, hosts with other tags (as now)."""
+
+    joined: tuple[Host, ...] = ()
+    left: tuple[Host, ...] = ()
+    changed: tuple[Host, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.joined or self.left or self.changed)
+
+
+class HostfileWatch:
+    """Decides what each reading of a hostfile means; it reads nothing and waits for nothing.
+
+    Give :meth:`saw` each reading, from once a second to whenever it suits.
+
+    Args:
+        path: named in notices.
+        hosts: the endpoints in use, as read at the start.
+        clock: seconds, never running backwards.
+        notice: called once, with a line for people, for each content that cannot be used.
+        choose: which endpoints of a list count; a UsageError of it makes a content unusable.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        hosts: Sequence[Host],
+        clock: Callable[[], float],
+        notice: Callable[[str], None] = lambda _: None,
+        choose: Callable[[Sequence[Host]], list[Host]] = list,
+    ) -> None:
+        self.hosts = list(hosts)
+        self._path = path
+        self._clock = clock
+        self._notice = notice
+        self._choose = choose
+        self._seen: bytes | str | None = None
+        self._since = 0.0
+        self._done = False
+
+    def saw(self, content: bytes | OSError) -> HostChanges | None:
+        """What the file's ``content``, or the error of reading it, means now.
+
+        Returns the changes when a new content takes effect, else None: nothing new, not settled
+        yet, or not usable. ``hosts`` is then the new list already.
+        """
+        seen = content if isinstance(content, bytes) else (content.strerror or str(content))
+        now = self._clock()
+        if seen != self._seen:
+            self._seen, self._since, self._done = seen, now, False
+            return None
+        if self._done or now - self._since < SETTLE_SECONDS:
+            return None
+        self._done = True
+        return self._take(seen)
+
+    def _take(self, seen: bytes | str) -> HostChanges | None:
+        try:
+            if isinstance(seen, str):
+                words = f"the hostfile cannot be read: {seen.lower()}"
+                raise HostfileError(words, at=Position(self._path))
+            hosts = self._choose(hosts_in(seen, self._path))
+        except UsageError as error:
+            many = len(self.hosts) != 1
+            kept = f"{len(self.hosts)} endpoints stay as they were" if many else _ONE_KEPT
+            where = "" if isinstance(error, HostfileError) else f"{self._path}: "
+            self._notice(f"{where}{error}; the {kept}")
+            return None
+        changes = host_changes(self.hosts, hosts)
+        self.hosts = hosts
+        return changes or None
+
+
+def host_changes(before: Sequence[Host], after: Sequence[Host]) -> HostChanges:
+    """What is different between two lists of endpoints, each known by its address."""
+    old = {host.url: host for host in before}
+    new = {host.url: host for host in after}
+    return HostChanges(
+        joined=tuple(host for url, host in new.items() if url not in old),
+        left=tuple(host for url, host in old.items() if url not in new),
+        changed=tuple(
+            host for url, host in new.items() if url in old and old[url].tags != host.tags
+        ),
+    )
+
+
+def read_content(path: Path) -> bytes | OSError | None:
+    """One reading of the file, for :meth:`HostfileWatch.saw`.
+
+    None for a pipe or the like, which gives what it has only once: to read it again may take until
+    somebody writes to it.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            return None
+        return path.read_bytes()
+    except OSError as error:
+        return error

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from bagent.errors import BagentError, NeedsPerson, StoppedEarly
-from bagent.fleet.blame import Blame, blame_of
 from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.retry import Blame, blame_of
 from bagent.types import Failure
 
 

@@ -12,17 +12,17 @@ from importlib import import_module
 from bagent.errors import EXIT_USAGE, BagentError
 
 STEPS = {
-    "deadline": "bagent.hpc.asking",
+    "deadline": "bagent.hpc.scheduler_queries",
     "nodes": "bagent.hpc.nodes",
-    "signature": "bagent.hpc.stage",
-    "stage": "bagent.hpc.stage",
-    "broadcast": "bagent.hpc.broadcast",
-    "ssh": "bagent.hpc.ssh",
-    "supervise": "bagent.hpc.supervise",
+    "signature": "bagent.hpc.staging",
+    "stage": "bagent.hpc.staging",
+    "broadcast": "bagent.hpc.staging",
+    "ssh": "bagent.hpc.launcher",
+    "supervise": "bagent.hpc.engines",
     "wait": "bagent.hpc.startup",
     "late": "bagent.hpc.startup",
     "engines": "bagent.hpc.startup",
-    "vacant": "bagent.hpc.vacant",
+    "vacant": "bagent.hpc.wait_for_owner",
 }
 """Each step: the module with a function of its name and ``_step``, from words to an exit code."""
 

@@ -1,6 +1,6 @@
 """Where this process runs: the variables of schedulers and launchers under neutral names.
 
-Read here and nowhere else, but for the limits of memory, which ``bagent.store.memory`` reads since
+Read here and nowhere else, but for the limits of memory, which ``build`` reads since
 it may not import this package: ``SLURM_*`` (SLURM), ``PBS_*`` (OpenPBS, PBS Pro), ``PALS_*`` (Cray
 PALS), ``PMIX_*`` and ``PMI_*`` (MPICH and what stands on it), ``OMPI_*`` (Open MPI).
 """

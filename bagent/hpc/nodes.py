@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bagent.errors import UsageError
 from bagent.hpc.allocation import read_allocation
-from bagent.hpc.asking import node_names
+from bagent.hpc.scheduler_queries import node_names
 
 _ADDRESS = frozenset("0123456789.")
 

@@ -13,8 +13,8 @@ import yaml
 from pydantic import ValidationError
 
 from bagent.errors import JobError, Position, UsageError
-from bagent.job.spec_cluster import ClusterSpec
-from bagent.job.words import did_you_mean
+from bagent.job.spec.cluster import ClusterSpec
+from bagent.text.suggest import did_you_mean
 
 GENERIC = "generic"
 

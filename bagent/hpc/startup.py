@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED
-from bagent.hpc.states import EngineState, read_states
+from bagent.hpc.engines import EngineState, read_states
 
 LOOK_SECONDS = 2.0
 """How often the engines' files are looked at."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagent.errors import JobError
-from bagent.job.context import LoadContext
-from bagent.job.places import Place, shown_path
-from bagent.job.section import Section
-from bagent.job.spec import Job
-from bagent.job.spec_output import OutputSpec
-from bagent.job.yamlfile import Spot, decode, find
+from bagent.job.spec.base import Section
+from bagent.job.spec.job import Job
+from bagent.job.spec.output import OutputSpec
+from bagent.job.spec.paths import Place, shown_path
+from bagent.job.validation import LoadContext
+from bagent.job.yaml.parser import Spot, decode, find
 from bagent.types import Json
 
 MAX_BYTES = 64 * 1024 * 1024

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bagent.job.files import reference_closure
-from bagent.job.places import InputPath, Place, PythonFunction
-from bagent.job.section import Section
-from bagent.job.spec import Job
+from bagent.job.spec.base import Section
+from bagent.job.spec.job import Job
+from bagent.job.spec.paths import InputPath, Place, PythonFunction
 from bagent.types import Json
 
 PARTS = (

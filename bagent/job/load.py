@@ -13,16 +13,15 @@ from pydantic import ValidationError
 
 from bagent.errors import JobError, Position
 from bagent.job import overrides
-from bagent.job.backend import ENGINES
-from bagent.job.batchfile import is_batch_file
-from bagent.job.context import LoadContext
-from bagent.job.faults import note_faults
+from bagent.job.batch_file import is_batch_file
+from bagent.job.env_substitution import Substitution
 from bagent.job.files import read_files
-from bagent.job.scalars import SourceText
-from bagent.job.spec import Job, JobSource
-from bagent.job.variables import Substitution
-from bagent.job.words import shown
-from bagent.job.yamlfile import Spot, YamlFile, YamlMap, at_option, decode, read_yaml
+from bagent.job.spec.backend import ENGINES
+from bagent.job.spec.job import Job, JobSource
+from bagent.job.validation import LoadContext, note_faults
+from bagent.job.yaml.parser import Spot, YamlFile, YamlMap, at_option, decode, read_yaml
+from bagent.job.yaml.scalars import SourceText
+from bagent.text.suggest import shown
 from bagent.types import Json
 
 MAX_BYTES = 16 * 1024 * 1024

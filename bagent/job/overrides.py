@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bagent.errors import JobError, Position
-from bagent.job.scalars import SourceText, resolve_plain
-from bagent.job.yamlfile import Spot, YamlList, YamlMap, at_option, child_spot, read_yaml
+from bagent.job.yaml.parser import Spot, YamlList, YamlMap, at_option, child_spot, read_yaml
+from bagent.job.yaml.scalars import SourceText, resolve_plain
 from bagent.types import Json
 
 _OPTION_OF = {

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from bagent.errors import UsageError
-from bagent.rows.values import TOO_DEEP, bytes_text, decimal_value, unreadable_line
+from bagent.rows.decode import TOO_DEEP, bytes_text, decimal_value, unreadable_line
 from bagent.types import Json
 
 Rows = Iterable[Any] | AsyncIterable[Any]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -23,6 +25,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -41,11 +45,80 @@ from bagent.errors import (
     UsageError,
     WriteError,
 )
-from bagent.library.job import LoadedJob, job_file
-from bagent.library.result import Result
+from bagent.files import write_private
+from bagent.library.open_run import Result
 
 if TYPE_CHECKING:
+    from bagent.job.spec.job import Job
     from bagent.library.row_values import Rows
+
+
+@dataclass(frozen=True)
+class LoadedJob:
+    """A checked job: its file, the ``dotted.key=value`` texts that were set, and what they say."""
+
+    path: Path
+    sets: tuple[str, ...]
+    spec: Job
+
+    def __repr__(self) -> str:
+        # All settings would fill a notebook's screen, and keys may be among them.
+        return f"<job {self.spec.name} of {self.path}>"
+
+
+def load_job(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> LoadedJob:
+    """Read and check a job file, as ``bagent run`` does before it sends anything.
+
+    Args:
+        path: the job file.
+        sets: as of ``--set``: ``limits.concurrency=64``.
+
+    Raises:
+        bagent.errors.JobError: the first fault, with file, line and column.
+    """
+    from bagent.job.load import JobRequest
+    from bagent.job.load import load_job as load
+
+    file = Path(path).absolute()
+    request = JobRequest(
+        path=file, sets=tuple(sets), env=dict(os.environ), cwd=Path.cwd(), needs_input=False
+    )
+    return LoadedJob(file, tuple(sets), load(request))
+
+
+@contextmanager
+def job_file(job: str | os.PathLike[str] | LoadedJob | Mapping[str, Any]) -> Iterator[Path]:
+    """Name the file of a job; a dict gets one in the current folder while the run goes on.
+
+    Raises:
+        UsageError: the dict holds what a job file cannot, or the folder cannot be written.
+    """
+    if isinstance(job, LoadedJob):
+        yield job.path
+        return
+    if not isinstance(job, Mapping):
+        yield Path(job)
+        return
+    try:
+        text = json.dumps({"name": "job", **job}, indent=1, default=os.fspath, ensure_ascii=False)
+        text.encode()  # refuses what UTF-8 cannot hold
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the job cannot be written as a job file: {error}") from None
+    # In this folder, since the paths of a job start from the folder of its file.
+    path = Path(f".bagent-{secrets.token_hex(8)}.yaml")
+    try:
+        write_private(path, text)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"a job that is a dict needs a file in the current folder: {reason}",
+            hint="write the job into a file, and give its path",
+        ) from error
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16

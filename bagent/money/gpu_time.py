@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from bagent.backends.around import AroundBackend
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
+from bagent.backends.wrappers import AroundBackend
 from bagent.types import Failure, Reply
 
 HOUR = 3600.0

@@ -5,13 +5,14 @@ another way (a full-screen view, a metrics endpoint, a report page) reads a :cla
 or the live histograms of a :class:`Tally`.
 """
 
-from bagent.observe.histogram import LogHistogram
-from bagent.observe.live import EndpointLine, Live
+from bagent.observe.counters import Tally
+from bagent.observe.live_state import EndpointLine, Live
 from bagent.observe.progress import Mode, Progress, make_progress
-from bagent.observe.runlog import RunLog
+from bagent.observe.run_log import RunLog
 from bagent.observe.snapshot import (
     Distribution,
     ErrorGroup,
+    LogHistogram,
     Rates,
     RunTotals,
     Snapshot,
@@ -21,7 +22,6 @@ from bagent.observe.snapshot import (
     Tokens,
 )
 from bagent.observe.summary import EndInfo, summary_lines
-from bagent.observe.tally import Tally
 
 __all__ = [
     "Distribution",

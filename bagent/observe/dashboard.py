@@ -12,11 +12,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from bagent.observe.live import EndpointLine, Live
+from bagent.observe.formatting import name_of, percent, rate, visible
+from bagent.observe.live_state import EndpointLine, Live
 from bagent.observe.progress import Once
-from bagent.observe.rich_view import RunView
 from bagent.observe.snapshot import Snapshot
-from bagent.observe.words import name_of, percent, rate, visible
+from bagent.observe.terminal import RunView
 
 STEP_S = 5.0
 """Seconds that one bar of the history stands for."""

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, get_args
 import msgspec
 
 from bagent.errors import JobError
-from bagent.observe.outlet import Outlet
-from bagent.observe.phrases import one_line
+from bagent.observe.formatting import visible
 from bagent.observe.snapshot import Snapshot
-from bagent.observe.words import visible
-from bagent.text.terminal import unguarded
+from bagent.observe.status_text import one_line
+from bagent.text.terminal import Outlet, unguarded
 
 if TYPE_CHECKING:
-    from bagent.observe.live import Live
+    from bagent.observe.live_state import Live
 
 Mode = Literal["auto", "rich", "plain", "json", "none", "dashboard"]
 
@@ -288,12 +287,12 @@ def make_progress(
     can_move = is_tty and env.get("TERM", "").lower() not in ("", "dumb", "unknown")
     if can_move and (mode == "rich" or (mode == "auto" and not _in_ci(env))):
         # rich takes 50 ms and 10 MB to import: only where there is something to see.
-        from bagent.observe.rich_view import RichProgress, make_console
+        from bagent.observe.terminal import RichProgress, make_console
 
         return RichProgress(make_console(out, env, width))
     if can_move and mode == "dashboard":
         from bagent.observe.dashboard import Dashboard
-        from bagent.observe.rich_view import make_console
+        from bagent.observe.terminal import make_console
 
         return Dashboard(make_console(out, env, width), clock)
     plain = PlainProgress(out, clock)

@@ -6,12 +6,81 @@ characters, so they can be printed anywhere.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+
 import msgspec
 
-from bagent.observe.caches import CacheRate
-from bagent.store.tool_counts import ToolCount
+from bagent.store.stats import ToolCount
 from bagent.store.totals import Totals
-from bagent.types import FeedStats, FleetStats
+from bagent.types import EndpointSample, FeedStats, FleetStats
+
+
+class CacheRate(msgspec.Struct, frozen=True):
+    """Prompt tokens that were looked up, and found, at ``endpoints`` that told so.
+
+    The counters are the engines' own, so they hold other users' requests too. ``silent`` endpoints
+    were sent requests and did not tell, or not any more.
+    """
+
+    hits: int
+    queries: int
+    endpoints: int
+    silent: int = 0
+
+    @property
+    def share(self) -> float:
+        """What was found of what was looked up, 0 to 1."""
+        return self.hits / self.queries if self.queries else 0.0
+
+
+class _Counter(msgspec.Struct):
+    hits: int
+    queries: int
+    grown_hits: int = 0
+    grown_queries: int = 0
+
+
+class Caches:
+    """Adds up the counters of all endpoints; each one's first reading is where it began."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, _Counter] = {}
+
+    def add(self, sample: EndpointSample) -> None:
+        """Take a sample; one without counters says nothing."""
+        hits, queries = sample.cache_hits, sample.cache_queries
+        if hits is None or queries is None:
+            return
+        known = self._counters.get(sample.endpoint)
+        if known is None:
+            self._counters[sample.endpoint] = _Counter(hits, queries)
+            return
+        restarted = queries < known.queries or hits < known.hits
+        known.grown_hits += hits if restarted else hits - known.hits
+        known.grown_queries += queries if restarted else queries - known.queries
+        known.hits, known.queries = hits, queries
+
+    def share(self, endpoint: str) -> float | None:
+        """The share (0 to 1) that an endpoint's cache knew; None where it did not tell."""
+        known = self._counters.get(endpoint)
+        if known is None or not known.grown_queries:
+            return None
+        return known.grown_hits / known.grown_queries
+
+    def rate(self, asked: Iterable[str] = ()) -> CacheRate | None:
+        """Of all endpoints together; None where none told.
+
+        Args:
+            asked: those that were sent requests.
+        """
+        grown = {name: one for name, one in self._counters.items() if one.grown_queries}
+        if not grown:
+            return None
+        hits = sum(one.grown_hits for one in grown.values())
+        queries = sum(one.grown_queries for one in grown.values())
+        silent = sum(1 for name in asked if name not in grown)
+        return CacheRate(hits, queries, len(grown), silent)
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -214,3 +283,87 @@ class Snapshot(msgspec.Struct, frozen=True):
     def first_try_share(self) -> float | None:
         """Share (0 to 1) of first answers that fit the schema; None without a schema."""
         return self.first_try_valid / self.first_try_total if self.first_try_total else None
+
+
+_LOWEST_MS = 0.01
+_HIGHEST_MS = 1e9
+
+
+def _clamp(value: float) -> float:
+    # A comparison with NaN is false, so NaN takes the last branch.
+    if value > _HIGHEST_MS:
+        return _HIGHEST_MS
+    return value if value >= _LOWEST_MS else _LOWEST_MS
+
+
+class LogHistogram:
+    """Counts of positive values in logarithmic buckets; 1,267 integers by default.
+
+    Values under 0.01 ms (also NaN) fall in the lowest bucket, values over 1e9 ms (11 days) in
+    the highest.
+
+    Args:
+        relative_error: the share by which a quantile may be wrong, e.g. 0.01.
+    """
+
+    __slots__ = ("_counts", "_gamma", "_scale", "_shift", "largest", "total")
+
+    def __init__(self, relative_error: float = 0.01) -> None:
+        self._gamma = (1 + relative_error) / (1 - relative_error)
+        self._scale = 1 / math.log(self._gamma)
+        # Places start at 1, so that cutting off the fraction is rounding down.
+        self._shift = 1 - math.floor(math.log(_LOWEST_MS) * self._scale)
+        highest = math.floor(math.log(_HIGHEST_MS) * self._scale)
+        self._counts = [0] * (highest + self._shift + 1)
+        self.total = 0.0
+        self.largest = 0.0
+
+    def add(self, values: Sequence[float]) -> None:
+        """Count values in milliseconds."""
+        if not values:
+            return
+        total = sum(values)
+        # A NaN hides from min and max, but never from the sum.
+        if min(values) < _LOWEST_MS or max(values) > _HIGHEST_MS or math.isnan(total):
+            values = [_clamp(value) for value in values]
+            total = sum(values)
+        counts, scale, shift = self._counts, self._scale, self._shift
+        for power in map(math.log, values):
+            counts[int(power * scale + shift)] += 1
+        self.total += total
+        self.largest = max(self.largest, *values)
+
+    @property
+    def count(self) -> int:
+        """How many values were counted."""
+        return sum(self._counts)
+
+    def _upper(self, place: int) -> float:
+        return float(self._gamma ** (place - self._shift + 1))
+
+    def quantile(self, share: float) -> float | None:
+        """The value that ``share`` (0 to 1) of all values do not exceed; None when empty."""
+        rank = max(1, math.ceil(share * self.count))
+        seen = 0
+        for place, count in enumerate(self._counts):
+            seen += count
+            if seen >= rank:
+                return min(2 * self._upper(place) / (self._gamma + 1), self.largest)
+        return None
+
+    def buckets(self) -> list[tuple[float, int]]:
+        """Non-empty buckets as (upper bound in milliseconds, count), rising."""
+        return [(self._upper(place), n) for place, n in enumerate(self._counts) if n]
+
+    def distribution(self) -> Distribution:
+        """Mean, median, 99th percentile and maximum, for a snapshot."""
+        count = self.count
+        if not count:
+            return Distribution(count=0)
+        return Distribution(
+            count=count,
+            mean=self.total / count,
+            p50=self.quantile(0.5),
+            p99=self.quantile(0.99),
+            max=self.largest,
+        )

@@ -14,13 +14,13 @@ from aiohttp import web
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.http_exchange import whole_body
-from bagent.backends.json_text import decode_json
-from bagent.backends.models_route import model_entries
-from bagent.backends.transport import NETWORK_ERRORS, Transport
+from bagent.backends.http.client import NETWORK_ERRORS, Transport
+from bagent.backends.http.request import whole_body
+from bagent.backends.openai.models import model_entries
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.leasing import Lessor
-from bagent.proxy.guarding import refusal
+from bagent.fleet.leases import Lessor
+from bagent.proxy.auth import refusal
+from bagent.text.json import decode_json
 from bagent.types import Json
 
 PROBE_SECONDS = 5.0

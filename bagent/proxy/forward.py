@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,23 +14,83 @@ from aiohttp import web
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.failures import error_in, from_status
-from bagent.backends.http_exchange import whole_body
-from bagent.backends.json_text import decode_json
-from bagent.backends.rate_headers import read_rate_limits
+from bagent.backends.http.client import NETWORK_ERRORS, Patience, Transport, network_failure
+from bagent.backends.http.rate_limit_headers import read_rate_limits
+from bagent.backends.http.request import whole_body
+from bagent.backends.openai.errors import error_in, from_status
 from bagent.backends.request import CallSettings, Request
-from bagent.backends.transport import NETWORK_ERRORS, Patience, Transport, network_failure
 from bagent.clocks import unix
-from bagent.fleet.leasing import Closed, Lease, Lessor
-from bagent.proxy.clients import Homes, client_name, gone, session_name
-from bagent.proxy.guarding import CLIENT_NAME
-from bagent.proxy.meter import Meter, Record
+from bagent.fleet.leases import Closed, Lease, Lessor
+from bagent.proxy.auth import CLIENT_NAME
+from bagent.proxy.metering import Meter, Record
+from bagent.text.json import decode_json
 from bagent.types import Failure
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from bagent.backends.http_connection import PlainResponse
+    from bagent.backends.http.connection import PlainResponse
+
+OWN_KEY = "bagent-"
+"""A key that begins so is no secret: what follows is the name of who asks."""
+
+SESSION_HEADERS = ("X-Session-Id", "X-Claude-Code-Session-Id", "X-Dynamo-Session-Id")
+"""By these headers programs name the conversation that a request goes on with: OpenCode and vLLM's
+clients by the first, then Claude Code, then NVIDIA Dynamo's clients."""
+
+MOST_SESSIONS = 65_536
+
+
+def client_name(headers: Mapping[str, str]) -> str | None:
+    """What a client calls its request: by a header, or by the key that it was given."""
+    return _own_name(headers) or headers.get("X-Request-Id")
+
+
+def session_name(headers: Mapping[str, str]) -> str | None:
+    """The name that all requests of one conversation have in common, None where there is none."""
+    told = (headers[name] for name in SESSION_HEADERS if headers.get(name))
+    return _own_name(headers) or next(told, None)
+
+
+def _own_name(headers: Mapping[str, str]) -> str | None:
+    name = headers.get("X-Bagent-Row")
+    if name is None:
+        key = headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        key = key or headers.get("x-api-key", "")
+        name = key.removeprefix(OWN_KEY) if key.startswith(OWN_KEY) else None
+    return name or None
+
+
+def gone(request: web.Request) -> web.Response:
+    """The end of a request whose client hung up: nobody reads it, and nothing is to be logged."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=499)
+
+
+class Homes:
+    """Which endpoint served a conversation last: its cache holds what comes before.
+
+    Only the conversations heard of last are remembered.
+    """
+
+    def __init__(self, most: int = MOST_SESSIONS) -> None:
+        self._most = most
+        self._homes: OrderedDict[str, str] = OrderedDict()
+
+    def of(self, session: str | None) -> str | None:
+        """The endpoint's name, None where nothing is known."""
+        return None if session is None else self._homes.get(session)
+
+    def served(self, session: str | None, endpoint: str) -> None:
+        """The endpoint answered a request of the conversation well."""
+        if session is None:
+            return
+        self._homes[session] = endpoint
+        self._homes.move_to_end(session)
+        if len(self._homes) > self._most:
+            self._homes.popitem(last=False)
+
 
 MOST_TRIES = 4
 ANSWER_HEADERS = ("Content-Type", "X-Request-Id", "Cache-Control", "Retry-After")

@@ -6,9 +6,9 @@ input in memory.
 """
 
 from bagent.rows.config import Input, RowsConfig
-from bagent.rows.keyset import KeySet
-from bagent.rows.source import RowSource, open_rows, read_again
-from bagent.rows.values import is_batch_row
+from bagent.rows.decode import is_batch_row
+from bagent.rows.hash_set import KeySet
+from bagent.rows.reader import RowSource, open_rows, read_again
 
 __all__ = [
     "Input",

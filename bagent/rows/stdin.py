@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bagent.errors import InputError, Position, WriteError
-from bagent.rows.jsonfile import Elements
-from bagent.rows.keys import Occurrences, derive
-from bagent.rows.lines import ROWS, LineCutter, chunk_of, line_chunks
-from bagent.rows.readers import Halt
-from bagent.rows.streams import HALF_MARKS, ByteStream, without_mark
-from bagent.rows.values import Chunk
+from bagent.rows.decode import Chunk
+from bagent.rows.formats.chunks import Halt
+from bagent.rows.formats.compression import HALF_MARKS, ByteStream, without_mark
+from bagent.rows.formats.json_array import Elements
+from bagent.rows.formats.jsonl import ROWS, LineCutter, chunk_of, line_chunks
+from bagent.rows.row_keys import Occurrences, derive
 
 _BLOCK = 1 << 16  # what a pipe holds on Linux
 
@@ -24,7 +24,7 @@ WAITS = Chunk(_NAME, (), [])
 """Says that the next chunk may be long in coming."""
 
 Bases = Callable[[Chunk], tuple[int, ...]]
-"""Gives the base keys of a chunk's items: :meth:`bagent.rows.identity.Namer.bases`."""
+"""Gives the base keys of a chunk's items: :meth:`bagent.rows.row_keys.Namer.bases`."""
 
 
 class Spool:

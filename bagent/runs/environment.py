@@ -16,7 +16,7 @@ import msgspec
 from bagent.errors import UsageError
 
 if TYPE_CHECKING:
-    from bagent.job.spec import Job
+    from bagent.job.spec.job import Job
 
 PREFIX = "BAGENT_"
 OLD_PREFIX = "AURORA_SWARM_"

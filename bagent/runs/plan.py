@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bagent.agents.budget import TokenBudget
 from bagent.agents.plan import StagePlan
+from bagent.agents.token_budget import TokenBudget
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat
 from bagent.errors import JobError
-from bagent.runs.costs import pricer_of
-from bagent.runs.endpoints import Servers
+from bagent.runs.context import STAGE, Prepared
 from bagent.runs.environment import read_environment
-from bagent.runs.fleets import group_rule
-from bagent.runs.prepare import STAGE, Prepared
+from bagent.servers.fleet_factory import group_rule
+from bagent.servers.pricing import pricer_of
+from bagent.servers.resolve import Servers
 from bagent.types import Json
 
 if TYPE_CHECKING:
-    from bagent.job.spec import Job
+    from bagent.job.spec.job import Job
 
 
 class NoTemplate:

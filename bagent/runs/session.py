@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.engine_metrics import LoadReader
-from bagent.backends.transport import Transport
+from bagent.backends.engines.metrics import LoadReader
+from bagent.backends.http.client import Transport
 from bagent.clocks import unix
 from bagent.errors import (
     EXIT_CANNOT_WRITE,
@@ -23,24 +23,23 @@ from bagent.errors import (
     EXIT_STOPPED,
     StoppedEarly,
 )
-from bagent.fleet.deadline import read_deadline
-from bagent.hpc.asking import job_end
+from bagent.hpc.scheduler_queries import job_end
 from bagent.observe import Live, Progress, RunTotals, Snapshot, Tally
-from bagent.runs.costs import Purse, stage_price
-from bagent.runs.drive import Drive, Hooks
-from bagent.runs.emit import StdoutWriter
-from bagent.runs.equipping import Equipment
-from bagent.runs.lines import ResultLines
-from bagent.runs.model_check import named_models
-from bagent.runs.openrun import OpenRun
+from bagent.runs.agents_setup import Equipment
+from bagent.runs.context import SAMPLE_ROWS, STAGE, Prepared
+from bagent.runs.deadline import read_deadline
+from bagent.runs.hostfile_reload import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
+from bagent.runs.output import ResultLines, StdoutWriter
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
-from bagent.runs.prepare import SAMPLE_ROWS, STAGE, Prepared
-from bagent.runs.sites import Finder, Fleets
+from bagent.runs.run_store import OpenRun
+from bagent.runs.services import Drive, Hooks
+from bagent.runs.shutdown import Stop, StopSwitch, stdout_gone, stop_for
 from bagent.runs.staged import staged_drive
-from bagent.runs.stop import Stop, StopSwitch, stdout_gone, stop_for
-from bagent.runs.watching import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
+from bagent.servers.pricing import Purse, stage_price
+from bagent.servers.server_pool import Finder, Fleets
+from bagent.servers.startup_probe import named_models
 from bagent.stages.feeder import Feeder
-from bagent.store.progress_file import RunProgress
+from bagent.store.run_dir import RunProgress
 from bagent.store.totals import Totals
 from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome, Row
 
@@ -154,7 +153,7 @@ class Session:
         plan = make_plan(prepared, found.servers, model, found.known)
         await equipment.equip(plan, job, found.servers, pool)
         if job.batching.mode == "provider":
-            from bagent.runs.provider import provider_drive
+            from bagent.runs.provider_batches import provider_drive
 
             return provider_drive(plan, site, model, hooks, self._progress.note)
         engine = hooks.engine(plan, site)

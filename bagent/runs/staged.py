@@ -10,35 +10,33 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
-from bagent.runs.costs import stage_price
-from bagent.runs.drive import Drive, Hooks
-from bagent.runs.equipping import Equipment
-from bagent.runs.model_check import job_models, stage_path
+from bagent.runs.agents_setup import Equipment
+from bagent.runs.context import Prepared
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
-from bagent.runs.prepare import Prepared
-from bagent.runs.sites import Finder, Fleets, Found, Site
-from bagent.runs.stagejobs import Asking, PreparedStage, keeping_keys, table_of
-from bagent.stages.asking import Asker
-from bagent.stages.boards import LoopRule, LoopStage, Writer, section_stage
-from bagent.stages.embedding import EmbedStage
-from bagent.stages.expanding import ExpandStage, Items, Recipe, Split
-from bagent.stages.feeder import Feeder
-from bagent.stages.guards import Guards, StopAdvice
-from bagent.stages.inbox import Gate
-from bagent.stages.keys import INPUT
-from bagent.stages.mapping import BroadcastStage, MapStage
+from bagent.runs.services import Drive, Hooks
+from bagent.servers.pricing import stage_price
+from bagent.servers.server_pool import Finder, Fleets, Found, Site
+from bagent.servers.startup_probe import job_models, stage_path
+from bagent.stages.base import Asker, Entrance, Names, Stage, World
+from bagent.stages.embed import EmbedStage
+from bagent.stages.expand import ExpandStage, Items, Recipe, Split
+from bagent.stages.feeder import Feeder, Gate
+from bagent.stages.loop import LoopRule, LoopStage, Writer, section_stage
+from bagent.stages.map import BroadcastStage, MapStage
 from bagent.stages.pipeline import Intake, Pipeline
-from bagent.stages.query import QueryStage
-from bagent.stages.records import Records
+from bagent.stages.prepare import Asking, PreparedStage, keeping_keys, table_of
 from bagent.stages.reduce import ReduceStage
-from bagent.stages.reducing import Reducer, ReduceRule
-from bagent.stages.stage import Entrance, Names, Stage, World
-from bagent.store.earlier import EarlierOutcomes
+from bagent.stages.reduction_tree import Reducer, ReduceRule
+from bagent.stages.results import Records
+from bagent.stages.row import INPUT
+from bagent.stages.sql import QueryStage
+from bagent.stages.stop_rules import Guards, StopAdvice
+from bagent.store.journal.reader import EarlierOutcomes
 from bagent.store.totals import Totals
 from bagent.types import Json
 
 if TYPE_CHECKING:
-    from bagent.job.spec import Job
+    from bagent.job.spec.job import Job
 
 
 async def staged_drive(prepared: Prepared, finder: Finder, hooks: Hooks) -> Drive | None:

@@ -14,7 +14,7 @@ from bagent.sim.config import (
     SimConfig,
     parse_sim_url,
 )
-from bagent.sim.serve import RunningSim, start_sim
+from bagent.sim.server import RunningSim, start_sim
 
 __all__ = [
     "OPTIONS",

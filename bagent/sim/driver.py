@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+import msgspec
+
+from bagent.sim import requests as protocol
+from bagent.sim import tokens
+from bagent.sim.config import BLOCK, SimConfig
 from bagent.sim.engine import Engine, Request, Sequence
+from bagent.sim.generator import Writer
+from bagent.sim.replies import Head, Sample
+from bagent.sim.requests import ApiError, ChatRequest, Common, CompletionRequest
 
 
 class Flight:
@@ -92,3 +102,148 @@ class Driver:
     def _tick(self) -> None:
         self._timer = None
         self._pump()
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One generation call: samples are prompt-major, then by choice.
+
+    ``max_tokens`` is what each sample was allowed, for the metrics.
+    """
+
+    head: Head
+    samples: list[Sample]
+    prompts: int
+    max_tokens: list[int]
+    stream: bool
+    include_usage: bool
+    continuous: bool
+    priority: int
+    salt: str | None
+
+    def engine_requests(self, tag: object) -> list[Request]:
+        """What to submit to the engine, one for each sample."""
+        made: list[Request] = []
+        for sample, most in zip(self.samples, self.max_tokens, strict=True):
+            answer = sample.answer
+            made.append(
+                Request(
+                    prompt_tokens=tokens.count(sample.prompt),
+                    output_tokens=tokens.count(answer.packed),
+                    blocks=tokens.block_hashes(sample.prompt + answer.packed, BLOCK, self.salt),
+                    priority=self.priority,
+                    stream=self.stream,
+                    max_tokens=most,
+                    stopped=answer.finish_reason != "length",
+                    tag=tag,
+                )
+            )
+        return made
+
+
+class OrderDesk:
+    """Reads requests for one replica.
+
+    Args:
+        config: model name, lengths, seed.
+        new_id: makes a request id where the client names none.
+    """
+
+    def __init__(self, config: SimConfig, new_id: Callable[[], str]) -> None:
+        self.config = config
+        self.writer = Writer(config.answers, config.seed)
+        self._new_id = new_id
+
+    def chat(self, body: bytes, request_id: str | None) -> Order:
+        """``/v1/chat/completions``.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        request = protocol.decode(body, ChatRequest)
+        n = self._check(request)
+        text = protocol.render_chat(request, request.messages)
+        head = Head(
+            id=f"chatcmpl-{request_id or request.request_id or self._new_id()}",
+            created=int(time.time()),
+            model=self.config.model,
+            chat=True,
+            token_ids=bool(request.return_token_ids),
+            prompt_text=text if request.return_prompt_text else None,
+        )
+        return self._order(request, head, [tokens.pack(text)], n)
+
+    def chat_batch(self, body: bytes, request_id: str | None) -> Order:
+        """``/v1/chat/completions/batch``: a list of conversations, one choice each.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        request = protocol.decode(body, ChatRequest)
+        n = self._check(request)
+        if request.stream:
+            raise ApiError(400, "Batch chat completions do not support streaming.")
+        if request.tools and request.tool_choice != "none":
+            raise ApiError(400, "Batch chat completions do not support tools.")
+        if n != 1:
+            raise ApiError(400, "Batch chat completions only support n=1.", param="n")
+        if not request.messages or not all(isinstance(m, list) for m in request.messages):
+            raise ApiError(400, "messages must be a list of conversations.", param="messages")
+        texts = [protocol.render_chat(request, messages) for messages in request.messages]
+        head = Head(
+            id=f"chatcmpl-{request_id or request.request_id or self._new_id()}",
+            created=int(time.time()),
+            model=self.config.model,
+            chat=True,
+            token_ids=bool(request.return_token_ids),
+            count_cached=False,
+        )
+        return self._order(request, head, [tokens.pack(text) for text in texts], 1)
+
+    def completion(self, body: bytes, request_id: str | None) -> Order:
+        """``/v1/completions``.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        request = protocol.decode(body, CompletionRequest)
+        n = self._check(request)
+        head = Head(
+            id=f"cmpl-{request_id or request.request_id or self._new_id()}",
+            created=int(time.time()),
+            model=self.config.model,
+            chat=False,
+            token_ids=bool(request.return_token_ids),
+            echo=bool(request.echo),
+        )
+        return self._order(request, head, protocol.pack_prompts(request.prompt), n)
+
+    def _check(self, request: Common) -> int:
+        protocol.check_model(request.model, self.config.model)
+        return protocol.check_common(request, by_priority=self.config.engine.priority)
+
+    def _order(self, request: Common, head: Head, prompts: list[bytes], n: int) -> Order:
+        plan = self.writer.plan(request)
+        context = self.config.engine.max_model_len
+        kept = request.truncate_prompt_tokens
+        samples: list[Sample] = []
+        allowed: list[int] = []
+        for prompt in prompts:
+            if kept:
+                prompt = prompt[-4 * (kept if kept > 0 else context) :]
+            limits = protocol.limits_of(request, tokens.count(prompt), context)
+            for choice in range(n):
+                answer = self.writer.answer(plan, prompt, limits, choice)
+                samples.append(Sample(len(samples), prompt, answer))
+                allowed.append(limits.most)
+        options = request.stream_options
+        return Order(
+            head=head,
+            samples=samples,
+            prompts=len(prompts),
+            max_tokens=allowed,
+            stream=bool(request.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous=bool(options and options.continuous_usage_stats),
+            priority=request.priority,
+            salt=request.cache_salt,
+        )

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from bagent.sim import tokens
-from bagent.sim.protocol import ApiError
 from bagent.sim.replies import Head, Sample, Unfolder, encode, usage_of
+from bagent.sim.requests import ApiError
 from bagent.types import Json
 
 Body = dict[str, Any]

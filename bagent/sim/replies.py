@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from bagent.sim import engine, tokens
-from bagent.sim.writer import Answer
+from bagent.sim.generator import Answer
 
 encode = msgspec.json.Encoder().encode
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 
-from bagent.stages.feeder import Work
-from bagent.stages.inbox import Gate
-from bagent.stages.items import input_item
-from bagent.stages.joining import Join
-from bagent.stages.keys import INPUT
-from bagent.stages.stage import Stage
-from bagent.stages.tickets import Stream, Ticket
+from bagent.stages.base import Stage
+from bagent.stages.feeder import Gate, Work
+from bagent.stages.join import Join
+from bagent.stages.row import INPUT, input_item
+from bagent.stages.slots import Stream, Ticket
 
 
 class Intake:

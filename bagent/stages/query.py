@@ -1,201 +1,181 @@
-"""The sql stage: one DuckDB query over what earlier stages answered."""
+"""Earlier stages as DuckDB tables, and a query over them; runs in a thread."""
 
 from __future__ import annotations
 
-import asyncio
-from array import array
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.errors import NeedsPerson
-from bagent.stages.items import Item, answer_tokens
-from bagent.stages.keys import INPUT, derived
-from bagent.stages.stage import NO_SURVIVOR, Entrance, World, ended_row
-from bagent.stages.tables import Found, Interrupt, StageTable, input_line, run_query
-from bagent.stages.tickets import InOrder, Reader, Stream, Ticket
-from bagent.types import Json, Outcome, Row
+from bagent.duck import (
+    Access,
+    Setting,
+    SqlFault,
+    column_type,
+    connect,
+    file_literal,
+    literal,
+    quoted,
+    single_query,
+)
+from bagent.stages.row import INPUT
+from bagent.store.journal.codec import clean
+from bagent.types import Row
 
-LINES_AT_ONCE = 256
+if TYPE_CHECKING:
+    import duckdb
+
+BASE = {
+    "id": "VARCHAR",
+    "row": "BIGINT",
+    "answer": "BIGINT",
+    "status": "VARCHAR",
+    "output": "JSON",
+    "text": "VARCHAR",
+    "error": "VARCHAR",
+    "error_kind": "VARCHAR",
+}
+"""The columns of every stage's table."""
+
+MEMORY = "512MB"
+LONGEST_LINE = 64 * 1024 * 1024
 
 
-class QueryStage:
-    """Waits for all rows of the stages that it reads, asks DuckDB, and makes rows of the answer.
+class StageTable(msgspec.Struct):
+    """One table: a stage's name, and the properties of its schema with their DuckDB types."""
 
-    Each result row is an outcome: its columns are the output and the fields of later prompts; a
-    column ``id`` names it, and a text in a column ``error`` makes it a failed one.
+    name: str
+    columns: list[tuple[str | None, str]] = []
+    path: Path = Path()
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One result row, and the outcomes it was made of as ``STAGE:ID:ANSWER``."""
+
+    values: dict[str, Any]
+    parents: tuple[str, ...]
+
+
+class Interrupt:
+    """Ends a query from another thread."""
+
+    def __init__(self) -> None:
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._asked = False
+
+    def watch(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """A query begins on ``connection``."""
+        self._connection = connection
+        if self._asked:
+            connection.interrupt()
+
+    def now(self) -> None:
+        """End the query that goes on, or the next one."""
+        self._asked = True
+        if self._connection is not None:
+            self._connection.interrupt()
+
+
+def run_query(
+    query: str, tables: Sequence[StageTable], work: Path, interrupt: Interrupt | None = None
+) -> list[Found] | str:
+    """The rows that ``query`` gives, in its order; or why DuckDB refuses it.
 
     Args:
-        query: the SQL.
-        tables: the tables, the first one is where parents are looked for.
+        tables: with the paths of their JSON lines; parents are looked for in the first one.
+        work: where DuckDB may spill.
+        interrupt: ends it early.
     """
+    import duckdb
 
-    def __init__(
-        self, name: str, query: str, tables: list[StageTable], entrance: Entrance, world: World
-    ) -> None:
-        self.name = name
-        self.out = Stream()
-        self._query = query
-        self._tables = tables
-        self._entrance = entrance
-        self._world = world
-        self._places = [array("q") for _ in tables]
-        self._folder = TemporaryDirectory(prefix="bagent-sql-")
-        self._inputs: BinaryIO | None = None
-        self._open = len(tables)
-        self._complete = asyncio.Event()
-        self._ids: dict[str, Json] = {}
-        self._keys: set[int] = set()
-
-    def readers(self) -> list[Reader]:
-        """One reader for each table, in order."""
-        return [
-            InOrder(partial(self._take, number), self._over) for number in range(len(self._tables))
-        ]
-
-    def _take(self, number: int, item: Item) -> None:
-        if not self._entrance.admits(item):
-            return
-        told = item.row.id if item.told is None else item.told
-        if not isinstance(told, str):
-            self._ids[str(told)] = told
-        if item.place is not None:
-            self._places[number].append(item.place)
-        elif item.row.error is None:
-            self._keep_input(number, item.row)
-
-    def _keep_input(self, number: int, row: Row) -> None:
-        if self._inputs is None:
-            self._inputs = self._path(number).open("wb")
-        self._inputs.write(input_line(row))
-
-    def _over(self) -> None:
-        self._open -= 1
-        if not self._open:
-            self._complete.set()
-
-    def _path(self, number: int) -> Path:
-        return Path(self._folder.name) / f"table-{number}.jsonl"
-
-    async def run(self) -> None:
-        """Wait, ask, and hand out the rows.
-
-        Raises:
-            NeedsPerson: DuckDB refuses the query.
-        """
-        try:
-            await self._complete.wait()
-            self._entrance.tell()
-            await self._write_tables()
-            interrupt = Interrupt()
-            try:
-                found = await asyncio.to_thread(
-                    run_query, self._query, self._tables, Path(self._folder.name), interrupt
-                )
-            except asyncio.CancelledError:
-                interrupt.now()  # the thread holds the process up until its query ends
-                raise
-        finally:
-            self._folder.cleanup()
-        if isinstance(found, str):
-            raise NeedsPerson(f"stage {self.name}: {found}", hint="mend its query; rows are kept")
-        if not found:
-            self._world.notice(f"stage {self.name}: the query gave no rows")
-        times: dict[str, int] = {}
-        for number, one in enumerate(found):
-            self._hand_out(number, one, times)
-            if number % LINES_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        self._world.records.keep_only(self.name, self._keys)
-        self.out.end()
-
-    async def _write_tables(self) -> None:
-        """Write the outcomes of each table as JSON lines: never more than one in memory."""
-        if self._inputs is not None:
-            self._inputs.close()
-        for number, table in enumerate(self._tables):
-            path = self._path(number)
-            table.path = path
-            if table.name == INPUT:
-                path.touch()
-                continue
-            with path.open("wb") as lines:
-                for count, place in enumerate(self._places[number]):
-                    lines.write(_line(self._world.records.read(place)))
-                    if count % LINES_AT_ONCE == 0:
-                        await asyncio.sleep(0)
-
-    def _hand_out(self, number: int, found: Found, times: dict[str, int]) -> None:
-        values = found.values
-        shown = values.get("id")
-        row_id: Json = f"{self.name}/{number}" if shown is None else shown
-        name = str(row_id)
-        row_id = self._ids.get(name, row_id)
-        came = times[name] = times.get(name, 0) + 1
-        place = values.get("row")
-        index = place if isinstance(place, int) and not isinstance(place, bool) else number
-        row = Row(
-            index=index,
-            key=derived((), self.name, name, came),
-            id=row_id,
-            data=values,
-            source="",
-            line=0,
-            parents=found.parents,
-        )
-        self._keys.add(row.key)
-        self._put(row, values)
-
-    def _put(self, row: Row, values: dict[str, Any]) -> None:
-        words = values.get("error")
-        error = (NO_SURVIVOR, str(words)) if words is not None else None
-        records = self._world.records
-        found = records.finished(row.key, self.name, 0)
-        if found is not None and _differs(found[0], values, error):
-            records.take_back(row.key, self.name, 0)
-            found = None
-        if found is None:
-            outcome = ended_row(self.name, row, self._world.now(), output=values, error=error)
-            found = outcome, records.write(outcome, row)
-        outcome, place = found
-        ok = outcome.status == "ok"
-        ticket = Ticket()
-        self.out.push(ticket)
-        ticket.fill(
-            Item(
-                row=msgspec.structs.replace(row, parents=()),
-                root=None,
-                stage=self.name,
-                answer=0,
-                ok=ok,
-                place=place,
-                seen={self.name: place},
-                tokens=answer_tokens(outcome),
-                failed=int(not ok),
-            )
-        )
+    connection = open_database(Access(everything=True), work)
+    if interrupt is not None:
+        interrupt.watch(connection)
+    try:
+        make_tables(connection, tables)
+        text = single_query(connection, query)
+        connection.execute(f"CREATE TEMP TABLE bagent_found AS {text}")
+        names = {row[0] for row in connection.execute("DESCRIBE bagent_found").fetchall()}
+        rows = connection.execute(_results(tables[0].name, names)).fetchall()
+    except (duckdb.Error, SqlFault) as error:
+        return str(error).strip().splitlines()[0]
+    finally:
+        connection.close()
+    return [Found(msgspec.json.decode(text), tuple(parents or ())) for text, parents in rows]
 
 
-def _differs(outcome: Outcome, values: dict[str, Any], error: tuple[str, str] | None) -> bool:
-    """Whether the query says something else about a row than it did in an earlier start."""
-    if error is not None or outcome.output is None:
-        return outcome.error != (error[1] if error else None)
-    return bool(msgspec.json.decode(outcome.output) != values)
+def open_database(access: Access, work: Path, **settings: Setting) -> duckdb.DuckDBPyConnection:
+    """Open an empty database in memory that spills to ``work``."""
+    settings = {"threads": 1, "memory_limit": MEMORY, **settings}
+    return connect(access, spill=work / "spill", settings=settings)
 
 
-def _line(outcome: Outcome) -> bytes:
-    output = outcome.output
-    line = {
-        "id": str(outcome.id),
-        "row": outcome.row,
-        "answer": outcome.answer,
-        "status": outcome.status,
-        "output": None if output is None or not bytes(output) else output,
-        "text": outcome.text,
-        "error": outcome.error,
-        "error_kind": outcome.error_kind,
-    }
-    return msgspec.json.encode(line) + b"\n"
+def make_tables(connection: duckdb.DuckDBPyConnection, tables: Sequence[StageTable]) -> None:
+    """Fill a database with what ``tables`` have on disk.
+
+    Raises:
+        duckdb.Error: a file cannot be read.
+    """
+    for table in tables:
+        select = _input(connection, table) if table.name == INPUT else _stage(table)
+        connection.execute(f"CREATE TABLE {quoted(table.name)} AS {select}")
+
+
+def input_line(row: Row) -> bytes:
+    """One row of the table ``input``: its fields, and its id and place under these names."""
+    return msgspec.json.encode(clean({**row.data, "id": str(row.id), "row": row.index})) + b"\n"
+
+
+def _input(connection: duckdb.DuckDBPyConnection, table: StageTable) -> str:
+    source = file_literal(table.path)
+    if not table.path.stat().st_size:
+        return "SELECT NULL::VARCHAR AS id, NULL::BIGINT AS row WHERE false"
+    options = f"format='newline_delimited', maximum_object_size={LONGEST_LINE}"
+    guessed = f"SELECT * FROM read_json({source}, {options}, sample_size=-1)"
+    found = connection.execute(f"DESCRIBE {guessed}").fetchall()
+    kinds = {name: kind for name, kind, *_ in found}
+    if kinds["id"] == "VARCHAR":
+        return guessed
+    # Ids that all look like dates are text all the same, as in every other table.
+    kinds["id"] = "VARCHAR"
+    types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in kinds.items())
+    return f"SELECT * FROM read_json({source}, {options}, columns={{{types}}})"
+
+
+def _stage(table: StageTable) -> str:
+    source = file_literal(table.path)
+    types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in BASE.items())
+    columns = [(name, column_type(kind)) for name, kind in table.columns]
+    typed = [
+        f"TRY_CAST({_value(name, kind)} AS {kind}) AS {quoted(name)}"
+        for name, kind in columns
+        if name and name.casefold() not in BASE
+    ]
+    return (
+        f"SELECT {', '.join(['*', *typed])} FROM read_json({source}, format='newline_delimited',"
+        f" maximum_object_size={LONGEST_LINE}, columns={{{types}}})"
+    )
+
+
+def _value(name: str, kind: str) -> str:
+    pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
+    scalar = kind.upper() != "JSON" and "[" not in kind and "(" not in kind
+    return f"json_extract{'_string' if scalar else ''}(output, {pointer})"
+
+
+def _results(first: str, names: set[str]) -> str:
+    """SQL for the result rows as JSON, each with its parents in the table ``first``."""
+    head = "SELECT to_json(f)::VARCHAR,"
+    if first == INPUT or "id" not in names:
+        whole = "NULL" if first == INPUT else f"[{literal(first + ':*')}]"
+        return f"{head} {whole} FROM bagent_found AS f ORDER BY f.rowid"
+    name = literal(first + ":")
+    if "answer" in names:
+        parents = f"[{name} || f.id || ':' || f.answer]"
+        return f"{head} {parents} FROM bagent_found AS f ORDER BY f.rowid"
+    return (
+        f"{head} p.parents FROM bagent_found AS f LEFT JOIN (SELECT id,"
+        f" list({name} || id || ':' || answer ORDER BY answer) AS parents"
+        f" FROM {quoted(first)} GROUP BY id) AS p ON p.id = f.id::VARCHAR ORDER BY f.rowid"
+    )

@@ -6,11 +6,11 @@ from collections import deque
 
 import msgspec
 
-from bagent.job.jinja import printed
-from bagent.stages.asking import Asker
-from bagent.stages.items import Item, value_of
-from bagent.stages.reducing import Reducer, Tree
-from bagent.stages.tickets import InOrder, Reader, Stream, Ticket
+from bagent.job.templates.environment import printed
+from bagent.stages.base import Asker
+from bagent.stages.reduction_tree import Reducer, Tree
+from bagent.stages.row import Item, value_of
+from bagent.stages.slots import InOrder, Reader, Stream, Ticket
 from bagent.types import Json
 
 BY_ROW = ("id",)

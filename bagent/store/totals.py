@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from bagent.store.codec import ACCEPTED_CODE, OK_CODE, code_of, kind_of, status_of
-from bagent.store.current import CurrentLines, Selection
-from bagent.store.index import count_outcomes, open_indexes
-from bagent.store.rundir import RunInfo
+from bagent.store.journal.codec import ACCEPTED_CODE, OK_CODE, code_of, kind_of, status_of
+from bagent.store.journal.done_index import count_outcomes, open_indexes
+from bagent.store.journal.reader import CurrentLines, Selection
+from bagent.store.run_dir import RunInfo
 
 TRUNCATED_CODE = code_of("truncated", "truncated")
 
@@ -48,7 +48,7 @@ class Totals(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, codes: Mapping[int, int]) -> Totals:
-        """The totals of outcomes counted by :func:`bagent.store.codec.code_of`."""
+        """The totals of outcomes counted by :func:`bagent.store.journal.codec.code_of`."""
         statuses: Counter[str] = Counter()
         kinds: Counter[str] = Counter()
         for code, number in codes.items():

@@ -1,1 +1,1 @@
-"""Helpers for text that every package may use."""
+"""Helpers for text: valid UTF-8, JSON, terminal output, suggestions for misspelled names."""

@@ -44,11 +44,9 @@ Calls of tools with side effects are neither shared nor kept unless the job says
 
 from __future__ import annotations
 
-from bagent.tools.lane import ToolStats
-from bagent.tools.opening import open_tools
-from bagent.tools.pace import Latency
-from bagent.tools.pool import CallContext, ToolPool
-from bagent.tools.tool import FaultKind, Policy, Tool, ToolFault, ToolResult
+from bagent.tools.executor import CallContext, Latency, ToolPool, ToolStats
+from bagent.tools.loader import open_tools
+from bagent.tools.types import FaultKind, Policy, Tool, ToolFault, ToolResult
 
 __all__ = [
     "CallContext",

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bagent.answers.sanitize import MAX_DEPTH, clean_json, nested_deeper
-from bagent.answers.schema import OutputSchema
-from bagent.answers.words import shorten
-from bagent.backends.json_text import decode_json
-from bagent.tools.tool import Arguments, ToolFault
+from bagent.answers.schema.schema import OutputSchema
+from bagent.answers.validation_messages import shorten
+from bagent.text.json import decode_json
+from bagent.text.unicode import MAX_DEPTH, clean_json, nested_deeper
+from bagent.tools.types import Arguments, ToolFault
 from bagent.types import Json
 
 MOST_BYTES = 1 << 20

@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 
-from bagent.agents.budget import TokenBudget
 from bagent.agents.conversation import Conversation
 from bagent.agents.plan import StagePlan
+from bagent.agents.token_budget import TokenBudget
 from bagent.backends.request import CallSettings
 from bagent.fleet.call import Delivery
 from bagent.types import Failure, Outcome, Reply, Row, Usage

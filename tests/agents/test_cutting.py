@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bagent.agents.compacting import SHORT, cut_answers, with_summary
+from bagent.agents.compaction import SHORT, cut_answers, with_summary
 from bagent.backends.request import encode_payload
 from support.agent_jobs import check_pairs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.agents.history import own_calls
+from bagent.agents.tool_turn import own_calls
 from bagent.types import Reply, ToolCall
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bagent.agents.told import Service, environment_for
+from bagent.agents.external_agent import Service, environment_for
 
 URL = "http://127.0.0.1:7/v1"
 

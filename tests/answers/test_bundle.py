@@ -4,8 +4,8 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from bagent.answers.dialects import walk
-from bagent.answers.schema import OutputSchema
+from bagent.answers.schema.dialects import walk
+from bagent.answers.schema.schema import OutputSchema
 from bagent.errors import SchemaError
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from bagent.answers.schema import OutputSchema
+from bagent.answers.schema.schema import OutputSchema
 
 
 def columns(spec):

@@ -1,7 +1,7 @@
 import pytest
 
-from bagent.answers.decode import NOT_JSON, decode_lenient, decode_strict, malformed_at
-from bagent.answers.sanitize import MAX_DEPTH
+from bagent.answers.extract import NOT_JSON, decode_lenient, decode_strict, malformed_at
+from bagent.text.unicode import MAX_DEPTH
 
 
 @pytest.mark.parametrize("read", [decode_strict, decode_lenient])

@@ -4,8 +4,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bagent.answers.judge import Verdict, judge
-from bagent.answers.schema import OutputSchema
+from bagent.answers.evaluate import Verdict, judge
+from bagent.answers.schema.schema import OutputSchema
 from bagent.types import Reply, ToolCall
 
 LIST = OutputSchema.load(

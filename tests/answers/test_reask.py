@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from bagent.answers.judge import judge
-from bagent.answers.reask import bounded, describe, reask, schema_words
-from bagent.answers.schema import OutputSchema
+from bagent.answers.evaluate import judge
+from bagent.answers.retry_prompt import bounded, describe, reask, schema_words
+from bagent.answers.schema.schema import OutputSchema
 from bagent.types import Reply
 
 SCHEMA = OutputSchema.load(

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from bagent.answers.sanitize import MAX_DEPTH, clean_json, clean_text, nested_deeper, wire_text
+from bagent.text.unicode import MAX_DEPTH, clean_json, clean_text, nested_deeper, wire_text
 
 
 def nested(levels):

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bagent.answers.schema import FORMATS, OutputSchema
+from bagent.answers.schema.schema import FORMATS, OutputSchema
 from bagent.errors import SchemaError
 
 DRAFTS = [
@@ -334,11 +334,12 @@ def test_explaining_a_huge_answer_is_quick_and_bounded():
 
 def test_a_run_needs_only_light_imports():
     code = (
-        "import sys, bagent.answers.schema, bagent.answers.judge, bagent.answers.reask\n"
+        "import sys, bagent.answers.schema.schema, bagent.answers.evaluate\n"
+        "import bagent.answers.retry_prompt\n"
         "print([m for m in ('jsonschema', 'referencing', 'pydantic', 'urllib.request', 'duckdb')"
         " if m in sys.modules])\n"
         "from pathlib import Path\n"
-        "s = bagent.answers.schema.OutputSchema.load({'type': 'string'}, base=Path())\n"
+        "s = bagent.answers.schema.schema.OutputSchema.load({'type': 'string'}, base=Path())\n"
         "s.explain(1); print('jsonschema' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -346,7 +347,7 @@ def test_a_run_needs_only_light_imports():
 
 
 def test_judging_without_a_schema_does_not_load_the_validator():
-    code = "import sys, bagent.answers.judge; print('jsonschema_rs' in sys.modules)"
+    code = "import sys, bagent.answers.evaluate; print('jsonschema_rs' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

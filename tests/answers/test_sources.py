@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.answers.schema import OutputSchema
+from bagent.answers.schema.schema import OutputSchema
 from bagent.errors import SchemaError
 
 STRING = {"type": "string"}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.answers.schema import OutputSchema
+from bagent.answers.schema.schema import OutputSchema
 
 GOOD = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bagent.answers.schema import OutputSchema
+from bagent.answers.schema.schema import OutputSchema
 from bagent.errors import SchemaError
 
 FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER

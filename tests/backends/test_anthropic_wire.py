@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.anthropic_stream import AnthropicStream
-from bagent.backends.anthropic_wire import (
+from bagent.backends.anthropic.wire import (
     MAX_TOKENS,
+    AnthropicStream,
     AnthropicWriter,
     read_message,
     read_usage,
     tool_choice,
     tool_definition,
 )
-from bagent.backends.forms import Form
 from bagent.backends.prefix_cache import SharedPrefix
+from bagent.backends.profile import Form
 from bagent.backends.request import Request
 from bagent.types import Failure, Message, Reply, Usage
 from support.provider_calls import WEATHER, call

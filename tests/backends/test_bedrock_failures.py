@@ -10,8 +10,8 @@ from botocore import exceptions as aws
 from botocore.eventstream import ChecksumMismatch
 from urllib3.exceptions import ProtocolError
 
-from bagent.backends.bedrock_failures import failure_of
-from bagent.backends.bedrock_stream import BedrockStream
+from bagent.backends.bedrock.errors import failure_of
+from bagent.backends.bedrock.wire import BedrockStream
 from bagent.types import Failure, Reply
 
 

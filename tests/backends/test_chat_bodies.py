@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from bagent.backends.chat_wire import BodyWriter
+from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.request import CallSettings, OutputFormat, Request, encode_payload
 
 MESSAGES = [{"role": "user", "content": "hé"}]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bagent.backends.chat_stream import StreamReader
+from bagent.backends.openai.stream import StreamReader
 from bagent.types import Failure, Reply, ToolCall, Usage
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.chat_template import (
+from bagent.backends.batching.chat_template import (
     MOST_MESSAGES,
     ChatTemplate,
     is_dated,

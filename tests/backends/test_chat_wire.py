@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from bagent.backends.chat_stream import StreamReader
-from bagent.backends.chat_wire import (
+from bagent.backends.openai.chat import (
     content_text,
     finish_word,
     first_choice,
@@ -16,7 +15,8 @@ from bagent.backends.chat_wire import (
     read_tool_calls,
     read_usage,
 )
-from bagent.backends.failures import from_status
+from bagent.backends.openai.errors import from_status
+from bagent.backends.openai.stream import StreamReader
 from bagent.types import Failure, Reply, ToolCall, Usage
 
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from bagent.backends.base import TOO_LONG, Timeouts
-from bagent.backends.counting import PromptCounter
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.openai.tokenize import PromptCounter
 from bagent.backends.request import CallSettings, Request
 from bagent.types import Failure
 from support.tiny_engine import OWN, chat, raw_prompt

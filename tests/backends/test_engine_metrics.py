@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bagent.backends.engine_metrics import MISSING_SECONDS, EngineLoad, LoadReader, parse_load
-from bagent.backends.transport import Transport
+from bagent.backends.engines.metrics import MISSING_SECONDS, EngineLoad, LoadReader, parse_load
+from bagent.backends.http.client import Transport
 from support.backend_calls import endpoint, raw_server
 
 DATA = Path(__file__).parent / "data"

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from bagent.answers.judge import judge
+from bagent.answers.evaluate import judge
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.keys import KeySource
+from bagent.backends.messages import assistant_message
+from bagent.backends.registry import WAIT, skips_of
 from bagent.backends.request import OutputFormat, Request, encode_payload
-from bagent.backends.skips import WAIT, skips_of
-from bagent.backends.turns import assistant_message
 from bagent.types import Failure, Json, Message, Reply, ToolCall
 from support.provider_calls import ENGINES, PROVIDERS, QUICK, SECRET, WEATHER, Provider, ask, call
 from support.provider_protocols import ModelAnswer

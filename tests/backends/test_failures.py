@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.failures import error_in, from_body_error, from_status, shorten
+from bagent.backends.openai.errors import error_in, from_body_error, from_status, shorten
 
 
 def status(code, body, headers=None):

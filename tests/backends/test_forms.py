@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from bagent.backends.chat_wire import BodyWriter
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.forms import FIRST_FORM, Form, Forms
+from bagent.backends.openai.chat import BodyWriter
+from bagent.backends.profile import FIRST_FORM, Form, Forms
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from bagent.backends.base import Timeouts
+from bagent.backends.batching.routes import LEARN_AGAIN, MOST_CHATS
+from bagent.backends.batching.wire import MOST_PROMPTS
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.group_wire import MOST_PROMPTS
-from bagent.backends.grouping import LEARN_AGAIN, MOST_CHATS
 from bagent.types import Failure, Reply
 from support.tiny_engine import CHATML, DOWN, OWN, TRIMMED, Setting, TinyEngine, chat
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from bagent.backends.batching.routes import MOST_CHATS
+from bagent.backends.batching.wire import MOST_PROMPTS
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.group_wire import MOST_PROMPTS
-from bagent.backends.grouping import MOST_CHATS
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure
 from support.tiny_engine import OWN, PLAIN, Setting, TinyEngine, chat, raw_prompt

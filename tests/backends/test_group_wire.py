@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.backends.group_wire import GroupAnswer, prompt_ids, read_group
+from bagent.backends.batching.wire import GroupAnswer, prompt_ids, read_group
 from bagent.types import Failure, Reply, Usage
 
 JSON = {"Content-Type": "application/json"}

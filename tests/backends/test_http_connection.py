@@ -7,8 +7,8 @@ import gzip
 
 import pytest
 
-from bagent.backends.http_connection import Connection, PlainResponse
-from bagent.backends.http_errors import HttpError, PayloadError, SwitchedProtocol
+from bagent.backends.http.connection import Connection, PlainResponse
+from bagent.backends.http.errors import HttpError, PayloadError, SwitchedProtocol
 
 GZIP = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n%s"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.backends.json_text import decode_json, encode_json
+from bagent.text.json import decode_json, encode_json
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 
 from bagent.backends.endpoint import Capabilities
-from bagent.backends.knowledge import learn_more
-from bagent.backends.models_route import learn_models
-from bagent.backends.openai_http import OpenAIBackend
-from bagent.backends.proof import Proof, Prover
-from bagent.backends.transport import Transport
+from bagent.backends.engines.detect import learn_more
+from bagent.backends.engines.probe import Proof, Prover
+from bagent.backends.http.client import Transport
+from bagent.backends.openai.backend import OpenAIBackend
+from bagent.backends.openai.models import learn_models
 from bagent.types import Failure
 from support.backend_calls import backend, endpoint, raw_server
 from support.fake_server import FakeServer

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bagent.backends.base import Exchange
-from bagent.backends.skips import LIMITS, skips_of
+from bagent.backends.registry import LIMITS, skips_of
 from support.provider_calls import PROVIDERS, QUICK, Provider, call
 from support.provider_protocols import ModelAnswer
 from support.provider_server import Fault, serve

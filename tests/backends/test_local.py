@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.local import (
+from bagent.backends.engines.local import (
     INSTALL_MODEL,
     INSTALL_SERVER,
     LocalConfig,
     local_config,
     model_file,
 )
-from bagent.backends.local_server import (
+from bagent.backends.engines.local_server import (
     Machine,
     ModelFile,
     Wanted,

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from bagent.backends.local import (
+from bagent.backends.engines.local import (
     INSTALL_MODEL,
     INSTALL_SERVER,
     LocalConfig,
@@ -27,7 +27,7 @@ from bagent.backends.local import (
     model_file,
     start_local,
 )
-from bagent.backends.local_server import Wanted, fitted, read_model, this_machine
+from bagent.backends.engines.local_server import Wanted, fitted, read_model, this_machine
 from bagent.errors import UsageError
 
 
@@ -148,8 +148,8 @@ def _soon_silent(url: str) -> bool:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from bagent.backends.local import LocalConfig, start_local
-from bagent.backends.local_server import Wanted
+from bagent.backends.engines.local import LocalConfig, start_local
+from bagent.backends.engines.local_server import Wanted
 
 async def main():
     config = LocalConfig(Path(sys.argv[1]), wanted=Wanted(context=512, parallel=1))
@@ -182,7 +182,7 @@ def test_the_child_outlives_ctrl_c_and_ends_when_its_input_closes() -> None:
     wanted = Wanted(context=256, parallel=1)
     settings = fitted(wanted, path, read_model(path), this_machine())
     child = subprocess.Popen(
-        [sys.executable, "-m", "bagent.backends.local_server"],
+        [sys.executable, "-m", "bagent.backends.engines.local_server"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from bagent.backends.names import NamesLoop
+from bagent.backends.http.resolver import NamesLoop
 
 
 async def look_up(host: str) -> set[str]:

@@ -12,8 +12,8 @@ import pytest
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.http_errors import BadAddress, ConnectTimeout, HttpError, NotConnected
-from bagent.backends.transport import NETWORK_ERRORS, NOT_CONNECTED, Transport
+from bagent.backends.http.client import NETWORK_ERRORS, NOT_CONNECTED, Transport
+from bagent.backends.http.errors import BadAddress, ConnectTimeout, HttpError, NotConnected
 from support.backend_calls import (
     QUICK,
     SkippingLoop,
@@ -287,7 +287,8 @@ def test_a_name_with_several_addresses_says_once_why_none_was_reached() -> None:
 @pytest.mark.process("imports")
 def test_plain_http_needs_no_aiohttp() -> None:
     code = (
-        "import sys, bagent.backends.choose, bagent.backends.engine_metrics, bagent.runs.start;"
+        "import sys, bagent.backends.registry, bagent.backends.engines.metrics;"
+        "import bagent.runs.execute;"
         "print('aiohttp' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

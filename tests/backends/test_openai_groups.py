@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bagent.backends.base import Exchange
-from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.types import Failure, Reply, Usage
 from support.backend_calls import QUICK, backend, endpoint

@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from bagent.backends.endpoint import Capabilities
-from bagent.backends.models_route import read_models
+from bagent.backends.openai.models import read_models
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure, Usage
 from support.backend_calls import (

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bagent.backends import aiohttp_client, http_connection, http_errors
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.http import aiohttp_client
+from bagent.backends.http import connection as http_connection
+from bagent.backends.http import errors as http_errors
 from bagent.types import Failure, Reply
 from support.backend_calls import (
     QUICK,

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from bagent.backends.transport import Transport, reused, was_idle
+from bagent.backends.http.client import Transport, reused, was_idle
 from support.backend_calls import QUICK, ask, endpoint, failure, raw_server, reply, send
 from support.fake_server import FakeServer
 from support.tls import site_authority

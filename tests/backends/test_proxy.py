@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.backends.proxy import excluded, proxy_for, without_userinfo
+from bagent.backends.http.proxies import excluded, proxy_for, without_userinfo
 from bagent.errors import UsageError
 
 PROXY = "http://proxy.site:3128"

@@ -7,8 +7,8 @@ from email.utils import formatdate
 import pytest
 from multidict import CIMultiDict
 
-from bagent.backends.rate_headers import DAY, MINUTE, Allowance, read_rate_limits
-from bagent.backends.retry_after import retry_after, retry_after_words
+from bagent.backends.http.rate_limit_headers import DAY, MINUTE, Allowance, read_rate_limits
+from bagent.backends.http.retry_after import retry_after, retry_after_words
 
 NOW = 1_700_000_000.0
 

@@ -7,8 +7,7 @@ import json
 import msgspec
 import pytest
 
-from bagent.backends.call_joiner import ToolCallJoiner
-from bagent.backends.chat_stream import StreamReader
+from bagent.backends.openai.stream import StreamReader, ToolCallJoiner
 from bagent.types import Reply
 from support.provider_calls import PROVIDERS, WEATHER, ask, call
 from support.provider_protocols import ModelAnswer

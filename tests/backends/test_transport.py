@@ -12,10 +12,10 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from bagent.backends.aiohttp_client import translated
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.transport import (
+from bagent.backends.http.aiohttp_client import translated
+from bagent.backends.http.client import (
     NETWORK_ERRORS,
     Patience,
     StreamStalled,

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from bagent.backends.chat_wire import OWN_BLOCKS
-from bagent.backends.turns import Asked, Image, Own, Result, Text, assistant_message, read_talk
+from bagent.backends.messages import Asked, Image, Own, Result, Text, assistant_message, read_talk
+from bagent.backends.openai.chat import OWN_BLOCKS
 from bagent.types import Message, Reply, ToolCall
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.backends.chat_stream import StreamReader
-from bagent.backends.chat_wire import reply_from_choice
-from bagent.backends.usual import usual_piece, usual_reply
+from bagent.backends.openai.chat import reply_from_choice, usual_piece, usual_reply
+from bagent.backends.openai.stream import StreamReader
 from bagent.types import Reply
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2}

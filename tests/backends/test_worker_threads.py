@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from bagent.backends.worker_threads import WorkerThreads
+from bagent.backends.bedrock.errors import WorkerThreads
 
 
 def test_no_more_threads_than_allowed_and_all_calls_end() -> None:

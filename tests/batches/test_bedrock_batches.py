@@ -12,9 +12,9 @@ from typing import Any
 import boto3
 import pytest
 
-from bagent.backends.bedrock import BedrockConfig
+from bagent.backends.bedrock.backend import BedrockConfig
 from bagent.backends.endpoint import Endpoint
-from bagent.batches.bedrock_service import BedrockBatches, Place, read_job
+from bagent.batches.bedrock import BedrockBatches, Place, read_job
 from bagent.errors import NeedsPerson
 from bagent.money.prices import Price
 from support.aws_batches import ROLE, AwsServer, Job

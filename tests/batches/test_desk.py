@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.forms import FIRST_FORM
-from bagent.batches.desk import Desk, Feed
-from bagent.batches.quota import ALONE, FIRST_WAIT, Quota, is_quota
+from bagent.backends.profile import FIRST_FORM
 from bagent.batches.record import BatchRecord, State
+from bagent.batches.scheduler import ALONE, FIRST_WAIT, Desk, Feed, Quota, is_quota
 
 FED = Feed(over=True, open=False)
 MORE = Feed(over=False, open=True)

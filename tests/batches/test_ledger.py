@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bagent.agents.kept import Kept
-from bagent.backends.forms import FIRST_FORM
-from bagent.batches.ledger import Ledger, all_records, ledger_path
-from bagent.batches.parcel import Item, ParcelFiles, ParcelReader, ParcelWriter
-from bagent.batches.record import BatchRecord
-from bagent.batches.standing import standing
+from bagent.agents.conversation import Kept
+from bagent.backends.profile import FIRST_FORM
+from bagent.batches.files import Item, ParcelFiles, ParcelReader, ParcelWriter
+from bagent.batches.record import BatchRecord, Ledger, all_records, ledger_path, standing
 from bagent.types import Usage
 from support.batch_runs import row
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from bagent.batches.openai_service import read_line
+from bagent.batches.openai import read_line
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.types import Reply
 from support.batch_runs import SCHEMA, Options, in_thread, row, run_rows, run_through, statuses

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from bagent.batches.standing import left_there, standing
+from bagent.batches.record import left_there, standing
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
-from bagent.runs.options import RunOptions
+from bagent.runs.context import RunOptions, prepare
 from bagent.runs.plan import tier_fields
-from bagent.runs.prepare import prepare
 from support.batch_runs import in_thread
 from support.batch_services import AnthropicServer, Course, OpenAIServer, message
 from support.cli import Completed, Running, in_this_process

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bagent.batches.openai_service import read_batch, read_line
+from bagent.batches.openai import read_batch, read_line
 from bagent.batches.service import number_of
 from bagent.types import Failure, Reply
 from support.batch_runs import run_through

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.keys import KeySource
-from bagent.batches.web import Web, fetch_all
+from bagent.batches.http import Web, fetch_all
 from bagent.types import Failure
 from support.batch_runs import served
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bagent.bench.doubts import doubts
+from bagent.bench.summary import doubts
 
 COUNTS = ("estimated", "one_piece", "undertold")
 

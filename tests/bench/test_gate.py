@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.bench.gate import (
+from bagent.bench.thresholds import (
     broken_rules,
     changes,
     check_rules,

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.bench import measure
-from bagent.bench.load import Part
-from bagent.bench.placing import REFUSALS
+from bagent.bench import metrics as measure
+from bagent.bench.load_generator import Part
 from bagent.bench.plan import Slo
 from bagent.bench.records import ClientRow, RequestRow, RowFile, ServerRow, StageRow
-from bagent.bench.session import stage_row
-from bagent.bench.shape import StageSpec, arrivals
+from bagent.bench.routing import REFUSALS
+from bagent.bench.runner import stage_row
+from bagent.bench.schedule import StageSpec, arrivals
 from bagent.bench.tables import Tables
 
 Fill = Callable[..., Tables]

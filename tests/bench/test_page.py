@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bagent.bench.charts import Axes, Cell, Series, lines, short, strip
-from bagent.bench.gate import LOAD_NUMBERS
-from bagent.bench.page import MOST_ROWS, page
+from bagent.bench.thresholds import LOAD_NUMBERS
+from bagent.report.load_test import MOST_ROWS, page
+from bagent.report.svg import Axes, Cell, Series, lines, short, strip
 from support.simulated_fleets import DEAD, addresses, measure_in, simulated
 
 VOID = {"meta", "br"}

@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.transport import Transport
-from bagent.bench.calibrate import Wanted, calibrate
-from bagent.bench.config import Target
+from bagent.backends.http.client import Transport
+from bagent.bench.client import PromptSizes, calibrate
+from bagent.bench.plan import Target
 from bagent.bench.prompts import (
     NONCE,
     WORDS,
@@ -70,7 +70,7 @@ def test_only_engines_that_know_it_are_asked_for_exact_lengths() -> None:
     assert "continuous_usage_stats" not in stream_fields(None)["stream_options"]
 
 
-def lengths(url: str, wanted: Wanted, model: str = "simulated-8b") -> Lengths:
+def lengths(url: str, wanted: PromptSizes, model: str = "simulated-8b") -> Lengths:
     async def ask() -> Lengths:
         transport = Transport()
         try:
@@ -84,7 +84,7 @@ def lengths(url: str, wanted: Wanted, model: str = "simulated-8b") -> Lengths:
 
 def test_lengths_are_measured_by_tokenize() -> None:
     with simulated("") as sim:
-        found = lengths(sim.urls[0], Wanted(500, prefix=400))
+        found = lengths(sim.urls[0], PromptSizes(500, prefix=400))
     assert found.measured == "/tokenize"
     assert found.tokens == pytest.approx(500, abs=10)
     assert found.prefix / (found.prefix + found.own) == pytest.approx(0.8, abs=0.03)
@@ -92,7 +92,7 @@ def test_lengths_are_measured_by_tokenize() -> None:
 
 def test_without_tokenize_the_usage_of_two_requests_tells() -> None:
     with FakeServer({"*": [ok()]}, allow_faults=True) as fs:
-        found = lengths(fs.base, Wanted(200), "fake-model")
+        found = lengths(fs.base, PromptSizes(200), "fake-model")
         assert len(fs.requests) == 2
     # The server counts words.
     assert found.measured == "usage of two requests"
@@ -101,7 +101,7 @@ def test_without_tokenize_the_usage_of_two_requests_tells() -> None:
 
 def test_without_any_count_a_word_is_taken_for_a_token() -> None:
     with FakeServer({"*": [ok(usage=ABSENT)]}, allow_faults=True) as fs:
-        found = lengths(fs.base, Wanted(200), "fake-model")
+        found = lengths(fs.base, PromptSizes(200), "fake-model")
     assert (found.own, found.tokens) == (200, None)
     assert "guessed" in found.measured
 
@@ -110,6 +110,6 @@ def test_raw_texts_are_weighed_without_a_chat_template() -> None:
     seen: list[Any] = []
     with simulated("") as sim:
         for chat in (True, False):
-            seen.append(lengths(sim.urls[0], Wanted(300, chat=chat)))
+            seen.append(lengths(sim.urls[0], PromptSizes(300, chat=chat)))
     assert all(one.tokens == pytest.approx(300, abs=10) for one in seen)
     assert seen[0].own < seen[1].own

@@ -9,10 +9,10 @@ import pytest
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.transport import Transport
+from bagent.backends.http.client import Transport
+from bagent.bench.client import fire
 from bagent.bench.records import RequestRow
-from bagent.bench.sender import fire
-from bagent.bench.shots import Shot
+from bagent.bench.workload import Shot
 from support.fake_server import FakeServer
 from support.replies import (
     ABSENT,

@@ -8,12 +8,12 @@ import itertools
 import json
 from pathlib import Path
 
-from bagent.backends.transport import Transport
-from bagent.bench.config import Target
+from bagent.backends.http.client import Transport
+from bagent.bench.monitors import ServerWatch
+from bagent.bench.plan import Target
 from bagent.bench.records import RowFile
-from bagent.bench.servers import ServerWatch
 from bagent.fleet.hostfile import hosts_in
-from bagent.runs.endpoints import host_endpoints
+from bagent.servers.resolve import host_endpoints
 from support.simulated_fleets import addresses, simulated
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bagent.bench.placing import REFUSALS, Placer
 from bagent.bench.plan import PRESETS, BenchPlan, make_plan, stages
-from bagent.bench.shape import StageSpec, arrivals, share, window
+from bagent.bench.routing import REFUSALS, Placer
+from bagent.bench.schedule import StageSpec, arrivals, share, window
 
 
 def stage(**fields: Any) -> StageSpec:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bagent.bench.shown import failure_words, fleet_words, main_kinds, worst
+from bagent.bench.verdict import failure_words, fleet_words, main_kinds, worst
 
 
 def endpoint(name: str, verdict: str = "ok", speed: float | None = 1.0) -> dict[str, Any]:

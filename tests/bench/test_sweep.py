@@ -9,7 +9,7 @@ import pytest
 
 from bagent.bench.plan import BenchPlan
 from bagent.bench.records import StageRow
-from bagent.bench.shape import StageSpec
+from bagent.bench.schedule import StageSpec
 from bagent.bench.sweep import MOST_CONCURRENCY, Light, Saturation, over_saturated, sweep
 
 

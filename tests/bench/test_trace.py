@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from bagent.bench.plan import expected_seconds, make_plan, stages
-from bagent.bench.shape import StageSpec, replayed
-from bagent.bench.trace import Recorded, TraceInfo, read_trace
+from bagent.bench.schedule import Recorded, StageSpec, TraceInfo, read_trace, replayed
 from bagent.errors import UsageError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

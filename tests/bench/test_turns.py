@@ -9,14 +9,11 @@ import pytest
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.bench.config import LoadConfig, Target
-from bagent.bench.placing import Placer
-from bagent.bench.plan import make_plan, stages
+from bagent.bench.plan import LoadConfig, Target, make_plan, stages
 from bagent.bench.prompts import AnswerPlan, Lengths
-from bagent.bench.run_router import RunRouter
-from bagent.bench.shape import StageSpec
-from bagent.bench.shots import ShotMaker, Spot
-from bagent.bench.trace import Recorded
+from bagent.bench.routing import Placer, RunRouter
+from bagent.bench.schedule import Recorded, StageSpec
+from bagent.bench.workload import ShotMaker, Spot
 from support.simulated_fleets import Measure, addresses, simulated
 
 TALK = StageSpec(number=0, load="c=1", turns=2)

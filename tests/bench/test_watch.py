@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bagent.bench.watch import ClientState, ClientWatch, limits_met
+from bagent.bench.monitors import ClientState, ClientWatch, limits_met
 from support.jumping_loop import in_event_loop
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.checks.estimate import (
+from bagent.check.estimate import (
     cost_report,
     max_tokens_of,
     read_price,
@@ -15,8 +15,8 @@ from bagent.checks.estimate import (
     token_report,
     too_long,
 )
-from bagent.checks.sample import Sampled
-from bagent.checks.tokens import Counted
+from bagent.check.sample import Sampled
+from bagent.check.tokens import Counted
 from bagent.errors import UsageError
 from bagent.money.prices import Price
 from bagent.types import Row

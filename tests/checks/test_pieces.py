@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.checks.pieces import Cut, cut
+from bagent.check.prompt_reorder import Cut, cut
 
 
 def differs(piece: str) -> bool:

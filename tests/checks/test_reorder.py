@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bagent.checks.reorder import Suggestion, suggest, yaml_of
+from bagent.check.prompt_reorder import Suggestion, suggest, yaml_of
 from bagent.job.load import JobRequest, load_job
-from bagent.job.prompt import Prompt
-from bagent.job.spec import Job
+from bagent.job.spec.job import Job
+from bagent.job.templates.prompt import Prompt
 
 ROWS = [{"id": n, "text": f"row {n} says this", "task": "Judge it."} for n in range(6)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bagent.backends.openai_http import OpenAIBackend
-from bagent.backends.transport import Transport
-from bagent.checks.servers import Probed, Target, find_target, known_of, kv_tokens, probe_all
+from bagent.backends.http.client import Transport
+from bagent.backends.openai.backend import OpenAIBackend
+from bagent.check.probe import Probed, Target, find_target, known_of, kv_tokens, probe_all
 from bagent.errors import BagentError, HostfileError, UsageError
 from bagent.job.load import JobRequest, load_job
 from support.fake_server import FakeServer

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from bagent.checks.sharing import BLOCK, PACKED, PromptBytes, shares
+from bagent.check.prefix_sharing import BLOCK, PACKED, PromptBytes, shares
 
 
 def prompt(*ids: int) -> PromptBytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.checks.report import (
+from bagent.check.report import (
     CheckReport,
     CostReport,
     EndpointReport,
@@ -19,7 +19,7 @@ from bagent.checks.report import (
     TokenReport,
     WarmReport,
 )
-from bagent.checks.text import LONGEST_SHOWN, report_text
+from bagent.check.text import LONGEST_SHOWN, report_text
 
 TOKENS = TokenReport(
     "tokenize", "/tokenize of h:1", 200, 64, 5, 10, 900, 12.5, 12_512_345, 64, 0, 0

@@ -11,10 +11,10 @@ import msgspec
 from aiohttp import web
 
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.http.client import Transport
 from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.backends.transport import Transport
-from bagent.checks.sample import Sampled
-from bagent.checks.tokens import Counted, ServerTokenizer, SimTokenizer, chosen, count_some
+from bagent.check.sample import Sampled
+from bagent.check.tokens import Counted, ServerTokenizer, SimTokenizer, chosen, count_some
 from bagent.types import Row
 
 Json = Any

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bagent.checks import volume
-from bagent.checks.volume import Volume, measure
+from bagent.check import check as volume
+from bagent.check.check import Volume, measure
 from bagent.rows import RowsConfig, open_rows
 from bagent.types import Row
 

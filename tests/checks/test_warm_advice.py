@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from bagent.backends.endpoint import Endpoint
-from bagent.checks.report import WarmReport
-from bagent.checks.warming import warming
+from bagent.check.prefix_sharing import warming
+from bagent.check.report import WarmReport
 from bagent.job.load import JobRequest, load_job
-from bagent.runs.endpoints import Servers
+from bagent.servers.resolve import Servers
 
 HOSTED = {"backend": "openai", "model": "gpt-5-nano"}
 OWN = {"backend": "vllm://h:1"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bagent.bench.plan import BenchPlan
-from bagent.cli.bench_checks import check_options
-from bagent.cli.main import main
+from bagent.cli.app import main
+from bagent.cli.commands.bench_options import check_options
 from bagent.errors import UsageError
 
 

@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from bagent.cli.bench_table import print_table
-from bagent.cli.bench_view import ENDPOINTS, ENDPOINTS_SPARE
+from bagent.cli.render.bench import ENDPOINTS, ENDPOINTS_SPARE, print_table
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.cli.main import main
+from bagent.cli.app import main
 from support.cli import Completed
 from support.fake_server import FakeServer
 from support.jobs import rows, write_job, write_rows
@@ -294,7 +294,7 @@ def test_open_imports_and_starts_tools_shows_them_whole_and_sends_the_key(
 def test_prompts_are_counted_by_other_machines_only_with_open(
     check: Check, job_dir: Path, fs: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bagent.checks.look.is_loopback", lambda host: False)
+    monkeypatch.setattr("bagent.check.check.is_loopback", lambda host: False)
     with FakeServer(flavour="vllm") as fs:
         write_job(job_dir, vllm(fs), 2)
         assert looked(check(["job.yaml", "--json"]))["tokens"]["how"] == "characters"

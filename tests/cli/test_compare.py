@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bagent.observe.intervals import mcnemar
+from bagent.analysis.compare import mcnemar
 from support.jobs import write_job
 from support.stored_runs import make_run, stored
 

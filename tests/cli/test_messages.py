@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bagent.cli import main as entry
-from bagent.cli.reference import reference_text
-from bagent.job.jsonschema import job_schema
+from bagent.cli import app as entry
+from bagent.cli.render.reference import reference_text
+from bagent.job.spec.json_schema import job_schema
 from support.jobs import write_job
 
 

@@ -11,7 +11,7 @@ import duckdb
 import msgspec
 import pytest
 
-from bagent.store.journal import Journal
+from bagent.store.journal.journal import Journal
 from bagent.types import Attempt, ToolRecord
 from support.stored_runs import make_run, stored
 

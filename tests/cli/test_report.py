@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bagent.cli.report import names_in_prompts
+from bagent.cli.commands.report import names_in_prompts
 from support.jobs import write_job
 from support.replies import ok
 

@@ -14,8 +14,8 @@ import pandas
 import pyarrow.parquet as pq
 import pytest
 
-from bagent.store.readers import RESULT_NAMES
-from bagent.store.tables import Options, make_tables
+from bagent.store.results import RESULT_NAMES
+from bagent.store.tables.build import Options, make_tables
 from support.jobs import write_job
 from support.replies import ok_json
 from support.stored_runs import make_run, stored
@@ -311,7 +311,7 @@ def test_the_input_is_joined_where_it_is_asked_for(bagent, job_dir):
 def test_lines_do_not_need_duckdb(job_dir, run):
     code = (
         "import sys; sys.modules['duckdb'] = None; sys.argv = ['bagent', 'results'];"
-        "from bagent.cli.main import run_and_exit; run_and_exit()"
+        "from bagent.cli.app import run_and_exit; run_and_exit()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=job_dir, capture_output=True, text=True, check=False

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bagent.store.owner import Owner
-from bagent.store.rundir import Start
+from bagent.store.lock import Owner
+from bagent.store.run_dir import Start
 from support.cli import Running
 from support.stored_runs import make_run, stored
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from bagent.fleet.account import FIRST_COMPLETION, STEADY, Account, TokenPace, Tokens
+from bagent.fleet.limits.account import FIRST_COMPLETION, STEADY, Account, TokenPace, Tokens
 
 MINUTE = 60.0
 

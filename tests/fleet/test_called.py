@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.failures import from_status
-from bagent.fleet.called import Called, State, counts, grouped, not_ready, state_of
+from bagent.backends.openai.errors import from_status
+from bagent.fleet.health_check import Called, State, counts, grouped, not_ready, state_of
 from bagent.types import Failure
 
 

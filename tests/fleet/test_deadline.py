@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from bagent.errors import UsageError
-from bagent.fleet.deadline import read_deadline
+from bagent.runs.deadline import read_deadline
 
 NOW = 1_700_000_000.0
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bagent.errors import WriteError
-from bagent.fleet.dispatcher import STARTED_AT_ONCE
+from bagent.fleet.fleet import STARTED_AT_ONCE
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock, run_jumping

@@ -9,7 +9,7 @@ import pytest
 
 from bagent.backends.base import Timeouts
 from bagent.errors import WriteError
-from bagent.fleet.grouping import GroupRule
+from bagent.fleet.batch_size import GroupRule
 from bagent.fleet.outage import OutagePatience
 from bagent.fleet.retry import RetryPolicy
 from support.jumping_loop import on_jumping_clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bagent.fleet.ending import WINDOW, Ending
+from bagent.fleet.state import WINDOW, Ending
 from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import always, setup
 

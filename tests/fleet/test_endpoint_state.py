@@ -6,7 +6,7 @@ import pytest
 
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.types import Failure
 
 GONE = Failure("connect", "refused", passing=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from bagent.backends.endpoint import Endpoint
+from bagent.fleet.endpoint_pool import Endpoints
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.endpoints import Endpoints
-from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.types import Failure
 
 

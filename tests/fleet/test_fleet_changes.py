@@ -6,7 +6,7 @@ import asyncio
 
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import GOOD, Answer, always, setup

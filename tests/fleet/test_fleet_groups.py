@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from bagent.fleet.grouping import GroupRule, Supply, group_size
+from bagent.fleet.batch_size import GroupRule, Supply, group_size
 from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import GOOD, Answer, always, run_rows, setup

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import WriteError
-from bagent.fleet.host_lines import host_line, hostfile_text, write_hostfile
-from bagent.fleet.hostfile import parse_hostfile
+from bagent.fleet.hostfile import host_line, hostfile_text, parse_hostfile, write_hostfile
 
 SOURCE = """\
 # the fleet

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bagent.errors import UsageError
-from bagent.fleet.host_select import select_hosts
 from bagent.fleet.hostfile import parse_hostfile
+from bagent.servers.host_selection import select_hosts
 
 HOSTS = parse_hostfile(
     "n[0-3] role=worker gpus=4\nn[4-5] role=critic gpus=4\nn[6-7] role=critic gpus=8\nn8\n"

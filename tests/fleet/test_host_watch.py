@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bagent.fleet.host_select import select_hosts
-from bagent.fleet.host_watch import HostChanges, HostfileWatch, read_content
-from bagent.fleet.hostfile import parse_hostfile
+from bagent.fleet.hostfile import HostChanges, HostfileWatch, parse_hostfile, read_content
+from bagent.servers.host_selection import select_hosts
 from bagent.types import Json
 
 OLD = b"a\nb role=x\n"

@@ -11,12 +11,12 @@ import pytest
 from aiohttp import web
 
 from bagent.backends.endpoint import Endpoint
-from bagent.fleet.account import Account
+from bagent.fleet.batch_size import GroupRule
 from bagent.fleet.call import Call
-from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.grouping import GroupRule
-from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.fleet import Fleet, FleetConfig
+from bagent.fleet.limits.account import Account
+from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Attempt
 from support.backend_calls import backend

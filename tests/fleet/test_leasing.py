@@ -12,10 +12,10 @@ import pytest
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import Request
 from bagent.errors import StoppedEarly
-from bagent.fleet.core import Core, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.leasing import Closed, Lease, Lessor
-from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.leases import Closed, Lease, Lessor
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.state import Core, FleetConfig
 from bagent.types import EndpointSample, Failure
 from support.jumping_loop import run_jumping
 from support.scripted_fleet import REFUSED, ScriptedBackend

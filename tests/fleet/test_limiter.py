@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.limits.concurrency import InFlightLimit
 
 
 def clean_round(limit, in_flight=None):

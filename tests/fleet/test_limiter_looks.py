@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.fleet.limiter import QUIET_POLLS, SLOW_START_POLLS, InFlightLimit
+from bagent.fleet.limits.concurrency import QUIET_POLLS, SLOW_START_POLLS, InFlightLimit
 
 
 def clean_round(limit: InFlightLimit) -> int:

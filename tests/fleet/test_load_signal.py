@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from bagent.backends.engine_metrics import EngineLoad
-from bagent.fleet.limiter import InFlightLimit
-from bagent.fleet.load_signal import LoadSignal, Verdict, follow, grown
+from bagent.backends.engines.metrics import EngineLoad
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.limits.load_feedback import LoadSignal, Verdict, follow, grown
 from support.queueing_engine import Client, Engine
 
 

@@ -7,7 +7,7 @@ import pytest
 from bagent.backends.endpoint import Endpoint
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.outage import Outage, OutagePatience
 from bagent.types import Failure
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from bagent.fleet.call import Call
-from bagent.fleet.limiter import Pace
+from bagent.fleet.limits.concurrency import Pace
 from bagent.fleet.retry import RetryPolicy, decide
 from bagent.types import Failure
 

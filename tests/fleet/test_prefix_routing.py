@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.fleet.grouping import GroupRule
-from bagent.fleet.prefixes import PrefixRule
+from bagent.fleet.batch_size import GroupRule
+from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.sim.config import EngineConfig
 from support.cached_fleets import Case, run
 from support.jumping_loop import on_jumping_clock, run_jumping

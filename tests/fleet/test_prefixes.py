@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bagent.fleet.prefixes import (
+from bagent.fleet.prefix_affinity import (
     LEAST,
     LONGEST,
     MOST_HOMES,

@@ -7,9 +7,8 @@ import itertools
 
 import pytest
 
-from bagent.backends.rate_headers import Allowance, RateLimits
-from bagent.fleet.account import NOTHING, Account, Started, Tokens
-from bagent.fleet.quota import Quota
+from bagent.backends.http.rate_limit_headers import Allowance, RateLimits
+from bagent.fleet.limits.account import NOTHING, Account, Quota, Started, Tokens
 
 
 class Bucket:

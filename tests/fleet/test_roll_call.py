@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai_http import OpenAIBackend
-from bagent.backends.proof import Prover
-from bagent.backends.transport import Transport
-from bagent.fleet.called import Called
-from bagent.fleet.roll_call import RollCall, RollCallPlan
+from bagent.backends.engines.probe import Prover
+from bagent.backends.http.client import Transport
+from bagent.backends.openai.backend import OpenAIBackend
+from bagent.fleet.health_check import Called, RollCall, RollCallPlan
 from support.fake_server import FakeServer
 from support.replies import hang, ok, status
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bagent.backends.rate_headers import Allowance, RateLimits
+from bagent.backends.http.rate_limit_headers import Allowance, RateLimits
 from support.scripted_fleet import GOOD, Answer, run_rows, throttled
 
 PER_MINUTE = 120

@@ -6,9 +6,15 @@ import asyncio
 import os
 
 from bagent.hpc.allocation import Allocation
-from bagent.hpc.headwatch import give_back, until_gone
-from bagent.hpc.states import EngineState, read_states
-from bagent.hpc.supervise import Engine, Head, supervise
+from bagent.hpc.engines import (
+    Engine,
+    EngineState,
+    Head,
+    give_back,
+    read_states,
+    supervise,
+    until_gone,
+)
 
 
 def test_a_script_is_gone_once_its_file_has_not_changed_for_so_long(tmp_path):

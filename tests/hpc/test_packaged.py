@@ -31,7 +31,7 @@ def test_a_script_is_made_from_the_wheel_alone(installed, tmp_path):
     )
     code = (
         "import sys, bagent; sys.path[:] = [p for p in sys.path if p != ''];"
-        "from bagent.cli.main import main;"
+        "from bagent.cli.app import main;"
         "print(bagent.__file__, file=sys.stderr); sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(

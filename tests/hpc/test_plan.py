@@ -7,7 +7,7 @@ import pytest
 from bagent.errors import JobError, UsageError
 from bagent.hpc.script import batch_script
 from bagent.hpc.site import load_site, merged, read_site, site_names
-from bagent.job.spec_cluster import ClusterSpec
+from bagent.job.spec.cluster import ClusterSpec
 from support.submit_plans import CLUSTER, GPUS, plan_of
 
 

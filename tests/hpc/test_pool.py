@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import JobError, UsageError
-from bagent.hpc.pool import Around, make_pool_plan
+from bagent.hpc.parsl import Around, make_pool_plan
 from bagent.job.load import JobRequest, load_job
 from support.submit_plans import JOB
 

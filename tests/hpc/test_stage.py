@@ -11,8 +11,16 @@ import threading
 import pytest
 
 from bagent.errors import WriteError
-from bagent.hpc.broadcast import spread
-from bagent.hpc.stage import SENTINEL, Target, copy_into, is_staged, signature, stage, unpack_into
+from bagent.hpc.staging import (
+    SENTINEL,
+    Target,
+    copy_into,
+    is_staged,
+    signature,
+    spread,
+    stage,
+    unpack_into,
+)
 
 
 @pytest.fixture

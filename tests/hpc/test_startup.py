@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from bagent.hpc.engines import EngineState, write_state
 from bagent.hpc.startup import (
     await_engines,
     hopeless,
@@ -18,7 +19,6 @@ from bagent.hpc.startup import (
     tail,
     wait_step,
 )
-from bagent.hpc.states import EngineState, write_state
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from bagent.hpc.engines import (
+    Engine,
+    EngineState,
+    Keeper,
+    NodePlan,
+    node_engines,
+    read_states,
+    with_own_cache,
+)
 from bagent.hpc.startup import is_alive
-from bagent.hpc.states import EngineState, read_states
-from bagent.hpc.supervise import Engine, Keeper, NodePlan, node_engines, with_own_cache
 
 NODES = ["n1.site", "n2.site", "n3.site", "n4.site", "n5.site"]
 LISTEN = """

@@ -7,8 +7,8 @@ import time
 import msgspec
 
 from bagent.hpc.__main__ import main
-from bagent.hpc.vacant import wait_until_vacant
-from bagent.store.owner import Owner, OwnerRecord, owner_path
+from bagent.hpc.wait_for_owner import wait_until_vacant
+from bagent.store.lock import Owner, OwnerRecord, owner_path
 
 
 def test_an_owner_on_another_host_is_waited_for_until_it_is_stale(tmp_path, capsys):

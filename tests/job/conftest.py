@@ -10,7 +10,7 @@ import pytest
 
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
-from bagent.job.spec import Job
+from bagent.job.spec.job import Job
 
 Load = Callable[..., Job]
 

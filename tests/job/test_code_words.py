@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.job.code_words import code_words
+from bagent.job.spec.agent import code_words
 
 # CODE marks the words that have to be found, in each line all of them.
 COMMANDS = """

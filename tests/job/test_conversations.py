@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bagent.job.conversations import ConversationFault, read_conversation
+from bagent.job.templates.prompt import ConversationFault, read_conversation
 from support.jobs import results_by_id, write_job, write_rows
 from support.replies import ok
 

@@ -9,7 +9,7 @@ import pytest
 
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
-from bagent.job.prompt import Prompt
+from bagent.job.templates.prompt import Prompt
 
 TEXT = """\
 # words

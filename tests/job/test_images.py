@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from bagent.job.images import MAX_BYTES, ImageError, image_url
+from bagent.job.templates.prompt import MAX_BYTES, ImageError, image_url
 
 TYPES = [
     (b"\x89PNG\r\n\x1a\n....", "image/png"),

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 
 from bagent.errors import JobError
-from bagent.job.jsonschema import DIALECT, job_schema, job_schema_text
-from bagent.job.scalars import plain
-from bagent.job.yamlfile import read_yaml
+from bagent.job.spec.json_schema import DIALECT, job_schema, job_schema_text
+from bagent.job.yaml.parser import read_yaml
+from bagent.job.yaml.scalars import plain
 
 FILE = Path(__file__).parents[2] / "schemas" / "job.schema.json"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.job.scalars import read_duration
+from bagent.job.yaml.scalars import read_duration
 
 
 def key(path, value):

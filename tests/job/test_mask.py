@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bagent.job.load import JobRequest, load_job
-from bagent.job.mask import mask_command, mask_text
+from bagent.job.redaction import mask_command, mask_text
 
 TEXT = """\
 input: [rows.jsonl, 'x[1]/*.csv']

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from bagent.errors import JobError
-from bagent.job.prompt import Prompt, TemplateFailure
+from bagent.job.templates.prompt import Prompt, TemplateFailure
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, Required, Typ
 import pydantic
 import pytest
 
-from bagent.answers.schema import OutputSchema
-from bagent.job.signature import ArgumentsFault, SignatureFault, read_signature, result_text
+from bagent.answers.schema.schema import OutputSchema
+from bagent.tools.python_schema import ArgumentsFault, SignatureFault, read_signature, result_text
 
 
 class Color(enum.Enum):

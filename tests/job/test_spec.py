@@ -7,7 +7,7 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
-from bagent.job.places import AllowFailures
+from bagent.job.spec.paths import AllowFailures
 
 FULL = """\
 name: gene-review

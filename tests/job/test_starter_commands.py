@@ -8,14 +8,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bagent.cli.init import FILES, init, write_starter
-from bagent.cli.schema import schema
+from bagent.cli.commands.init import FILES, init, write_starter
+from bagent.cli.commands.schema import schema
 from bagent.errors import UsageError
-from bagent.job.jsonschema import job_schema, job_schema_text
 from bagent.job.load import JobRequest, load_job
-from bagent.job.prompt import Prompt
-from bagent.job.scalars import plain
-from bagent.job.yamlfile import read_yaml
+from bagent.job.spec.json_schema import job_schema, job_schema_text
+from bagent.job.templates.prompt import Prompt
+from bagent.job.yaml.parser import read_yaml
+from bagent.job.yaml.scalars import plain
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
-from bagent.job.prompt import Prompt
-from bagent.job.template import TemplateFailure
-from bagent.job.template_limits import MAX_RENDER
+from bagent.job.templates.limits import MAX_RENDER
+from bagent.job.templates.prompt import Prompt
+from bagent.job.templates.template import TemplateFailure
 
 ROW = {"a": "x", "items": [1, 2, 3], "nested": [[1, [2]], [3, []]]}
 
@@ -31,7 +31,7 @@ def render(load):
     ids=["loops", "macros"],
 )
 def test_a_template_that_loops_on_and_on_fails_its_row(render, monkeypatch, text):
-    monkeypatch.setattr("bagent.job.template_limits.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("bagent.job.templates.limits.MAX_SECONDS", 0.2)
     with pytest.raises(TemplateFailure, match=r"prompt\.user: its loops take more than"):
         render(text)
 
@@ -74,7 +74,7 @@ GROWING = "{% set n = namespace(x=START) %}{% for i in range(60) %}STEP{% endfor
 def test_a_template_that_makes_a_huge_text_fails_its_row_before_it_has_it(
     render, monkeypatch, text
 ):
-    monkeypatch.setattr("bagent.job.template_limits.MAX_SECONDS", 60.0)
+    monkeypatch.setattr("bagent.job.templates.limits.MAX_SECONDS", 60.0)
     tracemalloc.start()
     try:
         with pytest.raises(TemplateFailure, match="more than"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagent.errors import JobError
-from bagent.job.yamlfile import read_yaml
+from bagent.job.yaml.parser import read_yaml
 
 CASES = [
     (

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from bagent.errors import JobError
-from bagent.job.scalars import plain
-from bagent.job.yamlfile import MAX_VALUES, YamlMap, decode, find, read_yaml
+from bagent.job.yaml.parser import MAX_VALUES, YamlMap, decode, find, read_yaml
+from bagent.job.yaml.scalars import plain
 
 
 def values(text):

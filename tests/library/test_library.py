@@ -20,8 +20,8 @@ import pytest
 import bagent
 from bagent.errors import JobError, NeedsPerson, UsageError
 from bagent.library.row_values import encode_row, row_lines
-from bagent.rows.values import Unreadable, decode_line
-from bagent.store.readers import RESULT_NAMES
+from bagent.rows.decode import Unreadable, decode_line
+from bagent.store.results import RESULT_NAMES
 from support.jobs import rows, write_job
 from support.replies import ok, slow
 from support.stored_runs import make_run, stored

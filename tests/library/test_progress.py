@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bagent.library.progress import NotebookProgress, notebook_display
-from bagent.observe.tally import Tally
+from bagent.observe.counters import Tally
 from bagent.types import FeedStats, FleetStats
 
 

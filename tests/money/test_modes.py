@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.money.modes import BATCH, CACHED, FLEET, SINGLE, Spent, costs_of, together
-from bagent.money.prices import Price
+from bagent.money.prices import BATCH, CACHED, FLEET, SINGLE, Price, Spent, costs_of, together
 
 PRICE = Price("p", "m", input=4.0, output=20.0, cached=0.4, cache_write=5.0, batch=0.5)
 SPENT = Spent(prompt=1_000_000, cached=600_000, completion=50_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from bagent.money.spending import Spending
+from bagent.money.budget import Spending
 
 
 def test_calls_begin_as_long_as_all_of_them_fit() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from bagent.observe.counters import Tally
 from bagent.observe.snapshot import RunTotals, Snapshot
-from bagent.observe.tally import Tally
 from bagent.store.totals import Totals
 from bagent.types import Attempt, FeedStats, FleetStats, Outcome
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.observe.caches import CacheRate, Caches
-from bagent.observe.live import Live
-from bagent.observe.next_step import Advice
-from bagent.observe.summary import EndInfo, summary_lines
+from bagent.observe.live_state import Live
+from bagent.observe.snapshot import CacheRate, Caches
+from bagent.observe.summary import Advice, EndInfo, summary_lines
 from bagent.types import EndpointSample
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.cli.compare import SETTINGS
+from bagent.analysis.accuracy import GoldFile, score_run
+from bagent.analysis.compare import Question, Sameness, compare_runs
+from bagent.cli.commands.compare import SETTINGS
 from bagent.duck import Access
 from bagent.errors import UsageError
-from bagent.observe.compare import Question, Sameness, compare_runs
-from bagent.observe.gold import GoldFile, score_run
-from bagent.store.asking import connect_tables
-from bagent.store.tables import Options, make_tables
+from bagent.store.query import connect_tables
+from bagent.store.tables.build import Options, make_tables
 from support.stored_runs import make_run, stored
 
 

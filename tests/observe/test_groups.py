@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bagent.observe.groups import MAX_GROUPS, MAX_TEXT, ErrorGroups, http_status, normal_form
+from bagent.observe.error_groups import MAX_GROUPS, MAX_TEXT, ErrorGroups, http_status, normal_form
 
 
 def add(groups: ErrorGroups, make: Any, error: str, row: int = 0, **parts: Any) -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bagent.observe.histogram import LogHistogram
+from bagent.observe.snapshot import LogHistogram
 
 
 def exact(values: list[float], share: float) -> float:

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bagent.errors import UsageError
 from bagent.observe import Live
-from bagent.observe.metrics import MetricsServer, parse_address
 from bagent.observe.progress import NoProgress
+from bagent.observe.prometheus import MetricsServer, parse_address
 
 
 class Noted(NoProgress):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bagent.observe.outlet import Outlet
+from bagent.text.terminal import Outlet
 
 
 def test_a_closed_stream_is_swallowed() -> None:

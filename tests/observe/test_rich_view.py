@@ -15,10 +15,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from bagent.observe.outlet import Outlet
-from bagent.observe.phrases import Phrase
-from bagent.observe.rich_view import RichProgress, RunView, flow, make_console
 from bagent.observe.snapshot import Snapshot
+from bagent.observe.status_text import Phrase
+from bagent.observe.terminal import RichProgress, RunView, flow, make_console
+from bagent.text.terminal import Outlet
 
 Busy = Callable[..., Snapshot]
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

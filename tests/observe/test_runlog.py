@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.observe.runlog import RunLog
+from bagent.observe.run_log import RunLog
 
 WHEN = 1_767_323_045.678
 STAMP = "2026-01-02T03:04:05.678Z"

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from bagent.observe.next_step import Advice
-from bagent.observe.summary import EndInfo, summary_lines
-from bagent.observe.tally import Tally
+from bagent.observe.counters import Tally
+from bagent.observe.summary import Advice, EndInfo, summary_lines
 from bagent.types import PASSING_KINDS
 
 COMMAND = "bagent run job.yaml"

@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.observe.estimates import estimate_to_do
+from bagent.observe.counters import Tally, estimate_to_do
 from bagent.observe.snapshot import Snapshot, StageCount, TokenCount
-from bagent.observe.tally import Tally
 
 
 def test_a_fresh_tally_knows_nothing_and_says_so(tally: Tally, make: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bagent.observe.words import (
+from bagent.observe.formatting import (
     counted,
     duration,
     kinds,

@@ -11,13 +11,13 @@ import aiohttp
 import pytest
 
 from bagent.backends.base import Timeouts
-from bagent.backends.bedrock import BedrockConfig
+from bagent.backends.bedrock.backend import BedrockConfig
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.http.client import Transport
+from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.request import Request
-from bagent.backends.transport import Transport
-from bagent.proxy.bridge import bridged
-from bagent.runs.endpoints import Servers
+from bagent.proxy.converse_bridge import bridged
+from bagent.servers.resolve import Servers
 from bagent.types import Failure, Message, Reply
 from support.provider_bedrock import BedrockWire
 from support.provider_calls import SECRET, WEATHER, call

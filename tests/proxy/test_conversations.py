@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.proxy.clients import Homes, client_name, session_name
+from bagent.proxy.forward import Homes, client_name, session_name
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, rows_of, through
 from support.replies import close, ok, status

@@ -58,7 +58,7 @@ import asyncio, resource, sys
 from pathlib import Path
 import aiohttp
 from bagent.backends.endpoint import Endpoint
-from bagent.proxy.serve import ProxyConfig, plain_states, start_proxy
+from bagent.proxy.server import ProxyConfig, plain_states, start_proxy
 
 async def main():
     states = plain_states([Endpoint("e0", sys.argv[1], own=True)], 1)

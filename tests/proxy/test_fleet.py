@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from bagent.backends.endpoint import Endpoint
-from bagent.proxy.serve import Proxy, ProxyConfig, plain_states, start_proxy
+from bagent.proxy.server import Proxy, ProxyConfig, plain_states, start_proxy
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.proxy_calls import Work, ask, chat, post_chat, rows_of, running_proxy

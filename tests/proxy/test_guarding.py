@@ -15,8 +15,8 @@ import pytest
 
 from bagent.backends.endpoint import Endpoint
 from bagent.errors import UsageError
-from bagent.proxy.guarding import holds_key, is_token
-from bagent.proxy.unix_socket import listen_unix
+from bagent.proxy.auth import holds_key, is_token
+from bagent.proxy.server import listen_unix
 from support.cli import Running
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, chat, rows_of, running_proxy, through

@@ -9,9 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from bagent.proxy.meter import Meter, Record
-from bagent.proxy.routes import without_preamble
-from bagent.proxy.usage import usage_in
+from bagent.proxy.metering import Meter, Record, usage_in
+from bagent.proxy.server import without_preamble
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, post_chat, rows_of, running_proxy, through
 from support.replies import gated, ok, status

@@ -12,10 +12,10 @@ import pytest
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai_http import OpenAIBackend
-from bagent.backends.plain_http import PlainResponse
+from bagent.backends.http.client import Transport
+from bagent.backends.http.pool import PlainResponse
+from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.request import CallSettings, OutputFormat, Request, encode_payload
-from bagent.backends.transport import Transport
 from bagent.types import Failure, Reply
 from real.parts import LlmServer
 from real.serve_dynamo import DynamoMocker

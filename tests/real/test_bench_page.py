@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bagent.bench.measure import BINS
-from bagent.bench.page import page
+from bagent.bench.metrics import BINS
+from bagent.report.load_test import page
 from support.chromium import CHROMIUM, look
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import yaml
 
-from bagent.store.owner import owners
+from bagent.store.lock import owners
 from real.serve_slurm import free_ports
 from support.cli import Running, clean_env, run_bagent
 from support.jobs import journal_lines, results_by_id, rows, write_rows

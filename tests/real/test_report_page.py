@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.observe.report import About, make_page
+from bagent.report import About, make_page
 from support.chromium import CHROMIUM, look
 from support.report_pages import TableRun
 

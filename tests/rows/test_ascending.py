@@ -1,4 +1,4 @@
-from bagent.rows.ascending import Ascending
+from bagent.rows.resume_cache import Ascending
 
 
 def note(count: int) -> list[bytes]:

@@ -179,6 +179,6 @@ def test_a_header_of_very_many_columns_is_read_in_one_pass_and_bounded(rows_of):
 
 
 def test_lines_that_one_quote_makes_a_row_are_bounded(rows_of, monkeypatch):
-    monkeypatch.setattr("bagent.rows.physical.LONGEST", 10_000)
+    monkeypatch.setattr("bagent.rows.formats.csv.LONGEST", 10_000)
     with pytest.raises(InputError, match=r"in\.csv:2: one row is longer"):
         rows_of('id,t\n1,"' + "a line\n" * 2_000 + '"\n', "in.csv")

@@ -1,9 +1,9 @@
 import json
 import random
 
-from bagent.rows.identity import Namer
-from bagent.rows.notices import Notices
-from bagent.rows.values import Chunk, decode_lines
+from bagent.rows.decode import Chunk, decode_lines
+from bagent.rows.row_keys import Namer
+from bagent.rows.warnings import Notices
 
 
 def text_of(rows: list[dict]) -> str:

@@ -4,7 +4,7 @@ import tracemalloc
 import pytest
 
 from bagent.errors import InputError
-from bagent.rows.jsonfile import CUT_OFF, Elements
+from bagent.rows.formats.json_array import CUT_OFF, Elements
 
 TRICKY = [
     {"id": 1, "t": 'quote " brace } bracket ] comma , backslash \\'},

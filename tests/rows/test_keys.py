@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 import pytest
 
-from bagent.rows.keys import Occurrences, derive
+from bagent.rows.row_keys import Occurrences, derive
 
 
 def base_key(body: bytes) -> int:

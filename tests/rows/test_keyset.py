@@ -1,6 +1,6 @@
 import random
 
-from bagent.rows.keyset import KeySet
+from bagent.rows.hash_set import KeySet
 
 
 def random_keys(count: int, seed: int) -> list[int]:

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bagent.errors import InputError
-from bagent.rows.lines import LineCutter
+from bagent.rows.formats.jsonl import LineCutter
 
 
 def test_a_row_is_read_whatever_ends_its_line(rows_of):

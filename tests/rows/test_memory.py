@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from bagent.rows import RowsConfig
-from bagent.rows.memory import MAGIC, Memory, Piece, identity_of
+from bagent.rows.resume_cache import MAGIC, Memory, Piece, identity_of
 
 IDENTITY = bytes(32)
 

@@ -1,4 +1,4 @@
-from bagent.rows.notices import Notices
+from bagent.rows.warnings import Notices
 
 
 def test_each_kind_is_said_once_with_its_first_example_and_the_count():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagent.rows import RowsConfig, RowSource, open_rows
-from bagent.rows.memory import Memory, Piece, digest_of, identity_of
+from bagent.rows.resume_cache import Memory, Piece, digest_of, identity_of
 from bagent.types import Row
 
 COUNT = 800

@@ -6,9 +6,9 @@ import pytest
 import zstandard
 
 from bagent.errors import InputError
-from bagent.rows.inputs import FileSource
-from bagent.rows.notices import Notices
-from bagent.rows.readers import Halt, Meter, source_chunks
+from bagent.rows.discovery import FileSource
+from bagent.rows.formats.chunks import Halt, Meter, source_chunks
+from bagent.rows.warnings import Notices
 
 NOISE = random.Random(3)
 LINES = "".join(json.dumps({"id": n, "x": NOISE.getrandbits(64)}) + "\n" for n in range(20_000))

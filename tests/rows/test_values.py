@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bagent.rows import is_batch_row
-from bagent.rows.values import Unreadable, decode_line, decode_lines, visible, visible_data
+from bagent.rows.decode import Unreadable, decode_line, decode_lines, visible, visible_data
 
 
 def test_blank_lines_are_none():

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.choose import BackendConfig, make_backend
-from bagent.backends.transport import Transport
+from bagent.backends.http.client import Transport
+from bagent.backends.registry import BackendConfig, make_backend
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
-from bagent.job.spec import Job
-from bagent.money.metered import MeteredBackend
-from bagent.runs.costs import Purse, price_of
-from bagent.runs.stop import Stop
+from bagent.job.spec.job import Job
+from bagent.money.budget import MeteredBackend
+from bagent.runs.shutdown import Stop
+from bagent.servers.pricing import Purse, price_of
 from support.jobs import write_job
 
 

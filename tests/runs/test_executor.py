@@ -16,16 +16,15 @@ import pytest
 from parsl.executors.high_throughput.errors import ManagerLost
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_STOPPED
-from bagent.fleet.deadline import Deadline
-from bagent.hpc.pool import PoolPlan
+from bagent.hpc.parsl import PoolPlan
 from bagent.observe.progress import NoProgress
-from bagent.runs.executor import Head, Limits, chunk_count, estimated_rows
-from bagent.runs.executor_task import ChunkState, Order, read_state, run_chunk, signals_path
-from bagent.runs.options import RunOptions
-from bagent.runs.prepare import open_input, prepare
-from bagent.runs.worker import encode_options
-from bagent.runs.workers import Worker, part_options
-from bagent.store.owner import OwnerRecord, owner_path, owners
+from bagent.runs.context import RunOptions, open_input, prepare
+from bagent.runs.deadline import Deadline
+from bagent.runs.parallel.parsl import Head, Limits, chunk_count, estimated_rows
+from bagent.runs.parallel.parsl_task import ChunkState, Order, read_state, run_chunk, signals_path
+from bagent.runs.parallel.worker import encode_options
+from bagent.runs.parallel.workers import Worker, part_options
+from bagent.store.lock import OwnerRecord, owner_path, owners
 from support.cli import Running
 from support.jobs import journal_lines, results_by_id, rows, write_job
 from support.replies import echo, gated, slow

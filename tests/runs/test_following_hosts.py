@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit
-from bagent.runs.watching import HostfileFollower
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.runs.hostfile_reload import HostfileFollower
 
 
 class Seen:

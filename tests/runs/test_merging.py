@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from bagent.observe import Distribution, ErrorGroup, Rates, StartCounts, Tally
-from bagent.runs.merging import merged
-from bagent.store.codec import OK_CODE, code_of
+from bagent.runs.parallel.progress_merge import merged
+from bagent.store.journal.codec import OK_CODE, code_of
 from bagent.types import FeedStats, FleetStats
 
 TIMEOUT = code_of("failed", "timeout")

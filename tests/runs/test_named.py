@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import UsageError
-from bagent.runs.named import named_servers
+from bagent.servers.resolve import named_servers
 from support.cli import Completed
 from support.http_servers import in_thread
 from support.provider_bedrock import BedrockWire

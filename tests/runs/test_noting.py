@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bagent.runs.noting import FEWEST, noting
-from bagent.runs.options import RunOptions
-from bagent.runs.prepare import open_input, prepare
+from bagent.runs.context import RunOptions, open_input, prepare
+from bagent.runs.parallel.workers import FEWEST, noting
 from support.jobs import rows, write_job
 
 

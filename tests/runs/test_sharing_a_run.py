@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bagent.runs.emit import StdoutWriter
-from bagent.store.owner import Owner, Renewer, owner_path, read_owner
+from bagent.runs.output import StdoutWriter
+from bagent.store.lock import Owner, Renewer, owner_path, read_owner
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, write_job
 from support.replies import echo, error_body, gated, ok, ok_tools, status, tool_call

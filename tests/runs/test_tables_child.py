@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.runs.tables_child import TablesChild
+from bagent.runs.tables_process import TablesChild
 from support.cli import Running
 from support.jobs import write_job
 from support.replies import echo, hang
@@ -56,7 +56,7 @@ def test_a_closed_child_is_gone_and_has_made_nothing(tmp_path: Path) -> None:
 @pytest.mark.process("pipe")
 def test_a_child_whose_parent_died_makes_nothing(tmp_path: Path) -> None:
     make_run(tmp_path / "run", map(stored, range(3)))
-    command = [sys.executable, "-m", "bagent.store.tables", str(tmp_path / "run"), "--wait"]
+    command = [sys.executable, "-m", "bagent.store.tables.build", str(tmp_path / "run"), "--wait"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert not (tmp_path / "run" / "results.parquet").exists()

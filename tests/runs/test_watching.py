@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 
-from bagent.backends.engine_metrics import EngineLoad
-from bagent.fleet.load_signal import LoadSignal
-from bagent.runs.watching import watch_loads
+from bagent.backends.engines.metrics import EngineLoad
+from bagent.fleet.limits.load_feedback import LoadSignal
+from bagent.runs.hostfile_reload import watch_loads
 from support.jumping_loop import run_jumping
 from support.scripted_fleet import always, setup
 

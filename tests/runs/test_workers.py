@@ -14,11 +14,10 @@ import pytest
 
 from bagent.errors import NeedsPerson
 from bagent.observe.progress import NoProgress
-from bagent.runs.options import RunOptions
-from bagent.runs.prepare import prepare
-from bagent.runs.worker import decode_options, encode_options
-from bagent.runs.workers import Worker, finish, part_options
-from bagent.store.owner import owners
+from bagent.runs.context import RunOptions, prepare
+from bagent.runs.parallel.worker import decode_options, encode_options
+from bagent.runs.parallel.workers import Worker, finish, part_options
+from bagent.store.lock import owners
 from support.cli import Running
 from support.jobs import results, results_by_id, rows, write_job, write_rows
 from support.replies import echo, error_body, slow, status
@@ -168,7 +167,7 @@ def test_an_end_before_any_state_is_told_by_its_reason(prepared):
 def test_a_worker_whose_options_are_wrong_says_so(job_dir):
 
     line = encode_options(RunOptions(job=Path("none.yaml"), cwd=job_dir))
-    command = [sys.executable, "-m", "bagent.runs.worker"]
+    command = [sys.executable, "-m", "bagent.runs.parallel.worker"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stderr=pipe) as process:
         assert process.stdin is not None

@@ -7,8 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bagent.sim.instances import InstanceMaker, NoInstance
-from bagent.sim.patterns import UnsupportedPattern, formatted_text, matching_text
+from bagent.sim.regex_text import UnsupportedPattern, formatted_text, matching_text
+from bagent.sim.schema_values import InstanceMaker, NoInstance
 
 PERSON = {
     "type": "object",

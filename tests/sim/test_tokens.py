@@ -7,7 +7,7 @@ import pytest
 
 from bagent.sim import tokens
 from bagent.sim.config import AnswerConfig
-from bagent.sim.words import drawn_length, free_text, seeded
+from bagent.sim.text import drawn_length, free_text, seeded
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.job.load import JobRequest, load_job
-from bagent.runs.equipping import opened_tools
-from bagent.runs.stagejobs import prepare_stages
+from bagent.runs.agents_setup import opened_tools
+from bagent.stages.prepare import prepare_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import journal_lines

@@ -10,8 +10,8 @@ import pytest
 
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
-from bagent.runs.stagechecks import check_stages, check_vote
-from bagent.runs.stagejobs import prepare_stages
+from bagent.stages.prepare import prepare_stages
+from bagent.stages.validate import check_stages, check_vote
 from bagent.types import Row
 
 Look = Callable[..., list[str]]

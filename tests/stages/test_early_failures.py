@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bagent.backends.request import CallSettings, Request
-from bagent.stages.guards import Guards, StopAdvice
+from bagent.stages.stop_rules import Guards, StopAdvice
 from bagent.types import Outcome
 
 Rows = list[tuple[str, str, str]]

@@ -8,11 +8,9 @@ from random import Random
 import msgspec
 import pytest
 
-from bagent.stages.fitting import shortened
-from bagent.stages.grouping import Former, GroupRule
-from bagent.stages.items import Item, Response, estimate, input_item
-from bagent.stages.keys import derived
-from bagent.stages.splitting import pieces
+from bagent.stages.expand import pieces
+from bagent.stages.reduction_tree import Former, GroupRule, shortened
+from bagent.stages.row import Item, Response, derived, estimate, input_item
 from bagent.types import Row
 
 

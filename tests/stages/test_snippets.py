@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.stages import snippets
-from bagent.stages.questions import Asked, look_at
-from bagent.stages.tables import Found, StageTable, run_query
+from bagent.stages import sql_recipes as snippets
+from bagent.stages.query import Found, StageTable, run_query
+from bagent.stages.sql_validation import Asked, look_at
 
 ROWS: list[tuple[str, int, int, str, Any]] = [
     ("a", 0, 0, "ok", {"score": 3, "tags": ["x", "y"], "name": "one"}),

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from bagent.stages.items import Item, input_item
-from bagent.stages.tickets import InOrder, Ticket
+from bagent.stages.row import Item, input_item
+from bagent.stages.slots import InOrder, Ticket
 from bagent.types import Row
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
-from bagent.job.spec import Job
-from bagent.runs.stagejobs import prepare_stages
-from bagent.stages.topologies import is_plain, lay_out
-from bagent.stages.written import written_out
+from bagent.job.spec.job import Job
+from bagent.stages.prepare import prepare_stages
+from bagent.stages.topologies import is_plain, lay_out, written_out
 
 BASE = "backend: vllm://host\nmodel: m\ninput: rows.jsonl\n"
 PROMPT = (

@@ -8,12 +8,12 @@ from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
 
-from bagent.stages.items import Item
-from bagent.stages.records import Records
+from bagent.stages.base import Entrance, Names, World
 from bagent.stages.reduce import ReduceStage
-from bagent.stages.reducing import Node, Reducer, ReduceRule
-from bagent.stages.stage import Entrance, Names, World
-from bagent.stages.tickets import Ticket
+from bagent.stages.reduction_tree import Node, Reducer, ReduceRule
+from bagent.stages.results import Records
+from bagent.stages.row import Item
+from bagent.stages.slots import Ticket
 from bagent.types import Outcome, Row
 
 OPEN = 64

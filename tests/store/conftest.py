@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.store.journal import Journal
+from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bagent.store.current import BLOCK_LINES, CurrentLines
-from bagent.store.superseded import losers
+from bagent.store.journal.reader import BLOCK_LINES, CurrentLines
+from bagent.store.journal.supersession import losers
 
 
 def lines_of(lines: CurrentLines) -> tuple[list[tuple[int, int]], list[bytes]]:

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from bagent.store.codec import (
+from bagent.store.journal.codec import (
     clean,
     code_of,
     decode_brief,
@@ -82,7 +82,7 @@ def test_clean_leaves_good_values_alone():
 
 
 def test_a_turn_with_half_a_character_is_still_one_line():
-    from bagent.store.codec import encode_record
+    from bagent.store.journal.codec import encode_record
 
     turn = Turn("k", 0, "main", 0, 1, [{"role": "assistant", "content": "\ud83d"}])
     line = encode_record(turn)

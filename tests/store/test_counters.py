@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bagent.store import counters
-from bagent.store.counters import cache_share
+from bagent.store import stats as counters
+from bagent.store.stats import cache_share
 from bagent.types import EndpointSample
 
 

@@ -7,10 +7,10 @@ import random
 import msgspec
 import pytest
 
-from bagent.store.codec import salt_of, unit_of
-from bagent.store.current import CurrentLines
-from bagent.store.edited import EditedRows, Missing, replaced
-from bagent.store.index import Policy, load_index, open_indexes
+from bagent.store.journal.codec import salt_of, unit_of
+from bagent.store.journal.done_index import Policy, load_index, open_indexes
+from bagent.store.journal.edited_rows import EditedRows, Missing, replaced
+from bagent.store.journal.reader import CurrentLines
 from bagent.types import Outcome
 
 OTHER_KEY = "00000000000000ff"

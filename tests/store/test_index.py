@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from bagent.errors import JobError
-from bagent.store.codec import ERROR_KINDS, VOID, unit_of
-from bagent.store.current import CurrentLines, Selection
-from bagent.store.index import HashMap, Policy, UnitSet, load_index
-from bagent.store.segment_index import open_index
-from bagent.store.segments import Segment
+from bagent.store.journal.codec import ERROR_KINDS, VOID, unit_of
+from bagent.store.journal.done_index import HashMap, Policy, UnitSet, load_index
+from bagent.store.journal.reader import CurrentLines, Selection
+from bagent.store.journal.segment_index import open_index
+from bagent.store.journal.segments import Segment
 from bagent.types import OUTSIDE_KINDS, PASSING_KINDS, Outcome
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import WriteError
-from bagent.store.codec import unit_of
-from bagent.store.index import Policy, load_index
-from bagent.store.journal import FLUSH_SECONDS, Syncer
-from bagent.store.turns import TurnIndex
+from bagent.store.journal.codec import unit_of
+from bagent.store.journal.done_index import Policy, load_index
+from bagent.store.journal.journal import FLUSH_SECONDS, Syncer
+from bagent.store.journal.turns import TurnIndex
 from bagent.types import Attempt, EndpointSample, ToolRecord, Turn
 
 
@@ -211,7 +211,7 @@ _LIMITED = """
 import resource, sys
 from pathlib import Path
 from bagent.errors import WriteError
-from bagent.store.journal import Journal
+from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 journal = Journal.open(Path(sys.argv[1]), "all", clock=lambda: 0.0, report=print)

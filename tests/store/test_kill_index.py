@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from bagent.store.codec import decode_outcome, unit_of
-from bagent.store.index import Policy, load_index
-from bagent.store.segments import list_segments
+from bagent.store.journal.codec import decode_outcome, unit_of
+from bagent.store.journal.done_index import Policy, load_index
+from bagent.store.journal.segments import list_segments
 
 ROWS = 20_000
 AT_ONCE = 100
@@ -21,9 +21,9 @@ WRITER = """
 import sys, time
 from pathlib import Path
 import msgspec
-from bagent.store.codec import unit_of
-from bagent.store.index import Policy, load_index
-from bagent.store.journal import Journal
+from bagent.store.journal.codec import unit_of
+from bagent.store.journal.done_index import Policy, load_index
+from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
 
 run, rows, at_once = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

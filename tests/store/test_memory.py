@@ -9,11 +9,10 @@ import duckdb
 import msgspec
 import pytest
 
-from bagent.store import maker
-from bagent.store.current import slices
-from bagent.store.memory import most_memory_mb
-from bagent.store.parts import VECTOR_BYTES, longest_line, memory_steps
-from bagent.store.tables import Options, make_tables
+from bagent.store.journal.reader import slices
+from bagent.store.tables import build as maker
+from bagent.store.tables.build import Options, make_tables, most_memory_mb
+from bagent.store.tables.parquet import VECTOR_BYTES, longest_line, memory_steps
 
 MB = 1_000_000
 

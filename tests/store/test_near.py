@@ -7,9 +7,8 @@ from array import array
 
 import pytest
 
-from bagent.store.codec import unit_of
-from bagent.store.index import Policy, done_index, open_indexes
-from bagent.store.near import Near, units_of
+from bagent.store.journal.codec import unit_of
+from bagent.store.journal.done_index import Near, Policy, done_index, open_indexes, units_of
 from bagent.types import Outcome
 
 ROWS = 900

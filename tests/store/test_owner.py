@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import OwnedError, StoppedEarly, WriteError
-from bagent.store.owner import Owner, OwnerRecord, Process, is_live, owner_path, owners, read_owner
+from bagent.store.lock import Owner, OwnerRecord, Process, is_live, owner_path, owners, read_owner
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ _RACE = """
 import sys, time
 from pathlib import Path
 from bagent.errors import OwnedError
-from bagent.store.owner import Owner
+from bagent.store.lock import Owner
 print("ready", flush=True)
 sys.stdin.readline()
 try:

@@ -7,7 +7,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from bagent.store.parquet_join import ParquetJoin, count_rows
+from bagent.store.tables.parquet_concat import ParquetJoin, count_rows
 
 PACKED = "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 2048"
 

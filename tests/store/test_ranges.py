@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from bagent.store.codec import VOID, code_of, unit_of
-from bagent.store.index import Policy, count_outcomes, done_index, open_indexes
-from bagent.store.index_file import MAGIC
-from bagent.store.ranges import Outcomes
-from bagent.store.segment_index import SegmentIndex
+from bagent.store.journal.codec import VOID, code_of, unit_of
+from bagent.store.journal.done_index import Policy, count_outcomes, done_index, open_indexes
+from bagent.store.journal.segment_index import MAGIC, SegmentIndex
+from bagent.store.journal.supersession import Outcomes
 from bagent.types import Outcome
 
 

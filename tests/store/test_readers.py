@@ -4,10 +4,9 @@ import json
 import os
 from functools import partial
 
-from bagent.store.codec import unit_of
-from bagent.store.feed import InputRows
-from bagent.store.index import Policy, load_index
-from bagent.store.readers import (
+from bagent.store.journal.codec import unit_of
+from bagent.store.journal.done_index import Policy, load_index
+from bagent.store.results import (
     AnswerStore,
     RunSummary,
     Wanted,
@@ -16,6 +15,7 @@ from bagent.store.readers import (
     iter_results,
     summary,
 )
+from bagent.store.tables.row_feed import InputRows
 from bagent.types import Row
 
 

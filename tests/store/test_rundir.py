@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import ChangedError, OwnedError, UsageError, WriteError
-from bagent.store.owner import Owner
-from bagent.store.rundir import RunDir, RunInfo, Start, find_run, list_runs
+from bagent.store.lock import Owner
+from bagent.store.run_dir import RunDir, RunInfo, Start, find_run, list_runs
 
 
 def info(name: str = "review", **changes) -> RunInfo:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bagent.store.codec import VOID, unit_of
-from bagent.store.current import CurrentLines
-from bagent.store.index import Policy, load_index
-from bagent.store.readers import iter_results
+from bagent.store.journal.codec import VOID, unit_of
+from bagent.store.journal.done_index import Policy, load_index
+from bagent.store.journal.reader import CurrentLines
+from bagent.store.results import iter_results
 from bagent.types import Outcome
 
 

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from bagent.errors import InputError
-from bagent.store.columns import RESULTS, TABLES
-from bagent.store.rundir import RunDir, RunInfo
-from bagent.store.tables import Options, make_tables
+from bagent.store.run_dir import RunDir, RunInfo
+from bagent.store.tables.build import Options, make_tables
+from bagent.store.tables.schema import RESULTS, TABLES
 from bagent.types import Attempt, EndpointSample, Row, ToolRecord
 
 
@@ -309,7 +309,7 @@ def test_lines_longer_than_duckdb_usually_reads(store, outcome):
 
 def test_the_child_runs_with_a_home_that_cannot_be_written(store, outcome, tmp_path):
     store.write(outcome(0))
-    command = [sys.executable, "-m", "bagent.store.tables", str(store.path)]
+    command = [sys.executable, "-m", "bagent.store.tables.build", str(store.path)]
     done = subprocess.run(
         command, env={"HOME": "/nonexistent"}, capture_output=True, text=True, check=False
     )
@@ -321,7 +321,7 @@ def test_what_the_child_reports_has_no_name_of_the_program_before_it(store, outc
     store.write(outcome(0))
     with next((store.path / "journal").glob("*.jsonl")).open("ab") as file:
         file.write(b"broken\n")
-    command = [sys.executable, "-m", "bagent.store.tables", str(store.path)]
+    command = [sys.executable, "-m", "bagent.store.tables.build", str(store.path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "left out: 1 broken line of the journal" in done.stderr.splitlines()
     assert "bagent: " not in done.stderr
@@ -330,7 +330,7 @@ def test_what_the_child_reports_has_no_name_of_the_program_before_it(store, outc
 def test_a_place_that_cannot_be_written_is_exit_74(store, outcome, tmp_path):
     store.write(outcome(0))
     (tmp_path / "file").write_text("")
-    command = [sys.executable, "-m", "bagent.store.tables", str(store.path)]
+    command = [sys.executable, "-m", "bagent.store.tables.build", str(store.path)]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "file" / "x")],
         capture_output=True, text=True, check=False,
@@ -369,7 +369,7 @@ def test_where_nothing_can_be_locked_there_are_still_parquet_files(store, outcom
     )
     store.write(*(outcome(n) for n in range(100)))
     done = subprocess.run(
-        [sys.executable, "-m", "bagent.store.tables", str(store.path)],
+        [sys.executable, "-m", "bagent.store.tables.build", str(store.path)],
         env={"LD_PRELOAD": str(library)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

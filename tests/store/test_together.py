@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bagent.errors import WriteError
-from bagent.store.index import Policy, load_index
+from bagent.store.journal.done_index import Policy, load_index
 
 
 def ids_in(path) -> list[str]:
@@ -83,7 +83,7 @@ _LIMITED = """
 import contextlib, resource, sys
 from pathlib import Path
 from bagent.errors import WriteError
-from bagent.store.journal import Journal
+from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 journal = Journal.open(Path(sys.argv[1]), "all", clock=lambda: 0.0, report=print)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.store.codec import unit_of
-from bagent.store.journal import Journal
-from bagent.store.turns import TurnIndex
+from bagent.store.journal.codec import unit_of
+from bagent.store.journal.journal import Journal
+from bagent.store.journal.turns import TurnIndex
 from bagent.types import ToolCall, Turn
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import duckdb
 import msgspec
 
-from bagent.store.columns import TABLES
-from bagent.store.rundir import RunDir, RunInfo
-from bagent.store.tables import Options, make_tables
+from bagent.store.run_dir import RunDir, RunInfo
+from bagent.store.tables.build import Options, make_tables
+from bagent.store.tables.schema import TABLES
 
 
 def rows_of(source: str, database: Path | None = None) -> list[tuple[Any, ...]]:

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from bagent import open_run
-from bagent.store.asking import open_tables
-from bagent.store.rundir import RunDir, RunInfo
-from bagent.store.tables import Options, make_tables
+from bagent.store.query import open_tables
+from bagent.store.run_dir import RunDir, RunInfo
+from bagent.store.tables.build import Options, make_tables
 
 BIG = 2**63
 BEYOND = 10**45 + 7

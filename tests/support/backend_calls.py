@@ -9,9 +9,9 @@ from typing import Any
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.openai_http import OpenAIBackend
+from bagent.backends.http.client import Transport
+from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.backends.transport import Transport
 from bagent.types import Failure, Reply
 
 PLAIN = CallSettings(model="m", sampling={}, extra={})

@@ -13,33 +13,31 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
-from bagent.agents.budget import TokenBudget
 from bagent.agents.plan import StagePlan
-from bagent.answers.schema import OutputSchema
+from bagent.agents.token_budget import TokenBudget
+from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import CallSettings, OutputFormat, Request
-from bagent.batches.anthropic_service import AnthropicBatches
-from bagent.batches.desk import Desk
-from bagent.batches.engine import BatchEngine, EngineTools
-from bagent.batches.ledger import all_records
-from bagent.batches.openai_service import OpenAIBatches
-from bagent.batches.post import PostTools
-from bagent.batches.reading import ReadRules
-from bagent.batches.record import BatchRecord
-from bagent.batches.rows import BatchRows, RowTools
+from bagent.batches.anthropic import AnthropicBatches
+from bagent.batches.builder import Bounds, Spool
+from bagent.batches.conversation_host import BatchRows, RowTools
+from bagent.batches.openai import OpenAIBatches
+from bagent.batches.record import BatchRecord, all_records
+from bagent.batches.results import ReadRules
+from bagent.batches.runner import BatchEngine, EngineTools, PostTools
+from bagent.batches.scheduler import Desk
 from bagent.batches.service import BatchService
-from bagent.batches.spool import Bounds, Spool
-from bagent.fleet.account import Account
-from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.fleet import Fleet, FleetConfig
+from bagent.fleet.limits.account import Account
+from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.money.prices import Price, pricer
+from bagent.stages.dedupe import Sharing
 from bagent.stages.feeder import Work
-from bagent.stages.guards import Guards
-from bagent.stages.sharing import Sharing
-from bagent.store.index import Policy, load_index
-from bagent.store.journal import Journal
+from bagent.stages.stop_rules import Guards
+from bagent.store.journal.done_index import Policy, load_index
+from bagent.store.journal.journal import Journal
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
 from support import http_servers
 from support.http_servers import serve_app
@@ -301,7 +299,7 @@ async def run_rows(
 
 
 def _salt(stage: str) -> int:
-    from bagent.store.codec import salt_of
+    from bagent.store.journal.codec import salt_of
 
     return salt_of(stage, 0)
 

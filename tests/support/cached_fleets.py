@@ -11,12 +11,12 @@ from typing import Any, Literal
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, Request
+from bagent.fleet.batch_size import GroupRule
 from bagent.fleet.call import Call
-from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.grouping import GroupRule
-from bagent.fleet.limiter import InFlightLimit
-from bagent.fleet.prefixes import PrefixRule
+from bagent.fleet.fleet import Fleet, FleetConfig
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.sim import engine as sim
 from bagent.sim.config import BLOCK, EngineConfig
 from bagent.sim.driver import Driver, Flight

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bagent.cli.main import main, report_fault
-from bagent.store import asking, tables
+from bagent.cli.app import main, report_fault
+from bagent.store import query as asking
+from bagent.store.tables import build as tables
 
 SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE,
@@ -150,7 +151,7 @@ def _tables_in_process() -> Iterator[None]:
     """Make tables here too: a child spends more time on its imports than on a short run."""
     with (
         mock.patch.object(asking, "run_tables_child", _make_tables),
-        mock.patch("bagent.runs.start.TablesChild", TablesHere),
+        mock.patch("bagent.runs.execute.TablesChild", TablesHere),
     ):
         yield
 

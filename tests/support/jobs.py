@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from bagent.cli.main import main
+from bagent.cli.app import main
 
 Json = Any
 

@@ -12,12 +12,12 @@ import botocore.loaders
 import msgspec
 
 from bagent.backends.base import Backend, Exchange, Timeouts
-from bagent.backends.bedrock import BedrockConfig
-from bagent.backends.choose import BackendConfig, make_backend
+from bagent.backends.bedrock.backend import BedrockConfig
 from bagent.backends.endpoint import Endpoint
+from bagent.backends.http.client import Transport
 from bagent.backends.keys import KeySource
+from bagent.backends.registry import BackendConfig, make_backend
 from bagent.backends.request import CallSettings, Request, encode_payload
-from bagent.backends.transport import Transport
 from bagent.types import Failure, Reply
 from support.provider_bedrock import BedrockWire
 from support.provider_engines import DynamoWire, SglangWire, VllmWire

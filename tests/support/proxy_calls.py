@@ -15,9 +15,9 @@ import aiohttp
 
 from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit
-from bagent.proxy.serve import Proxy, ProxyConfig, start_proxy
-from bagent.store.readers import Wanted, iter_results
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.proxy.server import Proxy, ProxyConfig, start_proxy
+from bagent.store.results import Wanted, iter_results
 from support.cli import Running
 from support.fake_server import FakeServer
 

@@ -7,9 +7,9 @@ from random import Random
 
 import msgspec
 
-from bagent.backends.engine_metrics import EngineLoad
-from bagent.fleet.limiter import InFlightLimit
-from bagent.fleet.load_signal import POLL_SECONDS, LoadSignal, follow
+from bagent.backends.engines.metrics import EngineLoad
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.limits.load_feedback import POLL_SECONDS, LoadSignal, follow
 
 STEP = 0.05  # seconds
 

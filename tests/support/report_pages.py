@@ -10,9 +10,16 @@ from typing import Any
 
 import duckdb
 
-from bagent.observe.report import About, make_page
-from bagent.store.columns import ATTEMPTS, ENDPOINTS, RESULTS, TOOL_CALLS, declared, json_select
-from bagent.store.views import VIEWS
+from bagent.report import About, make_page
+from bagent.store.tables.schema import (
+    ATTEMPTS,
+    ENDPOINTS,
+    RESULTS,
+    TOOL_CALLS,
+    declared,
+    json_select,
+)
+from bagent.store.tables.views import VIEWS
 
 VOID = {"meta", "input", "br", "img"}
 

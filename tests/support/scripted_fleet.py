@@ -13,14 +13,14 @@ from typing import Any
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.rate_headers import RateLimits
+from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.backends.request import CallSettings, Request
-from bagent.fleet.account import Account
 from bagent.fleet.call import Call, Delivery
-from bagent.fleet.core import Together
-from bagent.fleet.dispatcher import Fleet, FleetConfig
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limiter import InFlightLimit
+from bagent.fleet.fleet import Fleet, FleetConfig
+from bagent.fleet.limits.account import Account
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.state import Together
 from bagent.types import Attempt, EndpointSample, Failure, Reply
 from support.jumping_loop import run_jumping
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bagent.bench.plan import BenchPlan
-from bagent.bench.trace import TraceInfo
-from bagent.bench.whole import Wanted, make_folder, send_all, write_results
+from bagent.bench.runner import BenchRequest, make_folder, send_all, write_results
+from bagent.bench.schedule import TraceInfo
 from bagent.fleet.hostfile import hosts_in
-from bagent.runs.endpoints import host_endpoints
+from bagent.servers.resolve import host_endpoints
 from bagent.sim import RunningSim, parse_sim_url, start_sim
 
 DEAD = "127.0.0.1:1999"
@@ -62,6 +62,6 @@ def measure_in(place: Path, lines: list[str], **settings: Any) -> dict[str, Any]
     if trace:
         settings["trace"] = TraceInfo("trace", len(trace), trace[-1].at, 100, 4)
     plan = BenchPlan(**{"input_tokens": 60, "output_tokens": 8, "warmup": 1, **settings})
-    wanted = Wanted(plan=plan, endpoints=endpoints, folder=folder, trace=trace)
+    wanted = BenchRequest(plan=plan, endpoints=endpoints, folder=folder, trace=trace)
     called, course = send_all(wanted, None, tell)
     return {**write_results(wanted, called, course, None), "folder": folder}

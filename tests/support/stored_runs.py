@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from bagent.store.journal import Journal
-from bagent.store.rundir import RunDir, RunInfo, Start
+from bagent.store.journal.journal import Journal
+from bagent.store.run_dir import RunDir, RunInfo, Start
 from bagent.types import Outcome
 
 

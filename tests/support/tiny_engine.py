@@ -10,9 +10,9 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from bagent.backends.base import Timeouts
+from bagent.backends.batching.routes import Groups
+from bagent.backends.batching.template_discovery import Learner
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.grouping import Groups
-from bagent.backends.learning import Learner
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure
 

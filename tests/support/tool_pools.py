@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bagent.answers.schema import OutputSchema
-from bagent.job.context import LoadContext
-from bagent.job.spec_agent import ToolSpec
+from bagent.answers.schema.schema import OutputSchema
+from bagent.job.spec.agent import ToolSpec
+from bagent.job.validation import LoadContext
 from bagent.tools import CallContext, Policy, Tool, ToolPool, ToolResult, open_tools
 from bagent.types import ToolCall
 

@@ -13,7 +13,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import CallContext
-from bagent.tools.commands import without_preamble
+from bagent.tools.command_tool import without_preamble
 from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, asked, once, opened
 

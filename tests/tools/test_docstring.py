@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.tools.docstring import read_docstring
+from bagent.tools.python_schema import read_docstring
 
 GOOGLE = """Look a ship up.
 

@@ -19,7 +19,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import ToolResult
-from bagent.tools.mcp_client import McpConfig, McpServer
+from bagent.tools.mcp import McpConfig, McpServer
 from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, asked, opened
 

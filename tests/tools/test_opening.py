@@ -114,8 +114,8 @@ import asyncio, json, sys
 from pathlib import Path
 for name in json.loads(sys.argv[1]):
     sys.modules[name] = None
-from bagent.job.spec_agent import ToolSpec
-from bagent.job.context import LoadContext
+from bagent.job.spec.agent import ToolSpec
+from bagent.job.validation import LoadContext
 from bagent.tools import open_tools
 base = Path(sys.argv[2])
 entries = json.loads(sys.argv[3])

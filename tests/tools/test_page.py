@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from bagent.tools.page import page_text
+from bagent.tools.builtin.http_get import page_text
 
 
 @pytest.mark.parametrize(

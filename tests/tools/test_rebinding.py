@@ -8,10 +8,10 @@ import socket
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from bagent.tools.hosts import Hosts
-from bagent.tools.http_get import HttpGet
+from bagent.tools.builtin.host_allowlist import Hosts
+from bagent.tools.builtin.http_get import HttpGet
 from bagent.tools.threads import Threads
-from bagent.tools.tool import ToolFault
+from bagent.tools.types import ToolFault
 from support.fake_server import FakeServer
 from support.jumping_loop import in_event_loop
 

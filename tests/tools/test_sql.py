@@ -12,7 +12,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.tools import ToolResult
-from bagent.tools.sql import table_name
+from bagent.tools.builtin.sql import table_name
 from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, answers, asked, once, opened
 

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from bagent.errors import UsageError
 from bagent.tools import ToolResult
-from bagent.tools.web_search import search_config
+from bagent.tools.builtin.web_search import search_config
 from support.tool_pools import ENV, asked, once, opened
 
 KEY = "key-123"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bagent.observe.report import About
+from bagent.report import About
 from support.report_pages import TableRun
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagent.observe.report import About, make_page
+from bagent.report import About, make_page
 from support.report_pages import TableRun
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&"

@@ -1,0 +1,1 @@
+"""Comparison of runs, and accuracy against a gold file."""

@@ -1,0 +1,393 @@
+"""How right is a run, held against a file of known answers?
+
+All values are compared as text, numbers as numbers. A row without a usable answer is wrong: an
+accuracy that leaves the failures out would rise with each of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.analysis.compare import (
+    dicts,
+    equal_sql,
+    field_sql,
+    has_property,
+    mcnemar,
+    paired_difference,
+    side_numbers,
+    source_sql,
+    wilson,
+)
+from bagent.duck import file_literal, literal, quoted
+from bagent.errors import InputError, UsageError
+from bagent.types import Json
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+MOST_PAIRS = 400
+_NOT_FIELDS = frozenset({"id", "answer", "stage", "row", "source", "line", "output"})
+
+
+class FieldScore(msgspec.Struct, frozen=True):
+    """One field: rows that are right, wrong, or without a usable answer, and the share of right.
+
+    ``interval`` is the 95 % interval of that share.
+
+    ``confusion`` has the commonest pairs of ``known`` and ``given`` value with their ``rows``;
+    ``given`` is None where a row has no usable answer.
+    """
+
+    field: str
+    right: int
+    wrong: int
+    unanswered: int
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    confusion: list[dict[str, Json]]
+
+
+class Score(msgspec.Struct, frozen=True):
+    """A run against known answers; ``worst`` are the rows with most wrong fields."""
+
+    numbers: dict[str, Json]
+    fields: list[FieldScore]
+    worst: list[dict[str, Json]]
+
+
+class GoldFile(msgspec.Struct, frozen=True):
+    """A file of known answers: where it is, and its column that names a row.
+
+    ``fields`` are what to compare; none: every column of the file that the answers have too.
+    ``columns`` are the columns of the file that hold their known values; none: those of the same
+    names.
+    """
+
+    path: Path
+    id: str = "id"
+    fields: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+def is_gold(path: Path) -> bool:
+    """Whether a path is a file of rows, and not a run."""
+    return path.is_file() and (path.suffixes[-1:] != [] and _suffix(path) in SUFFIXES)
+
+
+def _suffix(path: Path) -> str:
+    return path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
+
+
+def score_run(
+    connection: DuckDBPyConnection,
+    folder: Path,
+    gold: GoldFile,
+    stage: str | None,
+    examples: int,
+) -> Score:
+    """Hold the tables in ``folder`` against ``gold``.
+
+    Args:
+        stage: the stage that is meant; None: the only one that the tables have.
+        examples: how many of the worst rows to show.
+
+    Raises:
+        UsageError: the file has no such field, no ids, or an id twice; the run has several stages
+            and none is named, or not that one.
+        InputError: the file cannot be read.
+    """
+    connection.execute(source_sql("a", folder, stage))
+    _check_stage(connection, stage)
+    columns = _load(connection, gold)
+    chosen = list(gold.fields) or _common(connection, folder, columns, gold)
+    numbered = _numbered(connection, columns)
+    _check_ids(connection, gold, "name, g_answer" if numbered else "name")
+    answer = "b.g_answer as answer" if numbered else "a.answer"
+    parts = [f"a.status = 'ok' as usable, a.name is not null as found, b.name, {answer}"]
+    for number, field in enumerate(chosen):
+        source = gold.columns[number] if gold.columns else field
+        known, given = _gold_sql(source, columns, gold), field_sql(connection, field, "a")
+        parts.append(f"{known} as known{number}, {given} as given{number}")
+        right = equal_sql(known, given)
+        parts.append(f"coalesce(a.status = 'ok', false) and {right} as right{number}")
+    connection.execute(
+        f"create or replace temp table scored as select {', '.join(parts)}"
+        " from b left join a on a.name = b.name" + " and a.answer::varchar = b.g_answer" * numbered
+    )
+    every = " and ".join(f"right{n}" for n in range(len(chosen)))
+    (numbers,) = dicts(
+        connection,
+        f"""select count(*) as "rows", count(*) filter (usable) as answered,
+               count(*) filter (not found) as missing,
+               count(*) filter (found and not usable) as not_ok,
+               count(*) filter ({every}) as all_right,
+               round(avg(({every})::int), 6) as accuracy from scored""",
+    )
+    numbers |= side_numbers(connection, "a")
+    interval = wilson(int(str(numbers["all_right"])), int(str(numbers["rows"])))
+    numbers |= dict(zip(("accuracy_low", "accuracy_high"), interval or (None, None), strict=True))
+    scores = [_field_score(connection, field, n) for n, field in enumerate(chosen)]
+    numbers |= {f"accuracy_{s.field.replace('.', '_')}": s.accuracy for s in scores}
+    return Score(numbers, scores, dicts(connection, _worst_sql(chosen, examples)))
+
+
+def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
+    """Make the table ``b`` of the file, all values as text, with ``name``; its columns."""
+    import duckdb
+
+    file, suffix = file_literal(gold.path), _suffix(gold.path)
+    try:
+        if suffix == ".parquet":
+            names = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
+            values = {name: f"to_json({quoted(name)})->>'$'" for name in names}
+            source = f"read_parquet({file})"
+        elif suffix in (".csv", ".tsv"):
+            source = f"read_csv({file}, header=true, all_varchar=true)"
+            names = [row[0] for row in _rows(connection, f"describe from {source}")]
+            values = {name: quoted(name) for name in names}
+        else:
+            connection.execute(
+                f"create or replace temp view lines as from read_json_objects({file},"
+                " maximum_object_size=268435456)"
+            )
+            keys = _rows(
+                connection, "select distinct unnest(json_keys(json)) from lines order by 1"
+            )
+            names = [row[0] for row in keys]
+            values = {
+                name: "json_extract_string(json, "
+                + literal("/" + name.replace("~", "~0").replace("/", "~1"))
+                + ")"
+                for name in names
+            }
+            source = "lines"
+    except duckdb.Error as error:
+        raise InputError(f"{gold.path}: {str(error).splitlines()[0]}") from None
+    if gold.id not in names:
+        raise UsageError(
+            f"{gold.path} has no column {gold.id}",
+            hint=f"--id NAME; it has {', '.join(names[:12])}",
+        )
+    listed = ", ".join(f"{sql} as {quoted('g_' + name)}" for name, sql in values.items())
+    connection.execute(
+        f"create or replace temp table b as select {values[gold.id]} as name, {listed}"
+        f" from {source}"
+    )
+    return names
+
+
+def _rows(connection: DuckDBPyConnection, sql: str) -> list[Any]:
+    return list(connection.execute(sql).fetchall())
+
+
+def _common(
+    connection: DuckDBPyConnection, folder: Path, columns: list[str], gold: GoldFile
+) -> list[str]:
+    file = file_literal(folder / "answers.parquet")
+    known = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
+    properties = set(known) - _NOT_FIELDS
+    properties |= {name for name in _NOT_FIELDS & set(columns) if has_property(connection, name)}
+    found = [name for name in columns if name in properties and name != gold.id]
+    if not found and "text" in columns:
+        found = ["text"]
+    if not found:
+        raise UsageError(
+            f"{gold.path} and the answers have no field in common",
+            hint=f"--on FIELD; the answers have {', '.join(sorted(properties)) or 'no fields'}",
+        )
+    return found
+
+
+def _gold_sql(field: str, columns: list[str], gold: GoldFile) -> str:
+    """The known value: a column of that name, else a property of its ``output``."""
+    bare = field.removeprefix("output.")
+    for name in (field, bare):
+        if name in columns:
+            return f"b.{quoted('g_' + name)}"
+    for name in ("output", bare.split(".")[0]):
+        if name in columns:
+            steps = bare.split(".") if name == "output" else bare.split(".")[1:]
+            pointer = "".join("/" + s.replace("~", "~0").replace("/", "~1") for s in steps)
+            parsed = f"try_cast(b.{quoted('g_' + name)} as json)"
+            return f"json_extract_string({parsed}, {literal(pointer)})"
+    raise UsageError(
+        f"{gold.path} has no field {field}",
+        hint=f"--gold-field NAME names its column; there are {', '.join(columns[:12])}",
+    )
+
+
+def _check_stage(connection: DuckDBPyConnection, stage: str | None) -> None:
+    """Known answers are those of one stage: several would count every row several times."""
+    here = [row[0] for row in _rows(connection, "select distinct stage from a order by 1")]
+    if stage is None and len(here) > 1:
+        raise UsageError(
+            f"the run has the stages {', '.join(here[:12])}: known answers are held against one",
+            hint="--stage NAME",
+        )
+    if stage is not None and not here:
+        raise UsageError(f"--stage {stage}: the run has no rows of such a stage")
+
+
+def _numbered(connection: DuckDBPyConnection, columns: list[str]) -> bool:
+    """Whether the file's column ``answer`` says which of several answers of a row is meant.
+
+    It is a known answer itself where the run has one answer a row, or a property of that name.
+    """
+    if "answer" not in columns or has_property(connection, "answer"):
+        return False
+    return bool(_rows(connection, "select 1 from a where answer > 0 limit 1"))
+
+
+def _check_ids(connection: DuckDBPyConnection, gold: GoldFile, keys: str) -> None:
+    twice = _rows(connection, f"select name from b group by {keys} having count(*) > 1 limit 1")
+    if twice:
+        raise UsageError(f"{gold.path} has the id {twice[0][0]} twice", hint="one line for each id")
+
+
+def _field_score(connection: DuckDBPyConnection, field: str, number: int) -> FieldScore:
+    (counts,) = dicts(
+        connection,
+        f"""select count(*) filter (right{number}) as "right",
+               count(*) filter (usable and not right{number}) as wrong,
+               count(*) filter (not coalesce(usable, false)) as unanswered,
+               round(avg(right{number}::int), 6) as accuracy from scored""",
+    )
+    confusion = dicts(
+        connection,
+        f"""select left(known{number}, 60) as known,
+               case when usable then coalesce(left(given{number}, 60), 'null') end as given,
+               count(*) as "rows" from scored group by 1, 2 order by 3 desc, 1, 2
+               limit {MOST_PAIRS}""",
+    )
+    right, wrong, unanswered = (int(counts[name]) for name in ("right", "wrong", "unanswered"))
+    interval = wilson(right, right + wrong + unanswered)
+    return FieldScore(field, **counts, interval=interval, confusion=confusion)
+
+
+def _worst_sql(fields: list[str], examples: int) -> str:
+    wrong = " + ".join(f"(not right{n})::int" for n in range(len(fields)))
+    values = ", ".join(
+        f"left(known{n}, 80) as {quoted(field + ' known')},"
+        f" left(given{n}, 80) as {quoted(field + ' given')}"
+        for n, field in enumerate(fields)
+    )
+    return (
+        f"select name as id, answer, {wrong} as wrong, {values} from scored"
+        f" where {wrong} > 0 order by wrong desc, usable, name limit {examples}"
+    )
+
+
+class FieldPair(msgspec.Struct, frozen=True):
+    """One field, or all of them: the accuracy of both runs over the same rows.
+
+    ``difference`` is that of B less that of A; intervals are of 95 %; ``p`` is McNemar's.
+    """
+
+    field: str
+    accuracy_a: float | None
+    interval_a: tuple[float, float] | None
+    accuracy_b: float | None
+    interval_b: tuple[float, float] | None
+    difference: float | None
+    interval: tuple[float, float] | None
+    only_a: int
+    only_b: int
+    p: float
+
+
+class PairScore(msgspec.Struct, frozen=True):
+    """Two runs against known answers; ``a`` and ``b`` are each of them alone."""
+
+    numbers: dict[str, Json]
+    fields: list[FieldPair]
+    a: Score
+    b: Score
+
+
+ALL = "all of them"
+
+
+def score_pair(
+    connection: DuckDBPyConnection,
+    folders: tuple[Path, Path],
+    gold: GoldFile,
+    stages: tuple[str | None, str | None],
+    examples: int,
+) -> PairScore:
+    """Hold the tables of two runs against ``gold``; see :func:`bagent.analysis.accuracy.score_run`.
+
+    Raises:
+        UsageError: as that function.
+        InputError: the file cannot be read.
+    """
+    a = score_run(connection, folders[0], gold, stages[0], examples)
+    connection.execute("create or replace temp table scored_a as from scored")
+    fields = tuple(one.field for one in a.fields)
+    same = msgspec.structs.replace(gold, fields=fields)
+    b = score_run(connection, folders[1], same, stages[1], examples)
+    pairs = [
+        *(_pair(connection, field, f"right{number}") for number, field in enumerate(fields)),
+        *([_every(connection, len(fields))] if len(fields) > 1 else []),
+    ]
+    whole = pairs[-1]
+    numbers: dict[str, Json] = {
+        "rows": a.numbers["rows"],
+        "accuracy_a": whole.accuracy_a,
+        "accuracy_b": whole.accuracy_b,
+        "difference": whole.difference,
+        "difference_low": whole.interval[0] if whole.interval else None,
+        "difference_high": whole.interval[1] if whole.interval else None,
+        "only_a_right": whole.only_a,
+        "only_b_right": whole.only_b,
+        "p": whole.p,
+    }
+    for pair in pairs[: len(fields)]:
+        name = pair.field.replace(".", "_")
+        numbers |= {
+            f"accuracy_{name}_a": pair.accuracy_a,
+            f"accuracy_{name}_b": pair.accuracy_b,
+            f"p_{name}": pair.p,
+        }
+    return PairScore(numbers, pairs, a, b)
+
+
+def _every(connection: DuckDBPyConnection, fields: int) -> FieldPair:
+    return _pair(connection, ALL, *(f"right{number}" for number in range(fields)))
+
+
+def _pair(connection: DuckDBPyConnection, field: str, *columns: str) -> FieldPair:
+    """Count a field, or several together, over the rows of both runs."""
+    a, b = (
+        " and ".join(f"coalesce({side}.{column}, false)" for column in columns)
+        for side in ("scored_a", "scored")
+    )
+    # A row that one run lacks is wrong there, whichever of its answers the other has.
+    (counts,) = dicts(
+        connection,
+        f"""select count(*) as n, count(*) filter ({a}) as a, count(*) filter ({b}) as b,
+               count(*) filter (({a}) and not ({b})) as only_a,
+               count(*) filter (({b}) and not ({a})) as only_b
+        from scored_a full join scored on scored_a.name = scored.name
+             and coalesce(scored_a.answer::varchar, '0') = coalesce(scored.answer::varchar, '0')""",
+    )
+    n, right_a, right_b, only_a, only_b = (int(str(counts[k])) for k in _COUNTS)
+    return FieldPair(
+        field,
+        round(right_a / n, 6) if n else None,
+        wilson(right_a, n),
+        round(right_b / n, 6) if n else None,
+        wilson(right_b, n),
+        round((right_b - right_a) / n, 6) if n else None,
+        paired_difference(only_a, only_b, n),
+        only_a,
+        only_b,
+        mcnemar(only_a, only_b),
+    )
+
+
+_COUNTS = ("n", "a", "b", "only_a", "only_b")

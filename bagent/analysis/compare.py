@@ -1,0 +1,356 @@
+"""Are two runs the same, row by row? What must hold before anybody says so.
+
+Rows are joined by id, stage and answer; rows with equal ids in the order of the input. All counting
+is SQL over the tables of both runs; only the JSON of answers whose texts differ is compared here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.types import Json
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+NUMBERS = ("latency_ms", "ttft_ms")
+_CHUNK = 20_000
+_EXCERPT = 120
+
+
+class Sameness(msgspec.Struct, frozen=True):
+    """The outcome of a comparison.
+
+    ``numbers`` are flat counts and sums by name, ready for an expression; ``changes`` counts pairs
+    of statuses that differ; ``rows`` are the first rows that differ. ``claim`` is what may be
+    claimed, in words; ``why_not`` says why not the same output, and is empty where it may.
+    """
+
+    numbers: dict[str, Json]
+    changes: list[dict[str, Json]]
+    rows: list[dict[str, Json]]
+    claim: str
+    why_not: list[str]
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What to look at beyond the whole answer.
+
+    ``on`` are fields of the output (dotted paths), else columns of ``results``; ``sql`` is a
+    condition over the rows ``a`` and ``b``; ``stage`` is the only stage looked at, None: all.
+    """
+
+    on: tuple[str, ...] = ()
+    sql: str | None = None
+    stage: str | None = None
+
+
+def compare_runs(
+    connection: DuckDBPyConnection, first: Path, second: Path, question: Question, examples: int
+) -> Sameness:
+    """Compare two folders of tables.
+
+    Args:
+        first, second: folders with ``results.parquet``.
+        examples: how many differing rows to show.
+
+    Raises:
+        duckdb.Error: the question's SQL is wrong.
+    """
+    for name, folder in (("a", first), ("b", second)):
+        connection.execute(source_sql(name, folder, question.stage))
+    by_stage = _one(connection, "select count(distinct stage) from (from a union all from b)") > 1
+    if by_stage:
+        each = "select max(n) from (select count(distinct stage) n from {0})"
+        by_stage = any(_one(connection, each.format(name)) > 1 for name in "ab")
+    keys = "name, answer, nth" + ", stage" * by_stage
+    on = [
+        equal_sql(field_sql(connection, field, "a"), field_sql(connection, field, "b"))
+        for field in question.on
+    ]
+    connection.execute(_pairs_sql(keys, on, question.sql))
+    _compare_json(connection, keys)
+    numbers = _numbers(connection, question)
+    why_not = _reasons(numbers)
+    exact = numbers["same_text"] == numbers["joined"]
+    claim = "the same output, byte for byte" if exact else "the same output as JSON"
+    numbers["same_output"] = not why_not
+    return Sameness(
+        numbers,
+        dicts(
+            connection,
+            'select status_a, status_b, count(*) as "rows" from pairs'
+            " where in_a and in_b and status_a <> status_b group by all order by 3 desc, 1, 2",
+        ),
+        dicts(connection, _examples_sql(keys, examples, by_stage)),
+        claim if not why_not else "not the same output",
+        why_not,
+    )
+
+
+def source_sql(name: str, folder: Path, stage: str | None) -> str:
+    """A view of the results in ``folder`` with a name for each row, and its number among equals.
+
+    ``said`` is the answer as text; of a row that no model was asked about, its output.
+    """
+    from bagent.duck import file_literal, literal
+
+    only = "" if stage is None else f" where stage = {literal(stage)}"
+    label = "coalesce(id, 'row ' || row)"
+    return (
+        f"create or replace temp view {name} as select *, coalesce(text, output::varchar) as said,"
+        f" {label} as name, row_number() over"
+        f" (partition by {label}, stage, answer order by row) as nth"
+        f" from read_parquet({file_literal(folder / 'results.parquet')}){only}"
+    )
+
+
+def field_sql(connection: DuckDBPyConnection, field: str, row: str) -> str:
+    """A field of a result as text: a path into its output, else a column of ``results``.
+
+    A column gives way where some output of the view ``a`` has a property of its name.
+    """
+    from bagent.duck import literal, quoted
+    from bagent.store.tables.schema import RESULTS
+
+    if field in RESULTS and field != "output" and not has_property(connection, field):
+        return f"{row}.{quoted(field)}::varchar"
+    steps = field.removeprefix("output.").split(".") if field != "output" else []
+    pointer = "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
+    return f"json_extract_string({row}.output, {literal(pointer)})"
+
+
+def has_property(connection: DuckDBPyConnection, name: str) -> bool:
+    """Whether an output of the view ``a`` is an object with this property."""
+    from bagent.duck import literal
+
+    pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
+    sql = f"select 1 from a where json_extract(output, {pointer}) is not null limit 1"
+    return connection.execute(sql).fetchone() is not None
+
+
+def equal_sql(first: str, second: str) -> str:
+    """Whether two texts are the same value; 1 and 1.0 are."""
+    return (
+        f"coalesce({first} is not distinct from {second}"
+        f" or try_cast({first} as double) = try_cast({second} as double), false)"
+    )
+
+
+def normal_sql(text: str) -> str:
+    """Text with composed characters and single blanks, none at its ends."""
+    return rf"trim(regexp_replace(nfc_normalize({text}), '\s+', ' ', 'g'))"
+
+
+def _pairs_sql(keys: str, on: Sequence[str], sql: str | None) -> str:
+    chosen = " and ".join(on) or "null"
+    return f"""
+        create or replace temp table pairs as
+        select row_number() over () as pair, {keys}, a.row as row_a, b.row as row_b,
+               a.row is not null as in_a, b.row is not null as in_b,
+               a.status as status_a, b.status as status_b,
+               a.prompt_sha256 = b.prompt_sha256 as same_prompt,
+               a.said is not distinct from b.said as same_text,
+               {normal_sql("a.said")} is not distinct from {normal_sql("b.said")} as same_normal,
+               a.prompt_sha256 is null and b.prompt_sha256 is null
+               and a.endpoint is null and b.endpoint is null and a.copied_from is null
+               and a.status = 'ok' and b.status = 'ok' as unasked,
+               case when a.output is null and b.output is null then null
+                    else a.output::varchar is not distinct from b.output::varchar end as same_json,
+               {chosen} as same_on, ({sql or "null"}\n) as same_sql
+        from a full join b using ({keys})"""
+
+
+def _compare_json(connection: DuckDBPyConnection, keys: str) -> None:
+    """Find the outputs that are equal as JSON though their texts are not."""
+    cursor = connection.execute(
+        f"select pair, a.output::varchar, b.output::varchar from pairs join a using ({keys})"
+        f" join b using ({keys}) where not same_json and a.output is not null"
+        " and b.output is not null"
+    )
+    equal: list[int] = []
+    while some := cursor.fetchmany(_CHUNK):
+        equal += [pair for pair, one, two in some if same_json(_json(one), _json(two))]
+    for start in range(0, len(equal), _CHUNK):
+        connection.execute(
+            "update pairs set same_json = true where pair in (select unnest(?))",
+            [equal[start : start + _CHUNK]],
+        )
+
+
+def _json(text: str) -> Json:
+    return msgspec.json.decode(text)
+
+
+def same_json(one: Json, two: Json) -> bool:
+    """Whether two JSON values are equal: the order of keys means nothing, 1 is 1.0, not true."""
+    if isinstance(one, bool) or isinstance(two, bool):
+        return one is two
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(same_json(v, two[k]) for k, v in one.items())
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(same_json, one, two))
+    return bool(one == two)
+
+
+def _numbers(connection: DuckDBPyConnection, question: Question) -> dict[str, Json]:
+    (found,) = dicts(
+        connection,
+        """
+        select count(*) filter (in_a) as rows_a, count(*) filter (in_b) as rows_b,
+               count(*) filter (in_a and in_b) as joined,
+               count(*) filter (not in_b) as only_a, count(*) filter (not in_a) as only_b,
+               count(*) filter (same_prompt) as same_prompt,
+               count(*) filter (same_prompt = false) as other_prompt,
+               count(*) filter (in_a and in_b and same_prompt is null and not unasked)
+                   as unknown_prompt,
+               count(*) filter (in_a and in_b and unasked) as without_prompt,
+               count(*) filter (in_a and in_b and same_text) as same_text,
+               count(*) filter (in_a and in_b and same_normal) as same_normal,
+               count(*) filter (in_a and in_b and same_json) as same_json,
+               count(*) filter (in_a and in_b and same_json is null) as without_json,
+               count(*) filter (in_a and in_b and status_a <> status_b) as status_changes,
+               count(*) filter (status_a = 'ok' and status_b = 'ok') as both_ok,
+               count(*) filter (status_a = 'ok' and status_b = 'ok' and same_on) as same_on,
+               count(*) filter (in_a and in_b and same_sql) as same_sql
+        from pairs""",
+    )
+    if not question.on:
+        del found["same_on"]
+    if question.sql is None:
+        del found["same_sql"]
+    for name in "ab":
+        found |= side_numbers(connection, name)
+    return found
+
+
+def side_numbers(connection: DuckDBPyConnection, name: str) -> dict[str, Json]:
+    """What one run took: ok rows, percentiles of its times, tokens and cost."""
+    quantiles = ", ".join(
+        f"round(quantile_cont({column}, {share}), 1) as {column.removesuffix('_ms')}_p{p}_{name}"
+        for column in NUMBERS
+        for share, p in ((0.5, 50), (0.99, 99))
+    )
+    sums = ", ".join(
+        f"sum({column})::bigint as {column}_{name}"
+        for column in ("prompt_tokens", "completion_tokens")
+    )
+    (found,) = dicts(
+        connection,
+        f"select count(*) filter (status = 'ok') as ok_{name}, {quantiles}, {sums},"
+        f" sum(cost_usd) as cost_usd_{name} from {name}",
+    )
+    return found
+
+
+def _reasons(n: dict[str, Json]) -> list[str]:
+    """Why the two runs may not be called the same output."""
+    joined = n["joined"]
+    wrong = (
+        (not joined, "no row is in both"),
+        (joined and not n["both_ok"], "no row is ok in both"),
+        (n["only_a"], f"{n['only_a']:,} rows are only in the first"),
+        (n["only_b"], f"{n['only_b']:,} rows are only in the second"),
+        (n["other_prompt"], f"{n['other_prompt']:,} prompts differ"),
+        (n["unknown_prompt"], f"{n['unknown_prompt']:,} prompts are not known"),
+        (n["status_changes"], f"{n['status_changes']:,} rows have another status"),
+    )
+    reasons = [words for is_wrong, words in wrong if is_wrong]
+    differ = joined - n["same_text"]
+    other_json = joined - n["same_json"] - n["without_json"]
+    if differ and (other_json or n["without_json"]):
+        reasons.append(
+            f"{differ:,} answers differ" + f" ({other_json:,} as JSON)" * bool(other_json)
+        )
+    return reasons
+
+
+def _examples_sql(keys: str, examples: int, by_stage: bool) -> str:
+    stage = "pairs.stage, " * by_stage
+    return f"""
+        select pairs.name as id, {stage}pairs.answer, status_a, status_b, same_prompt,
+               left(coalesce(a.said, a.error), {_EXCERPT}) as a,
+               left(coalesce(b.said, b.error), {_EXCERPT}) as b
+        from (select *, row_number() over (
+                  order by status_a = status_b, coalesce(same_json, false),
+                           coalesce(row_a, row_b), {keys}) as place
+              from pairs where not (in_a and in_b and status_a = status_b and same_text)
+              or same_on = false or same_sql = false
+              order by place limit {examples}) as pairs
+        left join a using ({keys}) left join b using ({keys})
+        order by place"""  # a join keeps no order
+
+
+def _one(connection: DuckDBPyConnection, sql: str) -> int:
+    row: Any = connection.execute(sql).fetchone()
+    return int(row[0] or 0)
+
+
+def dicts(connection: DuckDBPyConnection, sql: str) -> list[dict[str, Json]]:
+    """The rows of a query, each by the names of its columns."""
+    cursor = connection.execute(sql)
+    names: Sequence[str] = [column[0] for column in cursor.description or []]
+    rows: Iterator[Any] = iter(cursor.fetchone, None)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+Z = 1.959963984540054
+"""The quantile of the normal distribution for 95 %."""
+
+_EXACT = 10_000
+"""Up to so many rows in which two runs differ McNemar's test is exact."""
+
+
+def wilson(right: int, rows: int) -> tuple[float, float] | None:
+    """Return the Wilson score interval of a share (Wilson 1927); None without rows."""
+    if not rows:
+        return None
+    share, square = right / rows, Z * Z / rows
+    middle = share + square / 2
+    half = Z * math.sqrt(share * (1 - share) / rows + square / (4 * rows))
+    scale = 1 + square
+    return round(max(0.0, (middle - half) / scale), 6), round(min(1.0, (middle + half) / scale), 6)
+
+
+def paired_difference(only_a: int, only_b: int, rows: int) -> tuple[float, float] | None:
+    """Return the interval of the share of B less that of A over the same rows.
+
+    The adjusted Wald interval of Agresti and Min (2005). None without rows.
+
+    Args:
+        only_a: rows where only A is right.
+        only_b: rows where only B is right.
+        rows: all rows.
+    """
+    if not rows:
+        return None
+    a, b, n = only_a + 0.5, only_b + 0.5, rows + 2
+    middle = (b - a) / n
+    half = Z * math.sqrt(a + b - (b - a) ** 2 / n) / n
+    return round(max(-1.0, middle - half), 6), round(min(1.0, middle + half), 6)
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """Return the two-sided p of McNemar's test: how likely is so large a difference by chance.
+
+    Exact by the binomial distribution; for very many rows the normal one with its correction.
+    """
+    n, least = only_a + only_b, min(only_a, only_b)
+    if not n:
+        return 1.0
+    if n > _EXACT:
+        z = max(0.0, abs(only_a - only_b) - 1) / math.sqrt(n)
+        return math.erfc(z / math.sqrt(2))
+    # The logarithms of n over k: 2**-n is 0 as a float from 1,075 rows on.
+    half = n * math.log(2)
+    whole = math.lgamma(n + 1)
+    terms = (
+        math.exp(whole - math.lgamma(k + 1) - math.lgamma(n - k + 1) - half)
+        for k in range(least + 1)
+    )
+    return min(1.0, 2 * math.fsum(terms))

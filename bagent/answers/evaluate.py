@@ -1,0 +1,227 @@
+"""What a reply is worth: the one place where a reply becomes ok, or anything else.
+
+The finish reason comes before the text: a cut answer is never ok, however well its text reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.answers.extract import (
+    NOT_JSON,
+    Extracted,
+    How,
+    decode_strict,
+    extract_json,
+    why_not_json,
+)
+from bagent.answers.reasoning import Split, split_reasoning
+from bagent.answers.validation_messages import shorten
+from bagent.text.unicode import clean_text
+from bagent.types import ErrorKind, Json, Reply, Status
+
+if TYPE_CHECKING:
+    from bagent.answers.schema.schema import OutputSchema
+
+GOOD_ENDS = frozenset(
+    (
+        *("stop", "tool_calls", "function_call"),
+        *("end_turn", "stop_sequence", "tool_use"),
+        "eos",
+    )
+)
+"""Finish reasons (lower case) that end an answer well; whatever is in no list is a failure."""
+
+CUT_ENDS = frozenset(
+    (
+        *("length", "max_tokens", "model_context_window_exceeded"),
+        *("max_output_tokens", "max_completion_tokens", "model_length"),
+    )
+)
+"""Finish reasons of answers that were cut off at a token limit."""
+
+REFUSED_ENDS = frozenset(
+    (
+        *("content_filter", "content_filtered", "refusal", "guardrail_intervened"),
+        *("safety", "image_safety", "recitation", "blocklist", "prohibited_content", "spii"),
+    )
+)
+"""Finish reasons of answers that the model or a filter in front of it refused."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a reply is worth.
+
+    ``status`` is ``ok``, ``invalid``, ``truncated``, ``refused`` or ``failed``; ``error_kind``,
+    ``error`` (one line) and ``passing`` (the same request may do better) are set where it is not
+    ``ok``. ``output`` is the validated value as compact JSON and ``value`` the same decoded: set
+    only for ``ok`` with a schema, or with calls of tools that the request itself offered, as
+    ``{"tool_calls": [...]}`` in OpenAI's form. ``text`` is the answer's text without leading
+    thinking, valid UTF-8, None where there was none; ``reasoning`` is the thinking. ``how`` says
+    how the value stood in the text. ``violations`` are the validator's words, for a re-ask.
+    """
+
+    status: Status
+    error_kind: ErrorKind | None = None
+    error: str | None = None
+    passing: bool = False
+    output: msgspec.Raw | None = None
+    value: Json = None
+    text: str | None = None
+    reasoning: str | None = None
+    how: How | None = None
+    violations: tuple[str, ...] = ()
+
+
+def judge(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) -> Verdict:
+    """Return what ``reply`` is worth, with ``schema`` or, where that is None, as text.
+
+    Args:
+        reply: what the endpoint said.
+        schema: what the answer must fit.
+        tools: whether the request offers tools of its own, whose calls are an answer. Who runs
+            tools looks at ``reply.tool_calls`` first; nobody else asked for calls.
+    """
+    reason = (reply.finish_reason or "").lower()
+    if reason in CUT_ENDS or (reply.refusal or "").strip() or reason not in GOOD_ENDS:
+        return _bad_end(reply, reason)
+    text = reply.text
+    if schema is not None and text is not None and text[:1] in ("{", "["):
+        # The usual answer: nothing but JSON.
+        value = decode_strict(text)
+        if value is not NOT_JSON and schema.accepts_clean(value):
+            output = msgspec.Raw(msgspec.json.encode(value))
+            reasoning = _clean(reply.reasoning)
+            return Verdict(
+                "ok", output=output, value=value, text=text, reasoning=reasoning, how="plain"
+            )
+    parted = _parted(reply)
+    if not parted.text:
+        return _without_text(reply, schema, parted, tools)
+    if schema is None:
+        if tools and reply.tool_calls:
+            return _calls(reply, parted)
+        return Verdict("ok", text=parted.text, reasoning=parted.reasoning)
+    return _with_schema(clean_text(text or ""), schema, parted)
+
+
+def _with_schema(text: str, schema: OutputSchema, parted: Split) -> Verdict:
+    found = extract_json(text, schema.accepts_clean)
+    if found is not None and found.accepted:
+        return _ok(found, parted.text, parted.reasoning)
+    if found is None:
+        violations = [why_not_json(text)]
+        error = violations[0]
+    else:
+        violations = schema.explain(found.value) or ["/: not what the schema asks for"]
+        error = f"not what the schema asks for: {violations[0]}"
+    return _invalid(error, violations, parted)
+
+
+def _ok(found: Extracted, text: str, reasoning: str | None) -> Verdict:
+    return Verdict(
+        "ok",
+        output=msgspec.Raw(found.raw),
+        value=found.value,
+        text=text,
+        reasoning=reasoning,
+        how=found.how,
+    )
+
+
+def _invalid(error: str, violations: list[str], parted: Split) -> Verdict:
+    return Verdict(
+        "invalid",
+        error_kind="schema",
+        error=error,
+        text=parted.text or None,
+        reasoning=parted.reasoning,
+        violations=tuple(violations),
+    )
+
+
+def _calls(reply: Reply, parted: Split) -> Verdict:
+    """Calls of tools as the answer, in the form in which OpenAI's API has them in a message."""
+    value = {
+        "tool_calls": [
+            {
+                "id": clean_text(call.id),
+                "type": "function",
+                "function": {
+                    "name": clean_text(call.name),
+                    "arguments": clean_text(call.arguments),
+                },
+            }
+            for call in reply.tool_calls
+        ]
+    }
+    output = msgspec.Raw(msgspec.json.encode(value))
+    text = parted.text or None
+    return Verdict("ok", output=output, value=value, text=text, reasoning=parted.reasoning)
+
+
+def _without_text(reply: Reply, schema: OutputSchema | None, parted: Split, tools: bool) -> Verdict:
+    """A good end without an answer."""
+    if reply.tool_calls and schema is None:
+        if tools:
+            return _calls(reply, parted)
+        names = ", ".join(dict.fromkeys(call.name for call in reply.tool_calls))
+        words = f"a call of a tool that was not offered ({shorten(clean_text(names), 60)})"
+        return _failure("failed", "bad_response", words, parted, passing=True)
+    if reply.tool_calls:
+        words = "a tool call in place of the JSON answer"
+        return _invalid(words, [words], parted)
+    if schema is not None and not parted.closed:
+        words = why_not_json(reply.text or "")
+        return _invalid(words, [words], parted)
+    error = "the answer is empty"
+    if parted.reasoning:
+        error += ": there is only reasoning"
+    return _failure("failed", "empty", error, parted, passing=True)
+
+
+def _bad_end(reply: Reply, reason: str) -> Verdict:
+    parted = _parted(reply)
+    told = f"finish_reason {shorten(clean_text(reply.finish_reason or ''), 60)}"
+    if reason in CUT_ENDS:
+        error = f"the answer was cut off at a token limit ({told})"
+        return _failure("truncated", "truncated", error, parted)
+    refusal = clean_text(reply.refusal or "").strip()
+    if refusal or reason in REFUSED_ENDS:
+        error = f"refused: {shorten(refusal)}" if refusal else f"refused ({told})"
+        return _failure("refused", "refused", error, parted)
+    error = f"the answer did not end well ({told})"
+    if reply.finish_reason is None:
+        error = "the answer has no end (finish_reason is missing)"
+    return _failure("failed", "bad_response", error, parted, passing=True)
+
+
+def _failure(
+    status: Status, kind: ErrorKind, error: str, parted: Split, *, passing: bool = False
+) -> Verdict:
+    return Verdict(
+        status,
+        error_kind=kind,
+        error=error,
+        passing=passing,
+        text=parted.text or None,
+        reasoning=parted.reasoning,
+    )
+
+
+def _parted(reply: Reply) -> Split:
+    """The reply's text and thinking as valid UTF-8; blank text and thinking are none."""
+    text = clean_text(reply.text or "")
+    reasoning = _clean(reply.reasoning)
+    parted = split_reasoning(text) if reasoning is None else Split(reasoning, text)
+    if parted.reasoning is None and parted.text.strip():
+        return parted
+    return parted._replace(
+        text=parted.text if parted.text.strip() else "", reasoning=parted.reasoning or None
+    )
+
+
+def _clean(text: Any) -> str | None:
+    return clean_text(text) if text and text.strip() else None

@@ -1,0 +1,98 @@
+"""The messages of a re-ask, and the schema in the prompt.
+
+A re-ask is always made from the ORIGINAL messages: the answer, cut to a bound, and what is wrong
+with it. So the prompt of the third try is as long as that of the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bagent.answers.validation_messages import shorten
+from bagent.text.unicode import wire_text
+from bagent.types import Message
+
+if TYPE_CHECKING:
+    from bagent.answers.schema.schema import OutputSchema
+
+LIMIT_CHARS = 2000
+"""How much of a bad answer goes back to the model, in characters."""
+
+_MOST_VIOLATIONS = 5
+
+
+def reask(
+    messages: Sequence[Message],
+    reply_text: str | None,
+    violations: Sequence[str],
+    schema: OutputSchema | None,
+    *,
+    limit_chars: int = LIMIT_CHARS,
+) -> list[Message]:
+    """Return the messages that ask again, with the validator's words.
+
+    Args:
+        messages: the original messages of the call, not those of an earlier re-ask.
+        reply_text: the answer; kept to ``limit_chars`` by leaving out its middle.
+        violations: what is wrong, as ``Verdict.violations`` has it; five at most are told.
+        schema: what is asked for; its text is not told again (see ``describe``).
+        limit_chars: the most characters of the answer that go back.
+    """
+    asked = list(messages)
+    answer = bounded(wire_text(reply_text or "").strip(), limit_chars)
+    if answer:
+        asked.append({"role": "assistant", "content": answer})
+    lines = [f"- {shorten(wire_text(words))}" for words in violations[:_MOST_VIOLATIONS]]
+    told = (
+        "\n".join(["Your answer is not valid:", *lines]) if lines else "Your answer is not valid."
+    )
+    kind = " object" if schema is not None and schema.document.get("type") == "object" else ""
+    demand = (
+        f"Answer again, in full, with only the JSON{kind} that was asked for: "
+        "no other text, no code fence."
+    )
+    asked.append({"role": "user", "content": f"{told}\n{demand}"})
+    return asked
+
+
+def describe(messages: Sequence[Message], schema: OutputSchema) -> list[Message]:
+    """Return ``messages`` with the schema told at the end of the system message.
+
+    The text is the same for every row, so a prompt that is shared up to there stays shared.
+    Where the first message is no system message, one comes before it.
+    """
+    described = list(messages)
+    first = described[0] if described else {}
+    if first.get("role") not in ("system", "developer"):
+        return [{"role": "system", "content": schema_words(schema)}, *described]
+    content = first.get("content") or ""
+    if isinstance(content, list):
+        content = [*content, {"type": "text", "text": schema_words(schema)}]
+    else:
+        content = f"{content}\n\n{schema_words(schema)}" if content else schema_words(schema)
+    described[0] = {**first, "content": content}
+    return described
+
+
+def schema_words(schema: OutputSchema) -> str:
+    """Return the text that tells a model the schema (also for prompts that are no chat)."""
+    return (
+        "Answer with only JSON that is valid under this JSON Schema: "
+        f"no other text, no code fence.\n{schema.pretty}"
+    )
+
+
+def bounded(text: str, limit: int) -> str:
+    """Return ``text`` if it has at most ``limit`` characters, else its head and tail with a mark.
+
+    The mark says how long the whole was; the result has at most ``limit`` characters.
+    """
+    if len(text) <= limit:
+        return text
+    mark = f"\n[... {len(text)} characters, middle left out ...]\n"
+    room = limit - len(mark)
+    if room < 2:
+        return text[:limit]
+    tail = room // 2
+    return text[: room - tail] + mark + text[len(text) - tail :]

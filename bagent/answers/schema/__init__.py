@@ -1,0 +1,1 @@
+"""Output schemas: loading, bundling, dialects, and the table columns they define."""

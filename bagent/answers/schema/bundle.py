@@ -1,0 +1,310 @@
+"""One self-contained document out of schema files that refer to each other.
+
+Every reference is followed at load, also those in branches that no value ever reaches, and then
+written as ``#/POINTER``: the only form that every validator and every inference server knows. The
+parts of other files that are referred to are copied into ``$defs`` (``definitions`` up to draft
+7). The names that only served references (``$id`` and ``$anchor`` inside, ``$dynamicAnchor``) go.
+
+A ``$dynamicRef`` whose anchor exists once is a plain reference. Where the same dynamic anchor
+exists more than once the document is kept as it is, if it is one file, and refused otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote, urljoin
+
+from bagent.answers.schema.dialects import Dialect, Pointer, children
+from bagent.answers.schema.files import SchemaFiles
+from bagent.answers.validation_messages import pointer as pointer_text
+from bagent.answers.validation_messages import shorten
+from bagent.errors import Position, SchemaError
+from bagent.types import Json
+
+_REFS = ("$ref", "$dynamicRef", "$recursiveRef")
+_ANCHORS = ("$anchor", "$dynamicAnchor")
+_NAMES = frozenset({*_ANCHORS, "$recursiveAnchor"})
+_DEFINITIONS = ("$defs", "definitions")
+_POINTER_SAFE = "/~!$&'()*+,;=:@"
+
+
+@dataclass(slots=True)
+class _Site:
+    """An object schema: the base URI of its references and its resource's place."""
+
+    schema: dict[str, Any]
+    base: str
+    resource: Pointer
+
+
+@dataclass(slots=True)
+class _Document:
+    """One file: ``sites`` are its schemas by place, ``anchors`` go by (resource, name)."""
+
+    name: str
+    data: Json
+    sites: dict[Pointer, _Site] = field(default_factory=dict)
+    anchors: dict[tuple[Pointer, str], Pointer] = field(default_factory=dict)
+
+
+_Target = tuple[str, Pointer]
+
+SchemaCheck = Callable[[Json, Position | None], None]
+"""Raises SchemaError for a value, and where it is from, that is no schema."""
+
+
+class Bundler:
+    """Makes one document of the schema file ``name`` with value ``root`` and what it refers to.
+
+    ``check`` is called with each value read and where it is from; it raises SchemaError for what
+    is no schema. ``files`` says what may be read.
+    """
+
+    def __init__(self, files: SchemaFiles, dialect: Dialect, check: SchemaCheck) -> None:
+        self._files = files
+        self._dialect = dialect
+        self._check = check
+        self._documents: dict[str, _Document] = {}
+        self._ids: dict[str, _Target] = {}
+        self._targets: dict[tuple[str, Pointer, str], _Target] = {}
+        self._dynamic: Counter[str] = Counter()
+        self._todo: list[tuple[_Document, Pointer]] = []
+
+    def bundle(self, root: dict[str, Any], name: str, at: Position | None) -> dict[str, Any]:
+        """Return the self-contained document.
+
+        Raises:
+            SchemaError: a reference leads nowhere or where it may not.
+        """
+        self._root = name
+        self._at = at
+        self._open(name, root)
+        while self._todo:
+            document, place = self._todo.pop()
+            self._follow(document, place)
+        self._refuse_loops()
+        if self._is_dynamic():
+            if len(self._documents) == 1:
+                return root
+            raise SchemaError(
+                "a $dynamicAnchor is there more than once, in schemas of several files",
+                hint="put them in one file",
+                at=at,
+            )
+        return _Writer(self._documents, self._targets, self._dialect, name).write()
+
+    def _is_dynamic(self) -> bool:
+        used = {key for _, _, key in self._targets}
+        if "$recursiveRef" in used and self._dynamic["$recursiveAnchor"] > 1:
+            return True
+        return "$dynamicRef" in used and any(count > 1 for count in self._dynamic.values())
+
+    def _open(self, name: str, data: Json) -> _Document:
+        document = _Document(name, data)
+        self._documents[name] = document
+        self._index(document, (), _Site({}, name, ()))
+        return document
+
+    def _index(self, document: _Document, start: Pointer, around: _Site) -> None:
+        """Note all schemas from ``start`` on: their bases, names and references."""
+        stack = [(start, _at(document.data, start), around.base, around.resource)]
+        while stack:
+            place, schema, base, resource = stack.pop()
+            if not isinstance(schema, dict) or place in document.sites:
+                continue
+            ident = schema.get(self._dialect.id_key)
+            if isinstance(ident, str) and not (self._dialect.ref_alone and "$ref" in schema):
+                if ident.startswith("#"):
+                    document.anchors.setdefault((resource, ident[1:]), place)
+                else:
+                    base, resource = _join(base, ident).rstrip("#"), place
+                    self._ids.setdefault(base, (document.name, place))
+            self._note_anchors(document, schema, resource, place)
+            document.sites[place] = _Site(schema, base, resource)
+            self._todo.append((document, place))
+            stack.extend((place + at, child, base, resource) for at, child in children(schema))
+
+    def _note_anchors(
+        self, document: _Document, schema: dict[str, Any], resource: Pointer, place: Pointer
+    ) -> None:
+        for key in _ANCHORS:
+            if isinstance(schema.get(key), str):
+                document.anchors.setdefault((resource, schema[key]), place)
+        if isinstance(schema.get("$dynamicAnchor"), str):
+            self._dynamic[schema["$dynamicAnchor"]] += 1
+        if schema.get("$recursiveAnchor") is True:
+            self._dynamic["$recursiveAnchor"] += 1
+
+    def _follow(self, document: _Document, place: Pointer) -> None:
+        site = document.sites[place]
+        for key in _REFS:
+            if key not in site.schema:
+                continue
+            reference = site.schema[key]
+            if not isinstance(reference, str):
+                raise self._error(document, place, key, reference, "is not text")
+            try:
+                target = self._resolve(document, site, reference)
+            except ValueError as error:
+                raise self._error(document, place, key, reference, str(error)) from None
+            self._targets[document.name, place, key] = target
+            there = self._documents[target[0]]
+            if target[1] not in there.sites:
+                self._index(there, target[1], _enclosing(there, target[1]))
+
+    def _resolve(self, document: _Document, site: _Site, reference: str) -> _Target:
+        uri, _, fragment = reference.partition("#")
+        name, resource = document.name, site.resource
+        if uri:
+            known = self._ids.get(_join(site.base, uri).rstrip("#"))
+            name, resource = known or (self._load(uri, document).name, ())
+        return name, _fragment(self._documents[name], resource, unquote(fragment))
+
+    def _load(self, uri: str, inside: _Document) -> _Document:
+        name = self._files.name_of(uri, inside=inside.name)
+        if name in self._documents:
+            return self._documents[name]
+        data = self._files.read(name)
+        self._check(data, Position(self._files.shown(name)))
+        return self._open(name, data)
+
+    def _refuse_loops(self) -> None:
+        """Refuse references that lead back to themselves: validators take anything there."""
+        ended: set[tuple[str, Pointer]] = set()
+        for name, place, key in self._targets:
+            chain: dict[tuple[str, Pointer], None] = {}
+            step = (name, place)
+            while step not in ended and (*step, key) in self._targets:
+                if step in chain:
+                    reference = self._documents[name].sites[place].schema[key]
+                    raise self._error(self._documents[name], place, key, reference, "is a loop")
+                chain[step] = None
+                step = self._targets[(*step, key)]
+            ended.update(chain)
+
+    def _error(
+        self, document: _Document, place: Pointer, key: str, reference: Json, reason: str
+    ) -> SchemaError:
+        at = self._at if document.name == self._root else Position(self._files.shown(document.name))
+        shown = shorten(repr(reference), 120)
+        return SchemaError(
+            f"#{pointer_text((*place, key))}: {shown} {reason}",
+            hint="refer to #/... in this schema or to a file in its folder, by relative path",
+            at=at,
+        )
+
+
+class _Writer:
+    """Writes the root document anew, with references as pointers into it."""
+
+    def __init__(
+        self,
+        documents: dict[str, _Document],
+        targets: dict[tuple[str, Pointer, str], _Target],
+        dialect: Dialect,
+        root: str,
+    ) -> None:
+        self._documents = documents
+        self._targets = targets
+        self._dialect = dialect
+        self._root = root
+        self._names: dict[_Target, str] = {}
+        self._todo: list[_Target] = []
+
+    def write(self) -> dict[str, Any]:
+        written: dict[str, Any] = self._copy(self._documents[self._root], ())
+        while self._todo:
+            target = self._todo.pop(0)
+            copied = self._copy(self._documents[target[0]], target[1])
+            written.setdefault(self._dialect.defs_key, {})[self._names[target]] = copied
+        return written
+
+    def _copy(self, document: _Document, place: Pointer) -> Any:
+        return self._copied(document, place, _at(document.data, place))
+
+    def _copied(self, document: _Document, place: Pointer, value: Json) -> Any:
+        if isinstance(value, list):
+            items = enumerate(value)
+            return [self._copied(document, (*place, str(i)), item) for i, item in items]
+        if not isinstance(value, dict):
+            return value
+        is_schema = place in document.sites
+        is_root = document.name == self._root and not place
+        made: dict[str, Any] = {}
+        for key, item in value.items():
+            if is_schema and (document.name, place, key) in self._targets:
+                new = self._pointer(self._targets[document.name, place, key])
+                made["$ref" if "$ref" not in value else key] = new
+            elif not (is_schema and self._is_dropped(key, document.name, is_root)):
+                made[key] = self._copied(document, (*place, key), item)
+        return made
+
+    def _is_dropped(self, key: str, name: str, is_root: bool) -> bool:
+        if key in _DEFINITIONS:
+            return name != self._root  # those in use are copied one by one
+        return key in _NAMES or (key in (self._dialect.id_key, "$schema") and not is_root)
+
+    def _pointer(self, target: _Target) -> str:
+        if target[0] == self._root:
+            place = target[1]
+        else:
+            if target not in self._names:
+                self._names[target] = self._new_name(target)
+                self._todo.append(target)
+            place = (self._dialect.defs_key, self._names[target])
+        return "#" + quote(pointer_text(place), safe=_POINTER_SAFE)
+
+    def _new_name(self, target: _Target) -> str:
+        taken = {*self._names.values()}
+        taken.update(self._documents[self._root].data.get(self._dialect.defs_key, ()))
+        word = target[1][-1] if target[1] else target[0].rpartition("/")[2].partition(".")[0]
+        word = re.sub(r"[^A-Za-z0-9_.-]", "_", word) or "schema"
+        name, number = word, 2
+        while name in taken:
+            name, number = f"{word}_{number}", number + 1
+        return name
+
+
+def _join(base: str, uri: str) -> str:
+    try:
+        return urljoin(base, uri)
+    except ValueError:
+        raise ValueError("is not a URI reference") from None
+
+
+def _at(data: Json, place: Pointer) -> Json:
+    """Return what stands at ``place``; ValueError where nothing does."""
+    for part in place:
+        if isinstance(data, dict) and part in data:
+            data = data[part]
+        elif isinstance(data, list) and part.isdecimal() and int(part) < len(data):
+            data = data[int(part)]
+        else:
+            raise ValueError("leads nowhere")
+    return data
+
+
+def _fragment(document: _Document, resource: Pointer, fragment: str) -> Pointer:
+    if not fragment:
+        return resource
+    if not fragment.startswith("/"):
+        anchor = document.anchors.get((resource, fragment))
+        if anchor is None:
+            raise ValueError("leads nowhere")
+        return anchor
+    parts = fragment[1:].split("/")
+    place = (*resource, *(part.replace("~1", "/").replace("~0", "~") for part in parts))
+    if not isinstance(_at(document.data, place), dict | bool):
+        raise ValueError("does not lead to a schema")
+    return place
+
+
+def _enclosing(document: _Document, place: Pointer) -> _Site:
+    for length in range(len(place), -1, -1):
+        if place[:length] in document.sites:
+            return document.sites[place[:length]]
+    return _Site({}, document.name, ())

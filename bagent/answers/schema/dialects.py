@@ -1,0 +1,179 @@
+"""What the drafts of JSON Schema call things, and where schemas stand inside a schema.
+
+Sources: json-schema.org, drafts 4, 6, 7, 2019-09 and 2020-12.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bagent.answers.validation_messages import pointer, shorten
+from bagent.types import Json
+
+Pointer = tuple[str, ...]
+"""A place in a document: keys and list indexes, as text."""
+
+_ONE = (
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "contentSchema",
+)
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAPS = (
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+    "dependentSchemas",
+    "dependencies",
+)
+
+
+class Dialect(NamedTuple):
+    """One draft of JSON Schema.
+
+    ``uri`` is its ``$schema``; ``id_key`` the keyword that names a schema; ``defs_key`` the one
+    that holds definitions; ``ref_alone`` says that the neighbours of a ``$ref`` are ignored.
+    """
+
+    uri: str
+    id_key: str
+    defs_key: str
+    ref_alone: bool
+
+
+DEFAULT = Dialect("https://json-schema.org/draft/2020-12/schema", "$id", "$defs", False)
+"""The dialect of a schema that names none."""
+
+DIALECTS: Mapping[str, Dialect] = {
+    dialect.uri.rstrip("#").partition("://")[2]: dialect
+    for dialect in (
+        DEFAULT,
+        Dialect("https://json-schema.org/draft/2019-09/schema", "$id", "$defs", False),
+        Dialect("http://json-schema.org/draft-07/schema#", "$id", "definitions", True),
+        Dialect("http://json-schema.org/draft-06/schema#", "$id", "definitions", True),
+        Dialect("http://json-schema.org/draft-04/schema#", "id", "definitions", True),
+    )
+}
+"""The known dialects by ``$schema`` without scheme and without an empty fragment."""
+
+
+def dialect_of(declared: Json) -> Dialect | None:
+    """Return the dialect that a ``$schema`` value names, None for an unknown one."""
+    if not isinstance(declared, str):
+        return None
+    return DIALECTS.get(declared.strip().rstrip("#").partition("://")[2])
+
+
+def children(schema: dict[str, Any]) -> Iterator[tuple[Pointer, Json]]:
+    """Yield what stands directly inside ``schema`` as a schema, with its place.
+
+    Data (``enum``, ``const``, ``default``, ``examples``) and unknown keywords are not schemas.
+    """
+    for key in _ONE:
+        if isinstance(schema.get(key), dict | bool):
+            yield (key,), schema[key]
+    for key in _LISTS:
+        if isinstance(schema.get(key), list):
+            for index, item in enumerate(schema[key]):
+                yield (key, str(index)), item
+    for key in _MAPS:
+        if isinstance(schema.get(key), dict):
+            for name, item in schema[key].items():
+                if isinstance(item, dict | bool):
+                    yield (key, name), item
+
+
+def walk(schema: Json) -> Iterator[tuple[Pointer, dict[str, Any]]]:
+    """Yield every object schema in ``schema`` with its place; references are not followed."""
+    stack: list[tuple[Pointer, Json]] = [((), schema)]
+    while stack:
+        place, item = stack.pop()
+        if isinstance(item, dict):
+            yield place, item
+            stack.extend(
+                (place + relative, child) for relative, child in reversed([*children(item)])
+            )
+
+
+_NOTES = frozenset(
+    (
+        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary"),
+        *("$comment", "$defs", "definitions", "title", "description", "default", "examples"),
+        *("deprecated", "readOnly", "writeOnly"),
+    )
+)
+"""Keywords that ask for nothing themselves."""
+
+_ASKING = frozenset(
+    (
+        *("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then"),
+        *("else", "dependentSchemas", "dependencies", "dependentRequired", "prefixItems", "items"),
+        *("additionalItems", "contains", "minContains", "maxContains", "properties"),
+        *("patternProperties", "additionalProperties", "propertyNames", "unevaluatedItems"),
+        *("unevaluatedProperties", "type", "enum", "const", "multipleOf", "maximum"),
+        *("exclusiveMaximum", "minimum", "exclusiveMinimum", "maxLength", "minLength", "pattern"),
+        *("maxItems", "minItems", "uniqueItems", "maxProperties", "minProperties", "required"),
+        *("format", "contentEncoding", "contentMediaType", "contentSchema"),
+    )
+)
+_OTHERS = frozenset(
+    ("discriminator", "example", "xml", "externalDocs", "propertyOrdering", "enumNames")
+)
+"""What OpenAPI and generators of schemas write for other readers."""
+
+_INSTEAD = {"nullable": 'write "type": ["string", "null"]', "optional": "leave it out of required"}
+
+
+def no_schema(root: Json) -> str | None:
+    """How to mend a root that has words, but no keyword of JSON Schema; None for a schema."""
+    if not isinstance(root, dict):
+        return None
+    inner = root.get("json_schema")
+    if root.get("type") == "json_schema" or (isinstance(inner, dict) and not _ASKING & set(root)):
+        return "this is a response_format: give what stands under its schema"
+    if _ASKING & set(root) or not _unknown(root):
+        return None
+    if isinstance(root.get("schema"), dict):
+        return 'give what stands under "schema"'
+    return 'write {"type": "object", "properties": {"NAME": {"type": "string"}}, ...}'
+
+
+def unknown_keywords(document: dict[str, Any]) -> list[str]:
+    """One line for each unknown word, with its first place and the keyword it may be."""
+    found: dict[str, str] = {}
+    for place, schema in walk(document):
+        for name in _unknown(schema):
+            found.setdefault(name, pointer(place))
+    return [
+        f'"{shorten(name, 60)}" is no keyword of JSON Schema and asks for nothing'
+        f" (#{place}){_hint(name)}"
+        for name, place in found.items()
+    ]
+
+
+def _unknown(schema: dict[str, Any]) -> list[str]:
+    return [
+        name
+        for name in schema
+        if name not in _ASKING and name not in _NOTES and name not in _OTHERS and name[:2] != "x-"
+    ]
+
+
+def _hint(name: str) -> str:
+    if name in _INSTEAD:
+        return f": {_INSTEAD[name]}"
+    known = {word.lower(): word for word in _ASKING | _NOTES}
+    near = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.75)
+    return f": did you mean {known[near[0]]}?" if near else ""

@@ -1,0 +1,251 @@
+"""A user's JSON Schema: loaded, checked, self-contained, ready to decide.
+
+jsonschema-rs decides, with formats checked; it is never given a way to the network or to files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+
+from bagent.answers.schema.bundle import Bundler
+from bagent.answers.schema.columns import columns_of
+from bagent.answers.schema.dialects import (
+    DEFAULT,
+    DIALECTS,
+    Dialect,
+    dialect_of,
+    no_schema,
+    unknown_keywords,
+    walk,
+)
+from bagent.answers.schema.files import SchemaFiles
+from bagent.answers.schema.openai_strict import keeps_strict_rules, with_types
+from bagent.answers.validation_messages import phrases, pointer, shorten
+from bagent.errors import Position, SchemaError
+from bagent.text.unicode import MAX_DEPTH, clean_json, nested_deeper
+from bagent.types import Json
+
+FORMATS = (
+    *("date", "time", "date-time", "duration"),
+    *("email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6"),
+    *("uri", "uri-reference", "iri", "iri-reference", "uri-template", "uuid"),
+    *("json-pointer", "relative-json-pointer", "regex"),
+)
+"""The values of ``format`` that are checked, in every draft."""
+
+_LARGE = 50_000
+
+
+@dataclass(frozen=True)
+class OutputSchema:
+    """What answers must look like.
+
+    Attributes:
+        document: the self-contained JSON Schema, all references of the form ``#/...``.
+        text: ``document`` as compact JSON, for servers; an ``enum`` or ``const`` has a ``type``.
+        pretty: ``document`` as indented JSON, for prompts.
+        warnings: what is doubtful about the schema, one line each.
+        strict: whether OpenAI's strict mode takes ``text``.
+        columns: ``(name, DuckDB type)`` of the typed columns of the answers table.
+        column_properties: for each column the property that it holds; None for the column
+            ``value`` of a schema that is not for objects.
+    """
+
+    document: dict[str, Any]
+    text: bytes
+    pretty: str
+    warnings: tuple[str, ...]
+    strict: bool
+    columns: list[tuple[str, str]]
+    column_properties: list[str | None]
+    _validator: jsonschema_rs.Validator
+
+    @classmethod
+    def load(
+        cls, spec: Mapping[str, Any] | bool | Path, *, base: Path, allow_remote: bool = False
+    ) -> OutputSchema:
+        """Load a schema: a file (relative to ``base``), or the schema itself.
+
+        References are followed now: to places in the schema, and to files in its folder (that of
+        an inline schema is ``base``) or below. With ``allow_remote`` those to http(s) addresses
+        are fetched, once; without it nothing but such files is ever touched.
+
+        Raises:
+            SchemaError: not JSON (with file, line, column), no usable JSON Schema (with the place
+                in it), or a reference that leads nowhere or where it may not.
+        """
+        at, name, folder = None, "", base
+        if isinstance(spec, Path):
+            at, name, folder = Position(base / spec), spec.name, (base / spec).parent
+        files = SchemaFiles(folder, allow_remote=allow_remote)
+        root = _read(files, name, at) if isinstance(spec, Path) else _plain(spec)
+        dialect = _dialect(root, at)
+
+        def check(value: Json, place: Position | None) -> None:
+            _check(value, dialect, place)
+            if isinstance(value, dict) and _dialect(value, place, dialect) != dialect:
+                files.warnings.append(f"{place}: read as {dialect.uri}, the draft of the schema")
+
+        hint = no_schema(root)
+        if hint is not None:
+            words = "not a JSON Schema: no word in it asks for anything"
+            raise SchemaError(words, hint=hint, at=at)
+        check(root, at)
+        if isinstance(root, bool):
+            root = {} if root else {"not": {}}
+        document = Bundler(files, dialect, check).bundle(root, name, at)
+        validator = _compile(document, dialect, at)
+        found = columns_of(document)
+        sent = with_types(document)
+        return cls(
+            document,
+            text=msgspec.json.encode(sent),
+            pretty=json.dumps(document, indent=2, ensure_ascii=False),
+            warnings=(*files.warnings, *_unknown_formats(document), *unknown_keywords(document)),
+            strict=keeps_strict_rules(sent),
+            columns=[*found.columns],
+            column_properties=found.properties,
+            _validator=validator,
+        )
+
+    def accepts(self, value: Json) -> bool:
+        """Return whether a JSON value is what the schema asks for; never raises for JSON values.
+
+        NaN, infinities and lone surrogates count as the text that stands for them. A value nested
+        deeper than MAX_DEPTH is not accepted.
+        """
+        return not nested_deeper(value) and self._validator.is_valid(clean_json(value))
+
+    def accepts_clean(self, value: Json) -> bool:
+        """As ``accepts``, for a value that ``extract_json`` or ``clean_json`` made: faster."""
+        return self._validator.is_valid(value)
+
+    def explain(self, value: Json, limit: int = 5) -> list[str]:
+        """Return what is wrong with ``value``: up to ``limit`` lines; none if it is accepted.
+
+        A line is ``POINTER: WORDS``, at most 200 characters, for example
+        ``/findings/0/severity: "hgih" is not one of ["low", "high"]``. In a value of more than
+        50 kB only the first fault is looked for.
+        """
+        if nested_deeper(value):
+            return [f"/: nested deeper than {MAX_DEPTH} levels"]
+        value = clean_json(value)
+        try:
+            size = len(msgspec.json.encode(value))
+        except ValueError:
+            return ["/: a number of more than 4300 digits"]
+        if size <= _LARGE:
+            return phrases(self._validator.iter_errors(value), limit)
+        # The library finds all faults before it tells the first: a minute for a million.
+        try:
+            self._validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            return phrases([error], limit)
+        return []
+
+
+def _read(files: SchemaFiles, name: str, at: Position | None) -> Json:
+    try:
+        return files.read(name, confined=False)
+    except ValueError as error:
+        raise SchemaError(f"the schema file {error}", at=at) from None
+
+
+def _plain(spec: Mapping[str, Any] | bool) -> Json:
+    """Return an inline schema as JSON values."""
+    if isinstance(spec, bool):
+        return spec
+    spec = dict(spec)
+    if nested_deeper(spec):
+        raise SchemaError(f"the output schema is nested deeper than {MAX_DEPTH} levels")
+    for place, key in _bad_keys(spec):
+        raise SchemaError(f"{place}: the key {key!r} is not text", hint="put it in quotes")
+    try:
+        return clean_json(msgspec.to_builtins(spec))
+    except TypeError as error:
+        raise SchemaError(f"the output schema is not JSON: {error}") from None
+
+
+def _bad_keys(value: Json, place: str = "#") -> list[tuple[str, Json]]:
+    if isinstance(value, list):
+        items = list(enumerate(value))
+    elif isinstance(value, dict):
+        wrong = [(place, key) for key in value if not isinstance(key, str)]
+        if wrong:
+            return wrong
+        items = list(value.items())
+    else:
+        return []
+    return [bad for key, item in items for bad in _bad_keys(item, f"{place}/{key}")]
+
+
+def _dialect(schema: Json, at: Position | None, default: Dialect = DEFAULT) -> Dialect:
+    if not isinstance(schema, dict) or "$schema" not in schema:
+        return default
+    dialect = dialect_of(schema["$schema"])
+    if dialect is None:
+        known = ", ".join(known.uri for known in DIALECTS.values())
+        raise SchemaError(
+            f"#/$schema: unknown {schema['$schema']!r}", hint=f"known: {known}", at=at
+        )
+    return dialect
+
+
+def _check(schema: Json, dialect: Dialect, at: Position | None) -> None:
+    """Raise SchemaError where ``schema`` breaks the rules of its draft."""
+    if not isinstance(schema, dict | bool):
+        raise SchemaError("a schema is an object, or true or false", at=at)
+    faults = phrases(_rules(dialect.uri).iter_errors(schema), 1)
+    if faults:
+        raise SchemaError(f"not a JSON Schema: #{faults[0]}", at=at)
+
+
+@cache
+def _rules(uri: str) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for({"$schema": uri, "$ref": uri}, offline=True)
+
+
+@cache
+def _formats() -> dict[str, Callable[[str], bool]]:
+    """Checks by format, for the drafts that do not know all of FORMATS."""
+    return {name: _validator({"format": name}).is_valid for name in FORMATS}
+
+
+def _validator(
+    schema: dict[str, Any], formats: dict[str, Callable[[str], bool]] | None = None
+) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for(schema, formats=formats, validate_formats=True, offline=True)
+
+
+def _compile(
+    document: dict[str, Any], dialect: Dialect, at: Position | None
+) -> jsonschema_rs.Validator:
+    written = {**document, "$schema": dialect.uri}
+    formats = _formats() if dialect.ref_alone else None
+    try:
+        return _validator(written, formats)
+    except jsonschema_rs.ValidationError as error:
+        place = pointer(error.instance_path)
+        raise SchemaError(f"#{place}: {shorten(error.message)}", at=at) from None
+    except ValueError as error:
+        raise SchemaError(f"not a usable JSON Schema: {shorten(str(error))}", at=at) from None
+
+
+def _unknown_formats(document: dict[str, Any]) -> list[str]:
+    found: dict[str, str] = {}
+    for place, schema in walk(document):
+        name = schema.get("format")
+        if isinstance(name, str) and name not in FORMATS:
+            found.setdefault(name, pointer(place))
+    return [
+        f'format "{shorten(name, 60)}" is unknown and not checked (#{place})'
+        for name, place in found.items()
+    ]

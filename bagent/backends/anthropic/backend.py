@@ -1,0 +1,113 @@
+"""Anthropic's Messages API as a backend: Anthropic itself, gateways, vLLM's ``/v1/messages``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bagent.backends.anthropic.wire import LEFT_OUT, AnthropicStream, AnthropicWriter, read_message
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.http.client import Transport
+from bagent.backends.http.request import HttpExchange, Posted
+from bagent.backends.openai.models import learn_models
+from bagent.backends.openai.raw_request import unpacked
+from bagent.backends.prefix_cache import SharedPrefix
+from bagent.backends.profile import Form, Forms
+from bagent.backends.request import CallSettings, Request
+from bagent.backends.wrappers import AloneBackend
+from bagent.clocks import unix
+from bagent.types import Failure, Reply
+
+VERSION = "2023-06-01"
+"""The version of the API that is spoken: the value of its header ``anthropic-version``."""
+
+MOST_WRITERS = 64
+
+
+class AnthropicBackend(AloneBackend):
+    """Speaks ``/messages`` below an endpoint's address, one call a request.
+
+    The endpoint's headers hold the key (``x-api-key``, or what a gateway wants) and the version.
+
+    Args:
+        enforce: ``auto`` asks for the schema by ``output_config`` until the endpoint refuses it,
+            ``native`` asks always, ``prompt`` never.
+        clock: Unix seconds.
+        notice: called with a line for people when something is learned or left out.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        enforce: str = "auto",
+        clock: Callable[[], float] = unix,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(Forms(enforce, notice), clock)
+        self._transport = transport
+        self._http = HttpExchange(transport, clock)
+        self._enforce = enforce
+        self._notice = notice
+        self._writers: dict[tuple[str, Form, int], tuple[CallSettings, AnthropicWriter]] = {}
+        self._served: dict[str, str] = {}
+        self._told: set[str] = set()
+
+    async def _send(
+        self, endpoint: Endpoint, asked: Request, timeouts: Timeouts, exchange: Exchange
+    ) -> Reply | Failure:
+        try:
+            request = self._as_chat(asked)
+            form = self._forms.of(endpoint, request)
+            stream = request.stream and form.stream
+            body = self._writer(endpoint, request, form).body(request, stream=stream)
+        except ValueError as error:
+            return Failure("rejected", f"not sent to {endpoint.name}: {error}")
+        reader = None
+        if stream:
+            on_call = request.watch() if request.watch else None
+            reader = AnthropicStream(exchange.sent, self._clock, on_call)
+        post = Posted(endpoint, "/messages", body, timeouts, request.began)
+        found = await self._http.send(post, exchange, read_message, reader)
+        if isinstance(found, Failure) and exchange.status is not None:
+            exchange.learned = self._forms.learn(endpoint, request, found, form)
+        return found
+
+    def _as_chat(self, request: Request) -> Request:
+        if request.prompt is not None:
+            raise ValueError("the API has no raw prompts, only messages")
+        request = unpacked(request)
+        for name in LEFT_OUT & request.settings.sampling.keys() - self._told:
+            self._told.add(name)
+            self._notice(f"Anthropic's API has no {name}: it is left out")
+        return request
+
+    def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> AnthropicWriter:
+        settings = request.settings
+        model = settings.model or endpoint.tags.get("model") or self._served.get(endpoint.name, "")
+        if self._enforce == "prompt":
+            form = Form(False, form.completion_limit, form.stream, form.without)
+        key = (model, form, id(settings))
+        found = self._writers.get(key)
+        if found is None:
+            if len(self._writers) >= MOST_WRITERS:
+                self._writers.clear()
+            # The settings are kept with it, so that their id stays theirs.
+            found = settings, AnthropicWriter(model, form, SharedPrefix())
+            self._writers[key] = found
+        return found[1]
+
+    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
+        """GET ``/models``. Of a list of several models none is the endpoint's own: the job has to
+        choose. A missing route is no failure."""
+        found = await learn_models(self._transport, endpoint, seconds)
+        if isinstance(found, Failure) or not found.models_route:
+            return found
+        if len(found.models) == 1:
+            self._served[endpoint.name] = found.models[0]
+            return found
+        return Capabilities(engine=found.engine, models_route=True)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.close()

@@ -1,0 +1,457 @@
+"""Anthropic's Messages API: bodies out, replies in.
+
+Source: Anthropic's API reference and the types of its Python SDK, 2.14: system text apart,
+alternating turns, ``max_tokens`` always, tool results of one turn in one user message, thinking
+given back unchanged, ``output_config`` for schema and effort, ``cache_control`` on blocks. vLLM
+serves the same at ``/v1/messages``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from bagent.backends.http.sse import EventLines, NoEvent
+from bagent.backends.messages import Asked, Image, Own, Part, Result, Talk, Text, read_talk
+from bagent.backends.openai.chat import finish_word, optional_text
+from bagent.backends.openai.errors import from_body_error, shorten
+from bagent.backends.prefix_cache import Marks, SharedPrefix
+from bagent.backends.profile import Form
+from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.text.json import decode_json, encode_json
+from bagent.types import Failure, Json, Reply, ToolCall, Usage
+
+MAX_TOKENS = 4096
+"""Asked for where the user named no number: the API wants one with every call."""
+
+_SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "stop": "stop_sequences",
+}
+SAMPLING_NAMES = frozenset((*_SAMPLING, "reasoning_effort"))
+"""The sampling parameters that the API has."""
+
+LEFT_OUT = frozenset(("seed",))
+"""Parameters that are left out, which is said once: answers are the same kind without them."""
+
+_EFFORT = {"minimal": "low"}
+_CHOICES = {"auto": "auto", "required": "any", "none": "none"}
+_CACHED = {"type": "ephemeral"}
+
+
+class AnthropicWriter:
+    """Makes request bodies of one model's calls.
+
+    Args:
+        form: as the endpoint was found to want it; see :class:`bagent.backends.profile.Form`.
+        shared: knows which prefix of a stage's prompts is worth caching.
+    """
+
+    def __init__(self, model: str, form: Form, shared: SharedPrefix) -> None:
+        self._model = model
+        self._form = form
+        self._shared = shared
+        self._head: tuple[CallSettings, dict[str, Any], int] | None = None
+
+    def body(self, request: Request, *, stream: bool) -> bytes:
+        """JSON bytes of ``request``.
+
+        Raises:
+            ValueError: the API has no way to say what the request holds.
+        """
+        talk = read_talk(request.messages or [], typed=True)
+        if not talk.turns:
+            raise ValueError("a prompt needs a user message, not only system text")
+        head, tools_size = self._kept_head(request.settings)
+        fields = dict(head)
+        fields.setdefault("max_tokens", request.max_tokens or MAX_TOKENS)
+        system = list(talk.system)
+        output = request.settings.output
+        if output is not None and not self._form.native_schema:
+            # Where the schema stands in the prompt already it is not told twice.
+            words = schema_text(output.document)
+            if not any(output.document.decode() in text for text in system):
+                system.append(words)
+        first = talk.turns[0].parts[0]
+        user = first.text if isinstance(first, Text) else ""
+        marks = self._shared.look(tools_size, "\n\n".join(system), user)
+        if system:
+            blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in system]
+            if marks.system:
+                blocks[-1]["cache_control"] = _CACHED
+            fields["system"] = blocks
+        elif marks.system and "tools" in fields:
+            fields["tools"] = [*fields["tools"][:-1], _marked(fields["tools"][-1])]
+        fields["messages"] = _messages(talk, marks, goes_on="tools" in fields)
+        if request.tool_choice is not None and "tools" in fields:
+            fields.setdefault("tool_choice", tool_choice(request.tool_choice))
+        if stream:
+            fields["stream"] = True
+        return encode_payload(fields)
+
+    def _kept_head(self, settings: CallSettings) -> tuple[dict[str, Any], int]:
+        if self._head is None or self._head[0] is not settings:
+            head = self._make_head(settings)
+            size = len(encode_payload(head["tools"])) if "tools" in head else 0
+            self._head = settings, head, size
+        return self._head[1], self._head[2]
+
+    def _make_head(self, settings: CallSettings) -> dict[str, Any]:
+        fields: dict[str, Any] = {"model": self._model}
+        config: dict[str, Any] = {}
+        for name, value in settings.sampling.items():
+            if name in self._form.without or name in LEFT_OUT:
+                continue
+            if name == "reasoning_effort":
+                if value == "none":
+                    fields["thinking"] = {"type": "disabled"}
+                else:
+                    config["effort"] = _EFFORT.get(value, value)
+            elif name in _SAMPLING:
+                wire = list(value) if isinstance(value, tuple) else value
+                fields[_SAMPLING[name]] = [wire] if name == "stop" and wire == str(wire) else wire
+            else:
+                raise ValueError(f"Anthropic's API has no {name}")
+        if settings.output is not None and self._form.native_schema:
+            schema = msgspec.Raw(settings.output.document)
+            config["format"] = {"type": "json_schema", "schema": schema}
+        if config:
+            fields["output_config"] = config
+        if settings.tools:
+            fields["tools"] = [tool_definition(tool) for tool in settings.tools]
+        for name, value in settings.extra.items():
+            fields[name] = tool_choice(value) if name == "tool_choice" else value
+        return fields
+
+
+def schema_text(document: bytes) -> str:
+    """Words that ask for the schema where the server does not enforce it."""
+    return (
+        "Answer with only JSON that is valid under this JSON Schema: no other text, no code fence."
+        f"\n{document.decode()}"
+    )
+
+
+def tool_definition(tool: Json) -> dict[str, Json]:
+    """A tool in OpenAI form as Anthropic's; one that is in neither form stays as it is."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        return dict(tool)
+    found = {
+        "name": function.get("name"),
+        "input_schema": function.get("parameters") or {"type": "object", "properties": {}},
+    }
+    for name in ("description", "strict"):
+        if function.get(name) is not None:
+            found[name] = function[name]
+    return found
+
+
+def tool_choice(value: Json) -> Json:
+    """A choice of tools in OpenAI form as Anthropic's."""
+    if isinstance(value, str):
+        return {"type": _CHOICES.get(value, value)}
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        return {"type": "tool", "name": value["function"].get("name")}
+    return value
+
+
+def _messages(talk: Talk, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for turn in talk.turns:
+        blocks = [_block(part) for part in turn.parts]
+        messages.append({"role": turn.role, "content": blocks})
+    first = messages[0]["content"]
+    if marks.user and first[0].get("type") == "text":
+        text = first[0]["text"]
+        head = {"type": "text", "text": text[: marks.user], "cache_control": _CACHED}
+        tail = {"type": "text", "text": text[marks.user :]}
+        first[:1] = [head, tail] if tail["text"].strip() else [{**head, "text": text}]
+    last = messages[-1]
+    if last["role"] == "assistant" and last["content"][-1].get("type") == "text":
+        # The API refuses an answer begun for the model that ends in blanks.
+        block = last["content"][-1]
+        last["content"][-1] = {**block, "text": block["text"].rstrip()}
+    elif goes_on and len(messages) > 1 and (marks.system or marks.user):
+        last["content"][-1] = _marked(last["content"][-1])
+    return messages
+
+
+def _marked(block: dict[str, Any]) -> dict[str, Any]:
+    return {**block, "cache_control": _CACHED}
+
+
+def _block(part: Part) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, Image):
+        if part.url:
+            return {"type": "image", "source": {"type": "url", "url": part.url}}
+        source = {"type": "base64", "media_type": part.media_type, "data": part.data}
+        return {"type": "image", "source": source}
+    if isinstance(part, Asked):
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": part.arguments}
+    if isinstance(part, Result):
+        return _result_block(part)
+    if isinstance(part, Own):
+        return part.block
+    raise AssertionError(part)
+
+
+def _result_block(part: Result) -> dict[str, Any]:
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.id}
+    if part.parts:
+        block["content"] = [_block(inner) for inner in part.parts]
+    if part.failed:
+        block["is_error"] = True
+    return block
+
+
+def read_message(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
+    """The reply in the body of an HTTP 200 answer."""
+    try:
+        body = decode_json(raw)
+        failure = from_body_error(body, headers) if _is_error(body) else None
+        if failure is not None:
+            return failure
+        if isinstance(body, dict) and isinstance(body.get("content"), list):
+            return reply_from_message(body)
+        what = "no message"
+    except ValueError:
+        what = f"not JSON ({content_type.split(';')[0] or 'no content type'})"
+    shown = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
+    return Failure("bad_response", f"{what} behind HTTP 200: {shown}", passing=True, status=200)
+
+
+def _is_error(body: Json) -> bool:
+    return not isinstance(body, dict) or body.get("type") == "error" or "content" not in body
+
+
+def reply_from_message(body: dict[str, Any], ttft_ms: float | None = None) -> Reply:
+    """A message as a reply; ``body`` is what the API answers, or a stream put together.
+
+    Raises:
+        ValueError: something in it is nested too deeply.
+    """
+    blocks = [block for block in body["content"] if isinstance(block, dict)]
+    texts = [block["text"] for block in blocks if isinstance(block.get("text"), str)]
+    thoughts = [str(block.get("thinking") or "") for block in blocks]
+    details = body.get("stop_details")
+    refusal = details.get("explanation") if isinstance(details, dict) else None
+    plain = all(block.get("type") == "text" for block in blocks)
+    # The API gives blank texts and refuses to take them back.
+    kept = [b for b in blocks if b.get("type") != "text" or str(b.get("text") or "").strip()]
+    return Reply(
+        text="".join(texts) if texts else None,
+        finish_reason=finish_word(body.get("stop_reason")),
+        model=optional_text(_answering_model(blocks) or body.get("model")),
+        reasoning="".join(thoughts) or None,
+        refusal=refusal if isinstance(refusal, str) and refusal else None,
+        tool_calls=tuple(tool_call(block) for block in blocks if block.get("type") == "tool_use"),
+        usage=read_usage(body.get("usage")),
+        ttft_ms=ttft_ms,
+        request_id=optional_text(body.get("id")),
+        blocks=None if plain else kept,
+    )
+
+
+def _answering_model(blocks: list[dict[str, Any]]) -> Json:
+    """Return the model that the last ``fallback`` block hands over to, None without one."""
+    targets = [block.get("to") for block in blocks if block.get("type") == "fallback"]
+    return targets[-1].get("model") if targets and isinstance(targets[-1], dict) else None
+
+
+def tool_call(block: dict[str, Any]) -> ToolCall:
+    """The tool call of a ``tool_use`` block, its arguments as JSON text."""
+    told = block.get("input")
+    return ToolCall(
+        id=str(block.get("id") or ""),
+        name=str(block.get("name") or ""),
+        arguments=told if isinstance(told, str) else encode_json({} if told is None else told),
+    )
+
+
+def read_usage(value: Json) -> Usage:
+    """Token counts: a prompt is what was not cached, what was written and what was read."""
+    if not isinstance(value, dict):
+        return Usage()
+    fresh, written, read = (
+        _count(value, name)
+        for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    )
+    details = value.get("output_tokens_details")
+    return Usage(
+        prompt=None if fresh is None else fresh + (written or 0) + (read or 0),
+        cached=read,
+        completion=_count(value, "output_tokens"),
+        reasoning=_count(details, "thinking_tokens") if isinstance(details, dict) else None,
+        cache_write=written,
+    )
+
+
+def _count(value: dict[str, Any], name: str) -> int | None:
+    number = value.get(name)
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+_GROWING = {
+    "text_delta": ("text", "text"),
+    "thinking_delta": ("thinking", "thinking"),
+    "signature_delta": ("signature", "signature"),
+    "compaction_delta": ("content", "content"),
+}
+"""The kinds of deltas that lengthen a text: the key of the block, and that of the delta."""
+
+
+class AnthropicStream:
+    """Puts a streamed message together; fed and asked like
+    :class:`bagent.backends.openai.stream.StreamReader`.
+
+    A message is whole only with its stop reason: the end of the stream proves nothing. Counts of
+    tokens are cumulative, the last ones hold.
+
+    Args:
+        started: when the request was sent, on ``clock`` (seconds).
+        on_call: gets every tool call once its arguments are whole.
+    """
+
+    def __init__(
+        self,
+        started: float,
+        clock: Callable[[], float],
+        on_call: Callable[[ToolCall], None] | None = None,
+    ) -> None:
+        self._on_call = on_call
+        self._clock = clock
+        self._started = started
+        self.first_token: float | None = None
+        self.pieces = 0
+        self.done = False
+        self.error: Failure | None = None
+        self.tool_calls: list[ToolCall] = []
+        """Calls whose arguments are whole: each may be run before the stream ends."""
+        self._lines = EventLines()
+        self._message: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, list[str]] = {}
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the body."""
+        self._take(lambda: self._lines.feed(data))
+
+    def _take(self, read: Callable[[], list[dict[str, Any]]]) -> None:
+        try:
+            for event in read():
+                if self.done or self.error is not None:
+                    return
+                self._event(event)
+        except NoEvent as error:
+            self.error = self.error or _broken(f"not JSON in the stream: {shorten(str(error))}")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        kind = event.get("type")
+        if kind == "error" or (kind is None and "error" in event):
+            self.error = from_body_error(event, {}) or _broken("an error without words")
+        elif kind == "message_start":
+            self.pieces += 1
+            message = event.get("message")
+            self._message.update(message if isinstance(message, dict) else {})
+            self._count(self._message.get("usage"))
+        elif kind == "content_block_start":
+            self.pieces += 1
+            told = event.get("content_block")
+            block = dict(told) if isinstance(told, dict) else {}
+            self._blocks[event.get("index") or 0] = block
+            self._seen(bool(block.get("text") or block.get("type") == "tool_use"))
+        elif kind == "content_block_delta":
+            self.pieces += 1
+            self._delta(event.get("index") or 0, event.get("delta") or {})
+        elif kind == "content_block_stop":
+            self._block_ends(event.get("index") or 0)
+        elif kind == "message_delta":
+            self.pieces += 1
+            self._message.update(event.get("delta") or {})
+            self._count(event.get("usage"))
+        elif kind == "message_stop":
+            self.done = True
+
+    def _seen(self, content: bool) -> None:
+        if content and self.first_token is None:
+            self.first_token = self._clock()
+
+    def _count(self, usage: Any) -> None:
+        if isinstance(usage, dict):
+            self._usage.update({name: n for name, n in usage.items() if n is not None})
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> None:
+        block = self._blocks.setdefault(index, {"type": "text", "text": ""})
+        kind = str(delta.get("type"))
+        if kind == "input_json_delta":
+            self._inputs.setdefault(index, []).append(str(delta.get("partial_json") or ""))
+            self._seen(True)
+        elif kind in _GROWING:
+            key, source = _GROWING[kind]
+            block[key] = (block.get(key) or "") + str(delta.get(source) or "")
+            self._seen(kind in ("text_delta", "thinking_delta"))
+            if delta.get("encrypted_content") is not None:  # of a compaction; the last one holds
+                block["encrypted_content"] = delta["encrypted_content"]
+        elif kind == "citations_delta":
+            block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
+
+    def _block_ends(self, index: int) -> None:
+        block = self._blocks.get(index)
+        if block is None:
+            return
+        self._join(block, index)
+        if block.get("type") != "tool_use":
+            return
+        call = tool_call(block)
+        self.tool_calls.append(call)
+        if self._on_call is not None:
+            self._on_call(call)
+
+    def _join(self, block: dict[str, Any], index: int) -> None:
+        """Put the pieces of a call's input together; what is no JSON stays text, for all to see."""
+        told = "".join(self._inputs.pop(index, ()))
+        if told.strip():
+            try:
+                block["input"] = decode_json(told)
+            except ValueError:
+                block["input"] = told
+
+    @property
+    def whole(self) -> bool:
+        """Whether a stop reason has come: what follows may be cut without harm."""
+        return bool(self._message.get("stop_reason"))
+
+    @property
+    def text(self) -> str:
+        """The answer's text so far."""
+        return "".join(str(block.get("text") or "") for _, block in sorted(self._blocks.items()))
+
+    def result(self) -> Reply | Failure:
+        """The reply, or the failure of a stream that ended without a stop reason."""
+        self._take(self._lines.finish)
+        if self.error is not None and not self.whole:
+            return msgspec.structs.replace(self.error, text=self.text or None)
+        if not self.whole:
+            if self._lines.stray and not self.pieces:
+                return read_message(self._lines.stray, "text/event-stream", {})
+            failure = _broken("the stream ended without a stop reason")
+            return msgspec.structs.replace(failure, text=self.text or None)
+        for index in list(self._inputs):  # the end of their blocks was never reported
+            self._join(self._blocks[index], index)
+        ttft = None if self.first_token is None else (self.first_token - self._started) * 1000
+        blocks = [block for _, block in sorted(self._blocks.items())]
+        return reply_from_message(
+            {**self._message, "content": blocks, "usage": self._usage}, ttft_ms=ttft
+        )
+
+
+def _broken(words: str) -> Failure:
+    return Failure("bad_response", words, passing=True, status=200)

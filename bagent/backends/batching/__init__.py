@@ -1,0 +1,1 @@
+"""Requests that carry several calls: lists of prompts and batches of chats."""

@@ -1,0 +1,448 @@
+"""Which calls may share one request, and what each endpoint takes of such requests.
+
+Three ways lead from calls to an endpoint. Raw prompts travel as a list to ``/completions``. Chats
+travel as such a list too where the endpoint's chat template is learned and proven
+(``template_discovery``). Chats travel as a batch to ``/chat/completions/batch`` where
+that is served. Everything else goes alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from bagent.backends.batching.chat_template import (
+    ChatTemplate,
+    Shape,
+    is_dated,
+    quarter,
+    shape_of,
+    thinks,
+)
+from bagent.backends.batching.wire import MOST_PROMPTS, GroupAnswer
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.openai.chat import BodyWriter
+from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.types import Failure, Reply
+
+_BOTH = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+        "repetition_penalty", "logit_bias", "seed", "stop", "n", "user", "response_format",
+        "structured_outputs", "priority", "cache_salt", "length_penalty",
+        "include_stop_str_in_output",
+    }
+)  # fmt: skip
+_LISTS = _BOTH | {
+    "stop_token_ids", "min_tokens", "ignore_eos", "skip_special_tokens", "session_id",
+    "spaces_between_special_tokens", "allowed_token_ids", "bad_words", "vllm_xargs",
+}  # fmt: skip
+"""What chat and text completions both take, in the same form (vLLM)."""
+
+_CHATS = _BOTH | {"logprobs", "top_logprobs", "chat_template_kwargs", "include_reasoning"}
+"""What a chat batch takes (vLLM's ``BatchChatCompletionRequest``; it ignores the rest)."""
+
+_NOT_RAW = frozenset(
+    {
+        "best_of", "prompt", "messages", "stream", "stream_options", "max_tokens",
+        "max_completion_tokens", "use_beam_search", "request_id",
+    }
+)  # fmt: skip
+
+
+class Ways(msgspec.Struct, frozen=True):
+    """How calls with the same settings may travel together, as far as the settings say."""
+
+    prompts: bool
+    templated: bool
+    chats: bool
+
+
+def ways_of(settings: CallSettings) -> Ways:
+    """What a request of several calls could carry of ``settings`` without changing it."""
+    fields: Mapping[str, Any] = {**settings.sampling, **settings.extra}
+    given = {name for name, value in fields.items() if value is not None}
+    if settings.tools:
+        return Ways(prompts=False, templated=False, chats=False)
+    single = fields.get("n") in (None, 1)
+    return Ways(
+        prompts=single and not given & _NOT_RAW,
+        templated=single and given <= _LISTS,
+        chats=single and given <= _CHATS,
+    )
+
+
+MOST_CHATS = 128
+"""Conversations in one chat batch. More save nothing, and the slowest holds back all others."""
+
+LEARN_AGAIN = 30.0
+"""Seconds until an endpoint that could not be asked just now is asked again."""
+
+TOKEN_ID_ENGINES = frozenset({"vllm", "bagent-sim"})
+"""Engines (as ``/models`` names them) that tell token ids, and take the rest of vLLM's protocol."""
+
+_NO_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
+"""In a 404: the route is there, the model is not."""
+
+_ONE_BY_ONE = frozenset({"llamacpp", "llama.cpp"})
+"""llama.cpp: its usage counts the first prompt of a list only, and it heeds no schema there."""
+
+Way = Literal["prompts", "templated", "chats"]
+
+_NO_LISTS = re.compile(
+    r"prompt\b.{0,80}\b(string|str|list|array|sequence)\b|(string|str|list|array)\b.{0,80}\bprompt"
+    r"|(multiple|several|batch\w*|list of|array of) prompts|cannot unmarshal array",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class Route(msgspec.Struct):
+    """One route of an endpoint: whether a group ever came back from it, and why it is not used."""
+
+    worked: bool = False
+    strikes: int = 0
+    off: str = ""
+
+
+class Learned(msgspec.Struct):
+    """What is known of one shape of conversation: a template, or why there is none.
+
+    ``sampled`` says that a chat answer confirmed it, ``sampling`` that one is under way.
+    ``quarter`` is when a template with a date was learned. Every prompt begins with ``first_ids``.
+    """
+
+    template: ChatTemplate | None = None
+    off: str = ""
+    sampled: bool = False
+    sampling: bool = False
+    quarter: int | None = None
+    first_ids: tuple[int, ...] = ()
+
+
+class Known(msgspec.Struct):
+    """What is known of one endpoint. ``engine`` is empty where the endpoint names none."""
+
+    engine: str | None = None
+    lists: Route = msgspec.field(default_factory=Route)
+    batch: Route = msgspec.field(default_factory=Route)
+    shapes: dict[tuple[str | None, Shape], Learned] = msgspec.field(default_factory=dict)
+    not_before: float = 0.0
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether it speaks vLLM's whole protocol."""
+        return self.engine in TOKEN_ID_ENGINES
+
+
+class Groups:
+    """Says which calls share a request, and keeps what requests taught.
+
+    Args:
+        mode: ``auto``, ``single``, ``chat`` or ``completions``.
+        clock: Unix seconds.
+        notice: called with a line for people when rows must go alone although it was meant or
+            seen otherwise.
+    """
+
+    def __init__(
+        self, mode: str, clock: Callable[[], float], notice: Callable[[str], None]
+    ) -> None:
+        self.mode = mode
+        self._clock = clock
+        self._notice = notice
+        self._known: dict[str, Known] = {}
+        self._ways: dict[CallSettings, Ways] = {}
+        self._told = False
+        self.awaiting = 0
+
+    def known(self, endpoint: Endpoint) -> Known:
+        """What is known of the endpoint; begins empty."""
+        found = self._known.get(endpoint.name)
+        if found is None:
+            found = self._known[endpoint.name] = Known()
+        return found
+
+    def probed(self, endpoint: Endpoint, found: Capabilities) -> None:
+        """Take what a probe found."""
+        known = self.known(endpoint)
+        known.engine = found.engine or ""
+        if found.lists is False:
+            known.lists.off = known.lists.off or "it takes no lists of prompts"
+        if found.chat_batch is False:
+            known.batch.off = known.batch.off or "it serves no batches of chats"
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Forget all but the engine's name: it is another server now, or may be."""
+        if endpoint.name in self._known:
+            old = self._known[endpoint.name]
+            self.awaiting -= sum(_awaits(learned) for learned in old.shapes.values())
+            self._known[endpoint.name] = Known(engine=old.engine)
+
+    # --- which calls -------------------------------------------------------------------------
+
+    def ways(self, settings: CallSettings) -> Ways:
+        """:func:`ways_of`, remembered."""
+        found = self._ways.get(settings)
+        if found is None:
+            if len(self._ways) >= 256:
+                self._ways.clear()
+            found = self._ways[settings] = ways_of(settings)
+        return found
+
+    def key(self, request: Request) -> Hashable | None:
+        """See :meth:`bagent.backends.base.Backend.group_key`."""
+        if self.mode == "single" or request.stream or request.body is not None:
+            return None
+        settings = request.settings
+        ways = self.ways(settings)
+        if request.prompt is not None:
+            if not ways.prompts or self.mode == "chat" or request.max_tokens is None:
+                return None
+            return settings, request.max_tokens, request.seed
+        shape = self._shape(request, ways)
+        if shape is None and (not ways.chats or self.mode == "completions"):
+            self._unproven("they use what a list of prompts cannot carry")
+            return None
+        return settings, request.max_tokens, request.seed, shape
+
+    def _shape(self, request: Request, ways: Ways) -> Shape | None:
+        """The shape that a chat has to have for a list of prompts, None where it cannot go."""
+        if (
+            not ways.templated
+            or self.mode == "chat"
+            or request.max_tokens is None  # text completions would stop after 16 tokens
+            or request.messages is None
+        ):
+            return None
+        return shape_of(request.messages)
+
+    # --- how many, and by which way -----------------------------------------------------------
+
+    def limit(self, endpoint: Endpoint, request: Request) -> int | None:
+        """See :meth:`bagent.backends.base.Backend.group_limit`."""
+        if self.mode == "single" or request.stream or request.body is not None:
+            return 1
+        if not endpoint.own:
+            if self.mode == "completions":
+                self._unproven(f"{endpoint.name} is no engine of your own")
+            return 1
+        known = self.known(endpoint)
+        if known.engine is None:
+            return self._ask_first(known)
+        if known.engine in _ONE_BY_ONE:
+            return 1
+        ways = self.ways(request.settings)
+        if request.prompt is not None:
+            open_ = ways.prompts and self.mode != "chat" and request.max_tokens is not None
+            return MOST_PROMPTS if open_ and not known.lists.off else 1
+        if known.takes_all and not known.lists.off:
+            shape = self._shape(request, ways)
+            if shape is not None:
+                learned = known.shapes.get((request.settings.model, shape))
+                if learned is None or self._stale(learned):
+                    return self._ask_first(known)
+                if learned.template is not None and not learned.off:
+                    return MOST_PROMPTS if learned.sampled else 1
+        else:
+            self._unproven(known.lists.off or f"{endpoint.name} tells no token ids")
+        return MOST_CHATS if self._batches(known, ways) else 1
+
+    def way(self, endpoint: Endpoint, request: Request) -> Way | None:
+        """How a group with ``request`` travels now; None: one by one."""
+        limit = self.limit(endpoint, request)
+        if limit is None or limit == 1:
+            return None
+        if request.prompt is not None:
+            return "prompts"
+        return "templated" if self.learned(endpoint, request) is not None else "chats"
+
+    def learned(self, endpoint: Endpoint, request: Request) -> Learned | None:
+        """The template for the request's shape, where it is proven and may be used."""
+        known = self.known(endpoint)
+        shape = self._shape(request, self.ways(request.settings))
+        if shape is None or known.lists.off:
+            return None
+        found = known.shapes.get((request.settings.model, shape))
+        if found is None or found.template is None or found.off or self._stale(found):
+            return None
+        return found
+
+    def _ask_first(self, known: Known) -> int | None:
+        return None if self._clock() >= known.not_before else 1
+
+    def _stale(self, learned: Learned) -> bool:
+        return learned.quarter is not None and quarter(self._clock()) != learned.quarter
+
+    def _batches(self, known: Known, ways: Ways) -> bool:
+        """Whether chats go by the batch: it spares this side's CPU, and the server's front end."""
+        if self.mode == "completions" or not ways.chats or known.batch.off:
+            return False
+        return known.takes_all or self.mode == "chat"
+
+    def wants(self, endpoint: Endpoint, request: Request) -> Shape | None:
+        """The shape that must be learned before ``request`` can go in a group, None if none."""
+        known = self.known(endpoint)
+        if not endpoint.own or not known.takes_all or known.lists.off or request.stream:
+            return None
+        shape = self._shape(request, self.ways(request.settings))
+        if shape is None or request.body is not None:
+            return None
+        found = known.shapes.get((request.settings.model, shape))
+        return shape if found is None or self._stale(found) else None
+
+    # --- what was learned ---------------------------------------------------------------------
+
+    def later(self, endpoint: Endpoint) -> None:
+        """The endpoint could not be asked just now."""
+        self.known(endpoint).not_before = self._clock() + LEARN_AGAIN
+
+    def learn(self, endpoint: Endpoint, request: Request, shape: Shape, learned: Learned) -> None:
+        """Keep what was found out of the request's shape."""
+        shapes = self.known(endpoint).shapes
+        key = (request.settings.model, shape)
+        old = shapes.get(key)
+        if learned.template is not None and is_dated(learned.template, self._clock()):
+            learned.quarter = quarter(self._clock())
+            if old is not None and old.template == learned.template:
+                learned.sampled = old.sampled
+        self.awaiting += _awaits(learned) - (_awaits(old) if old is not None else 0)
+        shapes[key] = learned
+        if learned.off:
+            self._unproven(f"{endpoint.name}: {learned.off}")
+
+    def awaits_sample(self, endpoint: Endpoint, request: Request) -> Learned | None:
+        """The template that an answer to ``request`` on the chat route would confirm."""
+        if not endpoint.own or request.stream or request.messages is None:
+            return None
+        found = self.learned(endpoint, request)
+        return None if found is None or found.sampled or found.sampling else found
+
+    def sampled(self, endpoint: Endpoint, learned: Learned, why_not: str) -> None:
+        """A chat answer confirmed a template, or (``why_not``) spoke against it."""
+        self.awaiting -= _awaits(learned)
+        learned.sampled = True
+        learned.off = why_not
+        if why_not:
+            self._unproven(f"{endpoint.name}: {why_not}")
+
+    def confirmed(self, endpoint: Endpoint, way: Way) -> None:
+        """A group came back from the endpoint."""
+        self._route(endpoint, way).worked = True
+
+    def distrust(self, endpoint: Endpoint, request: Request, why: str) -> None:
+        """A list of chats came back other than chats would have: no more lists of this shape."""
+        found = self.learned(endpoint, request)
+        if found is not None:
+            found.off = why
+            self._notice(f"{endpoint.name}: chats go no longer as lists of prompts: {why}")
+
+    def one_answer(self, endpoint: Endpoint, way: Way) -> None:
+        """The endpoint answered several calls as if they were one."""
+        self._close(endpoint, way, "it answered several calls as one")
+
+    def refused(self, endpoint: Endpoint, way: Way, failure: Failure) -> bool:
+        """Take the failure of a group; True where it was the group that the endpoint refused.
+
+        Then its calls go alone from now on. One refusal of a kind that a single call might have
+        met too is let pass: the group is halved, and a second one decides.
+        """
+        route, status = self._route(endpoint, way), failure.status
+        if status is None or failure.kind in ("context_overflow", "auth", "budget"):
+            return False
+        if status in (404, 405, 501) and not _NO_MODEL.search(failure.message):
+            self._close(endpoint, way, failure.message)
+            return True
+        if route.worked or failure.busy or status in (404, 408, 413, 429, 504):
+            return False
+        if route.off:
+            return True
+        route.strikes += 1
+        if status >= 500 or _NO_LISTS.search(failure.message) or route.strikes > 1:
+            self._close(endpoint, way, failure.message)
+            return True
+        return False
+
+    def _route(self, endpoint: Endpoint, way: Way) -> Route:
+        known = self.known(endpoint)
+        return known.batch if way == "chats" else known.lists
+
+    def _close(self, endpoint: Endpoint, way: Way, why: str) -> None:
+        route = self._route(endpoint, way)
+        if not route.off:
+            route.off = why
+            if way != "chats":
+                self._notice(f"{endpoint.name} takes no lists of prompts; they go singly ({why})")
+            elif self.mode == "chat":
+                self._notice(f"{endpoint.name} takes no batches of chats; they go singly ({why})")
+
+    def _unproven(self, why: str) -> None:
+        if self.mode == "completions" and not self._told:
+            self._told = True
+            self._notice(f"chats cannot go as lists of prompts, they go singly: {why}")
+
+
+def _awaits(learned: Learned) -> int:
+    """1 where the template waits for a chat answer to confirm it."""
+    return int(learned.template is not None and not learned.off and not learned.sampled)
+
+
+PATHS: dict[Way, str] = {
+    "prompts": "/completions",
+    "templated": "/completions",
+    "chats": "/chat/completions/batch",
+}
+"""Where each way leads, below an endpoint's base address."""
+
+_TOKEN_IDS = b',"return_token_ids":true'
+_NO_SPECIAL = b',"add_special_tokens":false'
+
+
+def group_body(
+    writer: BodyWriter,
+    way: Way,
+    group: Sequence[Request],
+    learned: Learned | None,
+    token_ids: bool,
+) -> bytes:
+    """The JSON body of one request for ``group``.
+
+    Args:
+        learned: the template, for the way ``templated``.
+        token_ids: whether to ask for token ids: they are the only counts by the call.
+    """
+    extra = _TOKEN_IDS if token_ids else b""
+    if learned is None or learned.template is None:
+        key = "messages" if way == "chats" else "prompt"
+        return writer.group_body(group[0], key, [request.payload for request in group], extra)
+    render = learned.template.render
+    payloads = [encode_payload(render(request.messages or ())) for request in group]
+    # The template writes the tokens at the beginning itself; the server would add them again.
+    return writer.group_body(group[0], "prompt", payloads, _NO_SPECIAL + extra)
+
+
+def take_answer(
+    groups: Groups, endpoint: Endpoint, way: Way, request: Request, answer: GroupAnswer
+) -> tuple[list[Reply | Failure], bool]:
+    """The results of a group, and whether its calls are to go again, alone, at no cost.
+
+    They are where the endpoint answered all calls as one, or not as it answers chats.
+    """
+    size = len(answer.results)
+    if answer.answered <= 1:
+        groups.one_answer(endpoint, way)
+        return answer.results, True
+    why = ""
+    if way == "templated":
+        if answer.strange_prompt:
+            why = "the prompts did not begin as chats do"
+        elif any(isinstance(result, Reply) and thinks(result.text) for result in answer.results):
+            why = "the model thinks before it answers"
+    if why:
+        groups.distrust(endpoint, request, why)
+        failure = Failure("bad_response", f"not as chats are answered: {why}", True, 200)
+        return [failure] * size, True
+    groups.confirmed(endpoint, way)
+    return answer.results, False

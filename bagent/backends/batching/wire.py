@@ -1,0 +1,206 @@
+"""Replies to requests that carry several calls: lists of prompts, and batches of chats.
+
+Source: vLLM's ``entrypoints/openai``: the choices of ``/v1/completions`` with a list of prompts
+are numbered prompt by prompt, ``n`` for each; those of ``/v1/chat/completions/batch`` by
+conversation. ``usage`` is a sum over all of them, and says nothing of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bagent.backends.openai.chat import (
+    choice_error,
+    finish_word,
+    optional_text,
+    read_usage,
+    reply_from_choice,
+)
+from bagent.backends.openai.errors import from_body_error, shorten
+from bagent.text.json import decode_json
+from bagent.types import Failure, Json, Reply, Usage
+
+MOST_PROMPTS = 1024
+"""Prompts in one request that vLLM takes (``VLLM_MAX_COMPLETION_PROMPTS``)."""
+
+_EMPTY = msgspec.Raw(b"")
+_FIELDS = ("index", "text", "message", "finish_reason", "logprobs", "error")
+
+
+class _Choice(msgspec.Struct):
+    index: Any = None
+    text: Any = None
+    message: Any = None
+    finish_reason: Any = None
+    logprobs: Any = None
+    error: Any = None
+    token_ids: msgspec.Raw = _EMPTY
+    prompt_token_ids: msgspec.Raw = _EMPTY
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice]
+    model: Any = None
+    id: Any = None
+    usage: Any = None
+    error: Any = None
+
+
+class _PromptIds(msgspec.Struct):
+    prompt_token_ids: list[int] | None = None
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_decode_ids = msgspec.json.Decoder(list[int]).decode
+_decode_prompt_ids = msgspec.json.Decoder(_PromptIds).decode
+
+
+class GroupAnswer(msgspec.Struct):
+    """What came of one request's calls.
+
+    ``results`` has one entry per call, in their order; ``answered`` counts the calls for which
+    there was a choice. ``total`` is what the server counted for all of them together.
+    ``strange_prompt`` says that a prompt did not begin with the tokens that it should.
+    """
+
+    results: list[Reply | Failure]
+    answered: int
+    total: Usage = Usage()
+    strange_prompt: bool = False
+
+
+def read_group(
+    raw: bytes, headers: Mapping[str, str], size: int, first_ids: tuple[int, ...] = ()
+) -> GroupAnswer | Failure:
+    """The replies in the body of an HTTP 200 answer to ``size`` calls, one sample each.
+
+    A call's choice is the one with its index; a call whose index is missing, or comes twice, gets
+    a passing failure of its own. A failure is returned where the body as a whole is one.
+
+    Args:
+        first_ids: token ids with which every prompt begins, where the server tells them.
+    """
+    try:
+        body = _decode(raw)
+        if body.error:
+            raise ValueError
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
+        found = _read_slowly(raw, headers)
+        if isinstance(found, Failure):
+            return found
+        body = found
+    by_index: dict[int, _Choice | None] = {}
+    for choice in body.choices:
+        index = choice.index
+        if type(index) is int and 0 <= index < size:
+            by_index[index] = None if index in by_index else choice
+    head = {"model": optional_text(body.model), "id": optional_text(body.id)}
+    prefix = b"[%s," % b",".join(b"%d" % i for i in first_ids) if first_ids else b""
+    answer = GroupAnswer([], len(by_index), read_usage(body.usage))
+    for place in range(size):
+        found_choice = by_index.get(place)
+        if found_choice is None:
+            answer.results.append(_unanswered(place in by_index, len(body.choices), size))
+            continue
+        answer.results.append(_result(found_choice, head))
+        ids = found_choice.prompt_token_ids
+        if prefix and ids and not bytes(ids).startswith(prefix):
+            answer.strange_prompt |= not _begins(bytes(ids), first_ids)
+    return answer
+
+
+def _read_slowly(raw: bytes, headers: Mapping[str, str]) -> _Body | Failure:
+    """The body where it is no plain good one: an error, or JSON that takes a patient reader."""
+    try:
+        body = decode_json(raw)
+        failure = from_body_error(body, headers)
+        if failure is not None:
+            return failure
+        choices = body.get("choices") if isinstance(body, dict) else None
+        if isinstance(choices, list):
+            return _Body(
+                [_choice(choice) for choice in choices if isinstance(choice, dict)],
+                model=body.get("model"),
+                id=body.get("id"),
+                usage=body.get("usage"),
+            )
+        what = "no choices"
+    except ValueError:
+        what = f"not JSON ({headers.get('Content-Type', '').split(';')[0] or 'no content type'})"
+    shown = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
+    return Failure("bad_response", f"{what} behind HTTP 200: {shown}", passing=True, status=200)
+
+
+def _choice(choice: dict[str, Any]) -> _Choice:
+    index, text, message, finish, logprobs, error = map(choice.get, _FIELDS)
+    return _Choice(index, text, message, finish, logprobs, error)
+
+
+def _unanswered(twice: bool, choices: int, size: int) -> Failure:
+    what = "two answers" if twice else "no answer"
+    words = f"{what} to this call among the {choices} choices for {size} calls"
+    return Failure("bad_response", words, passing=True, status=200)
+
+
+def _result(choice: _Choice, head: dict[str, Any]) -> Reply | Failure:
+    if choice.error:
+        failed = choice_error({"error": choice.error})
+        if failed is not None:
+            return failed
+    usage = Usage(prompt=_length(choice.prompt_token_ids), completion=_length(choice.token_ids))
+    text = choice.text
+    if choice.message is None and (text is None or type(text) is str):
+        return Reply(
+            text=text,
+            finish_reason=finish_word(choice.finish_reason),
+            model=head["model"],
+            usage=usage,
+            logprobs=choice.logprobs,
+            request_id=head["id"],
+        )
+    try:
+        reply = reply_from_choice({k: getattr(choice, k) for k in _FIELDS}, head)
+    except ValueError as error:
+        return Failure("bad_response", f"a choice is {error}", passing=True, status=200)
+    return msgspec.structs.replace(reply, usage=usage)
+
+
+def _length(ids: msgspec.Raw) -> int | None:
+    """How many numbers a JSON list holds; None where there is no list."""
+    data = bytes(ids)
+    if data[:1] != b"[":
+        return None
+    return data.count(b",") + 1 if len(data) > 2 and data.strip(b"[] \n") else 0
+
+
+def _begins(ids: bytes, first: tuple[int, ...]) -> bool:
+    """Whether a JSON list of numbers begins with ``first``; True where it is no such list."""
+    try:
+        return tuple(_decode_ids(ids)[: len(first)]) == first
+    except msgspec.DecodeError:
+        return True
+
+
+def prompt_ids(raw: bytes) -> list[int] | None:
+    """The prompt's token ids in a chat answer's body (vLLM's ``prompt_token_ids``), or None."""
+    try:
+        return _decode_prompt_ids(raw).prompt_token_ids
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def tokens_in(body: Json) -> list[int] | None:
+    """The ids that ``/tokenize`` answered, None where there are none."""
+    found = body.get("tokens") if isinstance(body, dict) else None
+    if isinstance(found, list) and found and all(type(token) is int for token in found):
+        return found
+    return None
+
+
+def text_in(body: Json) -> str | None:
+    """The text that ``/detokenize`` answered (vLLM's ``prompt``), None where there is none."""
+    found = body.get("prompt") if isinstance(body, dict) else None
+    return found if isinstance(found, str) else None

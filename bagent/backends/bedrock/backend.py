@@ -1,0 +1,336 @@
+"""Amazon Bedrock as a backend: Converse and ConverseStream through boto3.
+
+boto3 brings credentials, signatures and event streams, and blocks: its calls run in a bounded pool
+of threads, as many as calls may be in flight, each with a connection of its own. Its retries are
+off, since the fleet does them. Only jobs that use Bedrock import it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.bedrock.errors import WorkerThreads, failure_of
+from bagent.backends.bedrock.wire import LEFT_OUT, BedrockStream, converse_arguments, read_answer
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.openai.raw_request import unpacked
+from bagent.backends.prefix_cache import SharedPrefix
+from bagent.backends.profile import Form, Forms
+from bagent.backends.request import CallSettings, Request
+from bagent.backends.wrappers import AloneBackend
+from bagent.clocks import unix
+from bagent.types import Failure, Reply, ToolCall
+
+MOST_CLIENTS = 16
+
+_T = TypeVar("_T")
+
+
+class BedrockConfig(msgspec.Struct, frozen=True):
+    """How Bedrock is reached.
+
+    ``threads`` is how many calls may run at once: each blocks a thread. What is None is as
+    boto3 finds it in the environment and in AWS's own files. ``proxy`` is a URL, or ``none``.
+    """
+
+    threads: int
+    region: str | None = None
+    profile: str | None = None
+    endpoint_url: str | None = None
+    proxy: str | None = None
+    ca_file: str | None = None
+
+
+class BedrockBackend(AloneBackend):
+    """Speaks Converse, one call a request; streamed calls by ConverseStream.
+
+    The endpoint's headers are sent along; with an ``Authorization`` among them nothing is signed.
+
+    Args:
+        enforce: ``auto`` asks for the schema by ``outputConfig`` until the model refuses it,
+            ``native`` asks always, ``prompt`` never.
+        clock: Unix seconds.
+        notice: called with a line for people when something is learned or left out.
+    """
+
+    def __init__(
+        self,
+        config: BedrockConfig,
+        *,
+        enforce: str = "auto",
+        clock: Callable[[], float] = unix,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(Forms(enforce, notice), clock)
+        self._config = config
+        self._enforce = enforce
+        self._notice = notice
+        self._threads = WorkerThreads(config.threads, "bedrock")
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._clients: dict[Hashable, Any] = {}
+        self._shared: dict[int, tuple[CallSettings, SharedPrefix]] = {}
+        self._told: set[str] = set()
+
+    async def _send(
+        self, endpoint: Endpoint, asked: Request, timeouts: Timeouts, exchange: Exchange
+    ) -> Reply | Failure:
+        try:
+            request = self._as_chat(asked)
+            model = request.settings.model or ""
+            form = self._forms.of(endpoint, request)
+            arguments = converse_arguments(
+                request, model, self._enforced(form), self._prefix(request.settings)
+            )
+        except ValueError as error:
+            return Failure("rejected", f"not sent to {endpoint.name}: {error}")
+        client = partial(self._client, endpoint.headers, timeouts)
+        reader = None
+        call: Callable[[], Reply | Failure]
+        if request.stream and form.stream:
+            reader = BedrockStream(
+                exchange.sent, self._clock, model, _on_loop(request), _pieces_on_loop(request)
+            )
+            call = partial(self._stream, client, arguments, reader, exchange)
+        else:
+            call = partial(self._whole, client, arguments, model, exchange)
+        found = await self._run(call, reader, endpoint, timeouts)
+        if isinstance(found, Failure):
+            exchange.status = found.status or exchange.status
+            exchange.connected = found.kind != "connect"
+            exchange.learned = self._forms.learn(endpoint, request, found, form)
+            words = endpoint.without_secrets(found.message)
+            found = msgspec.structs.replace(found, message=words)
+        exchange.first_token = reader.first_token if reader is not None else None
+        return found
+
+    async def _run(
+        self,
+        call: Callable[[], _T],
+        reader: BedrockStream | None,
+        endpoint: Endpoint,
+        timeouts: Timeouts,
+    ) -> _T | Reply | Failure:
+        """Run the call in a thread, within its limits; the thread outlives a limit by little."""
+        running = asyncio.ensure_future(self._threads.run(call))
+        try:
+            async with asyncio.timeout(timeouts.total):
+                if reader is None:
+                    await asyncio.wait({running})
+                elif words := await self._watch(running, reader, timeouts):
+                    return Failure("timeout", f"{endpoint.name} {words}", True)
+        except TimeoutError:
+            words = f"no whole answer from {endpoint.name} within {timeouts.total or 0:g} s"
+            return Failure("timeout", words, True)
+        finally:
+            if reader is not None and not running.done():
+                reader.abandoned = True
+            running.cancel()
+        error = running.exception()
+        if error is None:
+            return running.result()
+        failure = failure_of(error, endpoint.name)
+        if failure is None:
+            raise error
+        if reader is None:
+            return failure
+        return reader.result() if reader.whole else _with_text(failure, reader.text)
+
+    async def _watch(
+        self, running: asyncio.Future[Any], reader: BedrockStream, timeouts: Timeouts
+    ) -> str:
+        """Wait for the stream's end; which limit it stood still for, empty where it did not."""
+        while True:
+            begun = reader.first_token is not None
+            limit = timeouts.idle if begun else timeouts.first_token
+            left = None if limit is None else reader.heard + limit - self._clock()
+            if left is not None and left <= 0:
+                what = "sent nothing more" if begun else "sent no first token"
+                return f"{what} within {limit:g} s"
+            if not begun and timeouts.idle is not None:  # it may begin, and stall, meanwhile
+                left = timeouts.idle if left is None else min(left, timeouts.idle)
+            done, _ = await asyncio.wait({running}, timeout=left)
+            if done:
+                return ""
+
+    def _as_chat(self, request: Request) -> Request:
+        if request.prompt is not None:
+            raise ValueError("Converse has no raw prompts, only messages")
+        request = unpacked(request)
+        if not request.settings.model:
+            raise ValueError("Bedrock needs a model's id or ARN: write model: NAME")
+        for name in LEFT_OUT & request.settings.sampling.keys() - self._told:
+            self._told.add(name)
+            self._notice(f"Bedrock's Converse has no {name}: it is left out")
+        return request
+
+    def _enforced(self, form: Form) -> Form:
+        if self._enforce != "prompt":
+            return form
+        return Form(False, form.completion_limit, form.stream, form.without)
+
+    def _prefix(self, settings: CallSettings) -> SharedPrefix:
+        found = self._shared.get(id(settings))
+        if found is None:
+            if len(self._shared) >= MOST_CLIENTS:
+                self._shared.clear()
+            found = self._shared[id(settings)] = settings, SharedPrefix()
+        return found[1]
+
+    # --- in threads -----------------------------------------------------------------------------
+
+    @staticmethod
+    def _whole(
+        client: Callable[[], Any], arguments: dict[str, Any], model: str, exchange: Exchange
+    ) -> Reply:
+        answer = client().converse(**arguments)
+        _note(exchange, answer)
+        return read_answer(answer, model)
+
+    def _stream(
+        self,
+        client: Callable[[], Any],
+        arguments: dict[str, Any],
+        reader: BedrockStream,
+        exchange: Exchange,
+    ) -> Reply | Failure:
+        answer = client().converse_stream(**arguments)
+        _note(exchange, answer)
+        exchange.first_byte = self._clock()
+        stream = answer["stream"]
+        try:
+            for event in stream:
+                reader.take(event)
+                if reader.abandoned:
+                    break
+        finally:
+            stream.close()
+        return reader.result()
+
+    def _client(self, headers: Mapping[str, str], timeouts: Timeouts) -> Any:
+        """The client for these headers and limits; made once, since that takes some 0.3 s."""
+        longest = max(
+            (s for s in (timeouts.total, timeouts.first_token, timeouts.idle) if s), default=None
+        )
+        key = timeouts.connect, longest, tuple(sorted(headers.items()))
+        with self._lock:
+            found = self._clients.get(key)
+            if found is None:
+                if len(self._clients) >= MOST_CLIENTS:
+                    self._clients.clear()
+                found = self._clients[key] = self._make_client(headers, timeouts.connect, longest)
+        return found
+
+    def _make_client(
+        self, headers: Mapping[str, str], connect: float | None, read: float | None
+    ) -> Any:
+        from botocore import UNSIGNED
+        from botocore.config import Config
+
+        config = self._config
+        sent = {k: v for k, v in headers.items() if k.lower() != "content-type"}
+        options: dict[str, Any] = {
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
+            "max_pool_connections": config.threads,
+            "connect_timeout": connect,
+            "read_timeout": read,
+            "user_agent_extra": "bagent",
+        }
+        if config.proxy is not None:
+            no = config.proxy == "none"
+            options["proxies"] = {} if no else {"http": config.proxy, "https": config.proxy}
+        if any(name.lower() == "authorization" for name in sent):
+            options["signature_version"] = UNSIGNED
+        client = self._open_session().client(
+            "bedrock-runtime",
+            region_name=config.region,
+            endpoint_url=config.endpoint_url,
+            verify=config.ca_file,
+            config=Config(**options),
+        )
+
+        def add_headers(request: Any, **_: Any) -> None:
+            for name, value in sent.items():
+                request.headers[name] = value
+
+        client.meta.events.register("before-send.bedrock-runtime", add_headers)
+        return client
+
+    def _open_session(self) -> Any:
+        import boto3
+
+        if self._session is None:
+            self._session = boto3.session.Session(profile_name=self._config.profile)
+        return self._session
+
+    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
+        """Whether there are credentials and a region; Bedrock is asked nothing."""
+        limits = Timeouts(connect=seconds, total=seconds)
+        signed = not any(name.lower() == "authorization" for name in endpoint.headers)
+        look = partial(self._look, endpoint.headers, limits, signed)
+        found = await self._run(look, None, endpoint, limits)
+        return found if isinstance(found, Failure) else Capabilities(engine="bedrock")
+
+    def _look(self, headers: Mapping[str, str], limits: Timeouts, signed: bool) -> None:
+        from botocore.exceptions import NoCredentialsError
+
+        self._client(headers, limits)  # it raises where no region is known
+        if signed and not os.environ.get("AWS_BEARER_TOKEN_BEDROCK"):
+            with self._lock:
+                found = self._open_session().get_credentials()
+            if found is None:
+                raise NoCredentialsError
+
+    async def close(self) -> None:
+        """Close all connections; threads end with the calls that they are in."""
+        self._threads.close()
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
+
+
+def _on_loop(request: Request) -> Callable[[ToolCall], None] | None:
+    """Who watches the call for tool calls, to be told from the thread that reads the answer."""
+    if request.watch is None:
+        return None
+    loop, on_call = asyncio.get_running_loop(), request.watch()
+
+    def tell(call: ToolCall) -> None:
+        loop.call_soon_threadsafe(on_call, call)
+
+    return tell
+
+
+def _pieces_on_loop(request: Request) -> Callable[[str, str], None] | None:
+    """Who hears that the answer begins, and its pieces, told from the thread that reads it."""
+    heard, began = request.heard, request.began
+    if heard is None and began is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def tell(kind: str, text: str) -> None:
+        if kind != "first":
+            if heard is not None:
+                loop.call_soon_threadsafe(heard, kind, text)
+        elif began is not None:
+            loop.call_soon_threadsafe(began)
+
+    return tell
+
+
+def _note(exchange: Exchange, answer: dict[str, Any]) -> None:
+    told = answer.get("ResponseMetadata") or {}
+    exchange.status = told.get("HTTPStatusCode")
+    exchange.request_id = told.get("RequestId")
+
+
+def _with_text(failure: Failure, text: str) -> Failure:
+    return msgspec.structs.replace(failure, text=text) if text else failure

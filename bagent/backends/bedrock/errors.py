@@ -1,0 +1,178 @@
+"""What boto3 raises, as failures by kind.
+
+Sources: botocore 1.44 (``botocore.exceptions``, ``botocore.eventstream``) and the errors that its
+service model lists for Converse. Bedrock sends no Retry-After: the fleet's own waits hold, unless a
+gateway before it names a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import msgspec
+
+from bagent.backends.http.retry_after import retry_after
+from bagent.backends.openai.errors import classify, shorten
+from bagent.types import Failure
+
+_STATUS = {
+    "throttlingexception": 429,
+    "modelnotreadyexception": 429,
+    "modeltimeoutexception": 408,
+    "internalserverexception": 500,
+    "serviceunavailableexception": 503,
+    "modelerrorexception": 424,
+    "modelstreamerrorexception": 424,
+    "validationexception": 400,
+    "accessdeniedexception": 403,
+    "resourcenotfoundexception": 404,
+    "servicequotaexceededexception": 429,
+}
+"""What errors inside a stream mean: there the HTTP status is 200 already."""
+
+_THROTTLED = re.compile(
+    r"throttl|toomanyrequests|requestlimitexceeded|throughputexceeded|slowdown|limitexceeded"
+)
+"""Names that AWS's own clients take as throttling, whatever the status (botocore's
+``_retry.json``)."""
+
+_AUTH = re.compile(
+    r"unrecognizedclient|invalidsignature|expiredtoken|invalidclienttoken|missingauth"
+)
+_PER_DAY = re.compile(r"tokens? per day|requests? per day|daily", re.IGNORECASE)
+
+
+def failure_of(error: BaseException, where: str) -> Failure | None:
+    """The failure that an exception of a Bedrock call means; None: it is a fault of ours.
+
+    ``where`` names the endpoint for people.
+    """
+    from botocore import exceptions as aws
+    from botocore.eventstream import ParserError
+    from urllib3.exceptions import HTTPError
+
+    if isinstance(error, aws.ClientError):
+        return _refused(error.response)
+    words = shorten(f"{where}: {error}")
+    if isinstance(error, aws.ParamValidationError):
+        return Failure("rejected", f"no request to {words}")
+    if isinstance(error, aws.SSLError):
+        return Failure("connect", words, True)
+    if isinstance(error, aws.ConnectTimeoutError | aws.EndpointConnectionError):
+        return Failure("connect", words, True)
+    if isinstance(error, aws.ProxyConnectionError | aws.ConnectionClosedError):
+        return Failure("connect", words, True)
+    if isinstance(error, aws.ReadTimeoutError):
+        return Failure("timeout", words, True)
+    if isinstance(error, aws.HTTPClientError):
+        return Failure("connect", words, True)
+    if isinstance(error, aws.BotoCoreError):
+        return _setup(error, words)
+    if isinstance(error, ParserError):
+        return Failure("bad_response", f"a broken event from {words}", True, 200)
+    if isinstance(error, HTTPError | OSError):
+        return Failure("bad_response", f"the answer broke off: {words}", True, 200)
+    return None
+
+
+def _setup(error: BaseException, words: str) -> Failure:
+    """Credentials, regions, profiles: what is wrong on this side."""
+    name = type(error).__name__
+    if "Cred" in name or "Token" in name or "Auth" in name:
+        hint = "set AWS_PROFILE, AWS_ACCESS_KEY_ID or AWS_BEARER_TOKEN_BEDROCK, or log in"
+        return Failure("auth", f"{words} ({hint})")
+    return Failure("rejected", words)
+
+
+def _refused(answer: dict[str, Any]) -> Failure:
+    """The failure that an error answer, or an error inside a stream, means."""
+    told = answer.get("Error") or {}
+    code, message = str(told.get("Code") or ""), str(told.get("Message") or "")
+    key = code.lower()
+    told_status = (answer.get("ResponseMetadata") or {}).get("HTTPStatusCode")
+    known = _STATUS.get(key) or (429 if _THROTTLED.search(key) else None)
+    status = known or 502
+    if isinstance(told_status, int) and told_status != 200:
+        status = told_status
+    shown = f"{code}: {shorten(message) or 'no text'}"
+    if _AUTH.search(key):
+        return Failure("auth", f"HTTP {status}: {shown}", status=status)
+    if known == 429 and _PER_DAY.search(message):
+        return Failure("budget", f"HTTP {status}: {shown}", status=status)
+    if known == 424:
+        return Failure("overloaded", f"HTTP 424: {shown}", True, 424)
+    headers = (answer.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
+    found = classify(known or status, shown, message, retry_after(headers, time.time()))
+    if key == "serviceunavailableexception":
+        return msgspec.structs.replace(found, busy=True)
+    return found
+
+
+_T = TypeVar("_T")
+
+_Job = tuple["Future[Any]", Callable[[], Any]]
+
+
+class WorkerThreads:
+    """At most ``most`` threads, started as they are needed.
+
+    They are daemons: a call that hangs in a library can not keep the process from ending, as it
+    would in ``concurrent.futures``.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._free = threading.Semaphore(0)
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """How many threads there are."""
+        return self._count
+
+    async def run(self, call: Callable[[], _T]) -> _T:
+        """What ``call`` returns or raises, run in a thread; waits for one where all are taken.
+
+        A cancelled call that has begun goes on in its thread, and nobody hears of it.
+        """
+        job: Future[_T] = Future()
+        self._jobs.put((job, call))
+        if not self._free.acquire(blocking=False) and self._count < self._most:
+            self._count += 1
+            name = f"{self._name}-{self._count}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        return await asyncio.wrap_future(job)
+
+    def close(self) -> None:
+        """End the threads as they become free."""
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while True:
+            found = self._jobs.get()
+            if found is None:
+                return
+            job, call = found
+            if job.set_running_or_notify_cancel():
+                _run(job, call)
+            del found, job, call  # what a call holds must not live until the next one
+            self._free.release()
+
+
+def _run(job: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
+        job.set_exception(error)
+    else:
+        job.set_result(result)

@@ -1,0 +1,1 @@
+"""What engines report about themselves, and the local engine."""

@@ -1,0 +1,180 @@
+"""What an endpoint serves, found out from its routes: versions differ within a fleet.
+
+Sources: vLLM 0.19 to 0.33 (``/version``, ``owned_by: vllm``, ``/load``), SGLang 0.5
+(``/server_info``, ``/get_server_info``), NVIDIA Dynamo 1.6 (``owned_by: nvidia``, its frontend's
+``/openapi.json``), llama.cpp's server (``/props``). No route is needed but the one for answers; a
+route that is missing, broken or slow leaves a field unknown and never fails the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.engines.metrics import EngineLoad, parse_load
+from bagent.backends.http.client import NETWORK_ERRORS, Transport
+from bagent.clocks import unix
+from bagent.text.json import decode_json
+
+ROUTE_SECONDS = 5.0
+"""How long one route that is not needed is waited for."""
+
+_T = TypeVar("_T")
+
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "nvidia": "dynamo", "llamacpp": "llama.cpp"}
+_FROM_METRICS = {"llamacpp": "llama.cpp"}
+_VERSION_ROUTES = (
+    ("vllm", "/version", "version"),
+    ("sglang", "/server_info", "version"),
+    ("sglang", "/get_server_info", "version"),
+    ("llama.cpp", "/props", "build_info"),
+)
+_TOKENIZE, _LOAD = "/tokenize", "/load"
+_COMPLETIONS, _BATCH = "/v1/completions", "/v1/chat/completions/batch"
+_LISTS = frozenset({"vllm", "sglang", "dynamo", "llama.cpp"})
+"""Engines whose /completions was seen to take lists of prompts."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What an endpoint serves, and its load at that moment where it tells it."""
+
+    capabilities: Capabilities
+    load: EngineLoad | None = None
+
+
+async def learn_more(
+    transport: Transport, endpoint: Endpoint, known: Capabilities, seconds: float
+) -> Known:
+    """What the other routes tell, added to ``known``; one after the other, over one connection.
+
+    Whatever was not told within ``seconds`` stays unknown.
+    """
+    look = _Look(transport, endpoint, time.monotonic() + seconds)
+    raw = await look.get("/metrics")
+    load = parse_load(raw, unix()) if raw else None
+    engine = _OWNERS.get(known.engine or "")
+    if engine is None and load is not None and load.engine is not None:
+        engine = _FROM_METRICS.get(load.engine, load.engine)
+    version, told = await look.version(engine)
+    engine = engine or told
+    metrics = load is not None if raw is not None or look.missing("/metrics") else None
+    routes = await look.routes(engine)
+    if engine == "dynamo":
+        version = routes.version
+    serves = routes.serves
+    lists = True if engine in _LISTS else None
+    if routes.described is not None and not serves(_COMPLETIONS, engine):
+        lists = False
+    found = msgspec.structs.replace(
+        known,
+        engine=engine or "unknown",
+        version=version,
+        metrics=metrics,
+        # llama.cpp has the route, in a form of its own.
+        tokenize=False if engine == "llama.cpp" else serves(_TOKENIZE, engine),
+        chat_batch=serves(_BATCH, engine),
+        lists=lists,
+        load=serves(_LOAD, engine),
+    )
+    return Known(found, load)
+
+
+class _Routes(msgspec.Struct):
+    """Which routes are there: by the server's description, else by what each answered to a GET."""
+
+    described: frozenset[str] | None = None
+    version: str | None = None
+    statuses: dict[str, int] = {}
+
+    def serves(self, path: str, engine: str | None) -> bool | None:
+        if self.described is not None:
+            return path in self.described
+        status = self.statuses.get(path)
+        if status in (200, 405):
+            return True
+        # Elsewhere a GET of a route that wants POST may be answered as if there were none.
+        return False if status == 404 and engine in ("vllm", "sglang", "dynamo") else None
+
+
+class _Info(msgspec.Struct):
+    version: str | None = None
+
+
+class _Description(msgspec.Struct):
+    """The part of ``/openapi.json`` that is looked at."""
+
+    paths: dict[str, msgspec.Raw]
+    info: _Info = msgspec.field(default_factory=_Info)
+
+
+class _Look:
+    """One look at the routes of one endpoint, over at ``end`` (seconds of the monotonic clock)."""
+
+    def __init__(self, transport: Transport, endpoint: Endpoint, end: float) -> None:
+        self._transport = transport
+        self._endpoint = endpoint
+        self._end = end
+        self.statuses: dict[str, int] = {}
+
+    async def get(self, path: str) -> bytes | None:
+        """The body of a good answer; None for any other, and where there was no time left."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            return None
+        url = self._endpoint.root + path
+        try:
+            async with asyncio.timeout(left):
+                status, raw, _ = await self._transport.get(
+                    self._endpoint, url, min(left, ROUTE_SECONDS)
+                )
+        except NETWORK_ERRORS:
+            return None
+        self.statuses[path] = status
+        return raw if status == 200 else None
+
+    def missing(self, path: str) -> bool:
+        """Whether the server said that it has no such route."""
+        return self.statuses.get(path) in (404, 405, 501)
+
+    async def version(self, engine: str | None) -> tuple[str | None, str | None]:
+        """The server's version, and the engine that the route which told it stands for."""
+        for of, path, name in _VERSION_ROUTES:
+            if engine not in (None, of):
+                continue
+            body = _decoded(await self.get(path), decode_json)
+            told = body.get(name) if isinstance(body, dict) else None
+            if isinstance(told, str) and told:
+                return told, None if path == "/version" else of
+        return None, None
+
+    async def routes(self, engine: str | None) -> _Routes:
+        """Which routes are served.
+
+        The whole description is large, and building it holds a busy vLLM or SGLang up; a GET of a
+        route that wants POST tells as much there (405), and costs nothing.
+        """
+        if engine in (None, "dynamo"):
+            raw = await self.get("/openapi.json")
+            described = _decoded(raw, msgspec.json.Decoder(_Description).decode)
+            if described is not None:
+                return _Routes(frozenset(described.paths), described.info.version)
+        for path in (_TOKENIZE, _BATCH, _LOAD):
+            await self.get(path)
+        return _Routes(statuses=self.statuses)
+
+
+def _decoded(raw: bytes | None, decode: Callable[[bytes], _T]) -> _T | None:
+    try:
+        return decode(raw) if raw else None
+    except ValueError:
+        return None
+
+
+def model_of(known: Capabilities, endpoint: Endpoint, wanted: str | None = None) -> str | None:
+    """The model to ask the endpoint for: ``wanted``, else its tag ``model``, else its first."""
+    return wanted or endpoint.tags.get("model") or (known.models[0] if known.models else None)

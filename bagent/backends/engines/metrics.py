@@ -1,0 +1,343 @@
+"""The load of an engine, read from its Prometheus text: vLLM, SGLang, Dynamo, llama.cpp.
+
+Sources: vLLM ``vllm/v1/metrics/loggers.py`` (0.2x to 0.33; the names before V1 too), SGLang
+``srt/observability/metrics_collector.py`` (with ``--enable-metrics``), Dynamo's frontend
+(``dynamo_frontend_*``), llama.cpp ``tools/server`` (with ``--metrics``). Counters are known with
+and without the ``_total`` that Prometheus clients add.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.http.client import NETWORK_ERRORS, Transport
+from bagent.clocks import unix
+
+ROUTE = "/metrics"
+
+MISSING_SECONDS = 300.0
+"""Seconds after which an endpoint that has no metrics is asked again: a restarted engine may have
+them, and one request in five minutes is no load."""
+
+_REDIRECTS = (301, 302, 307, 308)
+_MISSING = (401, 403, 404, 405, 410, 501)
+
+
+class EngineLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one server told of its load at one time; None where it did not tell.
+
+    Counts are sums over the server's engines (data-parallel ranks), counters (``preemptions``
+    and all below but ``capacity``) are since the engine's start and fall when it restarts.
+    Cache counters are in prompt tokens: looked up, and found.
+
+    Attributes:
+        at: Unix seconds.
+        running: requests in the batch.
+        waiting: requests that wait for a place in it. Dynamo's frontend counts until the first
+            token, so there it is what cannot run at once by ``capacity``; None without that.
+        deferred: those of ``waiting`` that wait for something else than room (a grammar, a
+            transfer, an adapter).
+        kv_usage: share of the KV cache in use, 0 to 1: the maximum over the engines. The fullest
+            one preempts first, and a mean would hide it behind idle ones.
+        capacity: how many requests may run at once, where told.
+        engine: ``vllm``, ``sglang``, ``dynamo`` or ``llamacpp``.
+    """
+
+    at: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    preemptions: int | None = None
+    cache_hits: int | None = None
+    cache_queries: int | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    engine: str | None = None
+    deferred: int | None = None
+    capacity: int | None = None
+
+
+class _Sample(NamedTuple):
+    engine: str
+    field: str
+    labels: dict[bytes, bytes]
+    value: float
+
+
+_NAMES = {
+    "vllm": {
+        "vllm:num_requests_running": "running",
+        "vllm:num_requests_waiting": "waiting",
+        "vllm:num_requests_waiting_by_reason": "by_reason",
+        "vllm:kv_cache_usage_perc": "kv_usage",
+        "vllm:gpu_cache_usage_perc": "kv_usage",
+        "vllm:num_preemptions": "preemptions",
+        "vllm:prefix_cache_hits": "cache_hits",
+        "vllm:prefix_cache_queries": "cache_queries",
+        "vllm:gpu_prefix_cache_hits": "cache_hits",
+        "vllm:gpu_prefix_cache_queries": "cache_queries",
+        "vllm:prompt_tokens": "prompt_tokens",
+        "vllm:generation_tokens": "generation_tokens",
+    },
+    "sglang": {
+        "sglang:num_running_reqs": "running",
+        "sglang:num_queue_reqs": "waiting",
+        "sglang:token_usage": "kv_usage",
+        # Not num_retracted_reqs, which is a gauge of the last batch.
+        "sglang:num_retracted_requests": "preemptions",
+        "sglang:cached_tokens": "cache_hits",
+        "sglang:prompt_tokens": "prompt_tokens",
+        "sglang:generation_tokens": "generation_tokens",
+        "sglang:max_running_requests": "capacity",
+    },
+    "dynamo": {
+        "dynamo_frontend_inflight_requests": "in_flight",
+        "dynamo_frontend_queued_requests": "queued",
+        "dynamo_frontend_router_queue_pending_requests": "pending",
+        "dynamo_frontend_model_max_num_seqs": "worker_capacity",
+        "dynamo_frontend_model_total_kv_blocks": "worker_blocks",
+        "dynamo_frontend_worker_active_decode_blocks": "active_blocks",
+        "dynamo_frontend_cached_tokens_sum": "cache_hits",
+        "dynamo_frontend_input_sequence_tokens_sum": "prompt_tokens",
+        "dynamo_frontend_output_tokens": "generation_tokens",
+    },
+    "llamacpp": {
+        "llamacpp:requests_processing": "running",
+        "llamacpp:requests_deferred": "waiting",
+        "llamacpp:kv_cache_usage_ratio": "kv_usage",
+        "llamacpp:prompt_tokens": "prompt_tokens",
+        "llamacpp:tokens_predicted": "generation_tokens",
+    },
+}
+_SERIES = {
+    f"{name}{end}".encode(): (engine, field)
+    for engine, names in _NAMES.items()
+    for name, field in names.items()
+    for end in ("", "_total")
+}
+_LABEL = re.compile(rb'[\s,]*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(rb'\\([\\"n])')
+_MODEL_LABELS = (b"model_name", b"model")
+_RANKS = frozenset((b"tp_rank", b"pp_rank", b"moe_ep_rank", b"pid"))
+"""Labels of series that repeat one number: the ranks of one engine run the same batch."""
+
+
+def parse_load(text: bytes, at: float, model: str | None = None) -> EngineLoad | None:
+    """The load that a Prometheus exposition tells; None where it holds no known series.
+
+    Lines that are no samples, and values that are no finite numbers of at least 0, are passed
+    over.
+
+    Args:
+        text: the body of ``/metrics``.
+        at: when it was read, Unix seconds.
+        model: the model that is asked for. It chooses among several models on one server; if it
+            is not among them, no number is told.
+    """
+    samples = [found for found in _samples(text) if found.labels.get(b"priority", b"") == b""]
+    if not samples:
+        return None
+    count: dict[str, int] = {}
+    for sample in samples:
+        count[sample.engine] = count.get(sample.engine, 0) + 1
+    # A Dynamo frontend may pass its workers' own series on: they are the nearer ones.
+    engine = max(count, key=lambda name: (name != "dynamo", count[name]))
+    chosen = _of_model([found for found in samples if found.engine == engine], model)
+    fields: dict[str, list[_Sample]] = {}
+    for sample in chosen:
+        fields.setdefault(sample.field, []).append(sample)
+    if engine == "dynamo":
+        return _dynamo_load(fields, at)
+    return _engine_load(fields, at, engine)
+
+
+def _samples(text: bytes) -> Iterable[_Sample]:
+    """The samples of the known series, in order."""
+    known = _SERIES.get
+    for line in text.split(b"\n"):
+        if line.startswith(b"#"):
+            continue
+        name, brace, rest = line.partition(b"{")
+        name = name.rstrip()
+        if not brace or b" " in name:  # no labels; a brace then belongs to an exemplar
+            brace = b""
+            name, _, rest = line.replace(b"\t", b" ").partition(b" ")
+        series = known(name)
+        if series is None:
+            continue
+        labels: dict[bytes, bytes] = {}
+        if brace:
+            end = 0
+            while label := _LABEL.match(rest, end):
+                labels[label[1]] = label[2]
+                end = label.end()
+            rest = rest[end:].lstrip(b" ,\t")
+            if rest[:1] != b"}":
+                continue
+            rest = rest[1:]
+        value = _number(rest)
+        if value is not None:
+            yield _Sample(*series, labels, value)
+
+
+def _number(rest: bytes) -> float | None:
+    """The value at the start of ``rest``; a timestamp or an exemplar may follow it."""
+    words = rest.split(None, 1)
+    try:
+        value = float(words[0]) if words else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+def _of_model(samples: list[_Sample], model: str | None) -> list[_Sample]:
+    """The samples of ``model``, and those that name none, where there are several models."""
+    named = [(_model(sample), sample) for sample in samples]
+    models = {name for name, _ in named if name is not None}
+    if model is None or len(models) < 2:
+        return samples
+    if model not in models:  # perhaps an alias: whose load it is cannot be told
+        return []
+    return [sample for name, sample in named if name is None or name == model]
+
+
+def _model(sample: _Sample) -> str | None:
+    for label in _MODEL_LABELS:
+        if label in sample.labels:
+            plain = _ESCAPE.sub(
+                lambda found: b"\n" if found[1] == b"n" else found[1], sample.labels[label]
+            )
+            return plain.decode("utf-8", "replace")
+    return None
+
+
+def _total(samples: list[_Sample] | None) -> int | None:
+    """The sum over engines; of the ranks of one engine the largest."""
+    if not samples:
+        return None
+    engines: dict[frozenset[tuple[bytes, bytes]], float] = {}
+    for sample in samples:
+        key = frozenset(pair for pair in sample.labels.items() if pair[0] not in _RANKS)
+        engines[key] = max(engines.get(key, 0.0), sample.value)
+    return round(sum(engines.values()))
+
+
+def _engine_load(fields: dict[str, list[_Sample]], at: float, engine: str) -> EngineLoad:
+    get = fields.get
+    deferred = [
+        sample for sample in get("by_reason", ()) if sample.labels.get(b"reason") == b"deferred"
+    ]
+    prompt = _total(get("prompt_tokens"))
+    hits = _total(get("cache_hits"))
+    queries = _total(get("cache_queries"))
+    if engine == "sglang" and hits is not None:
+        queries = prompt  # it looks every prompt up whole, and has no counter of its own for that
+    return EngineLoad(
+        at=at,
+        running=_total(get("running")),
+        waiting=_total(get("waiting")),
+        kv_usage=max((sample.value for sample in get("kv_usage", ())), default=None),
+        preemptions=_total(get("preemptions")),
+        cache_hits=hits,
+        cache_queries=queries,
+        prompt_tokens=prompt,
+        generation_tokens=_total(get("generation_tokens")),
+        engine=engine,
+        deferred=_total(deferred),
+        capacity=_total(get("capacity")),
+    )
+
+
+def _dynamo_load(fields: dict[str, list[_Sample]], at: float) -> EngineLoad:
+    """The load by Dynamo's frontend, which sees its workers from outside.
+
+    ``queued_requests`` ends with the first token, so it also counts what is being prefilled: no
+    more than what exceeds the workers' places surely waits.
+    """
+    get = fields.get
+    active = get("active_blocks", [])
+    workers = {(one.labels.get(b"worker_id"), one.labels.get(b"dp_rank")) for one in active}
+    places = max((one.value for one in get("worker_capacity", ())), default=0.0)
+    blocks = max((one.value for one in get("worker_blocks", ())), default=0.0)
+    capacity = round(places) * len(workers) or None
+    in_flight, queued, pending = (_total(get(name)) for name in ("in_flight", "queued", "pending"))
+    waiting = pending or None
+    if in_flight is not None and queued is not None and capacity is not None:
+        waiting = max(pending or 0, min(queued, in_flight - capacity), 0)
+    running = None if in_flight is None else max(0, in_flight - (waiting or 0))
+    prompt = _total(get("prompt_tokens"))
+    hits = _total(get("cache_hits"))
+    return EngineLoad(
+        at=at,
+        running=running,
+        waiting=waiting,
+        kv_usage=max(one.value for one in active) / blocks if active and blocks else None,
+        cache_hits=hits,
+        cache_queries=None if hits is None else prompt,
+        prompt_tokens=prompt,
+        generation_tokens=_total(get("generation_tokens")),
+        engine="dynamo",
+        capacity=capacity,
+    )
+
+
+async def _read(
+    transport: Transport,
+    endpoint: Endpoint,
+    seconds: float,
+    model: str | None,
+    clock: Callable[[], float],
+) -> tuple[EngineLoad | None, bool]:
+    """The load, and whether the endpoint has none to tell."""
+    url = endpoint.root + ROUTE
+    try:
+        status, raw, _ = await transport.get(endpoint, url, seconds)
+        if status in _REDIRECTS:  # where the route is a mounted application: to the same with "/"
+            status, raw, _ = await transport.get(endpoint, url + "/", seconds)
+    except NETWORK_ERRORS:
+        return None, False
+    if status != 200:
+        return None, status in _MISSING or status in _REDIRECTS
+    load = parse_load(raw, clock(), model)
+    return load, load is None
+
+
+class LoadReader:
+    """Reads the loads of endpoints and remembers which of them have none to tell.
+
+    Args:
+        transport: how they are reached.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, transport: Transport, clock: Callable[[], float] = unix) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._again_at: dict[str, float] = {}
+
+    def due(self, endpoint: Endpoint) -> bool:
+        """Whether asking the endpoint is worth it now."""
+        return self._clock() >= self._again_at.get(endpoint.name, 0.0)
+
+    async def read(
+        self, endpoint: Endpoint, seconds: float, model: str | None = None
+    ) -> EngineLoad | None:
+        """The endpoint's load; None where it does not tell, then mostly without asking it.
+
+        Args:
+            endpoint: where to ask.
+            seconds: how long to wait for the answer.
+            model: the model that is asked for, see :func:`parse_load`.
+        """
+        if not self.due(endpoint):
+            return None
+        load, missing = await _read(self._transport, endpoint, seconds, model, self._clock)
+        if missing:
+            self._again_at[endpoint.name] = self._clock() + MISSING_SECONDS
+        return load

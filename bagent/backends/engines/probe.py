@@ -1,0 +1,126 @@
+"""Whether an endpoint really answers: one request with one token, as small as there is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from bagent.backends.base import Backend
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.openai.models import limits_within
+from bagent.backends.request import CallSettings, Request, asked_model, encode_payload
+from bagent.types import Failure, Reply
+
+Route = Literal["chat", "completions", "embeddings"]
+
+ROUTES: tuple[Route, ...] = ("chat", "completions", "embeddings")
+"""In the order of trying: models without a chat template take texts only, some give no text."""
+
+_ROUTE_OF: dict[str, Route] = {"/completions": "completions", "/embeddings": "embeddings"}
+
+CHECK_SECONDS = 30.0
+"""How long an endpoint that failed calls has for the answer that shows that it works."""
+
+_TEXT = "Hi"
+_NOT_HERE = (400, 404, 405, 415, 422, 501)
+_TRIES = 4
+"""A stale connection, or a refused parameter, is worth the same route once more."""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """A real request that was answered by ``route`` after ``ms`` milliseconds.
+
+    ``cached_tokens`` says whether its usage told how much of the prompt was cached, ``blank``
+    whether the answer ended without a word.
+    """
+
+    route: Route
+    ms: float
+    cached_tokens: bool = False
+    blank: bool = False
+
+
+class Prover:
+    """Sends the real requests of many endpoints over one backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._requests: dict[tuple[Route, str | None], Request] = {}
+
+    async def check(self, endpoint: Endpoint, request: Request | None) -> Failure | None:
+        """Ask for one token as ``request`` asks, of the same model at the same route; returns the
+        failure, None where the endpoint works.
+        """
+        model, routes = None, ROUTES
+        if request is not None:
+            model = asked_model(request)
+            routes = (_ROUTE_OF.get(request.path, "chat"),)
+        found = await self.prove(endpoint, model, CHECK_SECONDS, routes)
+        if isinstance(found, Proof):
+            words = f"{endpoint.name} ends its answers without a word"
+            return Failure("empty", words, passing=True, status=200) if found.blank else None
+        return found
+
+    async def prove(
+        self,
+        endpoint: Endpoint,
+        model: str | None,
+        seconds: float,
+        routes: Sequence[Route] = ROUTES,
+    ) -> Proof | Failure:
+        """Ask ``model`` (None: whatever the server takes) for one token, within ``seconds``.
+
+        The failure, if it comes to one, is that of the first route: the others are only tried
+        because the server refused it.
+        """
+        end = time.monotonic() + seconds
+        first: Failure | None = None
+        for route in routes:
+            found = await self._ask(endpoint, model, route, end)
+            if isinstance(found, Proof):
+                return found
+            first = first or found
+            if found.status not in _NOT_HERE:
+                break
+        assert first is not None
+        return first
+
+    async def _ask(
+        self, endpoint: Endpoint, model: str | None, route: Route, end: float
+    ) -> Proof | Failure:
+        request = self._requests.get((route, model))
+        if request is None:
+            request = self._requests[route, model] = _request(route, model)
+        failure = Failure("timeout", "no time was left to ask it", True)
+        for _ in range(_TRIES):
+            sent = time.monotonic()
+            left = end - sent
+            if left <= 0:
+                break
+            exchange = await self._backend.send(endpoint, [request], limits_within(left))
+            result = exchange.results[0]
+            ms = 1000 * (time.monotonic() - sent)
+            if isinstance(result, Reply):
+                blank = result.finish_reason == "stop" and result.vectors is None
+                blank = blank and not (result.text or result.reasoning or result.tool_calls)
+                return Proof(route, ms, result.usage.cached is not None, blank)
+            failure = result
+            if not (exchange.again or exchange.learned):
+                break
+        return failure
+
+
+def _request(route: Route, model: str | None) -> Request:
+    settings = CallSettings(model=model, sampling={}, extra={})
+    if route == "chat":
+        messages = [{"role": "user", "content": _TEXT}]
+        return Request(settings, encode_payload(messages), messages=messages, max_tokens=1)
+    if route == "completions":
+        return Request(
+            settings, encode_payload(_TEXT), prompt=_TEXT, path="/completions", max_tokens=1
+        )
+    body = {"model": model, "input": _TEXT} if model else {"input": _TEXT}
+    return Request(settings, encode_payload(body), body=body, path="/embeddings")

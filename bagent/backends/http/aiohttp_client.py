@@ -1,0 +1,186 @@
+"""aiohttp, for TLS, proxies and addresses with a password; its errors become the project's own.
+
+The pool is unbounded since the fleet bounds what is in flight (aiohttp's default of 100 would cap
+a run in silence), and drops idle connections before servers do: vLLM closes them after 5.0 s.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import ssl
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.http import errors
+from bagent.backends.http.connection import bounded
+from bagent.backends.http.pool import IDLE
+
+READ_BUFFER = 1 << 20
+_LOOKED_AT = 8
+"""Idle connections of which it is known since when."""
+
+LARGE_BODY = 1 << 20
+"""Bytes from which aiohttp wants a file instead of a bytes object."""
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Notes in the task that asks for a connection whether one had to be opened, and else for how
+    long it had been idle.
+
+    A request that failed on a kept-open connection may be sent again without cost; aiohttp tells
+    which kind it was only to trace hooks, and those cost a tenth of a request.
+    """
+
+    async def _create_connection(self, req: Any, traces: Any, limits: aiohttp.ClientTimeout) -> Any:
+        IDLE.set(None)
+        return await super()._create_connection(req, traces, limits)
+
+    async def _get(self, key: Any, traces: Any) -> Any:
+        waiting = self._conns.get(key, ())
+        before, first = len(waiting), list(itertools.islice(waiting, _LOOKED_AT))
+        found = await super()._get(key, traces)
+        passed = before - len(self._conns.get(key, ()))  # the last of them was good
+        if found is not None and 0 < passed <= len(first):
+            IDLE.set(time.monotonic() - first[passed - 1][1])
+        return found
+
+
+class AiohttpClient:
+    """One pool of connections of aiohttp, which keeps them for ``idle_seconds``."""
+
+    def __init__(self, idle_seconds: float) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=_Connector(limit=0, keepalive_timeout=idle_seconds, ttl_dns_cache=300),
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=READ_BUFFER,
+            auto_decompress=True,
+            headers={"User-Agent": "bagent"},
+        )
+        self._timeouts: dict[Timeouts, aiohttp.ClientTimeout] = {}
+
+    def _limits(self, timeouts: Timeouts) -> aiohttp.ClientTimeout:
+        found = self._timeouts.get(timeouts)
+        if found is None:
+            if len(self._timeouts) >= 64:
+                self._timeouts.clear()
+            found = aiohttp.ClientTimeout(total=timeouts.total, connect=timeouts.connect)
+            self._timeouts[timeouts] = found
+        return found
+
+    def post(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        timeouts: Timeouts,
+        *,
+        trusted: ssl.SSLContext | bool,
+    ) -> Translating:
+        """POST ``body`` (JSON) below the endpoint's address; to be entered with ``async with``."""
+        data: aiohttp.Payload
+        if len(body) <= LARGE_BODY:
+            data = aiohttp.BytesPayload(body, content_type="application/json")
+        else:
+            data = aiohttp.BytesIOPayload(io.BytesIO(body), content_type="application/json")
+        return Translating(
+            self._session.post(
+                endpoint.url + path,
+                data=data,
+                headers=endpoint.headers,
+                params=endpoint.query or None,
+                proxy=endpoint.proxy,
+                ssl=trusted,
+                timeout=self._limits(timeouts),
+                allow_redirects=False,
+            )
+        )
+
+    async def get(
+        self, endpoint: Endpoint, url: str, timeouts: Timeouts, *, trusted: ssl.SSLContext | bool
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """GET an absolute ``url``: status, body, headers."""
+        request = self._session.get(
+            url,
+            headers=endpoint.headers,
+            params=endpoint.query or None,
+            proxy=endpoint.proxy,
+            ssl=trusted,
+            timeout=aiohttp.ClientTimeout(
+                # aiohttp rounds limits above 5 s up, so that the two would fall together.
+                total=timeouts.total,
+                connect=timeouts.connect,
+                ceil_threshold=math.inf,
+            ),
+            allow_redirects=False,
+        )
+        async with Translating(request) as response:
+            pieces = [piece async for piece in bounded(response.content.iter_any())]
+            return response.status, b"".join(pieces), response.headers
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+
+class Translating:
+    """A request of aiohttp; its errors, those of reading the answer too, become own ones."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        try:
+            response: aiohttp.ClientResponse = await self._request.__aenter__()
+        except aiohttp.ClientError as error:
+            raise translated(error) from error.__cause__
+        return response
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._request.__aexit__(kind, error, trace)
+        if isinstance(error, aiohttp.ClientError):
+            raise translated(error) from error.__cause__
+
+
+def translated(error: aiohttp.ClientError) -> Exception:
+    """The own error that stands for one of aiohttp's."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return errors.ConnectTimeout()
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        refused = error.certificate_error
+        return errors.CertificateRefused(str(getattr(refused, "verify_message", "") or refused))
+    if isinstance(error, aiohttp.ClientConnectorError):
+        kind = errors.NotConnected
+        if isinstance(error, aiohttp.ClientConnectorSSLError):
+            kind = errors.NoTls
+        return kind(error.os_error)
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return errors.ServerClosed()
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return errors.ProxyRefused(error.status)
+    if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
+        return errors.BadAddress(str(error))
+    if isinstance(error, OSError):  # it says by itself what is wrong, below HTTP
+        return error
+    if isinstance(error, aiohttp.ClientResponseError):
+        return errors.HttpError(" ".join(error.message.split()))
+    inner = error.__cause__ or error
+    words = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return errors.PayloadError(words)
+    return errors.HttpError(words)

@@ -1,0 +1,303 @@
+"""HTTP with the pools, the time limits and the error words that batches need."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.http.connection import PlainResponse
+from bagent.backends.http.errors import (
+    BadAddress,
+    CertificateRefused,
+    ConnectTimeout,
+    EndlessBody,
+    HttpError,
+    NotConnected,
+    NoTls,
+    PayloadError,
+    ProxyRefused,
+    ServerClosed,
+    SwitchedProtocol,
+    words_of,
+)
+from bagent.backends.http.pool import IDLE, PlainPool
+from bagent.backends.http.proxies import without_userinfo
+from bagent.types import Failure
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from bagent.backends.http.aiohttp_client import AiohttpClient
+
+IDLE_SECONDS = 4.0
+"""Connections idle for so long are not used: uvicorn, and so vLLM, closes them after 5.0 s."""
+
+_FULL = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
+_CUT = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
+
+
+def reused() -> bool:
+    """Whether the last request of this task went over a kept-open connection."""
+    return IDLE.get() is not None
+
+
+def was_idle() -> float:
+    """For how many seconds the connection of this task's last request had been idle when it was
+    taken; 0 for a new one, and where that is not known."""
+    return IDLE.get() or 0.0
+
+
+class Transport:
+    """One pool of connections for all endpoints of a run; use it in one event loop."""
+
+    def __init__(self) -> None:
+        self._plain = PlainPool(IDLE_SECONDS)
+        self._other: AiohttpClient | None = None
+        self._contexts: dict[str, ssl.SSLContext] = {}
+
+    def _open(self) -> AiohttpClient:
+        if self._other is None:
+            from bagent.backends.http.aiohttp_client import AiohttpClient
+
+            self._other = AiohttpClient(IDLE_SECONDS)
+        return self._other
+
+    def _trusted(self, ca_file: str | None) -> ssl.SSLContext | bool:
+        if ca_file is None:
+            return True
+        if ca_file not in self._contexts:
+            try:
+                self._contexts[ca_file] = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                why = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
+                raise BadCertificateFile(f"ca_file {ca_file}: {why}") from None
+        return self._contexts[ca_file]
+
+    def post(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        timeouts: Timeouts,
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse | PlainResponse]:
+        """POST ``body`` (JSON) to ``path`` below the endpoint's base address.
+
+        To be entered with ``async with``: then it is sent, and its connection is given back.
+        """
+        if PlainPool.serves(endpoint, endpoint.url):
+            return self._plain.post(endpoint, path, body, timeouts)
+        trusted = self._trusted(endpoint.ca_file)
+        IDLE.set(0.0)
+        return self._open().post(endpoint, path, body, timeouts, trusted=trusted)
+
+    async def get(
+        self, endpoint: Endpoint, url: str, seconds: float, connect: float | None = None
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """GET an absolute ``url`` as the endpoint is reached: (status, body, headers).
+
+        ``seconds`` bounds the whole request, ``connect`` the way to a connection.
+        """
+        timeouts = Timeouts(connect=connect, total=seconds)
+        if not PlainPool.serves(endpoint, url):
+            trusted = self._trusted(endpoint.ca_file)
+            IDLE.set(0.0)
+            return await self._open().get(endpoint, url, timeouts, trusted=trusted)
+        try:
+            return await self._plain_get(endpoint, url, timeouts)
+        except NETWORK_ERRORS as error:
+            if not (reused() and is_stale(error)):
+                raise
+        return await self._plain_get(endpoint, url, timeouts)
+
+    async def _plain_get(
+        self, endpoint: Endpoint, url: str, timeouts: Timeouts
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        async with self._plain.get(endpoint, url, timeouts) as response:
+            return response.status, await response.read(), response.headers
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._plain.close()
+        if self._other is not None:
+            await self._other.close()
+            self._other = None
+
+
+class BadCertificateFile(OSError):
+    """The file of trusted certificates cannot be read."""
+
+
+class StreamStalled(TimeoutError):
+    """A streamed answer did not begin, or did not go on, within its limit."""
+
+
+class Patience:
+    """The limits of a streamed answer: until its first piece, then between two pieces.
+
+    An asynchronous context around the whole request. A piece only moves the moment at which the
+    limit is over; the timer looks there when it is due, and is not set anew for each piece.
+
+    Raises:
+        StreamStalled: one of the limits was over; its words say which.
+    """
+
+    def __init__(self, first_token: float | None, idle: float | None) -> None:
+        self._first = first_token
+        self._idle = idle
+        self._words = f"sent no first token within {first_token or 0:g} s"
+        self._due: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._over = False
+
+    def went_on(self) -> None:
+        """A piece of the answer came."""
+        self._words = f"sent nothing more for {self._idle or 0:g} s"
+        self._wait(self._idle)
+
+    def ends_soon(self, seconds: float) -> None:
+        """The answer is whole; only its end is waited for."""
+        self._wait(seconds if self._idle is None else min(seconds, self._idle))
+
+    def lift(self) -> None:
+        """The answer is not streamed: no limit."""
+        self._wait(None)
+
+    def _wait(self, seconds: float | None) -> None:
+        if seconds is None:
+            self._due = None
+            return
+        self._due = due = self._loop.time() + seconds
+        if self._timer is None or due < self._timer_due:
+            self._set_timer(due)
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        """The timer is due; the limit may have moved since it was set."""
+        self._timer = None
+        due = self._due
+        if due is None:
+            return
+        if self._loop.time() < due:
+            self._set_timer(due)
+            return
+        self._over = True
+        self._task.cancel()
+
+    async def __aenter__(self) -> Patience:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._loop = asyncio.get_running_loop()
+        self._wait(self._first)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._due = None
+        if self._timer is not None:
+            self._timer.cancel()
+        # As asyncio.timeout does it: a cancellation from elsewhere goes on.
+        own = self._over and self._task.uncancel() <= self._cancelling
+        if own and kind is asyncio.CancelledError:
+            raise StreamStalled(self._words) from None
+
+
+NETWORK_ERRORS = (HttpError, asyncio.TimeoutError, OSError, ValueError)
+"""What a request may raise because of the network or the server; ValueError for requests that
+cannot be written, such as a key with a line break."""
+
+NOT_CONNECTED = (NotConnected, ConnectTimeout)
+"""Those of them that say that the server never saw the request."""
+
+
+def is_stale(error: BaseException) -> bool:
+    """Whether the server closed the connection before it answered a byte."""
+    return isinstance(error, ServerClosed | ConnectionError) or (
+        isinstance(error, OSError) and error.errno in _CUT
+    )
+
+
+def network_failure(error: BaseException, endpoint: Endpoint, timeouts: Timeouts) -> Failure:
+    """The failure that an exception of :data:`NETWORK_ERRORS` means, in words for people."""
+    where = endpoint.name + through(endpoint)
+    if isinstance(error, ConnectTimeout):
+        limit = f" within {timeouts.connect:g} s" if timeouts.connect else ""
+        return Failure("connect", f"no connection to {where}{limit}", True)
+    if isinstance(error, StreamStalled):
+        return Failure("timeout", f"{where} {error}", True)
+    if isinstance(error, asyncio.TimeoutError):
+        limit = f" within {timeouts.total:g} s" if timeouts.total else ""
+        return Failure("timeout", f"no whole answer from {where}{limit}", True)
+    if isinstance(error, ProxyRefused):
+        words = f"the proxy refused to reach {where}: HTTP {error.status}"
+        lasting = error.status in (401, 403, 407)
+        return Failure("auth" if lasting else "connect", words, not lasting)
+    if isinstance(error, OSError) and (failure := _system_failure(error, where)):
+        return failure
+    if isinstance(error, EndlessBody):
+        return Failure("bad_response", f"{where} sent {error}", True)
+    if isinstance(error, SwitchedProtocol):
+        message = f"{where} answered HTTP 101 (Switching Protocols), which was not asked for"
+        return Failure("bad_response", message, True)
+    if isinstance(error, PayloadError):
+        return Failure("bad_response", f"the answer of {where} broke off: {_cause(error)}", True)
+    if isinstance(error, BadAddress):
+        return Failure("rejected", f"not an address to send to: {without_userinfo(endpoint.url)}")
+    if is_stale(error):
+        return Failure("connect", f"{where} closed the connection without an answer", True)
+    if isinstance(error, ValueError):
+        return Failure("rejected", f"no request to {where} can be made: {_cause(error)}")
+    return Failure("bad_response", f"no HTTP from {where}: {_cause(error)}", True)
+
+
+def through(endpoint: Endpoint) -> str:
+    """Words that name the endpoint's proxy, empty if it has none."""
+    return f" through the proxy {without_userinfo(endpoint.proxy)}" if endpoint.proxy else ""
+
+
+def _system_failure(error: OSError, where: str) -> Failure | None:
+    """The failure of an error below HTTP, None where it says nothing of its own."""
+    if isinstance(error, BadCertificateFile):
+        return Failure("connect", f"cannot reach {where}: {error}")
+    if isinstance(error, CertificateRefused):
+        hint = "give the site's certificates as backend: {ca_file: ...} or SSL_CERT_FILE"
+        return Failure("connect", f"{where}: certificate not trusted: {_cause(error)} ({hint})")
+    if error.errno in _FULL:
+        words = f"this machine is out of file handles, ports or memory: {_cause(error)}"
+        return Failure("overloaded", words, True, busy=True)
+    if isinstance(error, NoTls):
+        hint = "if it speaks plain http, write http:// or, for a provider, openai+http://"
+        return Failure("connect", f"no TLS with {where}: {_cause(error)} ({hint})")
+    if isinstance(error, NotConnected):
+        return Failure("connect", f"cannot connect to {where}: {_cause(error)}", True)
+    if is_stale(error):
+        return None
+    return Failure("connect", f"the connection to {where} broke: {_cause(error)}", True)
+
+
+def _cause(error: BaseException) -> str:
+    """What lies under an error, in its own words; never an address, which may hold a secret."""
+    if isinstance(error, CertificateRefused):
+        return error.words
+    inner: BaseException = getattr(error, "os_error", None) or error.__cause__ or error
+    if isinstance(inner, OSError):
+        return words_of(inner) or type(inner).__name__
+    return str(inner) or type(inner).__name__

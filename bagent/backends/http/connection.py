@@ -1,0 +1,342 @@
+"""One kept-open HTTP/1.1 connection (RFC 9112) and the answers that come over it.
+
+llhttp reads the answers (by httptools). Errors are those of both clients: whoever sends need not
+know by which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httptools
+from multidict import CIMultiDict
+
+from bagent.backends.http.errors import (
+    LONGEST_BODY,
+    EndlessBody,
+    HttpError,
+    PayloadError,
+    ServerClosed,
+    SwitchedProtocol,
+)
+
+LONGEST_HEAD = 1 << 20
+"""Bytes that the head of an answer may have, and its trailers."""
+
+
+class Connection(asyncio.Protocol):
+    """One kept-open connection: at most one request at a time.
+
+    The names of the ``on_`` methods are httptools's.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_head",
+        "_inflate",
+        "_seen",
+        "_size",
+        "complete",
+        "error",
+        "extra",
+        "fields",
+        "headed",
+        "idle_since",
+        "kept",
+        "loop",
+        "parser",
+        "status",
+        "transport",
+        "waiter",
+        "whole",
+    )
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.error: BaseException | None = None
+        self.idle_since = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the last answer."""
+        self.parser: Any = None
+        self.fields: list[tuple[str, str]] = []
+        self.headed = False
+        self.complete = False
+        self.whole = False
+        self.extra = False
+        self.kept = False
+        self.status = 0
+        self._chunks: deque[bytes] = deque()
+        self._inflate: Any = None
+        self._seen = 0
+        self._size = 0
+        self._head = 0
+
+    def send(self, data: bytes, body: bytes) -> None:
+        """Begin a request."""
+        self.reset()
+        self.parser = httptools.HttpResponseParser(self)
+        assert self.transport is not None
+        if len(body) < 65536:
+            self.transport.write(data + body)
+        else:
+            self.transport.writelines((data, body))
+
+    # --- from the loop ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop once the connection stands."""
+        self.loop = asyncio.get_running_loop()
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop with bytes: parse them, and wake the request where they end it."""
+        if self.parser is None or self.complete:
+            self.fail(HttpError("bytes that belong to no request"))
+            return
+        self._seen += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__ or error
+            self.fail(cause if isinstance(cause, HttpError) else PayloadError(str(cause)))
+        except httptools.HttpParserUpgrade:
+            self.fail(SwitchedProtocol())
+        except httptools.HttpParserError as error:
+            self.fail(
+                self.error or PayloadError(str(error)) if self.headed else HttpError(str(error))
+            )
+        if not self.headed and self._seen > LONGEST_HEAD:
+            self.fail(HttpError("a head without an end"))
+        if self._size > LONGEST_BODY and not self.complete:
+            self.fail(EndlessBody())
+        if self.complete or not self.whole:
+            self.wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by the loop at the end of the connection: a whole answer, or an error."""
+        self.transport = None
+        if self.complete:
+            return
+        if self.error is not None:
+            pass
+        elif not self._seen:
+            self.error = error or ServerClosed()
+        elif not self.headed:
+            self.error = PayloadError(f"the head broke off: {error or 'closed'}")
+        elif error is None and self._until_closed():
+            self.complete = True
+        else:
+            self.error = PayloadError(str(error or "closed before the end"))
+        self.wake()
+
+    def _until_closed(self) -> bool:
+        """Return whether the end of the connection is the end of the body (RFC 9112, 6.3)."""
+        codings = [value for name, value in self.fields if name.lower() == "transfer-encoding"]
+        if codings:
+            return codings[-1].rpartition(",")[2].strip().lower() != "chunked"
+        return not any(name.lower() == "content-length" for name, _ in self.fields)
+
+    # --- from the parser ----------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Called by the parser where an answer begins; one after the last is unasked for."""
+        self.extra = self.complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser with one header, as it stands on the wire."""
+        if self.complete:
+            return
+        self._head += len(name) + len(value)
+        if self._head > LONGEST_HEAD:
+            raise HttpError("headers without an end")
+        self.fields.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser at the end of a head: the status, and how the body is packed."""
+        if self.complete:
+            return
+        self.status = self.parser.get_status_code()
+        if self.status < 200:  # an interim answer; the real one follows
+            self.fields.clear()
+            return
+        self.headed = True
+        for name, value in self.fields:
+            if name.lower() == "content-encoding":
+                self._inflate = _inflater(value.strip().lower())
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser with a part of the body, unpacked here where it was packed."""
+        if self.complete:
+            return
+        if self._inflate is not None:
+            body = self._inflate(body, LONGEST_BODY - self._size)
+        self._size += len(body)
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser at the end of an answer."""
+        if self.headed and not self.complete:
+            self.complete = True
+            self.kept = self.parser.should_keep_alive()  # known only here
+
+    # --- for the request ----------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Let the request look at what is here."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """End the connection with an error."""
+        if self.error is None and not self.complete:
+            self.error = error
+        if self.transport is not None:
+            self.transport.abort()
+        self.wake()
+
+    def take(self) -> bytes:
+        """The bytes of the body that are here."""
+        chunks = self._chunks
+        if len(chunks) == 1:
+            return chunks.popleft()
+        found = b"".join(chunks)
+        chunks.clear()
+        return found
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request may be sent."""
+        return (
+            self.complete
+            and not self.extra
+            and self.transport is not None
+            and not self.transport.is_closing()
+            and self.kept
+        )
+
+
+class PlainResponse:
+    """An answer whose head has come; of aiohttp's response it has what backends use."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.status = connection.status
+        self.headers: CIMultiDict[str] = CIMultiDict(connection.fields)
+
+    @property
+    def content_type(self) -> str:
+        """The media type alone, in lower case."""
+        found: str = self.headers.get("Content-Type", "")
+        return found.partition(";")[0].strip().lower()
+
+    @property
+    def content(self) -> PlainResponse:
+        """The body as a stream: the answer itself."""
+        return self
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        connection = self._connection
+        connection.whole = True
+        while not connection.complete:
+            await arrival(connection)
+        return connection.take()
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        """The body in pieces as they come."""
+        connection = self._connection
+        while True:
+            if piece := connection.take():
+                yield piece
+            elif connection.complete:
+                return
+            else:
+                await arrival(connection)
+
+
+async def bounded(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces of a body.
+
+    Raises:
+        EndlessBody: there are more than any answer has.
+    """
+    size = 0
+    async for piece in pieces:
+        size += len(piece)
+        if size > LONGEST_BODY:
+            raise EndlessBody
+        yield piece
+
+
+async def arrival(connection: Connection) -> None:
+    """Wait for something new; raises what the connection ended with."""
+    if connection.error is not None:
+        raise connection.error
+    connection.waiter = waiter = connection.loop.create_future()
+    try:
+        await waiter
+    finally:
+        connection.waiter = None
+    if connection.error is not None and not connection._chunks:
+        raise connection.error
+
+
+def _inflater(encoding: str) -> Any:
+    """What undoes a content encoding, piece by piece; None where nothing is to be undone."""
+    if encoding in ("gzip", "x-gzip"):
+        return _Gzip().decompress
+    return _Deflate().decompress if encoding == "deflate" else None
+
+
+def _bounded(decompressor: Any, data: bytes, room: int) -> bytes:
+    """What ``data`` unpacks to.
+
+    Raises:
+        EndlessBody: that is more than ``room`` bytes: a few packed ones may be a thousand times as
+            many.
+    """
+    piece: bytes = decompressor.decompress(data, max(room, 0) + 1)
+    if len(piece) > room:
+        raise EndlessBody
+    return piece
+
+
+class _Gzip:
+    """Undoes ``gzip``: one member after the other (RFC 1952, 2.2)."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+    def decompress(self, data: bytes, room: int) -> bytes:
+        pieces = []
+        while data:
+            if self._member.eof:
+                data = data.lstrip(b"\0")  # padding
+                if not data.startswith(b"\x1f"):
+                    break  # what follows is no member, and gzip(1) ignores it as well
+                self._member = zlib.decompressobj(16 + zlib.MAX_WBITS)
+            pieces.append(_bounded(self._member, data, room))
+            room -= len(pieces[-1])
+            data = self._member.unused_data
+        return b"".join(pieces)
+
+
+class _Deflate:
+    """Undoes ``deflate``: zlib by the standard, bare by some servers."""
+
+    def __init__(self) -> None:
+        self._inner: Any = None
+
+    def decompress(self, data: bytes, room: int) -> bytes:
+        if self._inner is None:
+            zlib_header = data[:1] and data[0] & 15 == 8
+            self._inner = zlib.decompressobj(zlib.MAX_WBITS if zlib_header else -zlib.MAX_WBITS)
+        return _bounded(self._inner, data, room)

@@ -1,0 +1,361 @@
+"""HTTP/1.1 to plain ``http://`` endpoints: the road of nearly all calls of a fleet.
+
+What aiohttp does for each request beyond sending and reading it (redirects, cookies, traces,
+sessions) costs more than all the rest of a row, and none of it is wanted here. It stays the client
+for TLS, proxies and addresses with a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any
+
+from aiohappyeyeballs import start_connection
+from multidict import CIMultiDict
+from yarl import URL
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.http.connection import Connection, PlainResponse, arrival
+from bagent.backends.http.errors import BadAddress, ConnectTimeout, NotConnected
+from bagent.backends.http.resolver import Names
+
+NAME_SECONDS = 300.0
+"""So long the addresses of a host name are kept."""
+
+_EYEBALLS = 0.25
+_KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+"""A dead host is noticed within two minutes, however long an answer takes."""
+
+_MOST_LIMITS = 64
+"""So many time limits are kept though no request has them."""
+
+_BAD_IN_HEAD = ("\r", "\n", "\0")
+
+IDLE: ContextVar[float | None] = ContextVar("bagent_idle", default=0.0)
+"""For how many seconds the connection of this task's last request had been idle when it was taken;
+None where it had to be opened."""
+
+
+class _Target:
+    """Where requests of one endpoint to one URL go, and the part of their head that is fixed.
+
+    ``has_body`` tells a POST from a GET.
+    """
+
+    __slots__ = ("has_body", "head", "host", "place", "port")
+
+    def __init__(self, endpoint: Endpoint, address: str, *, has_body: bool) -> None:
+        try:
+            url = URL(address)
+        except ValueError as error:
+            raise BadAddress(str(error)) from None
+        if endpoint.query:
+            url = url.update_query(dict(endpoint.query))
+        if not url.raw_host:
+            raise BadAddress(str(url))
+        self.host = url.raw_host
+        self.port = url.port or 80
+        self.place = (self.host, self.port)
+        fields: CIMultiDict[str] = CIMultiDict(
+            {
+                "Host": url.host_port_subcomponent or self.host,
+                "User-Agent": "bagent",
+                "Accept": "*/*",
+            }
+        )
+        if has_body:
+            fields["Content-Type"] = "application/json"
+        fields.update(endpoint.headers)
+        fields.popall("Content-Length", None)
+        lines = [f"{'POST' if has_body else 'GET'} {url.raw_path_qs} HTTP/1.1"]
+        for name, value in fields.items():
+            if any(bad in name or bad in value for bad in _BAD_IN_HEAD):
+                raise ValueError(f"a line break or zero byte in the header {name!r}")
+            lines.append(f"{name}: {value}")
+        self.has_body = has_body
+        self.head = "\r\n".join(lines).encode() + b"\r\n"
+        if has_body:
+            self.head += b"Content-Length: "
+
+
+class _Limit:
+    """The requests that have the same time limit, the oldest first: one timer looks at them all.
+
+    A timer of its own for each request would cost more than what it guards against ever does.
+    """
+
+    def __init__(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._seconds = seconds
+        self._loop = loop
+        self._due: dict[Connection, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, connection: Connection, now: float) -> None:
+        """A request begins now."""
+        self._due[connection] = due = now + self._seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(due, self._look)
+
+    def end(self, connection: Connection) -> None:
+        """It is over."""
+        self._due.pop(connection, None)
+
+    @property
+    def used(self) -> bool:
+        """Whether a request has it, or had it lately."""
+        return self._timer is not None
+
+    def close(self) -> None:
+        """Look at nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for connection, due in list(self._due.items()):
+            if due > now:
+                self._timer = self._loop.call_at(due, self._look)
+                return
+            del self._due[connection]
+            connection.fail(TimeoutError())
+
+
+class PlainPool:
+    """Connections to plain HTTP endpoints, kept open for ``idle_seconds``; for one event loop."""
+
+    def __init__(self, idle_seconds: float) -> None:
+        self._idle_seconds = idle_seconds
+        self._idle: dict[tuple[str, int], deque[Connection]] = {}
+        self._busy: set[Connection] = set()
+        self._targets: dict[tuple[Endpoint, str], _Target] = {}
+        self._names: dict[tuple[str, int], tuple[float, list[Any]]] = {}
+        self._look_ups: Names | None = None
+        self._reaper: asyncio.TimerHandle | None = None
+        self._limits: dict[float, _Limit] = {}
+
+    @staticmethod
+    def serves(endpoint: Endpoint, url: str) -> bool:
+        """Whether a URL is reached this way: no TLS, no proxy, no password in it."""
+        return endpoint.proxy is None and url.startswith("http://") and "@" not in url
+
+    def post(self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts) -> Posting:
+        """POST ``body`` (JSON): to be entered with ``async with``.
+
+        Raises:
+            ValueError: the address or a header cannot be sent.
+        """
+        target = self._targets.get((endpoint, path))
+        if target is None:
+            if len(self._targets) >= 32768:
+                self._targets.clear()
+            target = _Target(endpoint, endpoint.url + path, has_body=True)
+            self._targets[endpoint, path] = target
+        return Posting(self, target, body, timeouts)
+
+    def get(self, endpoint: Endpoint, url: str, timeouts: Timeouts) -> Posting:
+        """GET an absolute URL as the endpoint is reached: to be entered with ``async with``.
+
+        Raises:
+            ValueError: the address or a header cannot be sent.
+        """
+        return Posting(self, _Target(endpoint, url, has_body=False), b"", timeouts)
+
+    def take(self, target: _Target, now: float) -> Connection | None:
+        """A kept-open connection that may still be good, if there is one."""
+        idle = self._idle.get(target.place)
+        while idle:
+            connection = idle.pop()
+            transport = connection.transport
+            if transport is None or transport.is_closing():
+                continue
+            if now - connection.idle_since >= self._idle_seconds:
+                transport.close()
+                continue
+            self._busy.add(connection)
+            return connection
+        return None
+
+    def give_back(self, target: _Target, connection: Connection, now: float) -> None:
+        """Keep a connection whose answer was read whole; close any other."""
+        self._busy.discard(connection)
+        if not connection.reusable:
+            if connection.transport is not None:
+                connection.transport.abort()
+            return
+        connection.idle_since = now
+        idle = self._idle.get(target.place)
+        if idle is None:
+            idle = self._idle[target.place] = deque()
+        idle.append(connection)
+        if self._reaper is None:
+            loop = asyncio.get_running_loop()
+            self._reaper = loop.call_later(self._idle_seconds, self._reap, loop)
+
+    def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what has been idle for too long, before the server does."""
+        oldest = loop.time() - self._idle_seconds
+        for place, idle in list(self._idle.items()):
+            while idle and (idle[0].idle_since <= oldest or idle[0].transport is None):
+                connection = idle.popleft()
+                if connection.transport is not None:
+                    connection.transport.close()
+            if not idle:
+                del self._idle[place]
+        self._reaper = loop.call_later(1.0, self._reap, loop) if self._idle else None
+
+    def limit(self, seconds: float) -> _Limit:
+        """What ends requests after ``seconds``."""
+        found = self._limits.get(seconds)
+        if found is None:
+            if len(self._limits) >= _MOST_LIMITS:
+                self._limits = {s: limit for s, limit in self._limits.items() if limit.used}
+            found = self._limits[seconds] = _Limit(seconds, asyncio.get_running_loop())
+        return found
+
+    async def connect(self, target: _Target) -> Connection:
+        """A new connection.
+
+        Raises:
+            NotConnected: nobody listens, the name is unknown, or this machine is out of something.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            found = await start_connection(
+                await self._addresses(target, loop), happy_eyeballs_delay=_EYEBALLS, loop=loop
+            )
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                if hasattr(socket, option):
+                    found.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            try:
+                _, connection = await loop.create_connection(Connection, sock=found)
+            except BaseException:
+                found.close()
+                raise
+        except OSError as error:
+            self._names.pop(target.place, None)
+            raise NotConnected(error) from error
+        self._busy.add(connection)
+        return connection
+
+    async def _addresses(self, target: _Target, loop: asyncio.AbstractEventLoop) -> list[Any]:
+        kept = self._names.get(target.place)
+        if kept is not None and kept[0] > loop.time():
+            return kept[1]
+        if self._look_ups is None:
+            self._look_ups = Names(loop)
+        found = await self._look_ups.look_up(
+            target.host, target.port, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP, 0
+        )
+        self._names[target.place] = (loop.time() + NAME_SECONDS, found)
+        return found
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
+        if self._look_ups is not None:
+            self._look_ups.close()
+            self._look_ups = None
+        for limit in self._limits.values():
+            limit.close()
+        self._limits.clear()
+        for connection in (*self._busy, *(c for idle in self._idle.values() for c in idle)):
+            if connection.transport is not None:
+                connection.transport.abort()
+        self._idle.clear()
+        self._busy.clear()
+        await asyncio.sleep(0)
+
+
+class Posting:
+    """One request, from its sending to the return of its connection (``async with``).
+
+    Raises:
+        HttpError: the connection or the answer was bad.
+        TimeoutError: ``timeouts.total`` was over; ConnectTimeout for ``connect``.
+    """
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_expiry",
+        "_limit",
+        "_loop",
+        "_pool",
+        "_target",
+        "_timeouts",
+    )
+
+    def __init__(self, pool: PlainPool, target: _Target, body: bytes, timeouts: Timeouts) -> None:
+        self._pool = pool
+        self._target = target
+        self._body = body
+        self._timeouts = timeouts
+        self._connection: Connection | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._limit: _Limit | None = None
+
+    async def __aenter__(self) -> PlainResponse:
+        self._loop = loop = asyncio.get_running_loop()
+        began = loop.time()
+        total = self._timeouts.total
+        connection = self._pool.take(self._target, began)
+        if connection is not None:
+            IDLE.set(began - connection.idle_since)
+            if total is not None:
+                self._limit = self._pool.limit(total)
+                self._limit.begin(connection, began)
+        else:
+            IDLE.set(None)
+            connection = await self._connected()
+            if total is not None:  # it began some time ago: not the last of those with its limit
+                self._expiry = loop.call_at(began + total, connection.fail, TimeoutError())
+        self._connection = connection
+        try:
+            body = self._body
+            if self._target.has_body:
+                connection.send(b"%b%d\r\n\r\n" % (self._target.head, len(body)), body)
+            else:
+                connection.send(self._target.head + b"\r\n", b"")
+            while not connection.headed:
+                await arrival(connection)
+        except BaseException:
+            self._end(loop.time())
+            raise
+        return PlainResponse(connection)
+
+    async def _connected(self) -> Connection:
+        limits = self._timeouts
+        known = [limit for limit in (limits.connect, limits.total) if limit is not None]
+        try:
+            async with asyncio.timeout(min(known) if known else None):
+                return await self._pool.connect(self._target)
+        except TimeoutError:
+            if limits.connect is not None and limits.connect == min(known):
+                raise ConnectTimeout from None
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(self._loop.time())
+
+    def _end(self, now: float) -> None:
+        if self._limit is not None and self._connection is not None:
+            self._limit.end(self._connection)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._connection is not None:
+            self._pool.give_back(self._target, self._connection, now)
+            self._connection = None

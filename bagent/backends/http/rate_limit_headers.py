@@ -1,0 +1,121 @@
+"""What a provider says of an account's limits in the headers of its answers.
+
+Sources: OpenAI's ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` (durations such as
+``6m0s``; also Azure, Groq and gateways); Anthropic's
+``anthropic-ratelimit-{requests,input-tokens,output-tokens}-{limit,remaining,reset}`` (RFC 3339
+times). Both are token buckets: the reset is when the bucket is full again. Some gateways count in
+fixed windows: there it is the window's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from bagent.backends.http.retry_after import reset_seconds
+
+MINUTE, DAY = 60.0, 86400.0
+
+_NEAR = 0.1
+"""A reset this near to what a bucket's would be, as a share of it, is a bucket's."""
+
+
+class Allowance(msgspec.Struct, frozen=True):
+    """One limit: how much of ``limit`` is ``left``, and in how many seconds it is whole again.
+
+    ``reset`` is None where that was not told. ``slack`` is by how many seconds it may be off;
+    ``header`` is where ``left`` was told.
+    """
+
+    limit: float
+    left: float
+    reset: float | None = None
+    slack: float = 0.02
+    header: str = ""
+
+    @property
+    def period(self) -> float | None:
+        """In how many seconds ``limit`` may be used: a minute or a day; None: not known.
+
+        By the reset of a bucket: what was used comes back at ``limit`` a period. The end of a
+        window does not tell how long that is. Gateways that tell no reset count by the minute.
+        """
+        for period in (MINUTE, DAY):
+            if self.is_bucket(period):
+                return period
+        return MINUTE if self.reset is None else None
+
+    def is_bucket(self, period: float) -> bool:
+        """Whether it fills again at ``limit`` in ``period`` seconds."""
+        if self.reset is None:
+            return False
+        whole = period * (self.limit - self.left) / self.limit
+        return abs(self.reset - whole) <= self.slack + _NEAR * whole
+
+
+class RateLimits(msgspec.Struct, frozen=True):
+    """The limits that one answer told, at Unix time ``at``; None where one was not told.
+
+    ``tokens`` are those of prompt and answer together; ``input`` and ``output`` are limits of
+    their own.
+    """
+
+    at: float
+    requests: Allowance | None = None
+    tokens: Allowance | None = None
+    input: Allowance | None = None
+    output: Allowance | None = None
+
+
+def read_rate_limits(headers: Mapping[str, str], now: float) -> RateLimits | None:
+    """The limits in ``headers`` (names in any case), None where there are none.
+
+    ``now`` is Unix seconds. What is no number, or a limit of 0 or less (Azure's -1), is left out.
+    """
+    if (
+        "anthropic-ratelimit-requests-limit" in headers
+        or "anthropic-ratelimit-input-tokens-limit" in headers
+    ):
+        told = {
+            field: _allowance(
+                headers,
+                tuple(f"anthropic-ratelimit-{name}-{part}" for part in _PARTS),
+                now,
+                1.5,  # RFC 3339 times have whole seconds, and clocks differ
+            )
+            for field, name in (
+                ("requests", "requests"),
+                ("input", "input-tokens"),
+                ("output", "output-tokens"),
+            )
+        }
+    elif "x-ratelimit-limit-requests" in headers or "x-ratelimit-limit-tokens" in headers:
+        told = {
+            name: _allowance(
+                headers, tuple(f"x-ratelimit-{part}-{name}" for part in _PARTS), now, 0.02
+            )
+            for name in ("requests", "tokens")
+        }
+    else:
+        return None
+    return RateLimits(now, **told) if any(told.values()) else None
+
+
+_PARTS = ("limit", "remaining", "reset")
+
+
+def _allowance(
+    headers: Mapping[str, str], names: tuple[str, ...], now: float, slack: float
+) -> Allowance | None:
+    limit, left, reset = (headers.get(name) for name in names)
+    try:
+        most, rest = float(limit or ""), float(left or "")
+    except ValueError:
+        return None
+    if not (0 < most < float("inf") and 0 <= rest <= most):
+        return None
+    seconds = None if reset is None else reset_seconds(reset, now)
+    if seconds is None and rest == most:
+        seconds = 0.0  # a time that is over: it is whole
+    return Allowance(most, rest, seconds, slack, names[1])

@@ -1,0 +1,249 @@
+"""One HTTP request of a call: sent, read whole or as a stream, its failures named."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.http.client import (
+    NETWORK_ERRORS,
+    NOT_CONNECTED,
+    Patience,
+    Transport,
+    is_stale,
+    network_failure,
+    reused,
+    through,
+    was_idle,
+)
+from bagent.backends.http.connection import PlainResponse, bounded
+from bagent.backends.http.errors import PayloadError
+from bagent.backends.http.rate_limit_headers import read_rate_limits
+from bagent.backends.openai.errors import from_status
+from bagent.types import Failure, Reply
+
+if TYPE_CHECKING:
+    import aiohttp
+
+STALE_SECONDS = 1.0
+"""A kept-open connection that closes within this time was closed before the request came."""
+
+LONG_IDLE = 1.0
+"""One that had been idle for so long may have been closed before the request came, however late
+that shows: a server that is busy gets to its own time limits, and to the request, long after."""
+
+AFTER_FINISH = 5.0
+"""Seconds for which the token counts are waited for once a streamed answer is whole."""
+
+AFTER_DONE = 0.5
+"""Seconds for which the end of a stream is waited for after its last event, to keep the
+connection."""
+
+LONGEST_REST = 1 << 20
+"""Characters kept of an answer that broke off."""
+
+SSE = "text/event-stream"
+
+EVENTS = re.compile(rb"\s*((data|event):|:)")
+
+WholeReader = Callable[[bytes, str, Mapping[str, str]], Reply | Failure]
+"""Reads the body of an answer, given its content type and headers."""
+
+
+class EventReader(Protocol):
+    """Puts a streamed answer together; see :class:`bagent.backends.openai.stream.StreamReader`."""
+
+    first_token: float | None
+    pieces: int
+    done: bool
+    error: Failure | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of the answer is missing."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The answer's text so far."""
+        ...
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        ...
+
+    def result(self) -> Reply | Failure:
+        """The reply once the stream has ended, or why there is none."""
+        ...
+
+
+class Posted(msgspec.Struct):
+    """A body (JSON) for a path below the endpoint's address; ``began`` is called at the first token
+    of a stream."""
+
+    endpoint: Endpoint
+    path: str
+    body: bytes
+    timeouts: Timeouts
+    began: Callable[[], None] | None = None
+
+
+class HttpExchange:
+    """Sends calls over one transport; ``clock`` is Unix seconds."""
+
+    def __init__(self, transport: Transport, clock: Callable[[], float]) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._tell: set[str] = set()
+
+    async def send(
+        self, post: Posted, exchange: Exchange, read: WholeReader, reader: EventReader | None
+    ) -> Reply | Failure:
+        """Send ``post``; ``reader`` is for streamed calls. Notes status and times in ``exchange``.
+
+        A failure's words hold none of the endpoint's secrets, and name the proxy if there is one.
+        """
+        if reader is None:
+            found = await self._whole(post, exchange, read)
+        else:
+            found = await self._streamed(post, exchange, read, reader)
+        return named(found, post.endpoint, exchange) if isinstance(found, Failure) else found
+
+    async def _whole(self, post: Posted, exchange: Exchange, read: WholeReader) -> Reply | Failure:
+        answer = await self.post(post, exchange)
+        if isinstance(answer, Failure):
+            return answer
+        raw, headers = answer
+        return read(raw, headers.get("Content-Type", ""), headers)
+
+    async def post(
+        self, post: Posted, exchange: Exchange
+    ) -> tuple[bytes, Mapping[str, str]] | Failure:
+        """The body and the headers of a good answer, or what the other one means."""
+        try:
+            async with self._transport.post(
+                post.endpoint, post.path, post.body, post.timeouts
+            ) as response:
+                self._note(exchange, response, post.endpoint)
+                raw = await whole_body(response)
+        except NETWORK_ERRORS as error:
+            return self._broken(error, post, exchange)
+        exchange.first_byte = self._clock()
+        if not 200 <= response.status < 300:
+            return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
+        return raw, response.headers
+
+    async def _streamed(
+        self, post: Posted, exchange: Exchange, read: WholeReader, reader: EventReader
+    ) -> Reply | Failure:
+        limits = post.timeouts
+        try:
+            async with (
+                Patience(limits.first_token, limits.idle) as patience,
+                self._transport.post(post.endpoint, post.path, post.body, limits) as response,
+            ):
+                self._note(exchange, response, post.endpoint)
+                if 200 <= response.status < 300 and response.content_type == SSE:
+                    return await self._read_events(response, reader, patience, (post, exchange))
+                patience.lift()
+                raw = await whole_body(response)
+        except NETWORK_ERRORS as error:
+            if reader.whole:  # a cut after the stop reason has taken nothing from the answer
+                return reader.result()
+            failure = self._broken(error, post, exchange)
+            text = reader.text[:LONGEST_REST]
+            return msgspec.structs.replace(failure, text=text) if text else failure
+        finally:
+            exchange.first_token = reader.first_token
+        exchange.first_byte = self._clock()
+        if not 200 <= response.status < 300:
+            return from_status(response.status, raw.decode("utf-8", "replace"), response.headers)
+        if EVENTS.match(raw):  # a stream under another name
+            reader.feed(raw)
+            return reader.result()
+        return read(raw, response.headers.get("Content-Type", ""), response.headers)
+
+    async def _read_events(
+        self,
+        response: aiohttp.ClientResponse | PlainResponse,
+        reader: EventReader,
+        patience: Patience,
+        of: tuple[Posted, Exchange],
+    ) -> Reply | Failure:
+        pieces = 0
+        post, exchange = of
+        began = post.began
+        async for data in pieces_of(response):
+            if exchange.first_byte is None:
+                exchange.first_byte = self._clock()
+            reader.feed(data)
+            if began is not None and reader.first_token is not None:
+                began()
+                began = None
+            if reader.error is not None or (reader.done and not reader.whole):
+                break
+            if reader.whole:
+                patience.ends_soon(AFTER_DONE if reader.done else AFTER_FINISH)
+            elif reader.first_token is not None and reader.pieces > pieces:
+                patience.went_on()
+            pieces = reader.pieces
+        return reader.result()
+
+    def _broken(self, error: BaseException, post: Posted, exchange: Exchange) -> Failure:
+        """The failure of a request that the network ended, and whether to send it again free."""
+        quick = self._clock() - exchange.sent < STALE_SECONDS
+        exchange.again = reused() and (quick or was_idle() >= LONG_IDLE) and is_stale(error)
+        exchange.connected = not isinstance(error, NOT_CONNECTED)
+        exchange.cut = isinstance(error, PayloadError)
+        return network_failure(error, post.endpoint, post.timeouts)
+
+    def _note(
+        self,
+        exchange: Exchange,
+        response: aiohttp.ClientResponse | PlainResponse,
+        endpoint: Endpoint,
+    ) -> None:
+        """Keep what the head of the answer tells. Limits are looked for where a provider may be:
+        at what is no engine of the user's own, and at what has once told them with a refusal."""
+        exchange.status = response.status
+        headers = response.headers
+        name = headers.get("request-id") or headers.get("X-Request-Id")
+        exchange.request_id = endpoint.without_secrets(name) if name else None
+        if endpoint.own and response.status != 429 and endpoint.name not in self._tell:
+            return
+        limits = read_rate_limits(headers, time.time())  # which may hold dates
+        if limits is None:
+            return
+        exchange.limits = msgspec.structs.replace(limits, at=self._clock())
+        if endpoint.own:
+            self._tell.add(endpoint.name)
+
+
+async def whole_body(response: aiohttp.ClientResponse | PlainResponse) -> bytes:
+    """The body of an answer."""
+    if isinstance(response, PlainResponse):
+        return await response.read()
+    return b"".join([piece async for piece in pieces_of(response)])
+
+
+def pieces_of(response: aiohttp.ClientResponse | PlainResponse) -> AsyncIterator[bytes]:
+    """The body of an answer as it comes; one without an end breaks off."""
+    pieces = response.content.iter_any()
+    # The plain client's connections heed the bound by themselves.
+    return pieces if isinstance(response, PlainResponse) else bounded(pieces)
+
+
+def named(failure: Failure, endpoint: Endpoint, exchange: Exchange) -> Failure:
+    """``failure`` as people may read it: none of the endpoint's secrets, its proxy named."""
+    if exchange.status is None:
+        return failure
+    words = endpoint.without_secrets(failure.message)
+    if endpoint.proxy and exchange.first_token is None:
+        words += through(endpoint)
+    return msgspec.structs.replace(failure, message=words)

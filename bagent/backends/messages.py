@@ -1,0 +1,258 @@
+"""Chat messages in OpenAI form as turns of user and assistant, for providers that want these.
+
+Anthropic and Amazon Bedrock take system text apart, user and assistant by turns, and the results
+of all tool calls of one turn in one user message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from bagent.backends.openai.chat import OWN_BLOCKS, content_text
+from bagent.text.json import decode_json, encode_json
+from bagent.types import Json, Message, Reply
+
+_NO_ID = re.compile(r"[^A-Za-z0-9_-]")
+_BEGINNING, _NO_RESULT = ".", "(no result)"
+LONGEST_ID = 64
+"""What both providers take as the id of a tool call: these characters, so many of them."""
+
+_DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,(.*)", re.DOTALL)
+
+
+class Text(msgspec.Struct, frozen=True):
+    """Plain text, never blank."""
+
+    text: str
+
+
+class Image(msgspec.Struct, frozen=True):
+    """An image: base64 ``data`` of ``media_type``, or where neither is known its ``url``."""
+
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A tool call of the assistant; ``arguments`` is an object."""
+
+    id: str
+    name: str
+    arguments: dict[str, Json]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a tool answered."""
+
+    id: str
+    parts: tuple[Text | Image, ...]
+    failed: bool = False
+
+
+class Own(msgspec.Struct, frozen=True):
+    """A block in the provider's own form, given back unchanged."""
+
+    block: dict[str, Json]
+
+
+Part = Text | Image | Asked | Result | Own
+
+
+class Turn(msgspec.Struct):
+    """Everything that one side said in a row; ``role`` is ``user`` or ``assistant``."""
+
+    role: str
+    parts: list[Part]
+
+
+class Talk(msgspec.Struct):
+    """A conversation: its system texts in order, and its turns, which alternate."""
+
+    system: list[str]
+    turns: list[Turn]
+
+
+def assistant_message(reply: Reply) -> Message:
+    """The message with which a conversation goes on after ``reply``, with its tool calls.
+
+    What the provider wants back unchanged, such as thinking with its signature, is in it.
+    """
+    message: Message = {"role": "assistant", "content": reply.text or "", **(reply.message or {})}
+    if reply.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in reply.tool_calls
+        ]
+    if reply.blocks is not None:
+        message[OWN_BLOCKS] = reply.blocks
+    return message
+
+
+def read_talk(messages: Sequence[Message], *, typed: bool | None = None) -> Talk:
+    """System texts and alternating turns of ``messages``; blank texts are left out.
+
+    The user begins, ids of tool calls are unique, and each call has its result at the beginning of
+    the turn after it: whatever server or file the conversation comes from.
+
+    Args:
+        typed: whether the provider's own blocks name their ``type``, as Anthropic's do and
+            Bedrock's do not; turns with blocks of another provider are told by their text and
+            calls. None takes all.
+
+    Raises:
+        ValueError: a role or a part of a message that cannot be told in turns.
+    """
+    talk = Talk([], [])
+    for message in messages:
+        role = message.get("role")
+        if role in ("system", "developer"):
+            text = content_text(message.get("content"))
+            if text and text.strip():
+                talk.system.append(text)
+        elif role in ("user", "assistant"):
+            parts = _parts(message) if role == "user" else _assistant_parts(message, typed)
+            _add(talk, str(role), parts)
+        elif role in ("tool", "function"):
+            _add(talk, "user", [_result(message)])
+        else:
+            raise ValueError(f"a message with the role {role!r}")
+    if talk.turns and talk.turns[0].role == "assistant":
+        talk.turns.insert(0, Turn("user", [Text(_BEGINNING)]))
+    _pair(talk.turns)
+    return talk
+
+
+def _pair(turns: list[Turn]) -> None:
+    """Give calls ids of their own, and each its result where the provider looks for it."""
+    used: set[str] = set()
+    asked: list[Asked] = []
+    names: list[str] = []
+    for turn in turns:
+        if turn.role == "user":
+            turn.parts = _with_results(turn.parts, asked, names)
+            continue
+        asked, names = [], []
+        for place, part in enumerate(turn.parts):
+            if isinstance(part, Asked):
+                new = turn.parts[place] = msgspec.structs.replace(part, id=_new_id(part.id, used))
+                asked.append(new)
+                names.append(part.id)
+            elif isinstance(part, Own) and (own := _id_of(part.block)):
+                used.add(own)
+                asked.append(Asked(own, "", {}))
+                names.append(own)
+
+
+def _new_id(given: str, used: set[str]) -> str:
+    clean = _NO_ID.sub("_", given)[:LONGEST_ID] or "call"
+    new, count = clean, 1
+    while new in used:
+        count += 1
+        new = f"{clean[: LONGEST_ID - 5]}_{count}"
+    used.add(new)
+    return new
+
+
+def _id_of(block: dict[str, Json]) -> str:
+    """The id of a call in a provider's own form, empty where the block is none."""
+    used = block.get("toolUse")
+    if isinstance(used, dict):
+        return str(used.get("toolUseId") or "")
+    return str(block.get("id") or "") if block.get("type") == "tool_use" else ""
+
+
+def _with_results(parts: list[Part], asked: list[Asked], names: list[str]) -> list[Part]:
+    """The parts of a user's turn after calls were asked for, which had ``names`` as their ids: the
+    results first, one for each call. A result that nobody asked for is told as text."""
+    results: list[Part] = []
+    others: list[Part] = []
+    left = list(zip(names, asked, strict=True))
+    for part in parts:
+        if not isinstance(part, Result):
+            others.append(part)
+            continue
+        found = [pair for pair in left if pair[0] == part.id]
+        # Old conversations name the function, and some name nothing.
+        found += [pair for pair in left if part.id in (pair[1].name, "")]
+        if found:
+            left.remove(found[0])
+            results.append(msgspec.structs.replace(part, id=found[0][1].id))
+        else:
+            others += part.parts
+    results += [Result(call.id, (Text(_NO_RESULT),), failed=True) for _, call in left]
+    return results + others
+
+
+def _add(talk: Talk, role: str, parts: list[Part]) -> None:
+    if not parts:
+        return
+    if talk.turns and talk.turns[-1].role == role:
+        talk.turns[-1].parts += parts
+    else:
+        talk.turns.append(Turn(role, parts))
+
+
+def _assistant_parts(message: Message, typed: bool | None) -> list[Part]:
+    own = message.get(OWN_BLOCKS)
+    if isinstance(own, list) and own and _is_own(own, typed):
+        return [Own(block) for block in own]
+    parts: list[Part] = list(_parts(message))
+    for place, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function") or {}
+        name, told = str(function.get("name") or ""), function.get("arguments")
+        parts.append(Asked(str(call.get("id") or f"call_{place}"), name, _arguments(told)))
+    return parts
+
+
+def _is_own(blocks: list[Json], typed: bool | None) -> bool:
+    return typed is None or all(isinstance(b, dict) and ("type" in b) == typed for b in blocks)
+
+
+def _arguments(told: Json) -> dict[str, Json]:
+    """The arguments as an object: text that is none was the model's mistake, and stays visible."""
+    if isinstance(told, str):
+        try:
+            value = decode_json(told) if told.strip() else {}
+        except ValueError:
+            return {"arguments": told}
+    else:
+        value = {} if told is None else told
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _result(message: Message) -> Result:
+    parts = tuple(part for part in _parts(message) if isinstance(part, Text | Image))
+    call_id = str(message.get("tool_call_id") or message.get("name") or "")
+    return Result(call_id, parts, bool(message.get("is_error")))
+
+
+def _parts(message: Message) -> list[Part]:
+    content = message.get("content")
+    if isinstance(content, list):
+        found = [_part(entry) for entry in content]
+        return [part for part in found if part is not None]
+    text = content if isinstance(content, str) else "" if content is None else encode_json(content)
+    return [Text(text)] if text.strip() else []
+
+
+def _part(entry: Json) -> Text | Image | None:
+    if isinstance(entry, str):
+        return Text(entry) if entry.strip() else None
+    kind = entry.get("type") if isinstance(entry, dict) else None
+    if kind == "text":
+        text = str(entry.get("text") or "")
+        return Text(text) if text.strip() else None
+    if kind == "image_url":
+        told = entry.get("image_url")
+        url = str(told.get("url") if isinstance(told, dict) else told)
+        found = _DATA_URL.fullmatch(url)
+        return Image(found[1].lower(), found[2]) if found else Image(url=url)
+    raise ValueError(f"a part of the kind {kind!r} in a message")

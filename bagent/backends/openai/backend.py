@@ -1,0 +1,248 @@
+"""The OpenAI-compatible backend: OpenAI, vLLM, SGLang, NVIDIA Dynamo, llama.cpp, gateways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.batching.routes import PATHS, Groups, group_body, take_answer
+from bagent.backends.batching.template_discovery import Learner
+from bagent.backends.batching.wire import read_group
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.http.client import NETWORK_ERRORS, Transport, network_failure
+from bagent.backends.http.request import EVENTS, SSE, HttpExchange, Posted, named, whole_body
+from bagent.backends.openai.chat import BodyWriter, read_reply
+from bagent.backends.openai.models import learn_models
+from bagent.backends.openai.raw_request import read_line_reply
+from bagent.backends.openai.stream import StreamReader
+from bagent.backends.openai.tokenize import PromptCounter
+from bagent.backends.profile import Abilities, Form, Forms
+from bagent.backends.request import Request
+from bagent.clocks import unix
+from bagent.types import Failure, Reply
+
+
+class OpenAIBackend:
+    """Speaks ``/chat/completions`` (and ``/completions`` for raw text) over one transport.
+
+    Where the settings name no model, the endpoint's own is sent: its tag ``model``, else what a
+    probe found there, else none.
+
+    Args:
+        enforce: ``auto`` asks for the schema by ``response_format`` until the endpoint refuses
+            it, ``native`` asks always, ``prompt`` never.
+        batching: how calls may share requests: ``single`` never, ``completions`` as lists of
+            prompts, ``chat`` as batches of chats, ``auto`` as what the endpoint is known to do.
+        clock: Unix seconds.
+        notice: called with a line for people when something is learned of an endpoint.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        enforce: str = "auto",
+        batching: str = "auto",
+        clock: Callable[[], float] = unix,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._transport = transport
+        self._http = HttpExchange(transport, clock)
+        self._enforce = enforce
+        self._clock = clock
+        self._forms = Forms(enforce, notice)
+        self._abilities = Abilities()
+        self._writers: dict[tuple[str, bool, str, frozenset[str], str, bool], BodyWriter] = {}
+        self._served: dict[str, str] = {}
+        self._groups = Groups(batching, clock, notice)
+        self._learner = Learner(self._groups, self._ask, self.probe, self._model)
+        self._counter = PromptCounter(self._ask, self._model)
+
+    def group_key(self, request: Request) -> Hashable | None:
+        """Settings, limits and shape of the call; see :class:`bagent.backends.base.Backend`."""
+        return self._groups.key(request)
+
+    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
+        """As the endpoint is known; see :class:`bagent.backends.base.Backend`."""
+        return self._groups.limit(endpoint, request)
+
+    async def learn(
+        self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
+    ) -> None:
+        """Probe it where that is still to be done, and prove the samples' chat templates."""
+        await self._learner.learn(endpoint, samples, timeouts)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Learn the endpoint anew, and ask it in the usual form again."""
+        self._groups.forget(endpoint)
+        self._forms.forget(endpoint)
+        self._abilities.forget(endpoint)
+        self._counter.forget(endpoint)
+
+    async def count_tokens(
+        self, endpoint: Endpoint, request: Request, seconds: float
+    ) -> int | None:
+        """By ``/tokenize``; see :class:`bagent.backends.base.Backend`."""
+        return await self._counter.count(endpoint, request, seconds)
+
+    async def send(
+        self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
+    ) -> Exchange:
+        """Send one call and wait for its end; see :class:`bagent.backends.base.Backend`."""
+        request = group[0]
+        form = self._forms.of(endpoint, request)
+        exchange = Exchange(results=[], sent=self._clock())
+        found: list[Reply | Failure] | Reply | Failure
+        if len(group) > 1:
+            found = await self._send_group(endpoint, group, form, timeouts, exchange)
+        elif not (request.returning or request.settings.apart):
+            found = await self._send_one(endpoint, request, form, timeouts, exchange)
+        else:
+            found = await self._send_able(endpoint, request, form, timeouts, exchange)
+        exchange.done = self._clock()
+        if isinstance(found, Failure) and exchange.status is not None:
+            if not exchange.learned:
+                exchange.learned = self._forms.learn(endpoint, request, found, form)
+            found = named(found, endpoint, exchange)
+        exchange.results = found if isinstance(found, list) else [found] * len(group)
+        return exchange
+
+    async def _send_able(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        form: Form,
+        timeouts: Timeouts,
+        exchange: Exchange,
+    ) -> Reply | Failure:
+        """Send one call, with what the endpoint can do besides, or might."""
+        engine = self._groups.known(endpoint).engine
+        able, tries = self._abilities.form(endpoint, request, form, engine)
+        try:
+            found = await self._send_one(endpoint, request, able, timeouts, exchange)
+            if not (tries or able.hints):
+                return found
+            return self._abilities.learn(endpoint, able, tries, found, exchange)
+        finally:
+            self._abilities.leave(tries)
+
+    async def _send_one(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        form: Form,
+        timeouts: Timeouts,
+        exchange: Exchange,
+    ) -> Reply | Failure:
+        stream = request.stream and form.stream
+        body = self._writer(endpoint, request, form).body(
+            request, key="prompt" if request.prompt is not None else None, stream=stream
+        )
+        post = Posted(endpoint, request.path, body, timeouts)
+        if stream:
+            on_call = request.watch() if request.watch else None
+            reader = StreamReader(exchange.sent, self._clock, on_call)
+            post.began = request.began
+            return await self._http.send(post, exchange, read_reply, reader)
+        sample = self._groups.awaits_sample(endpoint, request) if self._groups.awaiting else None
+        if sample is None:
+            return (await self._send_whole(request, post, exchange))[0]
+        sample.sampling = True
+        try:
+            post.body = body[:-1] + b',"return_token_ids":true}'
+            result, raw = await self._send_whole(request, post, exchange)
+            if isinstance(result, Reply):
+                await self._learner.check_sample(endpoint, request, sample, (result, raw), timeouts)
+        finally:
+            sample.sampling = False
+        return result
+
+    async def _send_group(
+        self,
+        endpoint: Endpoint,
+        group: Sequence[Request],
+        form: Form,
+        timeouts: Timeouts,
+        exchange: Exchange,
+    ) -> list[Reply | Failure] | Failure:
+        groups, request = self._groups, group[0]
+        way = groups.way(endpoint, request)
+        if way is None:  # it was found out since the group was made
+            exchange.learned = True
+            return Failure("overloaded", f"{endpoint.name} takes no such group any more", True)
+        learned = groups.learned(endpoint, request) if way == "templated" else None
+        writer, all_known = self._writer(endpoint, request, form), groups.known(endpoint).takes_all
+        body = group_body(writer, way, group, learned, all_known)
+        answer = await self._http.post(Posted(endpoint, PATHS[way], body, timeouts), exchange)
+        if not isinstance(answer, Failure):
+            first_ids = learned.first_ids if learned is not None else ()
+            found = read_group(*answer, len(group), first_ids)
+            if not isinstance(found, Failure):
+                results, exchange.learned = take_answer(groups, endpoint, way, request, found)
+                return results
+            answer = found
+        exchange.learned = groups.refused(endpoint, way, answer)
+        return answer
+
+    async def _send_whole(
+        self, request: Request, post: Posted, exchange: Exchange
+    ) -> tuple[Reply | Failure, bytes]:
+        answer = await self._http.post(post, exchange)
+        if isinstance(answer, Failure):
+            return answer, b""
+        raw, headers = answer
+        if request.body is not None and raw.lstrip()[:1] == b"{":
+            return read_line_reply(request, raw, headers), raw
+        content_type = headers.get("Content-Type", "")
+        if content_type.startswith(SSE) or (raw[:1] != b"{" and EVENTS.match(raw)):
+            reader = StreamReader(exchange.sent, self._clock)
+            reader.feed(raw)
+            return reader.result(), raw
+        return read_reply(raw, content_type, headers), raw
+
+    async def _ask(
+        self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts
+    ) -> tuple[int, bytes] | Failure:
+        """Post a question that is no call; see ``Ask``."""
+        try:
+            async with self._transport.post(endpoint, path, body, timeouts) as response:
+                return response.status, await whole_body(response)
+        except NETWORK_ERRORS as error:
+            return network_failure(error, endpoint, timeouts)
+
+    def _writer(self, endpoint: Endpoint, request: Request, form: Form) -> BodyWriter:
+        model = self._model(endpoint, request)
+        native = form.native_schema and self._enforce != "prompt"
+        key = (model, native, form.completion_limit, form.without, form.hints, form.strict)
+        writer = self._writers.get(key)
+        if writer is None:
+            writer = BodyWriter(
+                model,
+                native_schema=native,
+                completion_limit=form.completion_limit,
+                without=form.without,
+                hints=form.hints,
+                strict=form.strict,
+            )
+            self._writers[key] = writer
+        return writer
+
+    def _model(self, endpoint: Endpoint, request: Request) -> str:
+        """The model's name to send, empty for none."""
+        model = request.settings.model or ""
+        if not model and not (request.body and request.body.get("model")):
+            model = endpoint.tags.get("model") or self._served.get(endpoint.name, "")
+        return model
+
+    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
+        """GET ``/models``: what the endpoint serves. A missing route is no failure."""
+        found = await learn_models(self._transport, endpoint, seconds)
+        if isinstance(found, Capabilities):
+            self._groups.probed(endpoint, found)
+            if found.models:
+                self._served[endpoint.name] = found.models[0]
+        return found
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.close()

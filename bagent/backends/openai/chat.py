@@ -1,0 +1,486 @@
+"""The OpenAI chat wire form: bodies out, replies in.
+
+Source: OpenAI's API reference for chat completions, and what vLLM, SGLang, NVIDIA Dynamo and
+llama.cpp's server add to it or leave out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from bagent.backends.openai.errors import from_body_error, shorten
+from bagent.backends.request import CallSettings, Request, encode_payload
+from bagent.text.json import decode_json, encode_json
+from bagent.types import Failure, Json, Reply, ToolCall, Usage
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_NoText = Annotated[str, msgspec.Meta(max_length=0)]
+_NoItems = Annotated[list[Json], msgspec.Meta(max_length=0)]
+
+_NO_USAGE = Usage()
+
+
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: _Count | None = None
+    reasoning_tokens: _Count | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+
+
+class _Text(msgspec.Struct, gc=False):
+    """A message or a delta with nothing in it but text."""
+
+    content: str | None = None
+    reasoning: _NoText | None = None
+    reasoning_content: _NoText | None = None
+    reasoning_details: _NoItems | None = None
+    refusal: _NoText | None = None
+    tool_calls: _NoItems | None = None
+    function_call: None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Text | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: Json = None
+    error: None = None
+
+
+class UsualReply(msgspec.Struct):
+    """The body of an answer with one choice of plain text."""
+
+    choices: tuple[_Choice]
+    model: str | None = None
+    id: str | None = None
+    usage: _Usage | None = None
+    error: None = None
+    metrics: Json = None
+
+    @property
+    def text(self) -> str | None:
+        """The text of the answer."""
+        choice = self.choices[0]
+        return choice.text if choice.message is None else choice.message.content
+
+    @property
+    def counts(self) -> Usage:
+        """The token counts; what is missing or null stays None."""
+        usage = self.usage
+        if usage is None:
+            return _NO_USAGE
+        prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
+        return Usage(
+            usage.prompt_tokens,
+            None if prompt is None else prompt.cached_tokens,
+            usage.completion_tokens,
+            None if answer is None else answer.reasoning_tokens,
+        )
+
+
+class _Piece(msgspec.Struct):
+    delta: _Text | None = None
+    message: None = None
+    text: str | None = None
+    index: int = 0
+    finish_reason: _NoText | None = None
+    logprobs: None = None
+    error: None = None
+
+
+class UsualPiece(msgspec.Struct):
+    """An event of a stream with a piece of plain text; ``text`` may be None."""
+
+    choices: tuple[_Piece]
+    model: str | None = None
+    id: str | None = None
+    usage: Json = None
+    error: None = None
+    metrics: None = None
+
+    @property
+    def text(self) -> str | None:
+        """The piece, None where there is none for the first choice."""
+        choice = self.choices[0]
+        if choice.index:
+            return None
+        return choice.text if choice.delta is None else choice.delta.content
+
+
+_decode_reply = msgspec.json.Decoder(UsualReply).decode
+_decode_piece = msgspec.json.Decoder(UsualPiece).decode
+_REFUSALS = (msgspec.DecodeError, UnicodeError, RecursionError)
+
+
+def usual_reply(raw: bytes) -> UsualReply | None:
+    """The body of a usual answer, None where it is not of that form."""
+    try:
+        return _decode_reply(raw)
+    except _REFUSALS:
+        return None
+
+
+def usual_piece(data: bytes) -> UsualPiece | None:
+    """A usual event of a stream, None where it is not of that form."""
+    try:
+        return _decode_piece(data)
+    except _REFUSALS:
+        return None
+
+
+_LIMIT_KEYS = ("max_tokens", "max_completion_tokens")
+_FINISH_WORDS = {
+    "stop": "stop",
+    "stop_sequence": "stop",
+    "end_turn": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "tool_calls": "tool_calls",
+    "tool_use": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+}
+
+
+_HINTS = {
+    "lower": b',"priority":-%d',
+    "higher": b',"priority":%d',
+    "nvext": b',"nvext":{"agent_hints":{"priority":%d}}',
+}
+
+OWN_BLOCKS = "provider_blocks"
+"""The key of an assistant message that holds the turn in its provider's own form: no other takes
+it, and a run that was begun with one backend may go on with another."""
+
+_OWN_MARK = b'"%s":' % OWN_BLOCKS.encode()
+
+MOST_AHEAD = 100
+"""So many places a conversation may be put forward: one for each turn behind it."""
+
+
+class BodyWriter:
+    """Makes request bodies of one model's calls; what calls share is encoded once.
+
+    ``model`` empty sends no model at all, for servers that have only one.
+    ``completion_limit`` names the parameter that bounds the answer: ``max_tokens``, or
+    ``max_completion_tokens`` for OpenAI's newer models. ``native_schema`` False leaves
+    ``response_format`` out, for endpoints that refuse it, ``strict`` False asks for no strict mode
+    of schemas and tools, ``without`` leaves out the sampling parameters of these names. ``hints``
+    says how conversations that return from their tools are put forward: by a ``lower`` or a
+    ``higher`` priority, or by ``nvext``; empty for not at all.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        native_schema: bool = True,
+        completion_limit: str = "max_tokens",
+        messages_key: str = "messages",
+        without: frozenset[str] = frozenset(),
+        hints: str = "",
+        strict: bool = True,
+    ) -> None:
+        self.model = model
+        self.native_schema = native_schema
+        self._strict = strict
+        self._limit_key = completion_limit
+        self._messages_key = messages_key
+        self._without = without
+        self._hint = _HINTS.get(hints)
+        self._heads: dict[tuple[int, int | None], tuple[CallSettings, bytes, bool]] = {}
+
+    def body(self, request: Request, *, key: str | None = None, stream: bool = True) -> bytes:
+        """JSON bytes of ``request``; ``key`` names the payload, ``stream`` False asks for none."""
+        if request.body is not None:
+            return self._own_body(request.body)
+        head, limited, chosen = self._kept_head(request)
+        parts = [head, b'"', (key or self._messages_key).encode(), b'":', _payload(request)]
+        if request.max_tokens is not None and not limited:
+            parts.append(b',"%s":%d' % (self._limit_key.encode(), request.max_tokens))
+        if request.tool_choice is not None and not chosen:
+            parts.append(b',"tool_choice":' + encode_payload(request.tool_choice))
+        if request.returning and self._hint is not None:
+            parts.append(self._hint % min(request.returning, MOST_AHEAD))
+        if request.stream and stream:
+            parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
+        parts.append(b"}")
+        return b"".join(parts)
+
+    def group_body(
+        self, request: Request, key: str, payloads: Sequence[bytes], extra: bytes = b""
+    ) -> bytes:
+        """JSON bytes for calls like ``request`` with a payload each, in a list called ``key``.
+
+        ``extra`` is JSON text of further members, each after a comma.
+        """
+        head, limited, _ = self._kept_head(request)
+        parts = [head, b'"', key.encode(), b'":[', b",".join(payloads), b"]"]
+        if request.max_tokens is not None and not limited:
+            limit_key = "max_tokens" if key == "prompt" else self._limit_key
+            parts.append(b',"%s":%d' % (limit_key.encode(), request.max_tokens))
+        parts += [extra, b"}"]
+        return b"".join(parts)
+
+    def _kept_head(self, request: Request) -> tuple[bytes, bool, bool]:
+        settings = request.settings
+        cached = self._heads.get((id(settings), request.seed))
+        if cached is None:
+            if len(self._heads) > 256:
+                self._heads.clear()
+            cached = settings, *self._head(settings, request.seed)
+            self._heads[(id(settings), request.seed)] = cached
+        return cached[1], cached[2], "tool_choice" in settings.extra
+
+    def _head(self, settings: CallSettings, seed: int | None) -> tuple[bytes, bool]:
+        """The body's beginning, and whether it bounds the answer already."""
+        fields: dict[str, Any] = {"model": self.model} if self.model else {}
+        fields.update(settings.sampling)
+        if seed is not None:
+            fields["seed"] = seed
+        for name in self._without:
+            fields.pop(name, None)
+        if settings.tools:
+            tools = list(settings.tools)
+            fields["tools"] = tools if self._strict else [*map(_without_strict, tools)]
+        if settings.output is not None and self.native_schema:
+            schema: dict[str, Any] = {
+                "name": settings.output.name,
+                "schema": msgspec.Raw(settings.output.document),
+            }
+            if settings.output.strict and self._strict:
+                schema["strict"] = True
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        fields.update(settings.extra)
+        limited = any(fields.get(name) is not None for name in _LIMIT_KEYS)
+        head = encode_payload(fields)[:-1]
+        return head + b"," if fields else head, limited
+
+    def _own_body(self, body: Mapping[str, Json]) -> bytes:
+        """A body that the user wrote, less streaming, with the model that was chosen."""
+        fields = {k: v for k, v in body.items() if k not in ("stream", "stream_options")}
+        if self.model:
+            fields["model"] = self.model
+        if self._limit_key not in fields and fields.get("max_tokens") is not None:
+            fields[self._limit_key] = fields.pop("max_tokens")
+        return encode_payload(fields)
+
+
+def _without_strict(tool: Json) -> Json:
+    function = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return {**tool, "function": function}
+
+
+def _payload(request: Request) -> bytes:
+    """The payload, less what another provider wanted back unchanged in turns before."""
+    messages = request.messages
+    if messages is None or len(messages) < 3 or _OWN_MARK not in request.payload:
+        return request.payload
+    return encode_payload([{k: v for k, v in one.items() if k != OWN_BLOCKS} for one in messages])
+
+
+def read_reply(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
+    """The reply in the body of an HTTP 200 answer, chat or text completion.
+
+    Of several choices it is the one with index 0; where it is not clear which that is, none.
+    """
+    usual = usual_reply(raw)
+    if usual is not None:
+        choice = usual.choices[0]
+        return Reply(
+            text=usual.text,
+            finish_reason=finish_word(choice.finish_reason),
+            model=usual.model,
+            usage=usual.counts,
+            ttft_ms=None if usual.metrics is None else server_ttft({"metrics": usual.metrics}),
+            logprobs=choice.logprobs,
+            request_id=usual.id,
+        )
+    return _read_patiently(raw, content_type, headers)
+
+
+def _read_patiently(raw: bytes, content_type: str, headers: Mapping[str, str]) -> Reply | Failure:
+    try:
+        body = decode_json(raw)
+        failure = from_body_error(body, headers)
+        if failure is not None:
+            return failure
+        choices = body.get("choices") if isinstance(body, dict) else None
+        choice = first_choice(choices)
+        if choice is not None:
+            return choice_error(choice) or reply_from_choice(choice, body)
+        what = "choices without a clear first one" if choices else "no choices"
+    except ValueError:
+        what = f"not JSON ({content_type.split(';')[0] or 'no content type'})"
+    shown = shorten(raw[:800].decode("utf-8", "replace"), 200) or "nothing"
+    return Failure("bad_response", f"{what} behind HTTP 200: {shown}", passing=True, status=200)
+
+
+def first_choice(choices: Json) -> dict[str, Any] | None:
+    """The choice with index 0, or the only one; None where that is not clear."""
+    if not isinstance(choices, list):
+        return None
+    found = [choice for choice in choices if isinstance(choice, dict)]
+    if len(choices) > 1:
+        found = [choice for choice in found if choice.get("index") == 0]
+    return found[0] if len(found) == 1 else None
+
+
+def choice_error(choice: dict[str, Any]) -> Failure | None:
+    """The failure that a gateway puts into a choice (OpenRouter does), None if there is none."""
+    return from_body_error({"error": choice["error"]}, {}) if choice.get("error") else None
+
+
+def reply_from_choice(choice: dict[str, Any], body: dict[str, Any]) -> Reply:
+    """One choice of a decoded answer as a reply, with the usage of the whole ``body``.
+
+    Raises:
+        ValueError: something in it is nested too deeply.
+    """
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        message = {"content": choice.get("text")}
+    calls = calls_in(message)
+    return Reply(
+        text=content_text(message.get("content")),
+        finish_reason=finish_word(choice.get("finish_reason")),
+        model=optional_text(body.get("model")),
+        reasoning=reasoning_text(message) or None,
+        refusal=_str(message.get("refusal")) or None,
+        tool_calls=read_tool_calls(calls),
+        message=given_back(message) if calls else None,
+        usage=read_usage(body.get("usage")),
+        ttft_ms=server_ttft(body),
+        logprobs=choice.get("logprobs"),
+        request_id=optional_text(body.get("id")),
+    )
+
+
+def calls_in(message: Mapping[str, Json]) -> Json:
+    """What a message or delta holds of tool calls; the older form with one call counts too."""
+    calls, older = message.get("tool_calls"), message.get("function_call")
+    return [{"function": older}] if not calls and isinstance(older, dict) else calls
+
+
+REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
+"""Where servers put thinking, and want it back in the turns that follow on a tool call."""
+
+
+def given_back(message: Mapping[str, Json]) -> dict[str, Json] | None:
+    """The thinking of a message as it stood there; None where there is none."""
+    found = {name: message[name] for name in REASONING_KEYS if message.get(name)}
+    return found or None
+
+
+def finish_word(value: Json) -> str | None:
+    """A finish reason in OpenAI's words; an unknown one as it is, a missing one None."""
+    if value is None:
+        return None
+    word = value if isinstance(value, str) else encode_json(value)
+    return _FINISH_WORDS.get(word) or _FINISH_WORDS.get(word.lower(), word)
+
+
+def reasoning_text(message: dict[str, Any]) -> str:
+    """Return the reasoning of a message or delta: under vLLM's names, or in parts of its content.
+
+    Source of the parts: Mistral's API, ``{"type": "thinking", "thinking": [{"text": ...}]}``.
+    """
+    named = _str(message.get("reasoning")) or _str(message.get("reasoning_content"))
+    content = message.get("content")
+    if named or not isinstance(content, list):
+        return named
+    parts = [part for part in content if _is_reasoning(part)]
+    return "".join(content_text(part.get(part["type"], part.get("text"))) or "" for part in parts)
+
+
+def _is_reasoning(part: Json) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")
+
+
+def _str(value: Json) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def server_ttft(body: dict[str, Any]) -> float | None:
+    """Milliseconds to the first token as the server told them (vLLM's ``metrics``), or None."""
+    metrics = body.get("metrics")
+    value = metrics.get("time_to_first_token_ms") if isinstance(metrics, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def optional_text(value: Json) -> str | None:
+    """``value`` as text, None where there is none."""
+    return value if value is None or isinstance(value, str) else encode_json(value)
+
+
+def content_text(content: Json) -> str | None:
+    """Text of a content field: text, None, or a list of parts, of which text parts count."""
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(
+            _str(part.get("text")) if isinstance(part, dict) else _str(part)
+            for part in content
+            if not _is_reasoning(part)
+        )
+    return encode_json(content)
+
+
+def read_tool_calls(value: Json) -> tuple[ToolCall, ...]:
+    """Tool calls of a message; arguments may come as text, object or nothing."""
+    if not value or not isinstance(value, list | dict):
+        return ()
+    calls = []
+    for position, entry in enumerate([value] if isinstance(value, dict) else value):
+        function = entry.get("function") if isinstance(entry, dict) else None
+        if not isinstance(function, dict):
+            if not isinstance(entry, dict) or not entry.get("name"):
+                continue
+            function = entry
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            arguments = "{}" if arguments is None else encode_json(arguments)
+        calls.append(
+            ToolCall(
+                id=str(entry.get("id") or f"call_{position}"),
+                name=str(function.get("name") or ""),
+                arguments=arguments or "{}",
+            )
+        )
+    return tuple(calls)
+
+
+def read_usage(value: Json) -> Usage:
+    """Token counts; what is missing or null stays None."""
+    if not isinstance(value, dict):
+        return Usage()
+    prompt_details = value.get("prompt_tokens_details")
+    details = value.get("completion_tokens_details")
+    return Usage(
+        prompt=_count(value, "prompt_tokens"),
+        cached=_count(prompt_details, "cached_tokens"),
+        completion=_count(value, "completion_tokens"),
+        reasoning=_count(details, "reasoning_tokens"),
+    )
+
+
+LARGEST_COUNT = 1 << 53
+"""Above it a count of tokens is a fault of the server, and no column can hold it."""
+
+
+def _count(value: Json, name: str) -> int | None:
+    number = value.get(name) if isinstance(value, dict) else None
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return int(number) if 0 <= number <= LARGEST_COUNT else None

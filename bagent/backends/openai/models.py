@@ -1,0 +1,116 @@
+"""``/v1/models``: what an endpoint serves, without a generation."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+
+import msgspec
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.http.client import NETWORK_ERRORS, Transport, network_failure
+from bagent.backends.openai.errors import from_status
+from bagent.text.json import decode_json
+from bagent.types import Failure, Json
+
+CONNECT_SECONDS = 10.0
+"""A machine that is there accepts a connection within this time."""
+
+FIRST_PAUSE = 0.5
+"""Seconds until a busy provider that named no time is asked for its list again; then twice that."""
+
+ROUNDING = 0.02
+"""Seconds that are added to a time that was named: its clock may be read in another place."""
+
+LEAST_SECONDS = 0.5
+"""With less time than this left a list is not asked for again."""
+
+
+async def learn_models(
+    transport: Transport, endpoint: Endpoint, seconds: float
+) -> Capabilities | Failure:
+    """What ``/models`` tells; a missing route is no failure.
+
+    A provider that is busy is asked again as often as ``seconds`` allow, never earlier than told:
+    its list is asked for in vain by all who share its account, and a run needs it once.
+    """
+    pauses = (FIRST_PAUSE * 2**n for n in itertools.count())
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        found = await _ask(transport, endpoint, end - loop.time())
+        if endpoint.own or not (isinstance(found, Failure) and found.busy):
+            return found
+        pause = found.retry_after
+        pause = next(pauses) if pause is None else pause + ROUNDING
+        if loop.time() + pause + LEAST_SECONDS > end:
+            return found
+        await asyncio.sleep(pause)
+
+
+async def _ask(transport: Transport, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
+    """What one request for the list comes to."""
+    limits = limits_within(seconds)
+    try:
+        status, raw, headers = await transport.get(
+            endpoint, f"{endpoint.url}/models", limits.total or seconds, limits.connect
+        )
+    except NETWORK_ERRORS as error:
+        return network_failure(error, endpoint, limits)
+    if status in (404, 405, 501):
+        return Capabilities(models_route=False)
+    if status != 200:
+        failure = from_status(status, raw.decode("utf-8", "replace"), headers)
+        words = endpoint.without_secrets(failure.message)
+        return msgspec.structs.replace(failure, message=words)
+    try:
+        body = decode_json(raw)
+    except ValueError:
+        return Capabilities(models_route=False)
+    listed = isinstance(body, dict) and isinstance(body.get("data"), list)
+    found = read_models(body)
+    names = tuple(map(endpoint.without_secrets, found.models))
+    return msgspec.structs.replace(found, models=names, models_route=listed)
+
+
+async def model_entries(
+    transport: Transport, endpoint: Endpoint, seconds: float
+) -> list[dict[str, Json]]:
+    """The entries of an endpoint's ``/models`` as it lists them; none where it does not answer."""
+    try:
+        status, raw, _ = await transport.get(endpoint, f"{endpoint.url}/models", seconds)
+        body = decode_json(raw) if status == 200 else None
+    except (*NETWORK_ERRORS, ValueError):
+        return []
+    entries = body.get("data") if isinstance(body, dict) else None
+    if not isinstance(entries, list):
+        return []
+    return [entry for entry in entries if isinstance(entry, dict) and entry.get("id")]
+
+
+def limits_within(seconds: float) -> Timeouts:
+    """Limits of one small request that is over after ``seconds``, in numbers to read."""
+    total = max(0.01, math.floor(seconds * 100) / 100)
+    return Timeouts(connect=round(min(CONNECT_SECONDS, 0.9 * total), 2), total=total)
+
+
+def read_models(body: Json) -> Capabilities:
+    """What a ``/v1/models`` body tells; ``max_model_len`` is vLLM's, ``meta.n_ctx`` llama.cpp's."""
+    entries = body.get("data") if isinstance(body, dict) else None
+    names: list[str] = []
+    context: int | None = None
+    engine: str | None = None
+    for entry in entries if isinstance(entries, list) else ():
+        if not isinstance(entry, dict) or not entry.get("id"):
+            continue
+        names.append(str(entry["id"]))
+        meta = entry.get("meta")
+        length = entry.get("max_model_len") or entry.get("context_window")
+        if length is None and isinstance(meta, dict):
+            length = meta.get("n_ctx")
+        if context is None and isinstance(length, int) and length > 0:
+            context = length
+        engine = engine or (str(entry["owned_by"]) if entry.get("owned_by") else None)
+    return Capabilities(models=tuple(names), context=context, engine=engine)

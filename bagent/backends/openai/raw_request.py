@@ -1,0 +1,103 @@
+"""Request bodies in OpenAI form, as lines of a batch file hold them, as calls for any provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bagent.backends.openai import embeddings
+from bagent.backends.openai import responses as responses_wire
+from bagent.backends.openai.chat import read_reply
+from bagent.backends.request import CallSettings, OutputFormat, Request, encode_payload
+from bagent.types import Failure, Json, Reply
+
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "stop", "seed", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs", "reasoning_effort"),
+)
+_LIMITS = ("max_completion_tokens", "max_tokens")
+_ENVELOPE = frozenset(
+    ("model", "messages", "tools", "response_format", "stream", "stream_options", "n", "user")
+)
+
+
+def unpacked(request: Request) -> Request:
+    """``request`` with what its own ``body`` says as settings and messages.
+
+    Raises:
+        ValueError: the body is no chat, or asks for several answers.
+    """
+    body = request.body
+    if body is None:
+        return request
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise ValueError("the body has no messages")
+    if body.get("n") not in (None, 1):
+        raise ValueError("the body asks for several answers (n)")
+    known = {*_ENVELOPE, *_SAMPLING, *_LIMITS}
+    limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
+    settings = CallSettings(
+        model=request.settings.model or body.get("model"),
+        sampling={name: body[name] for name in _SAMPLING if body.get(name) is not None},
+        extra={name: value for name, value in body.items() if name not in known},
+        output=_output(body.get("response_format")),
+        tools=tuple(body.get("tools") or ()),
+    )
+    return msgspec.structs.replace(
+        request,
+        settings=settings,
+        payload=encode_payload(messages),
+        messages=messages,
+        body=None,
+        max_tokens=limit if limit is not None else request.max_tokens,
+    )
+
+
+def _output(wanted: Json) -> OutputFormat | None:
+    if not isinstance(wanted, dict) or wanted.get("type") in (None, "text"):
+        return None
+    told: Any = wanted.get("json_schema")
+    if not isinstance(told, dict) or not isinstance(told.get("schema"), dict):
+        raise ValueError(f"the response_format {wanted.get('type')} is not known here")
+    name = str(told.get("name") or "answer")
+    return OutputFormat(name, encode_payload(told["schema"]), bool(told.get("strict")))
+
+
+CHAT = "/chat/completions"
+COMPLETIONS = "/completions"
+ROUTES = (CHAT, COMPLETIONS, embeddings.PATH, responses_wire.PATH)
+"""The routes of lines that can be sent."""
+
+
+def route_of(url: Json) -> str | None:
+    """The route below ``/v1`` that a line's ``url`` names, None where no such line can be sent."""
+    if not isinstance(url, str):
+        return None
+    try:
+        path = urlsplit(url).path
+    except ValueError:
+        return None
+    return next((route for route in ROUTES if path.endswith(route)), None)
+
+
+def read_line_reply(request: Request, raw: bytes, headers: Mapping[str, str]) -> Reply | Failure:
+    """The reply in the body of an HTTP 200 answer to ``request``, with the body as received."""
+    texts = (request.body or {}).get("input")
+    return read_by_route(request.path, raw, headers, texts)
+
+
+def read_by_route(
+    path: str, raw: bytes, headers: Mapping[str, str], texts: Json = None
+) -> Reply | Failure:
+    """As :func:`read_line_reply`; ``texts`` None: how many were sent is not known."""
+    if path == embeddings.PATH:
+        reply = embeddings.read_vectors(raw, texts, headers)
+    elif path == responses_wire.PATH:
+        reply = responses_wire.read_response(raw, headers)
+    else:
+        reply = read_reply(raw, headers.get("Content-Type", ""), headers)
+    return msgspec.structs.replace(reply, body=raw) if isinstance(reply, Reply) else reply

@@ -1,0 +1,100 @@
+"""How many tokens a prompt has, told by the endpoint's own ``/tokenize``.
+
+Sources: vLLM's ``entrypoints/serve/tokenize`` (``prompt``, or ``messages`` with what the chat
+template needs) and SGLang's route of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from bagent.backends.base import TOO_LONG, Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.openai.errors import from_status
+from bagent.backends.request import Request, encode_payload
+from bagent.text.json import decode_json
+from bagent.types import Failure, Json
+
+Ask = Callable[[Endpoint, str, bytes, Timeouts], Awaitable[tuple[int, bytes] | Failure]]
+"""Posts a body to a path below an endpoint's address: (status, body), or why there is no answer."""
+
+_NOT_SERVED = frozenset({404, 405, 501})
+_CUTS = "truncate_prompt_tokens"
+_TEMPLATE_FIELDS = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+
+
+class PromptCounter:
+    """Counts the tokens of prompts.
+
+    Args:
+        ask: how a question is posted.
+        model_of: the model name to send for a request; empty for none.
+    """
+
+    def __init__(self, ask: Ask, model_of: Callable[[Endpoint, Request], str]) -> None:
+        self._ask = ask
+        self._model_of = model_of
+        self._without: set[str] = set()
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """It is another server now, or may be."""
+        self._without.discard(endpoint.name)
+
+    async def count(self, endpoint: Endpoint, request: Request, seconds: float) -> int | None:
+        """The tokens of the request's prompt as the endpoint renders it, within ``seconds``.
+
+        TOO_LONG where they are more than its context. None where it does not tell, or where a
+        number would not hold: prompts with images, and those that the server cuts to fit.
+        """
+        fields = _question(request)
+        if fields is None or not endpoint.own or endpoint.name in self._without:
+            return None
+        if model := self._model_of(endpoint, request):
+            fields["model"] = model
+        root = msgspec.structs.replace(endpoint, url=endpoint.root)
+        limits = Timeouts(connect=seconds, total=seconds)
+        answer = await self._ask(root, "/tokenize", encode_payload(fields), limits)
+        if isinstance(answer, Failure):
+            return None
+        status, raw = answer
+        if status == 400:  # some count to their context and no further
+            kind = from_status(status, raw.decode("utf-8", "replace"), {}).kind
+            return TOO_LONG if kind == "context_overflow" else None
+        body = _json(raw) if status == 200 else None
+        count = body.get("count") if isinstance(body, dict) else None
+        if status in _NOT_SERVED or (isinstance(body, dict) and "count" not in body):
+            self._without.add(endpoint.name)  # llama.cpp's route of that name is another one
+        return count if type(count) is int and count > 0 else None
+
+
+def _question(request: Request) -> dict[str, Any] | None:
+    """What ``/tokenize`` is asked for a request, None where its answer would not hold."""
+    settings = request.settings
+    given = {**settings.sampling, **settings.extra}
+    if request.body is not None or given.get(_CUTS) is not None:
+        return None
+    if request.prompt is not None:
+        special = given.get("add_special_tokens", True)
+        return {"prompt": request.prompt, "add_special_tokens": special}
+    messages = request.messages
+    if not messages or not all(_is_text(one.get("content")) for one in messages):
+        return None
+    fields: dict[str, Any] = {"messages": messages, "add_generation_prompt": True}
+    fields.update({name: given[name] for name in _TEMPLATE_FIELDS if name in given})
+    if settings.tools:
+        fields["tools"] = list(settings.tools)
+    return fields
+
+
+def _is_text(content: Json) -> bool:
+    return content is None or isinstance(content, str)
+
+
+def _json(raw: bytes) -> Json:
+    try:
+        return decode_json(raw)
+    except ValueError:
+        return None

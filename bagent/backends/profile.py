@@ -1,0 +1,245 @@
+"""How each endpoint wants its requests, found out from its refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from bagent.backends.base import Exchange
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.request import Request
+from bagent.types import Failure, Reply
+
+_NO_SCHEMA = re.compile(
+    r"response[_ ]format|json[_ ]schema|structured[_ ]output|guided[_ ](json|decoding)|grammar"
+    r"|output_?(config|format)|text_?format",
+    re.IGNORECASE,
+)
+_NOT_STRICT = re.compile(
+    r"invalid[_ ](json[_ ])?schema|invalid_function_parameters|\bstrict\b", re.IGNORECASE
+)
+_NEW_LIMIT = re.compile(
+    r"max_tokens\b.*\bmax_completion_tokens|max_completion_tokens\b.*\bmax_tokens",
+    re.IGNORECASE | re.DOTALL,
+)
+_NOT_TAKEN = re.compile(
+    r"unsupported|(not|n't) support|deprecated|cannot both|only be set|no longer"
+    r"|(not|n't) (permitted|allowed|accepted|available|applicable)|(not|n't) (accept|take|allow)\b"
+    r"|unrecogni[sz]ed|unknown (parameter|field|name|argument)|extra(neous| inputs)|unexpected"
+    r"|only the default|only \S+ (is|are) (allowed|supported|accepted)",
+    re.IGNORECASE,
+)
+_DROPPED = ("top_k", "top_p", "temperature", "seed", "presence_penalty", "frequency_penalty")
+"""Sampling that a model may refuse to be told: reasoning models set their own. Of two that exclude
+each other the first goes."""
+
+_NO_STREAM = re.compile(r"\bstream(_options|ing|ed)?\b", re.IGNORECASE)
+
+
+Lesson = tuple[str, str | None, bytes | None, bool]
+
+
+class Form(msgspec.Struct, frozen=True):
+    """The form of a request; see :class:`bagent.backends.openai.chat.BodyWriter`.
+
+    ``without`` names sampling parameters that are left out, ``hints`` how returning conversations
+    are put forward. ``strict`` False asks for no strict mode of schemas and tools.
+    """
+
+    native_schema: bool = True
+    completion_limit: str = "max_tokens"
+    stream: bool = True
+    without: frozenset[str] = frozenset()
+    hints: str = ""
+    strict: bool = True
+
+
+FIRST_FORM = Form()
+
+
+class Forms:
+    """The form that each endpoint takes.
+
+    Args:
+        enforce: with ``auto`` a refused ``response_format`` is left out from then on.
+        notice: called with a line for people when a lesson changes what is asked for.
+    """
+
+    def __init__(self, enforce: str, notice: Callable[[str], None]) -> None:
+        self._enforce = enforce
+        self._notice = notice
+        self._forms: dict[Lesson, Form] = {}
+
+    def of(self, endpoint: Endpoint, request: Request) -> Form:
+        """The form for such a request to the endpoint."""
+        return self._forms.get(_lesson_key(endpoint, request), FIRST_FORM)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Ask the endpoint in the usual form again."""
+        self._forms = {key: form for key, form in self._forms.items() if key[0] != endpoint.name}
+
+    def learn(self, endpoint: Endpoint, request: Request, failure: Failure, used: Form) -> bool:
+        """Whether the refusal taught how to ask better; then the next request does."""
+        if failure.kind != "rejected" or failure.status not in (400, 415, 422, 501):
+            return False
+        words = failure.message
+        change: dict[str, object]
+        if used.strict and _asks_strictly(request, used) and _NOT_STRICT.search(words):
+            change = {"strict": False}
+            told = "refuses the schema in strict mode; it is sent without"
+        elif (
+            request.settings.output is not None
+            and request.body is None
+            and self._enforce == "auto"
+            and used.native_schema
+            and _NO_SCHEMA.search(words)
+        ):
+            change = {"native_schema": False}
+            told = "refuses response_format; the schema is asked for in the prompt only"
+        elif used.completion_limit == "max_tokens" and _NEW_LIMIT.search(words):
+            change = {"completion_limit": "max_completion_tokens"}
+            told = ""
+        elif request.stream and used.stream and _NO_STREAM.search(words):
+            change = {"stream": False}
+            told = "refuses to stream; it is asked for whole answers"
+        elif dropped := _refused_name(request, words, used):
+            change = {"without": used.without | {dropped}}
+            told = f"refuses {dropped}; it is no longer sent"
+        else:
+            return False
+        key = _lesson_key(endpoint, request)
+        before = self._forms.get(key, FIRST_FORM)
+        self._forms[key] = after = msgspec.structs.replace(before, **change)
+        if told and after != before:
+            self._notice(f"{endpoint.name} {told} ({words})")
+        return True
+
+
+def _asks_strictly(request: Request, used: Form) -> bool:
+    """Return whether the answer's schema, or a tool, was sent in strict mode."""
+    settings = request.settings
+    if request.body is not None:
+        return False
+    output = settings.output is not None and settings.output.strict and used.native_schema
+    return output or any(tool["function"].get("strict") for tool in settings.tools)
+
+
+def _refused_name(request: Request, words: str, used: Form) -> str | None:
+    """The sampling parameter of the job that the server refuses to be told."""
+    if request.body is not None or not _NOT_TAKEN.search(words):
+        return None
+    sampling = request.settings.sampling
+    for name in _DROPPED:
+        camel = re.sub("_(.)", lambda found: found[1].upper(), name)
+        if name in sampling and name not in used.without and (name in words or camel in words):
+            return name
+    return None
+
+
+def _lesson_key(endpoint: Endpoint, request: Request) -> Lesson:
+    """What a lesson holds for: an endpoint may refuse one schema, a schema beside tools that may be
+    called, or one model's parameter."""
+    output = request.settings.output
+    calls = output is not None and bool(request.settings.tools) and request.tool_choice != "none"
+    return endpoint.name, request.settings.model, output.document if output else None, calls
+
+
+Hints = dict[str, str]
+BY_ENGINE: Hints = {"vllm": "lower", "bagent-sim": "lower", "nvidia": "nvext"}
+"""How engines, as ``/models`` names them, take a place in their queue."""
+
+BY_TAG: Hints = {"lower": "lower", "higher": "higher", "nvext": "nvext"}
+"""The values of an endpoint's tag ``priority``, for engines that do not tell; others say no."""
+
+REFUSED = frozenset({400, 415, 422, 501})
+_OF_HINTS = re.compile(r"priorit|nvext|agent_hints", re.IGNORECASE)
+
+NO_CALL = "it kept to the schema and could call no tool; it is asked again without the schema"
+
+Try = tuple[str, str, str | None]
+"""What is tried (``schema`` or ``hints``), the endpoint, the model."""
+
+
+class Abilities:
+    """What is known of the endpoints of one backend. One request at a time tries a thing."""
+
+    def __init__(self) -> None:
+        self._known: dict[Try, bool | None] = {}
+
+    def form(
+        self, endpoint: Endpoint, request: Request, form: Form, engine: str | None
+    ) -> tuple[Form, tuple[Try, ...]]:
+        """``form`` with what the endpoint can do, or might, and what the request tries by that."""
+        settings = request.settings
+        if not (request.returning or settings.apart):
+            return form, ()
+        tries: list[Try] = []
+        if settings.apart and settings.tools and request.tool_choice != "none":
+            can = self._may(("schema", endpoint.name, settings.model), tries, request.tool_choice)
+            form = form if can else msgspec.structs.replace(form, native_schema=False)
+        tag = endpoint.tags.get("priority")
+        hints = BY_ENGINE.get(engine or "", "") if tag is None else BY_TAG.get(tag, "")
+        own = {"priority", "nvext"} & settings.extra.keys()
+        if hints and request.returning and not own and self._may(_hints(endpoint), tries, None):
+            form = msgspec.structs.replace(form, hints=hints)
+        return form, tuple(tries)
+
+    def _may(self, what: Try, tries: list[Try], forced: object) -> bool:
+        """Whether to ask so: it is known to go well, or this request tries it.
+
+        A turn that has to call a tool says nothing of one that may.
+        """
+        if what in self._known:
+            return bool(self._known[what])
+        if forced is not None:
+            return False
+        self._known[what] = None
+        tries.append(what)
+        return True
+
+    def learn(
+        self,
+        endpoint: Endpoint,
+        form: Form,
+        tries: tuple[Try, ...],
+        found: Reply | Failure,
+        exchange: Exchange,
+    ) -> Reply | Failure:
+        """Take what came of a request in ``form``; what it comes to for the call.
+
+        Where it is better asked once more in another form, ``exchange.learned`` is set.
+        """
+        refusal = found if isinstance(found, Failure) and found.status in REFUSED else None
+        if refusal and form.hints and _OF_HINTS.search(refusal.message):
+            self._known[_hints(endpoint)] = False
+            exchange.learned = True
+            return found
+        for what in tries:
+            if what[0] == "hints":
+                if isinstance(found, Reply):
+                    self._known[what] = True
+            elif refusal:
+                self._known[what] = False
+                exchange.learned = True
+            elif isinstance(found, Reply):
+                self._known[what] = bool(found.tool_calls)
+                if not found.tool_calls:
+                    exchange.learned = True
+                    return Failure("bad_response", NO_CALL, passing=True, status=200)
+        return found
+
+    def leave(self, tries: tuple[Try, ...]) -> None:
+        """The request that tried these is over; what it did not find out may be tried again."""
+        for what in tries:
+            if self._known.get(what, False) is None:
+                del self._known[what]
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The endpoint came back, maybe as another."""
+        self._known = {what: can for what, can in self._known.items() if what[1] != endpoint.name}
+
+
+def _hints(endpoint: Endpoint) -> Try:
+    return "hints", endpoint.name, None

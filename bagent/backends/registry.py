@@ -1,0 +1,133 @@
+"""The backend for each kind of server, and what its API can not be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bagent.backends.anthropic.wire import LEFT_OUT as ANTHROPIC_LEFT_OUT
+from bagent.backends.base import Backend
+from bagent.backends.bedrock.wire import LEFT_OUT as BEDROCK_LEFT_OUT
+from bagent.backends.http.client import Transport
+from bagent.backends.openai.backend import OpenAIBackend
+from bagent.backends.wrappers import RekeyedBackend
+from bagent.errors import UsageError
+
+if TYPE_CHECKING:
+    from bagent.backends.bedrock.backend import BedrockConfig
+    from bagent.backends.keys import KeySource
+
+
+class BackendConfig(msgspec.Struct, frozen=True):
+    """What a backend is told of the job; the defaults are those of a job file.
+
+    ``keys`` is where newer keys come from, None where keys do not change. ``bedrock`` is needed
+    for that kind only.
+    """
+
+    enforce: str = "auto"
+    batching: str = "auto"
+    keys: KeySource | None = None
+    bedrock: BedrockConfig | None = None
+
+
+def make_backend(
+    kind: str,
+    transport: Transport,
+    config: BackendConfig,
+    notice: Callable[[str], None] = lambda _: None,
+) -> Backend:
+    """The backend that speaks to servers of ``kind``, as :mod:`bagent.job.spec.backend` names them.
+
+    Raises:
+        UsageError: ``bedrock`` without its settings.
+    """
+    found: Backend
+    if kind == "anthropic":
+        from bagent.backends.anthropic.backend import AnthropicBackend
+
+        found = AnthropicBackend(transport, enforce=config.enforce, notice=notice)
+    elif kind == "bedrock":
+        from bagent.backends.bedrock.backend import BedrockBackend
+
+        if config.bedrock is None:
+            raise UsageError("Bedrock is not set up", hint="write backend: bedrock://us-east-1")
+        found = BedrockBackend(config.bedrock, enforce=config.enforce, notice=notice)
+    else:
+        found = OpenAIBackend(
+            transport, enforce=config.enforce, batching=config.batching, notice=notice
+        )
+    return found if config.keys is None else RekeyedBackend(found, config.keys)
+
+
+def check_asked(kind: str, sampling: AbstractSet[str], *, raw: bool, batching: str) -> None:
+    """Refuse, before anything is sent, what the API of ``kind`` has no word for.
+
+    Args:
+        sampling: the names of the sampling parameters that the job sets.
+        raw: whether prompts are raw texts.
+        batching: the job's ``batching.mode``.
+
+    Raises:
+        UsageError: with what to change in the job.
+    """
+    if kind not in ("anthropic", "bedrock"):
+        return
+    if raw:
+        raise UsageError(
+            f"backend {kind} takes no raw prompts", hint="write prompt: {system: ..., user: ...}"
+        )
+    if batching in ("completions", "chat"):
+        raise UsageError(
+            f"backend {kind} takes one row a request, not batching: {{mode: {batching}}}",
+            hint="write batching: {mode: auto}",
+        )
+    if kind == "anthropic":
+        from bagent.backends.anthropic.wire import LEFT_OUT, SAMPLING_NAMES
+    else:
+        from bagent.backends.bedrock.wire import LEFT_OUT, SAMPLING_NAMES
+    unknown = sorted(sampling - SAMPLING_NAMES - LEFT_OUT)
+    if unknown:
+        raise UsageError(
+            f"backend {kind} has no sampling parameter {', '.join(unknown)}",
+            hint="leave it out, or use another backend",
+        )
+
+
+class Skips(msgspec.Struct, frozen=True):
+    """``lacks`` is what cannot be asked for, ``untold`` what the server does not tell."""
+
+    lacks: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        """``no raw prompts, seed; not told: Retry-After``; empty where nothing is skipped."""
+        parts = [f"no {', '.join(self.lacks)}"] if self.lacks else []
+        if self.untold:
+            parts.append(f"not told: {', '.join(self.untold)}")
+        return "; ".join(parts)
+
+
+RAW, LISTS, CHATS, EMBEDDINGS = "raw prompts", "lists of prompts", "batches of chats", "embeddings"
+TEMPLATE, WAIT, LIMITS = "/tokenize", "Retry-After", "rate limits"
+
+_NONE = Skips()
+_SKIPS = {
+    "openai": Skips((CHATS, TEMPLATE)),
+    "anthropic": Skips((RAW, LISTS, CHATS, EMBEDDINGS, TEMPLATE, *sorted(ANTHROPIC_LEFT_OUT))),
+    "bedrock": Skips(
+        (RAW, LISTS, CHATS, EMBEDDINGS, TEMPLATE, *sorted(BEDROCK_LEFT_OUT)), (WAIT, LIMITS)
+    ),
+    "vllm": Skips((), (LIMITS,)),
+    "sglang": Skips((CHATS,), (LIMITS,)),
+    "dynamo": Skips((CHATS, TEMPLATE), (LIMITS,)),
+    "llama.cpp": Skips((CHATS,), (LIMITS,)),
+}
+
+
+def skips_of(kind: str | None) -> Skips:
+    """What a backend of this kind, or an engine of this name, does without."""
+    return _SKIPS.get(kind or "", _NONE)

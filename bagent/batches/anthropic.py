@@ -1,0 +1,250 @@
+"""Anthropic's Message Batches.
+
+Source: Anthropic's API reference and the types of its Python SDK (``messages/batches``): requests
+and their names go in one body, answers come as one file of lines once the batch has ended, in any
+order. A batch has no name of its own: one that was made without a word of it having come back is
+looked for by its size, and known by the names in its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bagent.backends.anthropic.wire import LEFT_OUT, AnthropicWriter, reply_from_message
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.keys import KeySource
+from bagent.backends.openai.errors import error_in, from_status, shorten
+from bagent.backends.openai.raw_request import unpacked
+from bagent.backends.prefix_cache import SharedPrefix
+from bagent.backends.profile import Form
+from bagent.backends.request import CallSettings, Request
+from bagent.batches.http import PIECE, Web, fetch_all
+from bagent.batches.record import BatchRecord, Limits, Look
+from bagent.batches.service import Answer, LearnedForms, number_of
+from bagent.text.json import decode_json, encode_json
+from bagent.types import Failure, Json, Reply
+
+LIMITS = Limits(rows=100_000, bytes=250_000_000)
+CLOCK_SKEW = 600.0
+LIST_SIZE = 100
+_PATH = "/messages/batches"
+_HEAD, _TAIL = b'{"requests":[', b"]}"
+_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+
+
+class AnthropicBatches(LearnedForms):
+    """See :class:`bagent.batches.service.BatchService`.
+
+    Args:
+        enforce: whether the schema is asked for by the API; see the Anthropic backend.
+        notice: gets a line for people when something is learned or left out.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        keys: KeySource | None,
+        *,
+        enforce: str,
+        notice: Callable[[str], None],
+    ) -> None:
+        super().__init__(endpoint, LIMITS, enforce, notice)
+        self._web = Web(endpoint, keys)
+        self._notice = notice
+        self._writers: dict[tuple[str, Form, int], tuple[CallSettings, AnthropicWriter]] = {}
+        self._told: set[str] = set()
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def group(self, request: Request) -> str:
+        """Route and model."""
+        body = request.body or {}
+        return f"/v1/messages {request.settings.model or body.get('model') or ''}"
+
+    def line(self, request: Request, form: Form, name: str) -> bytes:
+        """``{"custom_id", "params"}``."""
+        if request.prompt is not None:
+            raise ValueError("the API has no raw prompts, only messages")
+        request = unpacked(request)
+        settings = request.settings
+        for word in LEFT_OUT & settings.sampling.keys() - self._told:
+            self._told.add(word)
+            self._notice(f"Anthropic's API has no {word}: it is left out")
+        key = (settings.model or "", form, id(settings))
+        found = self._writers.get(key)
+        if found is None:
+            if len(self._writers) >= 64:
+                self._writers.clear()
+            writer = AnthropicWriter(key[0], form, SharedPrefix())
+            found = self._writers[key] = settings, writer
+        body = found[1].body(request, stream=False)
+        return b'{"custom_id":"%s","params":' % name.encode() + body + b"}"
+
+    def request_name(self, label: str, number: int) -> str:
+        """``LABEL-NUMBER``."""
+        return f"{label}-{number}"
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    async def find(self, record: BatchRecord) -> str | Failure | None:
+        """Look for a batch of as many requests among those that were made since.
+
+        Of one that has ended the names in its answers tell whether it is this one; one that goes
+        on may be, and is waited for.
+        """
+        after = ""
+        oldest = (record.sent_at or 0.0) - CLOCK_SKEW
+        while True:
+            page = await self._web.get(f"{_PATH}?limit={LIST_SIZE}{after}")
+            if isinstance(page, Failure):
+                return page
+            entries = page.get("data") if isinstance(page, dict) else None
+            for entry in entries or []:
+                if (_seconds(entry.get("created_at")) or 0.0) < oldest:
+                    return None
+                if sum(_counts(entry).values()) != record.rows or entry["id"] in record.not_ours:
+                    continue
+                ours = True
+                if entry.get("processing_status") == "ended":
+                    told = await self._is_ours(str(entry["id"]), record)
+                    if isinstance(told, Failure):
+                        return told
+                    ours = told
+                else:
+                    record.doubtful = True
+                if ours:
+                    return str(entry["id"])
+            if not entries or not page.get("has_more"):
+                return None
+            after = f"&after_id={entries[-1]['id']}"
+
+    async def _is_ours(self, batch_id: str, record: BatchRecord) -> bool | Failure:
+        line = await self._web.first_line(f"{_PATH}/{batch_id}/results")
+        if isinstance(line, Failure):
+            return line
+        try:
+            name, _ = read_line(line)
+        except ValueError:
+            return False
+        return number_of(name, record.label) is not None
+
+    async def upload(self, record: BatchRecord, requests: Path) -> str | Failure:
+        """There is no such step."""
+        return ""
+
+    async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
+        """POST all requests in one body, which is made from the file piece by piece."""
+        size = record.bytes - 1 + len(_HEAD) + len(_TAIL)
+        made = await self._web.post_pieces(_PATH, lambda: _body(requests, record.bytes), size)
+        if isinstance(made, Failure):
+            return made
+        if isinstance(made, dict) and isinstance(made.get("id"), str):
+            return str(made["id"])
+        words = shorten(encode_json(made), 200)
+        return Failure("bad_response", f"no id of a batch in the answer: {words}", True, 200)
+
+    async def look(self, record: BatchRecord) -> Look | Failure:
+        """GET the batch. Its counts stand still until it has ended."""
+        found = await self._web.get(f"{_PATH}/{record.batch_id}")
+        if isinstance(found, Failure):
+            return found
+        if not isinstance(found, dict) or not isinstance(found.get("processing_status"), str):
+            return Failure(
+                "bad_response", f"no batch: {shorten(encode_json(found), 200)}", True, 200
+            )
+        counts = _counts(found)
+        ended = sum(counts.values()) - counts.get("processing", 0)
+        look = Look(
+            word=found["processing_status"],
+            over=found["processing_status"] == "ended",
+            ended=ended,
+            failed=ended - counts.get("succeeded", 0),
+            outputs=("results",),
+            ended_at=_seconds(found.get("ended_at")),
+        )
+        if look.over and record.doubtful:
+            ours = await self._is_ours(str(record.batch_id), record)
+            if isinstance(ours, Failure):
+                return ours
+            if not ours:
+                record.not_ours = (*record.not_ours, str(record.batch_id))
+            record.doubtful = False
+        return look
+
+    async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
+        """GET the answers: below the endpoint's own address, whatever address it names."""
+        return await fetch_all(self._web, [f"{_PATH}/{record.batch_id}/results"], into)
+
+    def read(self, line: bytes, record: BatchRecord) -> Answer:
+        """One line of the answers."""
+        return read_line(line)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._web.close()
+
+
+def read_line(line: bytes) -> Answer:
+    """One answer: ``succeeded``, ``errored``, ``canceled`` or ``expired``."""
+    value = decode_json(line)
+    result = value.get("result") if isinstance(value, dict) else None
+    if not isinstance(result, dict) or not isinstance(value.get("custom_id"), str):
+        raise ValueError("no result")
+    return value["custom_id"], _result(result)
+
+
+def _result(result: dict[str, Any]) -> Reply | Failure:
+    kind, message = result.get("type"), result.get("message")
+    if kind == "succeeded":
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            return reply_from_message(message)
+        return Failure("bad_response", "a success without a message", True, 200)
+    if kind in ("canceled", "expired"):
+        words = "was cancelled" if kind == "canceled" else "expired after 24 hours"
+        return Failure("timeout", f"the batch {words}", True)
+    error: Json = result.get("error") or {}
+    told = error_in(error if "error" in error else {"error": error})
+    status = _STATUS.get(told[2] if told else "", 502)
+    return from_status(status, encode_json(error), {})
+
+
+async def _body(requests: Path, size: int) -> AsyncIterator[bytes]:
+    """The lines of the file as one list; a line break becomes a comma, since texts hold none."""
+    yield _HEAD
+    left = size - 1  # the last line break goes
+    with requests.open("rb") as handle:
+        while left > 0:
+            piece = handle.read(min(PIECE, left))
+            if not piece:
+                break
+            left -= len(piece)
+            yield piece.replace(b"\n", b",")
+    yield _TAIL
+
+
+def _counts(batch: dict[str, Any]) -> dict[str, int]:
+    counts = batch.get("request_counts")
+    if not isinstance(counts, dict):
+        return {}
+    return {name: value for name, value in counts.items() if isinstance(value, int)}
+
+
+def _seconds(told: Json) -> float | None:
+    try:
+        return datetime.fromisoformat(told).timestamp()
+    except (TypeError, ValueError):
+        return None

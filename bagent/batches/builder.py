@@ -1,0 +1,296 @@
+"""Rows on their way into batches: open batches by route and model, and who asks the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from bagent.backends.request import Request
+from bagent.batches.files import FOLDER, Item, ParcelFiles, ParcelWriter, units_of
+from bagent.batches.record import LIVE, BatchRecord, Ledger, ledger_path, parts_of, read_ledger
+from bagent.batches.service import BatchService
+from bagent.stages.dedupe import RecentAnswers
+from bagent.store.journal.done_index import UnitSet
+from bagent.store.journal.segments import Report, mend_tail, part_order
+
+MOST_OPEN = 16
+"""Batches that may be open at once: rows of a batch file may name any number of models."""
+
+_BITS = 24
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What bounds a batch besides the provider: rows of the job's ``batching.size`` (None: no such
+    limit), the tokens of a model's quota, and dollars; each is asked when a batch is filled."""
+
+    rows: int | None
+    tokens: Callable[[str], int | None]
+    usd: Callable[[], float | None]
+
+
+class Weight(msgspec.Struct, frozen=True):
+    """What a request may take: tokens of its prompt, and dollars."""
+
+    tokens: int
+    usd: float
+
+
+class Spool:
+    """Fills batches and seals them into the ledger.
+
+    Args:
+        run_dir: the run directory.
+        part: which part of the run this is.
+        prefix: begins the labels of this run's batches.
+        stage: names the units.
+
+    ``seals`` counts the batches that were sealed.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        part: str,
+        prefix: str,
+        stage: str,
+        service: BatchService,
+        bounds: Bounds,
+    ) -> None:
+        self._run_dir = run_dir
+        self._part = part
+        self._prefix = prefix
+        self._stage = stage
+        self._service = service
+        self._bounds = bounds
+        self._open: dict[str, ParcelWriter] = {}
+        self._small: list[ParcelWriter] = []
+        self._recent = RecentAnswers()
+        self._loaded: list[tuple[BatchRecord, UnitSet]] = []
+        self.ledgers: dict[str, Ledger] = {}
+        self._next = 1
+        self.seals = 0
+
+    # --- what an earlier process left -------------------------------------------------------------
+
+    def load(self, report: Report) -> None:
+        """Read the ledgers, and which rows are in their batches.
+
+        Batches of another division of the rows are taken over by the first part.
+
+        Raises:
+            WriteError: a ledger cannot be mended.
+        """
+        self.ledgers = {self._part: Ledger(self._run_dir, self._part, report)}
+        division, number = part_order(self._part)
+        for part in parts_of(self._run_dir):
+            if part_order(part)[0] == division:
+                continue
+            if number <= 1:
+                self.ledgers[part] = Ledger(self._run_dir, part, report)
+            else:
+                for record in read_ledger(ledger_path(self._run_dir, part), report).values():
+                    self._load_units(record, report)
+        for ledger in self.ledgers.values():
+            for record in ledger.live:
+                self._load_units(record, report)
+        self._next = self.ledgers[self._part].next_number()
+        self._remove_strays()
+
+    def _load_units(self, record: BatchRecord, report: Report) -> None:
+        if record.state not in LIVE:
+            return
+        files = self.files(record)
+        if files.copies.exists():
+            mend_tail(files.copies, report)
+        units = UnitSet(record.rows)
+        units.add_all(units_of(files, self._stage))
+        units.settle()
+        self._loaded.append((record, units))
+
+    def _remove_strays(self) -> None:
+        """Files of batches that were never sealed: their rows come again."""
+        own = f"{self._prefix}-{self._part}-"
+        live = {record.label for record in self.records}
+        for path in (self._run_dir / FOLDER).glob(f"{own}*"):
+            label = path.name.partition(".")[0]
+            if label not in live:
+                ParcelFiles(self._run_dir, label).remove()
+
+    def has(self, unit: int) -> bool:
+        """Whether a row's answer is in a batch that an earlier process made."""
+        return any(units.has(unit) for _, units in self._loaded)
+
+    def has_later(self, record: BatchRecord, unit: int) -> bool:
+        """Whether such a batch that was made after ``record`` has it: the answer is taken up."""
+        return any(
+            later.part == record.part and later.number > record.number and units.has(unit)
+            for later, units in self._loaded
+        )
+
+    # --- filling ----------------------------------------------------------------------------------
+
+    def put(self, request: Request, item: Item, weight: Weight, *, again: bool) -> tuple[str, int]:
+        """Add a request to the open batch of its kind; its batch's label and its number there.
+
+        Raises:
+            ValueError: the service cannot be asked this.
+            WriteError: the disk refuses.
+        """
+        group, form = self._service.group(request), self._service.form(request)
+        parcel = self._open.get(group)
+        if parcel is not None and (parcel.form != form or self._is_full(parcel, 0, weight, again)):
+            self._seal(parcel)
+            parcel = None
+        number = parcel.rows if parcel is not None else 0
+        label = self._label(parcel.number if parcel is not None else self._next)
+        line = self._service.line(request, form, self._service.request_name(label, number))
+        if len(line) >= self._service.limits.bytes:
+            raise ValueError(f"the request has {len(line):,} bytes, more than a batch may have")
+        if parcel is not None and self._is_full(parcel, len(line), weight, again):
+            self._seal(parcel)
+            return self.put(request, item, weight, again=again)
+        if parcel is None:
+            parcel = self._new(group, request)
+        parcel.add(line, item)
+        parcel.tokens += weight.tokens
+        parcel.most_usd += weight.usd
+        parcel.again += again
+        return label, number
+
+    def _new(self, group: str, request: Request) -> ParcelWriter:
+        if len(self._open) >= MOST_OPEN:
+            self._seal(max(self._open.values(), key=lambda one: one.rows))
+        files = ParcelFiles(self._run_dir, self._label(self._next))
+        parcel = ParcelWriter(files, self._next, group, self._service.form(request))
+        self._next += 1
+        self._open[group] = parcel
+        return parcel
+
+    def _label(self, number: int) -> str:
+        return f"{self._prefix}-{self._part}-{number}"
+
+    def _is_full(self, parcel: ParcelWriter, size: int, weight: Weight, again: bool) -> bool:
+        limits, bounds = self._service.limits, self._bounds
+        if parcel.rows >= min(limits.rows, bounds.rows or limits.rows):
+            return True
+        if parcel.bytes + size + 1 > limits.bytes:
+            return True
+        tokens = bounds.tokens(parcel.group)
+        if tokens is not None and parcel.tokens + weight.tokens > tokens:
+            return True
+        # Rows that go again are there, whatever is left to pay for them: one batch will do.
+        usd = None if again else bounds.usd()
+        return usd is not None and parcel.most_usd + weight.usd > usd
+
+    # --- equal requests ---------------------------------------------------------------------------
+
+    def remember(self, request_hash: int | None, label: str, number: int) -> None:
+        """An equal request may take the answer of this one."""
+        if request_hash is not None:
+            batch = int(label.rpartition("-")[2])
+            self._recent.put(request_hash, batch << _BITS | number)
+
+    def leader(self, request_hash: int | None) -> tuple[str, int] | None:
+        """The batch and the number of an equal request whose answer is still to come."""
+        found = None if request_hash is None else self._recent.get(request_hash)
+        if found is None:
+            return None
+        batch, number = found >> _BITS, found & ((1 << _BITS) - 1)
+        record = self.ledgers[self._part].records.get(batch)
+        is_open = any(one.number == batch for one in self._open.values())
+        if is_open or (record is not None and record.state in ("sealed", "sending", "waiting")):
+            return self._label(batch), number
+        return None
+
+    def copy(self, label: str, item: Item) -> None:
+        """Add a row that takes the answer of line ``item.of`` of a batch.
+
+        Raises:
+            WriteError: the disk refuses.
+        """
+        ParcelFiles(self._run_dir, label).append_copy(item)
+
+    # --- sealing ----------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        """Whether rows stand in batches that are not sealed."""
+        return bool(self._open or self._small)
+
+    @property
+    def open_rows(self) -> int:
+        """How many rows those are."""
+        return sum(parcel.rows for parcel in self._open.values())
+
+    @property
+    def open_again(self) -> bool:
+        """Whether some of those stood in an earlier batch."""
+        return any(parcel.again for parcel in (*self._open.values(), *self._small))
+
+    def seal_all(self) -> None:
+        """Seal every open batch."""
+        for parcel in list(self._open.values()):
+            self._seal(parcel)
+
+    def _seal(self, parcel: ParcelWriter) -> None:
+        del self._open[parcel.group]
+        parcel.seal()
+        self.seals += 1
+        if parcel.rows < self._service.limits.least:
+            self._small.append(parcel)
+            return
+        record = BatchRecord(
+            number=parcel.number,
+            label=self._label(parcel.number),
+            part=self._part,
+            group=parcel.group,
+            rows=parcel.rows,
+            bytes=parcel.bytes,
+            tokens=parcel.tokens,
+            form=parcel.form,
+            most_usd=parcel.most_usd or None,
+        )
+        self.save(record)
+
+    def small(self) -> Iterator[ParcelFiles]:
+        """Sealed files with too few rows for a batch; each is removed once the next is asked."""
+        while self._small:
+            yield self._small[0].files
+            self._small.pop(0).drop()
+
+    def drop_open(self) -> None:
+        """Forget what is not sealed: its rows come again."""
+        for parcel in (*self._open.values(), *self._small):
+            parcel.drop()
+        self._open.clear()
+        self._small.clear()
+
+    # --- the ledger -------------------------------------------------------------------------------
+
+    @property
+    def records(self) -> list[BatchRecord]:
+        """The batches that are not done: first those that were taken over, then by number."""
+        own = self.ledgers[self._part]
+        others = [ledger for ledger in self.ledgers.values() if ledger is not own]
+        return [record for ledger in (*others, own) for record in ledger.live]
+
+    @property
+    def spent(self) -> float:
+        """Dollars that the batches that are done have cost; what is unknown counts as it may."""
+        done = [
+            record
+            for ledger in self.ledgers.values()
+            for record in ledger.records.values()
+            if record.state == "done"
+        ]
+        return sum(r.cost_usd if r.cost_usd is not None else r.most_usd or 0.0 for r in done)
+
+    def save(self, record: BatchRecord, *, sync: bool = True) -> None:
+        """Note a batch as it is now. Raises WriteError."""
+        self.ledgers[record.part].save(record, sync=sync)
+
+    def files(self, record: BatchRecord) -> ParcelFiles:
+        """The files of a batch."""
+        return ParcelFiles(self._run_dir, record.label)

@@ -1,0 +1,173 @@
+"""Rows between conversations and batches: what is asked goes into batches, what ends is written."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+import msgspec
+
+from bagent.agents.conversation import Conversation, text_bytes
+from bagent.agents.conversation_factory import converse
+from bagent.agents.plan import StagePlan
+from bagent.batches.builder import Spool, Weight
+from bagent.batches.files import Item, encode_item
+from bagent.fleet.call import Call
+from bagent.fleet.fleet import Fleet
+from bagent.money.prices import Price, pricer
+from bagent.stages.dedupe import Sharing, copy_outcome
+from bagent.stages.row_runner import OutcomeLog
+from bagent.stages.stop_rules import Guards, StopAdvice
+from bagent.types import PASSING_KINDS, Failure, Outcome, Row
+
+UNLIMITED = 4096
+"""Tokens of an answer where the request names no limit."""
+
+
+@dataclass(frozen=True)
+class RowTools:
+    """What rows need: their plan, where outcomes go, who may ask singly, what tokens cost.
+
+    ``price`` is that of batches, ``single_price`` that of single calls. ``dedupe``: equal requests
+    are sent once. ``clock`` is Unix seconds.
+    """
+
+    plan: StagePlan
+    journal: OutcomeLog
+    fleet: Fleet
+    sharing: Sharing
+    guards: Guards
+    emit: Callable[[Outcome, int, Row], None]
+    price: Price | None = None
+    single_price: Price | None = None
+    dedupe: bool = False
+    clock: Callable[[], float] = time.time
+
+
+class BatchRows:
+    """The host of all conversations; see :class:`bagent.agents.plan.AgentHost`.
+
+    ``placed`` is where the last call went, ``ended`` the last outcome with its place in the
+    journal; :meth:`forget` clears both. ``advice`` gets the reason to stop, once there is one.
+    """
+
+    def __init__(self, tools: RowTools, spool: Spool) -> None:
+        self.plan = tools.plan
+        self._single = msgspec.structs.replace(tools.plan, price=pricer(tools.single_price))
+        self._tools = tools
+        self._spool = spool
+        self._alone: dict[Conversation, list[Item]] = {}
+        self._none_alone = asyncio.Event()
+        self.placed: tuple[str, int] | None = None
+        self.ended: tuple[Outcome, int] | None = None
+        self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
+
+    def forget(self) -> None:
+        """Ready for the next row."""
+        self.placed = self.ended = None
+
+    def begin(self, row: Row, answer: int) -> None:
+        """Ask about a row, unless an equal request has an answer or will have one."""
+        conversation = converse(self.plan, row, answer, self)
+        call = conversation.open()
+        if call is None:
+            return
+        found = self._tools.sharing.answer_for(conversation)
+        if found is not None:
+            self.finish(conversation, copy_outcome(conversation, found, self.now(), found.key))
+            return
+        leader = self._spool.leader(conversation.request_hash) if self._tools.dedupe else None
+        if leader is not None:
+            self._spool.copy(leader[0], Item(row, answer, of=leader[1]))
+            return
+        self.send(conversation, call, again=False)
+
+    def send(self, conversation: Conversation, call: Call, *, again: bool = True) -> None:
+        """Put a call into a batch; what cannot be asked there ends its row."""
+        item = Item(conversation.row, conversation.answer, conversation.kept(call))
+        try:
+            self.placed = self._spool.put(call.request, item, self._weight(call), again=again)
+        except ValueError as error:
+            conversation.failed(call, Failure("rejected", f"not sent: {error}"), None)
+            return
+        if self._tools.dedupe and call.turn == 1:
+            self._spool.remember(conversation.request_hash, *self.placed)
+
+    def _weight(self, call: Call) -> Weight:
+        request, price = call.request, self._tools.price
+        tokens = self.plan.budget.whole(text_bytes(request.payload))
+        most = request.max_tokens or UNLIMITED
+        return Weight(tokens, 0.0 if price is None else price.at_most(tokens, most))
+
+    def most_alone(self, items: list[tuple[Item, list[Item]]]) -> float:
+        """Dollars that so many single calls may cost; 0 where no price is known."""
+        price, most = self._tools.single_price, 0.0
+        for item, _ in items:
+            size = text_bytes(encode_item(item))  # it holds what the prompt is made of, and more
+            asked = item.kept.max_tokens or UNLIMITED
+            most += 0.0 if price is None else price.at_most(self.plan.budget.whole(size), asked)
+        return most
+
+    async def send_alone(self, items: list[tuple[Item, list[Item]]]) -> None:
+        """Send rows as single calls, and wait until each has ended; each with its copies."""
+        self._tools.fleet.expect(True)
+        for item, copies in items:
+            conversation = converse(self._single, item.row, item.answer, self)
+            call = conversation.resumed(item.kept)
+            if call is not None:
+                self._alone[conversation] = copies
+                self._tools.fleet.submit(call)
+        self._tools.fleet.expect(False)
+        while self._alone:
+            self._none_alone.clear()
+            await self._none_alone.wait()
+
+    # --- what conversations ask for -------------------------------------------------------------
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._tools.clock()
+
+    @property
+    def closing(self) -> bool:
+        """Whether the run is ending early."""
+        return self._tools.fleet.closed
+
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run a task that a drain waits for."""
+        return self._tools.fleet.spawn(work)
+
+    def ask(self, conversation: Conversation, call: Call) -> None:
+        """Ask again: in a batch, or singly where the conversation goes so."""
+        if conversation in self._alone:
+            self._tools.fleet.submit(call, urgent=True)
+        else:
+            self.send(conversation, call)
+
+    def finish(self, conversation: Conversation, outcome: Outcome) -> None:
+        """Write an outcome."""
+        tools = self._tools
+        location = tools.journal.write(outcome)
+        tools.emit(outcome, location, conversation.row)
+        advice = tools.guards.outcome(outcome)
+        if advice is not None and not self.advice.done():
+            self.advice.set_result(advice)
+        tools.sharing.finished(conversation, outcome, location)
+        self.ended = outcome, location
+        copies = self._alone.pop(conversation, None)
+        if copies is not None:
+            self.copy_to(copies, outcome)
+            self._none_alone.set()
+
+    def copy_to(self, copies: list[Item], outcome: Outcome) -> None:
+        """Give the answer to the rows that asked the same; after a passing failure they ask."""
+        for item in copies:
+            if outcome.error_kind in PASSING_KINDS:
+                self.begin(item.row, item.answer)
+                continue
+            conversation = converse(self.plan, item.row, item.answer, self)
+            if conversation.open() is not None:
+                copy = copy_outcome(conversation, outcome, self.now(), outcome.key)
+                self.finish(conversation, copy)

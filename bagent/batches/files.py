@@ -1,0 +1,194 @@
+"""The files of one batch in the run directory: its requests, and whose they are.
+
+``LABEL.requests`` is what is sent; it goes once the provider has it. ``LABEL.rows`` has a line for
+each of its lines: the row and what its conversation needs to take the answer. ``LABEL.copies`` are
+rows that ask the same as one of those. ``LABEL.answers`` is what came back. Memory holds 8 bytes a
+row of the one batch that is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from bagent.agents.conversation import Kept
+from bagent.backends.profile import Form
+from bagent.batches.record import sync_folder
+from bagent.store.journal.codec import unit_of
+from bagent.store.journal.segments import read_line, whole_lines, write_error
+from bagent.text.json import decode_json
+from bagent.types import Row
+
+FOLDER = "batches"
+"""Where these files are, in the run directory."""
+
+
+class Item(msgspec.Struct):
+    """One row's part in a batch; ``of`` is the line whose answer a copy takes."""
+
+    row: Row
+    answer: int
+    kept: Kept = Kept()
+    of: int | None = None
+
+
+def encode_item(item: Item) -> bytes:
+    """A line; whatever rows hold (lone surrogates, NaN) comes back as it was."""
+    return json.dumps(msgspec.to_builtins(item), separators=(",", ":")).encode() + b"\n"
+
+
+def decode_item(line: bytes) -> Item:
+    """The item of a line. Raises ValueError where the line is broken."""
+    try:
+        return msgspec.convert(decode_json(line), Item)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+class ParcelFiles:
+    """The paths of one batch's files."""
+
+    def __init__(self, run_dir: Path, label: str) -> None:
+        folder = run_dir / FOLDER
+        self.requests = folder / f"{label}.requests"
+        self.rows = folder / f"{label}.rows"
+        self.copies = folder / f"{label}.copies"
+        self.answers = folder / f"{label}.answers"
+
+    def remove(self) -> None:
+        """Remove all of them."""
+        for path in (self.requests, self.rows, self.copies, self.answers):
+            with suppress(OSError):
+                path.unlink()
+
+    def append_copy(self, item: Item) -> None:
+        """Add a row that takes the answer of another one.
+
+        Raises:
+            WriteError: the disk refuses.
+        """
+        try:
+            with self.copies.open("ab") as handle:
+                handle.write(encode_item(item))
+        except OSError as error:
+            raise write_error(self.copies, error) from error
+
+
+class ParcelWriter:
+    """A batch that is being filled.
+
+    ``again`` counts rows that stood in an earlier batch.
+
+    Raises:
+        WriteError: the disk refuses.
+    """
+
+    def __init__(self, files: ParcelFiles, number: int, group: str, form: Form) -> None:
+        self.files = files
+        self.number = number
+        self.group = group
+        self.form = form
+        self.rows = 0
+        self.bytes = 0
+        self.tokens = 0
+        self.most_usd = 0.0
+        self.again = 0
+        try:
+            files.rows.parent.mkdir(parents=True, exist_ok=True)
+            files.remove()
+            self._requests = files.requests.open("wb")
+            self._rows = files.rows.open("wb")
+        except OSError as error:
+            raise write_error(files.rows, error) from error
+
+    def add(self, line: bytes, item: Item) -> None:
+        """Add a request, a line without its end, as number ``rows``."""
+        try:
+            self._requests.write(line + b"\n")
+            self._rows.write(encode_item(item))
+        except OSError as error:
+            raise write_error(self.files.rows, error) from error
+        self.rows += 1
+        self.bytes += len(line) + 1
+
+    def seal(self) -> None:
+        """Bring everything to the disk."""
+        try:
+            for handle in (self._requests, self._rows):
+                handle.flush()
+                os.fsync(handle.fileno())
+                handle.close()
+            if self.files.copies.exists():
+                with self.files.copies.open("rb+") as copies:
+                    os.fsync(copies.fileno())
+            sync_folder(self.files.rows.parent)
+        except OSError as error:
+            raise write_error(self.files.rows, error) from error
+
+    def drop(self) -> None:
+        """Forget it."""
+        for handle in (self._requests, self._rows):
+            with suppress(OSError):
+                handle.close()
+        self.files.remove()
+
+
+class ParcelReader:
+    """The rows of a sealed batch by number, and their copies; close it.
+
+    Raises:
+        OSError: the files are not there.
+    """
+
+    def __init__(self, files: ParcelFiles) -> None:
+        self._rows = os.open(files.rows, os.O_RDONLY | os.O_CLOEXEC)
+        self._copies = -1
+        self._of: dict[int, array[int]] = {}
+        self._offsets = array("Q")
+        with files.rows.open("rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            self._offsets.extend(offset for offset, _ in whole_lines(handle, 0, size))
+        if files.copies.exists():
+            self._copies = os.open(files.copies, os.O_RDONLY | os.O_CLOEXEC)
+            for offset, item in _items(files.copies):
+                if item.of is not None:
+                    self._of.setdefault(item.of, array("Q")).append(offset)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def item(self, number: int) -> Item:
+        """The row of request ``number``, from 0."""
+        return decode_item(read_line(self._rows, self._offsets[number]))
+
+    def copies(self, number: int) -> Iterator[Item]:
+        """The rows that ask the same."""
+        for offset in self._of.get(number, ()):
+            yield decode_item(read_line(self._copies, offset))
+
+    def close(self) -> None:
+        """Close the files."""
+        os.close(self._rows)
+        if self._copies >= 0:
+            os.close(self._copies)
+
+
+def _items(path: Path) -> Iterator[tuple[int, Item]]:
+    with path.open("rb") as handle:
+        for offset, line in whole_lines(handle, 0, os.fstat(handle.fileno()).st_size):
+            with suppress(ValueError):  # a line that a crash tore; its row comes again
+                yield offset, decode_item(line)
+
+
+def units_of(files: ParcelFiles, stage: str) -> Iterator[int]:
+    """The (row, answer) units that a batch has, copies among them."""
+    for path in (files.rows, files.copies):
+        if path.exists():
+            for _, item in _items(path):
+                yield unit_of(item.row.key, stage, item.answer)

@@ -1,0 +1,269 @@
+"""OpenAI's Batch API, and servers that speak it.
+
+Source: OpenAI's API reference for files and batches, 2026: a JSONL file is uploaded with purpose
+``batch``, a batch made of it with a completion window of 24 hours. Answers come in two files, in
+any order: what succeeded, and what did not. An HTTP failure of one request stands in its
+``response.body`` with ``error`` null; what never became a request has ``response`` null. vLLM's
+batch runner writes an error beside the status; all of these are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.keys import KeySource
+from bagent.backends.openai.chat import BodyWriter
+from bagent.backends.openai.errors import from_body_error, from_status, shorten
+from bagent.backends.openai.raw_request import CHAT, read_by_route
+from bagent.backends.profile import Form
+from bagent.backends.request import Request
+from bagent.batches.http import Web, fetch_all
+from bagent.batches.record import BatchRecord, Fault, Limits, Look
+from bagent.batches.service import Answer, LearnedForms
+from bagent.text.json import decode_json, encode_json
+from bagent.types import Failure, Json
+
+LIMITS = Limits(rows=50_000, bytes=200_000_000)
+WINDOW = "24h"
+OVER = frozenset({"completed", "expired", "cancelled", "failed"})
+LIST_SIZE = 100
+CLOCK_SKEW = 600.0
+"""Seconds by which the provider's clock may be behind ours."""
+
+_NEW_LIMIT = re.compile(r"(^|/)(o\d|gpt-[5-9])")
+"""Models that bound an answer by ``max_completion_tokens`` only."""
+
+
+class OpenAIBatches(LearnedForms):
+    """See :class:`bagent.batches.service.BatchService`.
+
+    Args:
+        own: the address is OpenAI's own: it takes ``max_completion_tokens`` for every model.
+        enforce: whether the schema is asked for by the API; see the OpenAI backend.
+        notice: gets a line for people when something is learned.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        keys: KeySource | None,
+        *,
+        own: bool,
+        enforce: str,
+        notice: Callable[[str], None],
+    ) -> None:
+        super().__init__(endpoint, LIMITS, enforce, notice)
+        self._web = Web(endpoint, keys)
+        self._own = own
+        self._writers: dict[tuple[str, Form], BodyWriter] = {}
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def group(self, request: Request) -> str:
+        """Route and model: a batch has one of each."""
+        return f"/v1{request.path} {self._model(request)}"
+
+    def _model(self, request: Request) -> str:
+        return str(request.settings.model or (request.body or {}).get("model") or "")
+
+    def form(self, request: Request) -> Form:
+        """As learned; newer models are asked in their form from the first request on."""
+        form = super().form(request)
+        newer = self._own or _NEW_LIMIT.search(self._model(request))
+        if newer and request.prompt is None and request.path.endswith("/chat/completions"):
+            form = msgspec.structs.replace(form, completion_limit="max_completion_tokens")
+        return form
+
+    def line(self, request: Request, form: Form, name: str) -> bytes:
+        """``{"custom_id", "method", "url", "body"}``."""
+        key = (request.settings.model or "", form)
+        writer = self._writers.get(key)
+        if writer is None:
+            writer = self._writers[key] = BodyWriter(
+                key[0],
+                native_schema=form.native_schema,
+                completion_limit=form.completion_limit,
+                without=form.without,
+                strict=form.strict,
+            )
+        payload = "prompt" if request.prompt is not None else None
+        body = writer.body(request, key=payload, stream=False)
+        head = b'{"custom_id":"%s","method":"POST","url":"/v1%s","body":'
+        return head % (name.encode(), request.path.encode()) + body + b"}"
+
+    def request_name(self, label: str, number: int) -> str:
+        """``LABEL-NUMBER``."""
+        return f"{label}-{number}"
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    async def find(self, record: BatchRecord) -> str | Failure | None:
+        """Look among the batches that were made since for the label, or for the same file."""
+        after = ""
+        oldest = (record.sent_at or 0.0) - CLOCK_SKEW
+        while True:
+            page = await self._web.get(f"/batches?limit={LIST_SIZE}{after}")
+            if isinstance(page, Failure):
+                return page
+            entries = _entries(page)
+            for entry in entries:
+                if _is_made_of(entry, record):
+                    return str(entry.get("id"))
+            made = [float(entry.get("created_at") or 0.0) for entry in entries]
+            if not entries or not page.get("has_more") or min(made) < oldest:
+                return None
+            after = f"&after={entries[-1].get('id')}"
+
+    async def upload(self, record: BatchRecord, requests: Path) -> str | Failure:
+        """POST ``/files``."""
+        made = await self._web.upload("/files", {"purpose": "batch"}, requests)
+        return _id_of(made, "a file")
+
+    async def create(self, record: BatchRecord, requests: Path) -> str | Failure:
+        """POST ``/batches``."""
+        body = {
+            "input_file_id": record.file_id,
+            "endpoint": record.route,
+            "completion_window": WINDOW,
+            "metadata": {"bagent": record.label},
+        }
+        return _id_of(await self._web.post("/batches", body), "a batch")
+
+    async def look(self, record: BatchRecord) -> Look | Failure:
+        """GET ``/batches/ID``."""
+        found = await self._web.get(f"/batches/{record.batch_id}")
+        return found if isinstance(found, Failure) else read_batch(found)
+
+    async def fetch(self, record: BatchRecord, into: Path) -> Failure | None:
+        """GET the file of answers and the file of errors, of which either may be missing."""
+        return await fetch_all(self._web, [f"/files/{x}/content" for x in record.outputs], into)
+
+    def read(self, line: bytes, record: BatchRecord) -> Answer:
+        """One line of either file."""
+        return read_line(line, record.route.removeprefix("/v1"))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._web.close()
+
+
+def read_batch(batch: Json) -> Look | Failure:
+    """A batch object as a look at it."""
+    if not isinstance(batch, dict) or not isinstance(batch.get("status"), str):
+        return Failure("bad_response", f"no batch: {shorten(encode_json(batch), 200)}", True, 200)
+    word = batch["status"]
+    counts = batch.get("request_counts")
+    counts = counts if isinstance(counts, dict) else {}
+    outputs = (batch.get("output_file_id"), batch.get("error_file_id"))
+    listed = (batch.get("errors") or {}).get("data") or []
+    faults = tuple(
+        Fault(str(one.get("message") or one.get("code") or "refused"), str(one.get("code") or ""),
+              one.get("line") if isinstance(one.get("line"), int) else None)
+        for one in listed if isinstance(one, dict)
+    )  # fmt: skip
+    if word == "failed" and not faults:
+        faults = (Fault("the batch failed, and no reason was told"),)
+    completed, failed = (int(counts.get(name) or 0) for name in ("completed", "failed"))
+    ended_at = batch.get(f"{word}_at")
+    return Look(
+        word=word,
+        over=word in OVER,
+        ended=completed + failed,
+        failed=failed,
+        outputs=tuple(str(one) for one in outputs if one),
+        faults=faults if word == "failed" else (),
+        ended_at=float(ended_at) if isinstance(ended_at, int | float) else None,
+    )
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+class _Response(msgspec.Struct):
+    status_code: int = 0
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    response: _Response | None = None
+    error: Any = None
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+
+
+def read_line(line: bytes, path: str = CHAT) -> Answer:
+    """One answer by the route ``path``.
+
+    It is good only with a status from 200 to 299 and no error, above or in the body.
+    """
+    try:
+        found = _decode_line(line)
+    except (msgspec.DecodeError, UnicodeError):
+        found = _slowly(line)
+    response = found.response
+    if response is not None and found.error in (None, {}) and 200 <= response.status_code < 300:
+        return found.custom_id, read_by_route(path, bytes(response.body), _JSON)
+    if response is not None and response.status_code >= 300:
+        text = bytes(response.body)
+        if text in (b"null", b""):
+            text = encode_json({"error": found.error}).encode()
+        return found.custom_id, from_status(
+            response.status_code, text.decode("utf-8", "replace"), {}
+        )
+    return found.custom_id, _no_response(found.error)
+
+
+def _slowly(line: bytes) -> _Line:
+    value = decode_json(line)
+    if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        raise ValueError("no custom_id")
+    told = value.get("response")
+    response = None
+    if isinstance(told, dict):
+        status = told.get("status_code")
+        body = msgspec.Raw(encode_json(told.get("body")).encode())
+        response = _Response(status if isinstance(status, int) else 0, body)
+    return _Line(value["custom_id"], response, value.get("error"))
+
+
+def _no_response(error: Json) -> Failure:
+    """What stands for a request that was never made."""
+    code = str(error.get("code") or "") if isinstance(error, dict) else ""
+    words = str(error.get("message") or code) if isinstance(error, dict) else str(error)
+    if "expired" in code:
+        return Failure("timeout", f"the batch expired: {shorten(words)}", True)
+    if "cancel" in code:
+        return Failure("timeout", f"the batch was cancelled: {shorten(words)}", True)
+    failure = from_body_error({"error": error}, {}) if error else None
+    return failure or Failure("bad_response", "neither an answer nor an error", True)
+
+
+def _is_made_of(entry: dict[str, Any], record: BatchRecord) -> bool:
+    """Whether a listed batch is this one; servers that keep no metadata still tell the file."""
+    metadata = entry.get("metadata")
+    if isinstance(metadata, dict) and metadata.get("bagent") == record.label:
+        return True
+    return record.file_id is not None and entry.get("input_file_id") == record.file_id
+
+
+def _entries(page: Json) -> list[dict[str, Any]]:
+    data = page.get("data") if isinstance(page, dict) else None
+    return [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
+
+
+def _id_of(made: Json | Failure, what: str) -> str | Failure:
+    if isinstance(made, Failure):
+        return made
+    found = made.get("id") if isinstance(made, dict) else None
+    if isinstance(found, str) and found:
+        return found
+    words = shorten(encode_json(made), 200)
+    return Failure("bad_response", f"no id of {what} in the answer: {words}", True, 200)

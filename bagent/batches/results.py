@@ -1,0 +1,183 @@
+"""Taking the answers of a batch that has ended: each is judged as any other, what failed for a
+passing reason goes into a later batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from bagent.agents.conversation import Conversation
+from bagent.agents.conversation_factory import converse
+from bagent.backends.base import Exchange
+from bagent.batches.builder import Spool
+from bagent.batches.conversation_host import BatchRows
+from bagent.batches.files import Item, ParcelReader
+from bagent.batches.record import BatchRecord
+from bagent.batches.service import BatchService, number_of
+from bagent.fleet.call import Call, Delivery, attempt_record
+from bagent.money.prices import Price
+from bagent.store.journal.codec import unit_of
+from bagent.types import Attempt, Failure, Reply
+
+ROWS_AT_ONCE = 64
+"""So many rows are taken before others on the event loop have their turn."""
+
+MISSING = Failure("timeout", "the batch ended without an answer to this row", passing=True)
+
+
+class ReadRules(msgspec.Struct, frozen=True):
+    """How answers are taken: tries after the first, what tokens cost, which units are finished."""
+
+    retries: int
+    price: Price | None
+    is_done: Callable[[int], bool]
+
+
+class Reading:
+    """Reads one batch; use it once.
+
+    ``refusal`` is a failure of the account that some rows met: they stand in a later batch, and a
+    person must act before it is sent. ``cost`` is in dollars, None where a count was not told.
+    """
+
+    def __init__(
+        self,
+        record: BatchRecord,
+        rows: BatchRows,
+        spool: Spool,
+        service: BatchService,
+        rules: ReadRules,
+        on_attempt: Callable[[Attempt], None],
+    ) -> None:
+        self._record = record
+        self._rows = rows
+        self._spool = spool
+        self._service = service
+        self._rules = rules
+        self._on_attempt = on_attempt
+        self._files = spool.files(record)
+        self.refusal: Failure | None = None
+        self.cost: float | None = 0.0
+        self.foreign = 0
+        self._failures: dict[int, Failure] = {}
+        sent = record.sent_at or rows.now()
+        self._delivery = Delivery(
+            service.name, record.batch_id or record.label, sent, record.ended_at or rows.now(), 0.0
+        )
+        self._exchange = Exchange([MISSING] * record.rows, sent, done=self._delivery.done)
+
+    async def answers(self) -> None:
+        """Take what was fetched; rows without an answer go into a later batch."""
+        reader = ParcelReader(self._files)
+        seen = bytearray(len(reader))
+        try:
+            with self._files.answers.open("rb") as handle:
+                for count, line in enumerate(handle):
+                    if line.strip():
+                        self._line(line, reader, seen)
+                    if count % ROWS_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+            for number, there in enumerate(seen):
+                if not there:
+                    self._take(reader, number, self._failures.pop(number, MISSING))
+                if number % ROWS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        finally:
+            reader.close()
+
+    async def again(self, faults: dict[int, Failure]) -> None:
+        """Put all rows into later batches, at no cost of a try, but for those with a fault."""
+        reader = ParcelReader(self._files)
+        try:
+            for number in range(len(reader)):
+                self._take(reader, number, faults.get(number))
+                if number % ROWS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        finally:
+            reader.close()
+
+    def _line(self, line: bytes, reader: ParcelReader, seen: bytearray) -> None:
+        try:
+            name, result = self._service.read(line, self._record)
+        except ValueError:
+            self.foreign += 1
+            return
+        number = number_of(name, self._record.label)
+        if number is None or number >= len(reader) or seen[number]:
+            self.foreign += 1
+            return
+        if isinstance(result, Failure):
+            # Kept to the end: the answer may stand in another line, and is paid for.
+            self.foreign += number in self._failures
+            self._failures.setdefault(number, result)
+            return
+        seen[number] = 1
+        if self.cost is not None:
+            price = self._rules.price
+            cost = price.cost(result.usage) if price is not None else None
+            self.cost = None if cost is None else self.cost + cost
+        self._take(reader, number, result)
+
+    def _take(self, reader: ParcelReader, number: int, result: Reply | Failure | None) -> None:
+        item, rows = reader.item(number), self._rows
+        copies = list(reader.copies(number))
+        rows.forget()
+        if not self._is_taken(item):
+            self._judge(item, result)
+        copies = [copy for copy in copies if not self._is_taken(copy)]
+        if rows.ended is not None:
+            rows.copy_to(copies, rows.ended[0])
+        elif rows.placed is not None:
+            label, place = rows.placed
+            for copy in copies:
+                copy.of = place
+                self._spool.copy(label, copy)
+        else:
+            for copy in copies:
+                rows.begin(copy.row, copy.answer)
+
+    def _is_taken(self, item: Item) -> bool:
+        """Whether the answer was taken before, by a process that did not get to the end."""
+        unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
+        return self._rules.is_done(unit) or self._spool.has_later(self._record, unit)
+
+    def _judge(self, item: Item, result: Reply | Failure | None) -> None:
+        rows = self._rows
+        conversation = converse(rows.plan, item.row, item.answer, rows)
+        call = conversation.resumed(item.kept)
+        if call is None:
+            return
+        if result is None:
+            rows.send(conversation, call)
+            return
+        call.tries += 1
+        failure: Failure | None
+        if isinstance(result, Reply):
+            failure = conversation.replied(call, result, self._delivery)
+            self._exchange.status, self._exchange.request_id = 200, result.request_id
+        else:
+            failure = result
+            self._exchange.status, self._exchange.request_id = result.status, None
+        self._on_attempt(attempt_record(call, result, failure, self._exchange, self._delivery))
+        if failure is not None:
+            self._failed(conversation, call, failure)
+
+    def _failed(self, conversation: Conversation, call: Call, failure: Failure) -> None:
+        rows = self._rows
+        if self._service.learn(call.request, failure, self._record.form):
+            rows.send(conversation, call)
+        elif failure.kind in ("auth", "budget"):
+            self.refusal = failure
+            rows.send(conversation, call)
+        elif not failure.passing:
+            conversation.failed(call, failure, self._delivery)
+        else:
+            call.counted += 1
+            if call.counted <= self._rules.retries:
+                rows.send(conversation, call)
+                return
+            words = f"{failure.message} ({call.counted} tries)"
+            failure = msgspec.structs.replace(failure, message=words)
+            conversation.failed(call, failure, self._delivery)

@@ -1,0 +1,466 @@
+"""Drives the rows of a stage through a provider's batches: fills, sends, waits, reads, again.
+
+Every step is noted in the ledger before the next one begins, so that a process that is killed
+anywhere goes on with the same batches. What to do next the desk decides; here it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bagent.batches.builder import Spool
+from bagent.batches.conversation_host import BatchRows
+from bagent.batches.files import Item, ParcelReader
+from bagent.batches.record import OUT, BatchRecord, Look
+from bagent.batches.results import Reading, ReadRules
+from bagent.batches.scheduler import Desk, Feed, Step, is_quota
+from bagent.batches.service import BatchService
+from bagent.errors import NeedsPerson, StoppedEarly
+from bagent.stages.feeder import Work
+from bagent.store.journal.codec import unit_of
+from bagent.types import Attempt, Failure
+
+PATIENCE = 1800.0
+"""Seconds without any word of the provider after which a run ends, to go on later."""
+
+UNCERTAIN = 30.0
+"""So long a batch of which no word came back may still appear before it is made again."""
+
+_UNCLEAR = (408, 409, 425)
+"""Answers to the making of a batch that do not say that it was not made."""
+
+_AT_WORK = frozenset({"in_progress", "finalizing", "InProgress"})
+"""Words for a batch that was accepted: its file is not needed any more."""
+
+LOOK_HINT = "look at the batch in the provider's console, then give the same command again"
+
+Shelter = Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failure]]
+
+
+@dataclass(frozen=True)
+class PostTools:
+    """What sending needs besides batches.
+
+    ``shelter`` runs a request whose end a stop waits for; ``note`` shows how things stand,
+    ``notice`` keeps a line too. ``clock`` is Unix seconds.
+    """
+
+    shelter: Shelter
+    note: Callable[[str], None]
+    notice: Callable[[str], None]
+    clock: Callable[[], float] = time.time
+
+
+class Post:
+    """Makes batches of what is on disk, and follows them until they have ended."""
+
+    def __init__(self, service: BatchService, spool: Spool, desk: Desk, tools: PostTools) -> None:
+        self._service = service
+        self._spool = spool
+        self._desk = desk
+        self._tools = tools
+        self._heard = tools.clock()
+
+    async def send(self, record: BatchRecord) -> None:
+        """Make a batch of what is on disk: noted before, so that it is never made twice.
+
+        Raises:
+            NeedsPerson: the account cannot pay, or the key or the batch is refused.
+            StoppedEarly: nothing was heard for long.
+        """
+        found: str | Failure | None = None
+        if record.state == "sending" and record.file_id is not None:
+            found = await self._service.find(record)
+            if isinstance(found, Failure):
+                self.trouble(record, found)
+                return
+            if found is None and self._may_appear(record):
+                return
+        if found is None:
+            record.state, record.sent_at = "sending", round(self._tools.clock(), 3)
+            self._spool.save(record)
+            found = await self._make(record)
+        elif isinstance(found, str):
+            self._note_id(record, found)
+        if isinstance(found, Failure):
+            self._not_sent(record, found)
+            return
+        self._desk.quota(record.group).taken()
+        self._desk.went_well(record, self._heard_now())
+        self._tools.notice(f"batch {record.number} is {found}: {record.rows:,} rows")
+
+    def _may_appear(self, record: BatchRecord) -> bool:
+        """Whether a batch that was not found is too young to be made again; then it waits."""
+        now = self._tools.clock()
+        age = now - (record.sent_at or 0.0)
+        if age >= UNCERTAIN:
+            return False
+        self._desk.went_wrong(record, now, min(UNCERTAIN, UNCERTAIN - age))
+        return True
+
+    async def _make(self, record: BatchRecord) -> str | Failure:
+        requests = self._spool.files(record).requests
+        if record.file_id is None:
+            uploaded = await self._service.upload(record, requests)
+            if isinstance(uploaded, Failure):
+                # A file alone makes nothing and costs nothing.
+                record.state = "sealed"
+                return uploaded
+            record.file_id = uploaded
+            self._spool.save(record)
+        return await self._tools.shelter(self._create(record, requests))
+
+    async def _create(self, record: BatchRecord, requests: Path) -> str | Failure:
+        """Make the batch and note its id, also where the run is stopped meanwhile."""
+        found = await self._service.create(record, requests)
+        if isinstance(found, str):
+            self._note_id(record, found)
+        return found
+
+    def _note_id(self, record: BatchRecord, batch_id: str) -> None:
+        record.state, record.batch_id, record.word = "waiting", batch_id, ""
+        self._spool.save(record)
+
+    def _not_sent(self, record: BatchRecord, failure: Failure) -> None:
+        """A batch was not made, or nobody knows: then it is looked for before the next try."""
+        status = failure.status or 0
+        if 400 <= status < 500 and status not in _UNCLEAR:
+            record.state = "sealed"
+        self._spool.save(record)
+        if is_quota(failure.message) and failure.kind != "budget":
+            self._heard_now()
+            record.state = "sealed"
+            self._spool.save(record)
+            self.wait_for_quota(record, failure.message)
+            return
+        self.trouble(record, failure)
+
+    def wait_for_quota(self, record: BatchRecord, words: str) -> None:
+        """A batch was refused since too much is with the provider: that is no error."""
+        out = self._desk.out(self._spool.records, record)
+        self._desk.refused(record, words, out, self._tools.clock())
+        self._tools.notice(f"batch {record.number} waits: {words}")
+
+    def trouble(self, record: BatchRecord, failure: Failure) -> None:
+        """Put a step off, or end the run where waiting is no cure.
+
+        Raises:
+            NeedsPerson: nobody but a person can mend it.
+            StoppedEarly: nothing was heard for long.
+        """
+        now = self._tools.clock()
+        if not failure.passing:
+            raise NeedsPerson(f"batch {record.number}: {failure.message}", hint=LOOK_HINT)
+        if failure.status is not None:
+            self._heard_now()
+        elif now - self._heard > PATIENCE:
+            raise StoppedEarly(
+                f"no word of {self._service.name} for {PATIENCE / 60:.0f} minutes: "
+                f"{failure.message}",
+                hint="what is with the provider stays there; the same command goes on",
+            )
+        wait = self._desk.went_wrong(record, now, failure.retry_after)
+        self._tools.note(f"batch {record.number}: {failure.message}; again in {wait:.0f} s")
+
+    def _heard_now(self) -> float:
+        self._heard = self._tools.clock()
+        return self._heard
+
+    async def look(self, record: BatchRecord) -> None:
+        """See how a batch stands; raises as :meth:`trouble`."""
+        found = await self._service.look(record)
+        now = self._tools.clock()
+        if isinstance(found, Failure):
+            self.trouble(record, found)
+            return
+        self._heard_now()
+        if record.batch_id in record.not_ours:
+            record.state, record.batch_id = "sending", None
+            self._spool.save(record)
+            self._desk.went_well(record, now)
+            return
+        changed = (found.word, found.ended, found.failed) != (
+            record.word,
+            record.ended,
+            record.failed,
+        )
+        news = found.word != record.word
+        self._take_look(record, found, now)
+        if changed or found.over:
+            self._spool.save(record, sync=found.over)
+        if news:  # told once it is noted: a run killed here knows what people were told
+            self._tools.notice(f"batch {record.number} ({record.batch_id}) is {found.word}")
+        self._desk.went_well(record, now)
+        if found.word in _AT_WORK and not record.doubtful:
+            with suppress(OSError):
+                self._spool.files(record).requests.unlink()
+
+    def _take_look(self, record: BatchRecord, found: Look, now: float) -> None:
+        record.word, record.ended, record.failed = found.word, found.ended, found.failed
+        record.looked_at = round(now, 3)
+        if found.over:
+            record.state, record.outputs, record.faults = "ended", found.outputs, found.faults
+            record.ended_at = round(found.ended_at or now, 3)
+
+
+UNSENT = 2
+"""So many batches may be on disk and not sent before no more rows are taken: it bounds the disk."""
+
+DIVIDED = "divided"
+"""The word for a batch that was never made: its rows go into others."""
+
+
+async def pause(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait for the event, no longer than ``seconds``."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+@dataclass(frozen=True)
+class EngineTools:
+    """What the engine needs besides rows and batches; ``pause`` waits by the clock of ``post``."""
+
+    rules: ReadRules
+    post: PostTools
+    on_attempt: Callable[[Attempt], None]
+    gate: Callable[[], Awaitable[None]] | None = None
+    budget: float | None = None
+    pause: Callable[[asyncio.Event, float | None], Awaitable[None]] = field(default=pause)
+
+
+class BatchEngine:
+    """Runs all rows of a stage through batches; see :class:`bagent.stages.row_runner.Engine`."""
+
+    def __init__(
+        self, service: BatchService, spool: Spool, rows: BatchRows, desk: Desk, tools: EngineTools
+    ) -> None:
+        self._service = service
+        self._spool = spool
+        self._rows = rows
+        self._desk = desk
+        self._tools = tools
+        self._settling: list[BatchRecord] = []
+        self._changed = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._fed = False
+        self._post = Post(service, spool, desk, tools.post)
+        self._clock, self._notice = tools.post.clock, tools.post.notice
+
+    async def run(self, source: AsyncIterable[Work]) -> None:
+        """Take all rows and return once each has ended; cancel it to leave batches where they are.
+
+        Raises:
+            NeedsPerson: the account cannot pay, a key is refused, or a batch is refused as a whole.
+            StoppedEarly: the provider does not answer.
+            WriteError: the disk refuses.
+        """
+        feeding = asyncio.create_task(self._feed(source))
+        feeding.add_done_callback(lambda _: self._changed.set())
+        try:
+            while True:
+                if feeding.done():
+                    await feeding
+                    self._fed = True
+                step = self._next()
+                if step.kind == "over":
+                    return
+                await self._do(step)
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+            self._spool.drop_open()
+            self._tell_left()
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Rows that are with the provider, and rows that wait here to be sent."""
+        records = self._spool.records
+        out = sum(record.rows - record.ended for record in records if record.state in OUT)
+        here = sum(record.rows for record in records if record.state == "sealed")
+        return out, here + self._spool.open_rows
+
+    def _tell_left(self) -> None:
+        left = [record for record in self._spool.records if record.state == "waiting"]
+        if left:
+            count = f"{len(left)} batches stay" if len(left) > 1 else "1 batch stays"
+            rows = sum(record.rows for record in left)
+            self._notice(
+                f"{count} with the provider ({rows:,} rows); the same command goes on with"
+                f" {'them' if len(left) > 1 else 'it'}"
+            )
+
+    def _next(self) -> Step:
+        settling = {record.label for record in self._settling}
+        records = [one for one in self._spool.records if one.label not in settling]
+        feed = Feed(self._fed, self._spool.open)
+        return self._desk.next(records, feed, self._spool.spent, self._clock())
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    async def _feed(self, source: AsyncIterable[Work]) -> None:
+        stage, seals = self._rows.plan.name, -1
+        async for batch in source:
+            if self._tools.gate is not None:
+                await self._tools.gate()
+            for row, answers in batch:
+                for answer in answers:
+                    if self._spool.seals != seals:
+                        seals = self._spool.seals
+                        self._changed.set()
+                        await self._room()
+                    if not self._spool.has(unit_of(row.key, stage, answer)):
+                        self._rows.begin(row, answer)
+            await asyncio.sleep(0)
+
+    async def _room(self) -> None:
+        """Wait until few enough batches are on disk and not sent."""
+        while sum(record.state == "sealed" for record in self._spool.records) >= UNSENT:
+            self._sent.clear()
+            await self._sent.wait()
+
+    # --- steps --------------------------------------------------------------------------------
+
+    async def _do(self, step: Step) -> None:
+        record = step.record
+        if step.kind == "seal":
+            await self._seal()
+        elif step.kind == "broke":
+            self._broke()
+        elif record is None:
+            await self._wait(step.until)
+        elif step.kind == "send":
+            await self._send(record)
+        elif step.kind == "look":
+            await self._post.look(record)
+        elif step.kind == "read":
+            await self._read(record)
+        else:
+            await self._split(record)
+
+    async def _wait(self, until: float | None) -> None:
+        left = None if until is None else max(0.0, until - self._clock())
+        if not self._changed.is_set():
+            await self._tools.pause(self._changed, left)
+        self._changed.clear()
+
+    def _broke(self) -> None:
+        budget, spent = self._tools.budget or 0.0, self._spool.spent
+        raise NeedsPerson(
+            f"${spent:.4f} of the budget of ${budget:g} is spent, and the next batch may pass it",
+            hint="raise limits.budget_usd (--budget) and run the same command again",
+        )
+
+    async def _send(self, record: BatchRecord) -> None:
+        if record.state == "sealed" and not self._spool.files(record).requests.exists():
+            await self._split(record)  # refused after its file was thought to be needed no more
+        else:
+            await self._post.send(record)
+        self._sent.set()
+
+    # --- what came back -----------------------------------------------------------------------
+
+    def _reading(self, record: BatchRecord) -> Reading:
+        tools = self._tools
+        return Reading(
+            record, self._rows, self._spool, self._service, tools.rules, tools.on_attempt
+        )
+
+    async def _read(self, record: BatchRecord) -> None:
+        if record.faults or record.word == DIVIDED:
+            await (self._refused(record) if record.faults else self._divide(record))
+            return
+        answers = self._spool.files(record).answers
+        if not answers.exists():
+            failure = await self._service.fetch(record, answers)
+            if failure is not None:
+                self._post.trouble(record, failure)
+                return
+        reading = self._reading(record)
+        await reading.answers()
+        record.cost_usd = reading.cost
+        if reading.foreign:
+            words = f"batch {record.number}: {reading.foreign:,} lines are no answers to its rows"
+            self._notice(words)
+        await self._read_whole(record)
+        if reading.refusal is not None:
+            self._spool.seal_all()
+            self._settle()
+            raise NeedsPerson(
+                f"batch {record.number}: {reading.refusal.message}",
+                hint="raise the quota or change the key, then give the same command again",
+            )
+
+    async def _refused(self, record: BatchRecord) -> None:
+        """A batch was refused before any of it was done: for its size, its lines, or its kind."""
+        words = "; ".join(fault.message for fault in record.faults[:3])
+        if any(is_quota(f"{fault.code} {fault.message}") for fault in record.faults):
+            record.state, record.batch_id, record.faults = "sealed", None, ()
+            self._spool.save(record)
+            self._post.wait_for_quota(record, words)
+            return
+        faults = {
+            fault.line - 1: Failure("rejected", f"{fault.message} ({fault.code or 'refused'})")
+            for fault in record.faults
+            if fault.line is not None and fault.line > 0
+        }
+        if len(faults) < len(record.faults):
+            record.state, record.batch_id, record.file_id = "sealed", None, None
+            record.faults = ()
+            self._spool.save(record)
+            raise NeedsPerson(f"batch {record.number} was refused: {words}", hint=LOOK_HINT)
+        await self._reading(record).again(faults)
+        record.cost_usd = 0.0
+        await self._read_whole(record)
+
+    async def _split(self, record: BatchRecord) -> None:
+        """Put the rows into batches that can be taken; from now on they are no more in this one."""
+        self._notice(f"batch {record.number} cannot be sent as it is: its rows are divided")
+        record.state, record.word = "ended", DIVIDED
+        self._spool.save(record)
+        await self._divide(record)
+
+    async def _divide(self, record: BatchRecord) -> None:
+        await self._reading(record).again({})
+        record.cost_usd = 0.0
+        await self._read_whole(record)
+
+    async def _read_whole(self, record: BatchRecord) -> None:
+        """All rows were taken; the batch is done once those that go again are sealed."""
+        self._settling.append(record)
+        if self._fed:
+            await self._seal()
+        elif not self._spool.open_again:
+            self._settle()
+        self._changed.set()
+
+    async def _seal(self) -> None:
+        self._spool.seal_all()
+        for files in self._spool.small():
+            reader = ParcelReader(files)
+            try:
+                rows = [(reader.item(n), list(reader.copies(n))) for n in range(len(reader))]
+            finally:
+                reader.close()
+            await self._alone(rows)
+        self._settle()
+
+    async def _alone(self, rows: list[tuple[Item, list[Item]]]) -> None:
+        if not self._desk.affords(
+            self._spool.records, self._rows.most_alone(rows), self._spool.spent
+        ):
+            self._broke()
+        self._notice(f"{len(rows)} rows are too few for a batch: they are asked singly")
+        await self._rows.send_alone(rows)
+
+    def _settle(self) -> None:
+        for record in self._settling:
+            record.state = "done"
+            self._spool.save(record)
+            self._spool.files(record).remove()
+        self._settling.clear()
+        self._sent.set()

@@ -1,0 +1,325 @@
+"""The numbers of a load test, by SQL over its raw rows; see :mod:`bagent.bench.tables`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bagent.bench.monitors import ClientState
+from bagent.bench.plan import Slo
+from bagent.bench.routing import REFUSALS
+from bagent.bench.tables import Tables
+
+LATENCIES = ("ttft", "ttfot", "tpot", "ntpot", "e2e", "e2e_sent", "lag", "pace")
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+FEWEST = {"p99": 100, "p999": 1000}
+"""Requests below which a percentile is hidden: it would be the worst one or two of them."""
+
+BINS = 60
+"""Columns of the heat strip at most."""
+
+Numbers = dict[str, Any]
+
+
+def _quantiles(column: str, name: str) -> str:
+    """Select items for the percentiles, mean and maximum of a column in milliseconds."""
+    found = []
+    for word, share in PERCENTILES.items():
+        value = f"quantile_cont({column}, {share})"
+        least = FEWEST.get(word)
+        if least:
+            value = f"case when count({column}) >= {least} then {value} end"
+        found.append(f"{value} as {name}_{word}_ms")
+    found.append(f"avg({column}) as {name}_mean_ms")
+    found.append(f"max({column}) as {name}_max_ms")
+    return ", ".join(found)
+
+
+def _good(slo: Slo) -> str:
+    """The SQL condition of a request that kept the SLO."""
+    limits = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot, "e2e_ms": slo.e2e}
+    kept = [f"coalesce({name} <= {limit!r}, true)" for name, limit in limits.items() if limit]
+    return " and ".join(["status = 'ok'", *kept])
+
+
+_WINDOWS = {
+    # An endpoint has the stages of all, and those of its own.
+    "endpoint": """(select s.*, e.endpoint from stages s
+        join (select distinct endpoint from requests) e
+        on s."only" is null or s."only" = e.endpoint)""",
+    "turn": """(select s.*, t.turn from stages s
+        join (select distinct stage, turn from requests) t using (stage))""",
+}
+"""The stages by what numbers are grouped by."""
+
+_COUNTS = (
+    *(
+        "requests",
+        "ok",
+        "failed",
+        "censored",
+        "estimated",
+        "one_piece",
+        "undertold",
+        "opened",
+        "good",
+    ),
+    *("requests_inside", "calls_inside", "good_inside"),
+)
+"""Numbers that are 0 where a load sent nothing, be it that its time was over too soon."""
+
+
+_UNDERTOLD = "status = 'ok' and list_sum(chunk_count) > 2 + 1.5 * completion_tokens"
+"""A usage that tells fewer tokens than pieces came. One or two more are no lie: a token that ends
+the thinking may be cut in two."""
+
+_ONE_PIECE = "status = 'ok' and len(chunk_at) = 1 and completion_tokens >= 2"
+"""A stream that came all at once: nothing can be told of the time between its tokens."""
+
+
+def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
+    """The numbers of each load, all its repeats together, in the order of sending.
+
+    Args:
+        keys: the columns to group by: ``load``, or ``load`` with ``repeat``, ``endpoint`` or
+            ``turn``.
+    """
+    latencies = ", ".join(_quantiles(f"{name}_ms", name) for name in LATENCIES)
+    counted = "counted"
+    if "endpoint" in keys:
+        # A slow endpoint may have got all its requests before the window.
+        counted = "true"
+    counts = ", ".join(f"coalesce({one}, 0) as {one}" for one in _COUNTS)
+    windows = next((found for key, found in _WINDOWS.items() if key in keys), "stages")
+    return tables.rows(
+        f"""
+        with w as (
+            select {keys}, min(stage) as first_stage, sum(window_to - window_from) as seconds,
+                any_value(concurrency) as concurrency, any_value(rate) as rate,
+                any_value(way) as way, any_value(routing) as routing,
+                max(endpoints) as endpoints, count(distinct repeat) as repeats
+            from {windows} group by {keys}
+        ), n as (
+            select {keys}, count(*) filter ({counted}) as requests,
+                count(*) filter ({counted} and status = 'ok') as ok,
+                count(*) filter ({counted} and status = 'failed') as failed,
+                count(*) filter ({counted} and censored) as censored,
+                count(*) filter ({counted} and estimated) as estimated,
+                count(*) filter ({counted} and {_ONE_PIECE}) as one_piece,
+                count(*) filter ({counted} and {_UNDERTOLD}) as undertold,
+                count(*) filter ({counted} and opened) as opened,
+                count(*) filter ({counted} and {_good(slo)}) as good,
+                sum(size) filter (status = 'ok' and ended_inside) as calls_inside,
+                count(*) filter (status = 'ok' and ended_inside) as requests_inside,
+                count(*) filter ({_good(slo)} and ended_inside) as good_inside,
+                sum(completion_tokens)::bigint as tokens,
+                sum(tokens_inside) as tokens_inside, sum(prompt_inside) as prompt_inside,
+                sum(tokens_inside) filter ({_good(slo)}) as good_tokens,
+                sum(greatest(0, least(done, window_to) - greatest(sent, window_from)))
+                    as busy_seconds,
+                avg(prompt_tokens / size) filter ({counted} and status = 'ok') as input_tokens,
+                avg(completion_tokens / size) filter ({counted} and status = 'ok') as output_tokens,
+                sum(cached_tokens) filter ({counted}) / nullif(sum(prompt_tokens)
+                    filter ({counted} and cached_tokens is not null), 0) as cached_share
+            from spread_tokens group by {keys}
+        ), l as (
+            select {keys}, {latencies} from timed where {counted} group by {keys}
+        )
+        select w.*, t.* exclude ({keys}) replace ({counts}), l.* exclude ({keys}),
+            coalesce(requests_inside, 0) / seconds as rps,
+            coalesce(calls_inside, 0) / seconds as calls_s,
+            tokens_inside / seconds as output_tok_s, prompt_inside / seconds as input_tok_s,
+            (tokens_inside + prompt_inside) / seconds as total_tok_s,
+            coalesce(good_inside, 0) / seconds as goodput_rps,
+            good / nullif(requests, 0) as good_share, good_tokens / seconds as goodput_tok_s,
+            ok / nullif(requests, 0) as ok_share, busy_seconds / seconds as in_flight_mean
+        from w left join n t using ({keys}) left join l using ({keys})
+        order by first_stage, {keys}
+        """
+    )
+
+
+def pace_spreads(tables: Tables) -> dict[tuple[str, str], float | None]:
+    """By load and endpoint: standard deviation of the logarithm of the pace, or of E2E where no
+    request has a pace; None below two requests."""
+    rows = tables.rows(
+        """
+        select load, endpoint,
+            coalesce(
+                stddev_samp(ln(nullif(pace_ms, 0))), stddev_samp(ln(nullif(e2e_sent_ms, 0)))
+            ) as spread
+        from timed group by load, endpoint
+        """
+    )
+    return {(row["load"], row["endpoint"]): row["spread"] for row in rows}
+
+
+def gap_numbers(tables: Tables) -> dict[str, Numbers]:
+    """ITL or ICL by load: ``itl`` where every stream told its tokens chunk by chunk."""
+    rows = tables.rows(
+        f"select load, bool_and(by_token) as by_token, {_quantiles('gap_ms', 'gap')} "
+        "from gaps group by load"
+    )
+    found: dict[str, Numbers] = {}
+    for row in rows:
+        name = "itl" if row.pop("by_token") else "icl"
+        load = row.pop("load")
+        found[load] = {key.replace("gap", name, 1): value for key, value in row.items()}
+    return found
+
+
+def peak_tokens(tables: Tables) -> dict[str, float]:
+    """The best second of each load: output tokens that came in it, over all endpoints. A second
+    begins at any twentieth of one."""
+    rows = tables.rows(
+        """
+        with pieces as (
+            select load, stage, sent, unnest(chunk_at) as at_us, unnest(chunk_count) as pieces,
+                completion_tokens / nullif(list_sum(chunk_count), 0) as tokens_a_piece
+            from timed where status = 'ok' and chunk_at is not null
+        ), bins as (
+            select load, stage, floor(20 * (sent + at_us / 1e6))::bigint as bin,
+                sum(pieces * tokens_a_piece) as n
+            from pieces group by all
+        ), seconds as (
+            select load, sum(n) over (
+                partition by stage order by bin range between 19 preceding and current row
+            ) as n from bins
+        )
+        select load, max(n) as peak from seconds group by load
+        """
+    )
+    return {row["load"]: row["peak"] for row in rows}
+
+
+def conversations(tables: Tables, turns: int) -> dict[str, Numbers]:
+    """By load: the conversations that began in the window and whose ``turns`` all ended well
+    (``conversations``), how long they took, thinking included, and whole ones a second
+    (``conversations_s``), each with the part of its time that lay in the window."""
+    rows = tables.rows(
+        f"""
+        with whole as (
+            select load, min(scheduled) as first, max(done) as last,
+                any_value(window_from) as low, any_value(window_to) as high,
+                case when bool_or(counted and turn = 1)
+                    then 1000 * (max(done) - min(scheduled)) end as conversation_ms
+            from timed group by load, stage, worker, number
+            having count(*) filter (status = 'ok') = {turns}
+        ), seconds as (
+            select load, sum(window_to - window_from) as seconds from stages group by load
+        )
+        select load, count(conversation_ms) as conversations,
+            sum(greatest(0, least(last, high) - greatest(first, low)) / (last - first))
+                / any_value(seconds) as conversations_s,
+            {_quantiles("conversation_ms", "conversation")}
+        from whole join seconds using (load) where last > first group by load
+        """
+    )
+    return {row.pop("load"): row for row in rows}
+
+
+def failures(tables: Tables) -> list[Numbers]:
+    """Failures by load, endpoint and kind, with one of the errors in words."""
+    return tables.rows(
+        """
+        select load, endpoint, coalesce(error_kind, 'unfinished') as kind, code, count(*) as n,
+            coalesce(any_value(error) filter (status = 'failed'), any_value(error),
+                'still going on when the load ended') as example
+        from timed where status <> 'ok' group by all order by n desc, load, endpoint
+        """
+    )
+
+
+def client_states(tables: Tables) -> list[ClientState]:
+    """What the client was like in each load."""
+    rows = tables.rows(
+        """
+        with lags as (
+            select load, unnest(lags_us) / 1000 as lag from client join stages using (stage)
+        ), late as (
+            select load, quantile_cont(lag, 0.99) as loop_lag from lags group by load
+        ), busy as (
+            select load, min(stage) as first, max(cpu_seconds / nullif(seconds, 0)) as cpu
+            from client join stages using (stage) group by load
+        ), sent as (
+            select load, quantile_cont(lag_ms, 0.99) as lag
+            from timed join stages using (stage, load) where rate is not null group by load
+        )
+        select load, loop_lag, coalesce(cpu, 0) as cpu, sent.lag as lag
+        from busy left join late using (load) left join sent using (load) order by first
+        """
+    )
+    return [ClientState(row["load"], row["loop_lag"], row["cpu"], row["lag"]) for row in rows]
+
+
+def server_numbers(tables: Tables) -> list[Numbers]:
+    """What the endpoints' own counters told, by load and endpoint: means, maxima and deltas.
+
+    A counter that fell from one look to the next was reset by a restart: its delta is not known.
+    """
+    counters = ("preemptions", "cache_hits", "cache_queries", "prompt_tokens", "generation_tokens")
+    steps = ", ".join(
+        f"{name} - lag({name} ignore nulls) over looks as {name}_step" for name in counters
+    )
+    sums = ", ".join(
+        f"case when coalesce(min({name}_step), 0) >= 0 "
+        f'then arg_max({name}, "at") - arg_min({name}, "at") end as {name}'
+        for name in counters
+    )
+    totals = ", ".join(f"sum({name}) as {name}" for name in counters)
+    return tables.rows(
+        f"""
+        with stepped as (
+            select *, {steps} from servers
+            window looks as (partition by stage, endpoint order by "at")
+        ), one as (
+            select stage, endpoint, avg(running) as running, avg(waiting) as waiting,
+                max(waiting) as waiting_max, max(kv_usage) as kv_max, {sums}
+            from stepped group by stage, endpoint
+        )
+        select load, endpoint, avg(running) as running_mean, avg(waiting) as waiting_mean,
+            max(waiting_max) as waiting_max, max(kv_max) as kv_max, {totals},
+            sum(cache_hits) / nullif(sum(cache_queries), 0) as hit_rate
+        from one join stages using (stage) group by load, endpoint
+        order by min(stage), endpoint
+        """
+    )
+
+
+def heat(tables: Tables) -> list[Numbers]:
+    """By endpoint and slice of time: the median pace of the requests that were going on in it,
+    and how many ended in it, well (``ok``) or not (``bad``)."""
+    return tables.rows(
+        f"""
+        with ends as (
+            select min(began) as low, (max(ended) - min(began)) / {BINS} as width from stages
+        ), slices as (
+            select bin::int as bin, low + bin * width as at_from, low + (bin + 1) * width as at_to
+            from ends, range({BINS}) as t(bin) where width > 0
+        )
+        select endpoint, bin,
+            (count(*) filter (status = 'ok' and done < at_to))::int as ok,
+            (count(*) filter (status <> 'ok' and done < at_to))::int as bad,
+            quantile_cont(coalesce(pace_ms, e2e_sent_ms), 0.5) as pace_ms
+        from timed join slices on sent < at_to and done >= at_from
+        group by all order by endpoint, bin
+        """
+    )
+
+
+def gone(tables: Tables) -> dict[str, str]:
+    """Endpoints where the requests sent last all found nobody, with the last error in words.
+
+    One that was cut off while it was answered may end after them.
+    """
+    rows = tables.rows(
+        f"""
+        with last as (
+            select endpoint, error_kind, error, sent,
+                row_number() over (partition by endpoint order by sent desc) as place
+            from requests
+        )
+        select endpoint, arg_max(error, sent) as error from last where place <= {REFUSALS}
+        group by endpoint having count(*) filter (error_kind = 'connect') = {REFUSALS}
+        """
+    )
+    return {row["endpoint"]: row["error"] for row in rows}

@@ -1,0 +1,139 @@
+"""What a prefix cache can reuse of a set of prompts, counted in blocks of 16 tokens.
+
+A block can be reused only if everything before it is the same too, so a block is named by a hash
+over the prompt up to its end. The last, partly filled block of a prompt is never reused.
+Source: vLLM's automatic prefix caching (hash-based, block size 16); SGLang's radix cache reuses
+single tokens, so it can only do better.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from bagent.check.report import WarmReport
+from bagent.fleet.prefix_affinity import WARM_SAVES, WARM_TOKENS, PrefixRule
+from bagent.job.spec.job import Job
+from bagent.observe.formatting import counted
+from bagent.servers.fleet_factory import auto_limits, group_rule
+from bagent.servers.resolve import OWN_KINDS, Servers
+
+BLOCK = 16
+"""Tokens in one block."""
+
+PACKED = 4
+"""Bytes of one token id where a prompt is known by its ids."""
+
+
+class PromptBytes(msgspec.Struct, frozen=True):
+    """A prompt as bytes: its token ids, :data:`PACKED` bytes each, or its text in UTF-8.
+
+    ``tokens`` is how many tokens it has, counted or estimated.
+    """
+
+    data: bytes
+    tokens: float
+
+
+class Shares(msgspec.Struct, frozen=True):
+    """Prompt tokens of one row (means over ``rows`` rows) by how many rows share them.
+
+    ``by_all``: by every row. ``by_most``: by at least half of them, not by all. ``by_some``: by two
+    rows or more, not by half. ``by_none``: by no other row, the last partial block included. The
+    four add up to ``prompt``.
+    """
+
+    rows: int
+    prompt: float
+    by_all: float
+    by_most: float
+    by_some: float
+    by_none: float
+
+
+def shares(prompts: Sequence[PromptBytes], bytes_per_token: float) -> Shares | None:
+    """How much of the prompts is shared; None where there are fewer than two.
+
+    Args:
+        prompts: of the rows looked at.
+        bytes_per_token: bytes of ``data`` in one token, on average; :data:`PACKED` for ids.
+    """
+    if len(prompts) < 2:
+        return None
+    size = max(1, round(BLOCK * bytes_per_token))
+    chains = [_chain(prompt.data, size) for prompt in prompts]
+    owners = Counter(name for chain in chains for name in chain)
+    rows = len(prompts)
+    blocks = {"all": 0, "most": 0, "some": 0}
+    for chain in chains:
+        for name in chain:
+            count = owners[name]
+            if count == rows:
+                blocks["all"] += 1
+            elif 2 * count >= rows and count > 1:
+                blocks["most"] += 1
+            elif count > 1:
+                blocks["some"] += 1
+    by_all, by_most, by_some = (blocks[kind] * BLOCK / rows for kind in ("all", "most", "some"))
+    prompt = sum(one.tokens for one in prompts) / rows
+    by_none = max(0.0, prompt - by_all - by_most - by_some)
+    return Shares(rows, prompt, by_all, by_most, by_some, by_none)
+
+
+def _chain(data: bytes, size: int) -> list[int]:
+    """One number for each full block; it stands for everything up to the block's end."""
+    last = 0
+    chain: list[int] = []
+    for end in range(size, len(data) + 1, size):
+        last = hash((last, data[end - size : end]))
+        chain.append(last)
+    return chain
+
+
+def warming(job: Job, servers: Servers, shared: float, rows: int) -> WarmReport:
+    """What a run of ``rows`` calls does about cold caches.
+
+    Args:
+        shared: tokens that all prompts begin with.
+    """
+    burst = first_burst(job, servers, rows)
+    tokens = int(shared)
+    others = burst - 1
+    saves = tokens * others
+    rule = PrefixRule(job.batching.prefix)
+    pays = tokens >= WARM_TOKENS and saves >= WARM_SAVES
+    endpoints = servers.endpoints  # none yet where a run starts the engines itself
+    own = endpoints[0].own if endpoints else servers.kind in OWN_KINDS
+    warms = pays and rule.warms(own=own)
+    sum_ = f"{tokens:,} tokens for {counted(others, 'other')} that would start with it at once"
+    if rule.mode == "never":
+        why = "no: batching.prefix is never"
+    elif tokens < WARM_TOKENS:
+        why = f"no: all prompts begin with {tokens:,} equal tokens, it takes {WARM_TOKENS:,}"
+    elif not pays:
+        why = f"no: one request ahead saves {sum_}, {saves:,} in all; it takes {WARM_SAVES:,}"
+    elif warms:
+        why = f"one request goes ahead at each endpoint: it saves {sum_}, {saves:,} in all"
+    else:
+        why = (
+            "no: an engine of your own computes a beginning once, also for rows that start"
+            " together (batching: {prefix: always} sends one ahead all the same)"
+        )
+    return WarmReport(tokens, burst, saves, warms, why)
+
+
+def first_burst(job: Job, servers: Servers, rows: int) -> int:
+    """How many of ``rows`` calls start together at one endpoint when a run begins."""
+    count = max(1, len(servers.endpoints))
+    given, concurrency = job.limits.per_endpoint, job.limits.concurrency
+    if given != "auto":
+        most = int(given)
+    elif servers.slots is not None:
+        most = servers.slots * 2
+    else:
+        most = auto_limits(servers, group_rule(job, servers))[0]
+    if concurrency != "auto":
+        most = min(most, -(-int(concurrency) // count))
+    return max(1, min(most, -(-rows // count)))

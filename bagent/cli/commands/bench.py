@@ -1,0 +1,353 @@
+"""``bagent bench``: what can this fleet do, and which endpoint is bad?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.backends.endpoint import Endpoint
+from bagent.cli import options as opt
+from bagent.cli.commands import bench_options as bench_opt
+from bagent.errors import EXIT_CLIENT_LIMITED, EXIT_ROWS_FAILED, EXIT_STOPPED, UsageError
+from bagent.servers.hosted import MOST_THREADS
+from bagent.servers.resolve import Servers, named_servers
+
+if TYPE_CHECKING:
+    from bagent.bench.plan import BenchPlan
+    from bagent.bench.schedule import Recorded
+    from bagent.runs.context import Prepared
+
+
+def bench(
+    hostfile: opt.Hostfile = None,
+    backend: opt.Backend = None,
+    model: opt.Model = None,
+    preset: bench_opt.Preset = None,
+    concurrency: bench_opt.Concurrency = None,
+    rate: bench_opt.Rate = None,
+    sweep: bench_opt.Sweep = False,
+    replay: bench_opt.Replay = None,
+    speed: bench_opt.Speed = None,
+    arrival: bench_opt.Arrival = None,
+    burstiness: bench_opt.Burstiness = None,
+    requests: bench_opt.Requests = None,
+    seconds: bench_opt.Seconds = None,
+    input_tokens: bench_opt.InputTokens = None,
+    output_tokens: bench_opt.OutputTokens = None,
+    prefix_tokens: bench_opt.PrefixTokens = None,
+    groups: bench_opt.Groups = None,
+    turns: bench_opt.Turns = None,
+    think: bench_opt.Think = None,
+    turn_tokens: bench_opt.TurnTokens = None,
+    skew: bench_opt.Skew = None,
+    ways: bench_opt.Ways = None,
+    list_size: bench_opt.ListSize = None,
+    routing: bench_opt.Routing = None,
+    job: bench_opt.Job = None,
+    warmup: bench_opt.Warmup = None,
+    repeats: bench_opt.Repeats = None,
+    seed: bench_opt.Seed = None,
+    workers: bench_opt.Workers = None,
+    slo: bench_opt.Slo = None,
+    timeout: bench_opt.Timeout = None,
+    output: bench_opt.Output = None,
+    write_hostfile: bench_opt.WriteHostfile = None,
+    compare: bench_opt.Compare = None,
+    fail_if: bench_opt.FailIf = None,
+    debug: opt.Debug = False,
+) -> int:
+    """Load test of a whole fleet, endpoint by endpoint: what it can do, and which one is bad.
+
+    Every ready endpoint of the hostfile gets load at the same time; each gets a verdict: ok, slow,
+    failing or dead. DIR holds summary.json, report.html, CSV, Parquet, DuckDB and the raw rows.
+
+    Exit codes: 0 measured; 1 a --fail-if holds, or no request ended well; 2 an option or a file
+    is wrong; 3 the client was the limit; 75 stopped early, the report holds what there is.
+
+    With --backend NAME and --model it is that one server, also a hosted one: that costs money.
+
+    Example: bagent bench --hostfile nodes.txt --preset quick --write-hostfile good.hosts
+
+    Example: bagent bench --hostfile nodes.txt --replay runs/review --speed 1,2
+    """
+    # Typer calls with every option by name: all that is here are options.
+    return _bench(dict(locals()))
+
+
+def _bench(given: dict[str, Any]) -> int:
+    from bagent.bench.plan import load_names
+    from bagent.bench.runner import BenchRequest, make_folder, send_all, write_results
+    from bagent.bench.thresholds import check_rules, check_told, read_rule, read_summary
+    from bagent.cli.commands.bench_options import check_writable
+    from bagent.cli.commands.hosts import read_fleet
+    from bagent.cli.render.bench import tell_end
+    from bagent.job.redaction import mask_command
+
+    trace, plan = _trace_and_plan(given)
+    rules = [read_rule(text) for text in given["fail_if"] or ()]
+    old = read_summary(given["compare"]) if given["compare"] else None
+    check_rules(rules, load_names(plan), compared=old is not None)
+    check_told(rules, plan)
+    if given["write_hostfile"] is not None:
+        check_writable(given["write_hostfile"])
+    job, hostfile = _job(given)
+    servers = named_backend(given) if given["backend"] else None
+    fleet = None if servers else read_fleet(hostfile, "give --hostfile FILE, or --backend NAME")
+    folder = given["output"] or Path("bench") / time.strftime("%Y%m%d-%H%M%S")
+    make_folder(folder)
+    wanted = BenchRequest(
+        plan=plan,
+        endpoints=servers.endpoints if servers else fleet.endpoints if fleet else (),
+        servers=servers,
+        folder=folder,
+        model=given["model"],
+        trace=trace,
+        command=mask_command(["bagent", *sys.argv[1:]]),
+    )
+    began = time.monotonic()
+
+    def tell(words: str) -> None:
+        from bagent.observe.formatting import duration, visible
+
+        sys.stderr.write(f"[{duration(time.monotonic() - began)}] {visible(words)}\n")
+        sys.stderr.flush()
+
+    with contextlib.ExitStack() as stack:
+        if servers is not None:
+            reached = stack.enter_context(reachable(servers, plan, tell))
+            wanted = msgspec.structs.replace(wanted, servers=reached, endpoints=reached.endpoints)
+        called, course = send_all(wanted, job, tell)
+    try:
+        summary = write_results(wanted, called, course, old)
+    except RuntimeError as error:
+        if "interrupted" not in str(error).lower():
+            raise
+        raise KeyboardInterrupt from None  # DuckDB says so in this way
+    good = {one["url"] for one in summary["endpoints"] if one["verdict"] == "ok"}
+    if given["write_hostfile"] is not None and good and fleet is not None:
+        from bagent.fleet.hostfile import hostfile_text, write_hostfile
+
+        write_hostfile(given["write_hostfile"], hostfile_text(fleet.hosts, good, fleet.text))
+    elif given["write_hostfile"] is not None:
+        tell(f"no endpoint is ok: {given['write_hostfile']} is not written")
+    broken = tell_end(summary, folder, rules, old, given["write_hostfile"] if good else None)
+    return _exit_code(summary, broken)
+
+
+def _exit_code(summary: dict[str, Any], broken: Sequence[str]) -> int:
+    if summary["client_limited"]:
+        return EXIT_CLIENT_LIMITED
+    if summary["stopped"]:
+        return EXIT_STOPPED
+    nothing = not any(one["ok"] for one in summary["endpoints"])
+    return EXIT_ROWS_FAILED if broken or nothing else 0
+
+
+def _job(given: dict[str, Any]) -> tuple[Prepared | None, str | None]:
+    """The checked job, if one is given, and the hostfile: the option's, else the job's."""
+    if given["job"] is None:
+        return None, given["hostfile"]
+    from bagent.bench.workload import prepare_job
+
+    job = prepare_job(given["job"], os.environ, Path.cwd())
+    named = job.job.hostfile.path if job.job.hostfile is not None else None
+    return job, given["hostfile"] or (str(named) if named else None)
+
+
+_PLAIN = (
+    "sweep",
+    "arrival",
+    "burstiness",
+    "requests",
+    "input_tokens",
+    "output_tokens",
+    "prefix_tokens",
+    "groups",
+    "skew",
+    "turns",
+    "turn_tokens",
+    "list_size",
+    "warmup",
+    "repeats",
+    "seed",
+    "workers",
+)
+MOST = 10_000_000
+"""Calls in flight, and requests a second, are fewer."""
+
+_WAYS = ("chat", "completions", "list", "chat-batch")
+_ROUTINGS = ("balanced", "least-inflight", "affinity", "as-run", "isolated")
+
+
+def _trace_and_plan(given: dict[str, Any]) -> tuple[list[Recorded], BenchPlan]:
+    """The recorded load, if one is to be replayed, and the plan that the options make."""
+    if given["replay"] is None:
+        if given["speed"]:
+            raise UsageError("--speed: of what?", hint="give --replay RUN or FILE")
+        return [], _plan(given, {})
+    from bagent.bench.schedule import read_trace
+
+    speeds = tuple(_numbers("--speed", given["speed"] or "1", float))
+    trace, info = read_trace(given["replay"])
+    return trace, _plan(given, {"trace": info, "speeds": speeds})
+
+
+def _plan(given: dict[str, Any], more: dict[str, Any]) -> BenchPlan:
+    """The plan that the options make.
+
+    Raises:
+        UsageError: one of them is wrong.
+    """
+    from bagent.backends.base import Timeouts
+    from bagent.bench.plan import make_plan
+    from bagent.cli.commands.bench_options import check_options
+
+    # A flag that is not given is False; 0 is a number.
+    plain = {name: given[name] for name in _PLAIN if given[name] is not None}
+    values = {name: value for name, value in plain.items() if value is not False} | more
+    if given["concurrency"]:
+        values["concurrency"] = tuple(_numbers("--concurrency", given["concurrency"], int))
+    if given["rate"]:
+        parts = _once_each("--rate", given["rate"].split(","))
+        even = [part for part in parts if ".." not in part]
+        values["rates"] = tuple(_numbers("--rate", ",".join(even), float)) if even else ()
+        values["ramps"] = tuple(_ramp(part) for part in parts if ".." in part)
+    if given["think"]:
+        values["think"] = _duration("--think", given["think"], none_too=True)
+    if given["seconds"]:
+        values["seconds"] = _duration("--duration", given["seconds"])
+    if given["ways"]:
+        values["ways"] = _words("--as", given["ways"], _WAYS)
+    if given["job"] is not None:
+        values["ways"] = ("job",)
+    if given["routing"]:
+        text = given["routing"].replace("spread", "balanced")
+        values["routings"] = _words("--routing", text, _ROUTINGS)
+    if given["slo"]:
+        values["slo"] = _slo(given["slo"])
+    if given["timeout"]:
+        total = _duration("--timeout", given["timeout"])
+        values["timeouts"] = Timeouts(
+            connect=min(5.0, total), first_token=total, idle=total, total=total
+        )
+    plan = make_plan(given["preset"], values)
+    check_options(given, plan)
+    return plan
+
+
+def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
+    """The numbers above 0 of a list with commas."""
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(number > 0 for number in found):
+        raise UsageError(f"{option} {text}: not numbers above 0", hint=f"such as {option} 1,8,64")
+    if not all(number < MOST for number in found):
+        raise UsageError(f"{option} {text}: too much", hint=f"below {MOST:,}")
+    return _once_each(option, found)
+
+
+def _once_each(option: str, found: list[Any]) -> list[Any]:
+    for one in found:
+        if found.count(one) > 1:
+            raise UsageError(f"{option}: {one} twice", hint="--repeats N sends every load N times")
+    return found
+
+
+def _ramp(text: str) -> tuple[float, float]:
+    """The two rates of ``2..20``."""
+    try:
+        low, high = map(float, text.split("..", 1))
+    except ValueError:
+        low = high = 0.0
+    if not (0 < low < MOST and 0 < high < MOST):
+        raise UsageError(f"--rate {text}: not a ramp", hint="such as --rate 2..20")
+    return low, high
+
+
+def _words(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(","))
+    for word in found:
+        if word not in known:
+            raise UsageError(f"{option} {word}: unknown", hint=", ".join(known))
+    return tuple(_once_each(option, list(found)))
+
+
+def _duration(option: str, text: str, *, none_too: bool = False) -> float:
+    from bagent.job.yaml.scalars import read_duration
+
+    try:
+        seconds = read_duration(text)
+    except ValueError:
+        seconds = None
+    if seconds is None or (seconds == 0 and not none_too):
+        raise UsageError(f"{option} {text}: not a duration", hint="write 30s, 5m or 1h30m")
+    return seconds
+
+
+def _slo(text: str) -> Any:
+    """The limits of ``ttft=2s,tpot=100ms,e2e=30s``; those that are not named are no limits."""
+    from bagent.bench.plan import Slo
+
+    limits: dict[str, float | None] = {"ttft": None, "tpot": None, "e2e": None}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name.strip() not in limits:
+            raise UsageError(f"--slo {part}: unknown", hint="ttft=2s,tpot=100ms,e2e=30s")
+        limits[name.strip()] = 1000 * _duration("--slo", value)
+    return Slo(**limits)
+
+
+def named_backend(given: dict[str, Any]) -> Servers:
+    """The server that ``--backend`` names; all but Bedrock (see :func:`reachable`) as one that
+    speaks OpenAI's protocol.
+
+    Anthropic answers it too, at ``/v1/chat/completions`` with the key as a bearer token
+    (https://docs.claude.com/en/api/openai-sdk).
+
+    Raises:
+        UsageError: the server cannot be loaded this way, or options contradict each other.
+    """
+    for name, option in (("hostfile", "--hostfile"), ("write_hostfile", "--write-hostfile")):
+        if given[name] is not None:
+            raise UsageError(f"--backend and {option} exclude each other", hint="leave one out")
+    servers = named_servers(given["backend"], given["model"], os.environ)
+    if servers.kind != "anthropic":
+        return servers
+    sys.stderr.write("note: Anthropic is loaded by its OpenAI-compatible route\n")
+    return msgspec.structs.replace(
+        servers, kind="openai", endpoints=[_with_bearer(one) for one in servers.endpoints]
+    )
+
+
+@contextmanager
+def reachable(servers: Servers, plan: BenchPlan, tell: Callable[[str], None]) -> Iterator[Servers]:
+    """The same server by OpenAI's protocol: Bedrock through a bridge in this process."""
+    if servers.bedrock is None:
+        yield servers
+        return
+    from bagent.proxy.converse_bridge import bridged_apart
+
+    tell("Bedrock is loaded through boto3 in this process: what that takes counts as the server's")
+    wanted = max(servers.bedrock.threads, *plan.concurrency, 1)
+    reached = msgspec.structs.replace(servers.bedrock, threads=min(wanted, MOST_THREADS))
+    told = msgspec.structs.replace(servers, bedrock=reached)
+    with bridged_apart(told, tell, plan.timeouts) as found:
+        yield found
+
+
+def _with_bearer(endpoint: Endpoint) -> Endpoint:
+    key = endpoint.headers.get("x-api-key")
+    if key is None:
+        return endpoint
+    headers = {"Authorization": f"Bearer {key}", **endpoint.headers}
+    return msgspec.structs.replace(endpoint, headers=headers)

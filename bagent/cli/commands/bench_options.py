@@ -1,0 +1,257 @@
+"""The options of ``bagent bench``: each a type with its flags, its placeholder and its help."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bagent.cli.options import Text
+from bagent.errors import UsageError
+
+if TYPE_CHECKING:
+    from bagent.bench.plan import BenchPlan
+
+Preset = Annotated[
+    Literal["quick", "saturation", "prefix", "agents"] | None,
+    typer.Option(
+        "--preset",
+        help="quick: 1 minute; saturation: 5; prefix: shared beginnings; agents: two turns with a"
+        " slow tool between.",
+    ),
+]
+Concurrency = Annotated[
+    Text, typer.Option("--concurrency", metavar="N,..", help="Calls in flight per endpoint.")
+]
+Rate = Annotated[
+    Text,
+    typer.Option(
+        "--rate", metavar="R,..", help="Requests a second over the fleet; 2..20 is a ramp."
+    ),
+]
+Sweep = Annotated[
+    bool, typer.Option("--sweep", help="Find the saturation, measure at rates below it.")
+]
+Replay = Annotated[
+    Path | None,
+    typer.Option("--replay", metavar="RUN|FILE", help="Times and lengths as recorded there."),
+]
+Speed = Annotated[
+    Text, typer.Option("--speed", metavar="S,..", help="Replay S times as fast as recorded.")
+]
+Turns = Annotated[
+    int | None,
+    typer.Option("--turns", min=1, metavar="N", help="Of a conversation; each holds those before."),
+]
+Think = Annotated[
+    Text, typer.Option("--think", metavar="T", help="From an answer to the next turn; 1s.")
+]
+TurnTokens = Annotated[
+    int | None,
+    typer.Option("--turn-tokens", min=1, metavar="N", help="New in each later turn; 128."),
+]
+Arrival = Annotated[
+    Literal["constant", "poisson", "gamma"] | None,
+    typer.Option("--arrival", help="How requests of a --rate come; the default is poisson."),
+]
+Burstiness = Annotated[
+    float | None, typer.Option("--burstiness", help="Shape of gamma; below 1 it bursts.")
+]
+Requests = Annotated[
+    int | None, typer.Option("--requests", min=1, metavar="N", help="Requests of each load.")
+]
+Seconds = Annotated[
+    Text, typer.Option("--duration", metavar="T", help="Of each load, such as 30s.")
+]
+InputTokens = Annotated[
+    int | None, typer.Option("--input-tokens", min=1, metavar="N", help="Of each prompt.")
+]
+OutputTokens = Annotated[
+    int | None, typer.Option("--output-tokens", min=1, metavar="N", help="Of each answer.")
+]
+PrefixTokens = Annotated[
+    int | None, typer.Option("--prefix-tokens", min=0, metavar="N", help="Shared of them.")
+]
+Groups = Annotated[
+    int | None, typer.Option("--groups", min=1, metavar="N", help="Shared prefixes there are.")
+]
+Skew = Annotated[
+    float | None, typer.Option("--skew", min=0, help="Zipf exponent: how uneven groups are.")
+]
+Ways = Annotated[
+    Text, typer.Option("--as", metavar="WAY,..", help="chat, completions, list, chat-batch.")
+]
+ListSize = Annotated[
+    int | None, typer.Option("--list-size", min=1, metavar="N", help="Calls in one request.")
+]
+Routing = Annotated[
+    Text,
+    typer.Option(
+        "--routing", help="balanced (spread), least-inflight, affinity, as-run, isolated."
+    ),
+]
+Job = Annotated[
+    Path | None, typer.Option("--job", metavar="JOB.yaml", help="Send this job's rows.")
+]
+Warmup = Annotated[
+    int | None,
+    typer.Option("--warmup", min=0, max=1000, metavar="N", help="Requests per endpoint."),
+]
+Repeats = Annotated[
+    int | None, typer.Option("--repeats", min=1, metavar="N", help="Of all loads, alternated.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Of arrivals and groups.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, metavar="N", help="Processes that send.")
+]
+Slo = Annotated[Text, typer.Option("--slo", help="Goodput's limits: ttft=2s,tpot=100ms,e2e=30s.")]
+Timeout = Annotated[
+    Text, typer.Option("--timeout", metavar="T", help="Of a request; the default is 5m.")
+]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where results go.")
+]
+WriteHostfile = Annotated[
+    Path | None,
+    typer.Option("--write-hostfile", metavar="FILE", help="Write the endpoints that are ok."),
+]
+Compare = Annotated[
+    Path | None, typer.Option("--compare", metavar="SUMMARY", help="An older summary.json.")
+]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option("--fail-if", metavar="EXPR", help="Exit 1 if so: 'ttft_p99_ms>2000'."),
+]
+
+
+_OPTIONS = {
+    "concurrency": "--concurrency",
+    "rate": "--rate",
+    "replay": "--replay",
+    "ways": "--as",
+    "input_tokens": "--input-tokens",
+    "output_tokens": "--output-tokens",
+    "prefix_tokens": "--prefix-tokens",
+    "list_size": "--list-size",
+    "groups": "--groups",
+    "skew": "--skew",
+    "think": "--think",
+    "turn_tokens": "--turn-tokens",
+    "arrival": "--arrival",
+    "burstiness": "--burstiness",
+}
+_PROCESSES_A_CORE = 4
+_FEW_PROCESSES = 8
+_MADE = ("input_tokens", "output_tokens", "prefix_tokens", "ways", "list_size")
+
+
+def check_options(given: dict[str, Any], plan: BenchPlan) -> None:
+    """Refuse what would be passed over in silence, and settings that contradict each other.
+
+    Args:
+        given: the options by the name of their parameter; None, or False, where not given.
+
+    Raises:
+        UsageError: there is such an option.
+    """
+    _refuse_excluded(given)
+    _refuse_idle(given, plan)
+    if plan.sweep:
+        _check_sweep(plan)
+    if plan.prefix_tokens >= plan.input_tokens:
+        raise UsageError(
+            f"--prefix-tokens {plan.prefix_tokens}: not below the {plan.input_tokens} input tokens",
+            hint="--input-tokens counts the prefix too",
+        )
+    loops = plan.concurrency or plan.rates
+    if plan.speeds and loops and plan.seconds is None and plan.requests is None:
+        raise UsageError(
+            "a load beside --replay needs an end", hint="give --duration or --requests"
+        )
+    if plan.ramps and plan.seconds is None:
+        raise UsageError("--rate with a ramp needs a time", hint="give --duration T")
+    if not 0 < plan.burstiness < math.inf:
+        raise UsageError(f"--burstiness {plan.burstiness:g}: not above 0", hint="1 is Poisson")
+    if not math.isfinite(plan.skew):
+        raise UsageError(f"--skew {plan.skew:g}: not a number", hint="0 is even, 1 is Zipf's")
+    _check_workers(plan.workers)
+    if "affinity" in plan.routings and not plan.prefix_tokens and plan.turns == 1:
+        raise UsageError("--routing affinity needs groups", hint="give --prefix-tokens N")
+    if plan.turns > 1 and (plan.speeds or set(plan.ways) - {"chat", "completions"}):
+        raise UsageError(
+            "--turns: what is recorded, rows of a job, lists and batches have no turns",
+            hint="--as chat or completions",
+        )
+
+
+def check_writable(file: Path) -> None:
+    """Refuse a file that could not be written at the end.
+
+    Raises:
+        UsageError: its folder is not there or cannot be written to, or it is a folder.
+    """
+    folder = file.parent
+    if file.is_dir():
+        raise UsageError(f"--write-hostfile {file}: this is a folder", hint="name a file")
+    if not folder.is_dir():
+        raise UsageError(f"--write-hostfile {file}: no folder {folder}", hint="make it first")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"--write-hostfile {file}: {folder} cannot be written to")
+
+
+def _check_workers(workers: int) -> None:
+    from bagent.bench.workers import cores
+
+    most = max(_FEW_PROCESSES, _PROCESSES_A_CORE * cores())
+    if workers > most:
+        raise UsageError(
+            f"--workers {workers}: they would wait for each other", hint=f"at most {most} here"
+        )
+
+
+def _refuse_idle(given: dict[str, Any], plan: BenchPlan) -> None:
+    """Options that do nothing without another one."""
+    in_lists = bool({"list", "chat-batch"} & set(plan.ways))
+    opened = bool(plan.rates or plan.ramps or plan.sweep)
+    needs = (
+        (("groups", "skew"), plan.prefix_tokens > 0, "--prefix-tokens N"),
+        (("think", "turn_tokens"), plan.turns > 1, "--turns N"),
+        (("list_size",), in_lists, "--as list or chat-batch"),
+        (("arrival",), opened, "--rate R or --sweep"),
+        (("burstiness",), plan.arrival == "gamma", "--arrival gamma"),
+    )
+    for names, met, other in needs:
+        for name in names:
+            if given[name] is not None and not met:
+                option = _OPTIONS[name]
+                raise UsageError(
+                    f"{option} does nothing without {other}", hint=f"or leave {option}"
+                )
+
+
+def _refuse_excluded(given: dict[str, Any]) -> None:
+    """Options that take each other's place."""
+    excluded = (
+        ("sweep", "--sweep finds its loads by itself", ("concurrency", "rate", "replay")),
+        ("job", "--job sends its own rows, each alone", _MADE),
+        ("replay", "--replay sends what is recorded", ("input_tokens", "output_tokens")),
+    )
+    for first, why, others in excluded:
+        for name in others:
+            if given[first] and given[name] is not None:
+                raise UsageError(f"{why}: no {_OPTIONS[name]}", hint="leave one out")
+
+
+def _check_sweep(plan: BenchPlan) -> None:
+    if len(plan.ways) > 1 or len(plan.routings) > 1 or plan.repeats > 1:
+        raise UsageError(
+            "--sweep goes one way, with one routing, once",
+            hint="one word after --as and --routing, no --repeats",
+        )
+    if plan.routings[0] == "isolated":
+        raise UsageError(
+            "--sweep loads the whole fleet", hint="--routing isolated has no part in it"
+        )

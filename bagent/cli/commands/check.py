@@ -1,0 +1,100 @@
+"""``bagent check``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bagent.cli import options as opt
+from bagent.errors import NeedsPerson, StoppedEarly
+from bagent.job.redaction import mask_command
+from bagent.text.terminal import data_stdout
+
+if TYPE_CHECKING:
+    from bagent.runs.context import RunOptions
+
+
+def check(
+    job: opt.JobFile,
+    inputs: opt.Inputs = None,
+    hostfile: opt.Hostfile = None,
+    backend: opt.Backend = None,
+    model: opt.Model = None,
+    sets: opt.Sets = None,
+    limit: opt.Limit = None,
+    rows: opt.LookRows = 200,
+    prompts: opt.Prompts = 2,
+    price: opt.Price = None,
+    open_: opt.OpenTools = False,
+    as_json: opt.AsJson = False,
+    debug: opt.Debug = False,
+) -> int:
+    """Look at a job without generating: prompts, tokens, cost, and what a prefix cache reuses.
+
+    It executes nothing that the job brings, sends no key and no header of it, and lists what a run
+    would execute and which variables it would send to whom. With --open it imports and starts the
+    job's tools, shows their definitions and sends its keys.
+
+    Exit codes: 0 the job is right, also with warnings; 2 something written is wrong; 75 no
+    endpoint answers; 76 every endpoint refuses the key (--open).
+
+    Example: bagent check job.yaml --rows 500 --price 0.15,0.60
+    """
+    from bagent.check.check import CheckOptions, look
+    from bagent.check.estimate import read_price
+    from bagent.runs.context import RunOptions
+
+    named = {"hostfile": hostfile, "backend": backend, "model": model}
+    given = {key: value for key, value in named.items() if value is not None}
+    options = RunOptions(
+        job=job,
+        inputs=tuple(inputs or ()),
+        sets=tuple(sets or ()),
+        overrides=given,
+        limit=limit,
+        debug=debug,
+        env=dict(os.environ),
+        cwd=Path.cwd(),
+    )
+    report = look(CheckOptions(options, rows, prompts, read_price(price), open_))
+    if as_json:
+        import msgspec
+
+        _print(msgspec.json.encode(report) + b"\n")
+    else:
+        from bagent.check.text import report_text
+
+        _print(report_text(report).encode("utf-8", "replace"))
+    for warning in report.warnings:
+        sys.stderr.write(f"warning: {' '.join(warning.split())}\n")
+    command = _run_command(options)
+    if report.dead:
+        raise StoppedEarly(report.dead, hint=f"start it, or: {command} --wait-hosts 10m")
+    if report.refused:
+        raise NeedsPerson(report.refused, hint="give the right key: backend: {api_key_env: NAME}")
+    sys.stderr.write(f"next: {command}\n")
+    return 0
+
+
+def _print(data: bytes) -> None:
+    """Write to stdout in UTF-8, whatever the locale says: prompts may hold any character."""
+    sys.stdout.flush()
+    stream = data_stdout()
+    stream.write(data)
+    stream.flush()
+
+
+def _run_command(options: RunOptions) -> str:
+    """The command that runs what was looked at."""
+    words = ["bagent", "run", str(options.job)]
+    for path in options.inputs:
+        words += ["-i", path]
+    for key, value in options.overrides.items():
+        words += [f"--{key}", str(value)]
+    for one in options.sets:
+        words += ["--set", one]
+    if options.limit is not None:
+        words += ["--limit", str(options.limit)]
+    return mask_command(words)

@@ -1,0 +1,341 @@
+"""``bagent compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bagent.analysis.accuracy import PairScore
+from bagent.cli.render.tables import write_rows
+from bagent.cli.results_query import say
+from bagent.duck import Access, Setting, connect
+from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, UsageError
+
+if TYPE_CHECKING:
+    from bagent.analysis.accuracy import GoldFile, PairScore, Score
+    from bagent.analysis.compare import Sameness
+    from bagent.store.run_dir import RunDir
+
+RUNS = Path("runs")
+SETTINGS: dict[str, Setting] = {
+    "memory_limit": "800MB",
+    "threads": 2,
+    "preserve_insertion_order": False,
+}
+"""Of DuckDB, which uses the disk beyond that memory."""
+
+
+GoldFields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gold-field", metavar="NAME", help="The column of the file for --on; one for each."
+    ),
+]
+Stage = Annotated[
+    str | None,
+    typer.Option(
+        "--stage", help="Only this stage; against known answers the last one is the default."
+    ),
+]
+KnownAnswers = Annotated[
+    str | None,
+    typer.Argument(metavar="[GOLD]", help="Known answers that both runs are held against."),
+]
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A run.")],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="A run, or a jsonl, csv or parquet file.")
+    ],
+    gold_file: KnownAnswers = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option("--on", metavar="FIELD", help="A field of the answer; may be repeated."),
+    ] = None,
+    sql: Annotated[
+        str | None,
+        typer.Option("--sql", metavar="SQL", help="A condition over the rows a and b of two runs."),
+    ] = None,
+    fail_if: Annotated[
+        str | None, typer.Option("--fail-if", metavar="EXPR", help="Exit 1 where this is true.")
+    ] = None,
+    gold_fields: GoldFields = None,
+    name_field: Annotated[
+        str, typer.Option("--id", metavar="NAME", help="The column of the file that names a row.")
+    ] = "id",
+    stage: Stage = None,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="Differing rows to show.")] = 10,
+    form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+) -> int:
+    """Two runs row by row: may they be called the same output? Or runs against known answers.
+
+    Accuracies have their 95 % intervals (Wilson). With two runs and a file, the difference has one
+    too, and McNemar's test says how likely it is by chance.
+
+    --fail-if takes SQL over the numbers that --format json shows, such as
+    "same_text < joined" or "accuracy < 0.9".
+
+    Example: bagent compare review gold.jsonl --on label --fail-if "accuracy < 0.9"
+    """
+    if form not in ("table", "json"):
+        raise UsageError(f"--format {form}: no such format", hint="table, json")
+    file = _known_answers(second, gold_file)
+    if file is None:
+        if gold_fields:
+            raise UsageError("--gold-field is for known answers", hint="name their file last")
+        same = _compare(first, second, (tuple(on or ()), sql, stage), rows)
+        numbers = same.numbers
+        _show(same, form, lambda: _show_same(same))
+    else:
+        if sql is not None:
+            raise UsageError("--sql is for two runs", hint="--on FIELD")
+        runs = [first] if gold_file is None else [first, second]
+        gold = _gold(file, name_field, on, gold_fields)
+        numbers = _score_and_show(runs, gold, (stage, rows), form)
+    if fail_if is not None and _holds(fail_if, numbers):
+        say(f"--fail-if {fail_if}: true")
+        return EXIT_ROWS_FAILED
+    return EXIT_OK
+
+
+def _known_answers(second: str, third: str | None) -> Path | None:
+    """The file of known answers, if the last argument is one."""
+    from bagent.analysis.accuracy import is_gold
+
+    path = Path(second if third is None else third)
+    if is_gold(path):
+        return path
+    if third is not None:
+        raise UsageError(f"{path} is no file of known answers", hint="a jsonl, csv or parquet file")
+    return None
+
+
+def _gold(path: Path, id_: str, on: list[str] | None, columns: list[str] | None) -> GoldFile:
+    from bagent.analysis.accuracy import GoldFile
+
+    gold = GoldFile(path, id_, tuple(on or ()), tuple(columns or ()))
+    if gold.columns and len(gold.columns) != len(gold.fields):
+        raise UsageError(
+            "--gold-field goes with --on, one for each",
+            hint="--on label --gold-field expected; --on text is the whole answer",
+        )
+    return gold
+
+
+def _score_and_show(
+    runs: list[str], gold: GoldFile, look: tuple[str | None, int], form: str
+) -> dict[str, Any]:
+    """Hold one or two runs against known answers, and print it; returns the numbers."""
+
+    if len(runs) == 2:
+        pair = _score_pair(runs, gold, *look)
+        _show(pair, form, lambda: show_pair(pair, *runs))
+        return pair.numbers
+    score = _score(runs[0], gold, *look)
+    _show(score, form, lambda: _show_score(score))
+    return score.numbers
+
+
+def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
+    import duckdb
+
+    from bagent.analysis.compare import Question, compare_runs
+    from bagent.store.query import connect_tables, table_folders
+    from bagent.store.run_dir import find_run
+
+    own = Access(everything=question[1] is not None)  # SQL that the user typed may read files
+    runs = [find_run(first, RUNS), find_run(second, RUNS)]
+    with (
+        table_folders(runs, say) as folders,
+        connect_tables(folders, access=own, settings=SETTINGS) as connection,
+    ):
+        try:
+            return compare_runs(connection, folders[0], folders[1], Question(*question), rows)
+        except duckdb.Error as error:
+            raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
+
+
+def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
+    from bagent.analysis.accuracy import score_run
+    from bagent.store.query import connect_tables, table_folders
+    from bagent.store.run_dir import find_run
+
+    run = find_run(first, RUNS)
+    with (
+        table_folders([run], say) as folders,
+        connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
+    ):
+        return score_run(connection, folders[0], gold, stage or _last_stage(run), rows)
+
+
+def _score_pair(names: list[str], gold: Any, stage: str | None, rows: int) -> PairScore:
+    from bagent.analysis.accuracy import score_pair
+    from bagent.store.query import connect_tables, table_folders
+    from bagent.store.run_dir import find_run
+
+    runs = [find_run(name, RUNS) for name in names]
+    one, two = (stage or _last_stage(run) for run in runs)
+    with (
+        table_folders(runs, say) as folders,
+        connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
+    ):
+        return score_pair(connection, (folders[0], folders[1]), gold, (one, two), rows)
+
+
+def _last_stage(run: RunDir) -> str | None:
+    """The stage whose answers are the run's; None where it has one only."""
+    from bagent.store.totals import last_stage_of
+
+    last = last_stage_of(run.look(say))
+    return None if last is None else last.name
+
+
+def _holds(expression: str, numbers: dict[str, Any]) -> bool:
+    """Whether an SQL expression over the numbers is true; unknown is not."""
+    import duckdb
+
+    from bagent.duck import quoted
+
+    listed = ", ".join(f"? as {quoted(name)}" for name in numbers)
+    sql = f"select ({expression}\n) from (select {listed})"
+    try:
+        with connect(Access()) as connection:
+            row = connection.execute(sql, list(numbers.values())).fetchone()
+    except duckdb.Error as error:
+        raise UsageError(
+            f"--fail-if {expression}: {str(error).splitlines()[0]}", hint=", ".join(numbers)
+        ) from None
+    return bool(row is not None and row[0])
+
+
+def _show(found: Any, form: str, show: Any) -> None:
+    if form == "table":
+        show()
+        return
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(found, enc_hook=str)).decode())
+
+
+def _show_same(same: Sameness) -> None:
+    from bagent.cli.render.tables import write_rows
+
+    n = same.numbers
+    joined = n["joined"]
+    counts = [
+        ("rows", n["rows_a"], n["rows_b"]),
+        ("ok", n["ok_a"], n["ok_b"]),
+        *((name, n[f"{name}_a"], n[f"{name}_b"]) for name in _SIDES),
+    ]
+    shown = [row for row in counts if row[1:] != (None, None)]
+    write_rows(("", "A", "B"), shown, "table")
+    typer.echo("")
+    pairs = [
+        (words, n[name], f"{100 * n[name] / joined:.2f} %" if joined else "")
+        for name, words in _PAIRS.items()
+        if n.get(name) is not None and (n[name] or name != "without_prompt")
+    ]
+    write_rows(("rows in both", "rows", "share"), [("all", joined, ""), *pairs], "table")
+    for title, rows in (("status changes", same.changes), ("rows that differ", same.rows)):
+        _section(title, rows)
+    typer.echo(f"\n{same.claim}" + "".join(f"\n  {reason}" for reason in same.why_not))
+
+
+_SIDES = (
+    "latency_p50",
+    "latency_p99",
+    "ttft_p50",
+    "ttft_p99",
+    "prompt_tokens",
+    "completion_tokens",
+    "cost_usd",
+)
+_PAIRS = {
+    "same_prompt": "same prompt",
+    "without_prompt": "made without a prompt",
+    "same_text": "same text, byte for byte",
+    "same_normal": "same text but for blanks and composition",
+    "same_json": "same JSON",
+    "same_on": "both ok and equal in the fields of --on",
+    "same_sql": "--sql holds",
+    "status_changes": "another status",
+}
+
+
+def _show_score(score: Score) -> None:
+    from bagent.cli.render.tables import write_rows
+
+    n = score.numbers
+    whole = None if n["accuracy"] is None else (n["accuracy_low"], n["accuracy_high"])
+    write_rows(
+        ("field", "right", "wrong", "unanswered", "accuracy", "95 %"),
+        [
+            (s.field, s.right, s.wrong, s.unanswered, s.accuracy, interval(s.interval))
+            for s in score.fields
+        ]
+        + [("all of them", n["all_right"], None, None, n["accuracy"], interval(whole))],
+        "table",
+    )
+    for field in score.fields:
+        _section(f"{field.field}: known and given", _confusion(field.confusion))
+    _section("rows with most wrong fields", score.worst)
+    typer.echo(f"\n{n['rows']:,} rows, {n['not_ok']:,} not ok, {n['missing']:,} not in the run")
+
+
+MOST_VALUES = 8
+
+
+def _confusion(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A matrix where there are few values, else the commonest wrong pairs."""
+    known = sorted({str(pair["known"]) for pair in pairs})
+    given = sorted({_word(pair["given"]) for pair in pairs})
+    if max(len(known), len(given)) > MOST_VALUES:
+        return [pair for pair in pairs if pair["known"] != pair["given"]][:20]
+    counts = {(str(p["known"]), _word(p["given"])): p["rows"] for p in pairs}
+    return [{"known": k, **{g: counts.get((k, g), 0) for g in given}} for k in known]
+
+
+def _word(given: str | None) -> str:
+    return "(no answer)" if given is None else given
+
+
+def _section(title: str, rows: list[dict[str, Any]]) -> None:
+    from bagent.cli.render.tables import write_rows
+
+    if rows:
+        typer.echo(f"\n{title}")
+        write_rows(list(rows[0]), [list(row.values()) for row in rows], "table")
+
+
+def interval(ends: Any) -> str | None:
+    """Write the ends of an interval for people."""
+    return None if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
+
+
+def show_pair(score: PairScore, first: str, second: str) -> None:
+    """Print the accuracy of both runs and their difference."""
+    n = score.numbers
+    typer.echo(f"A is {first}, B is {second}; intervals are of 95 %, p is McNemar's\n")
+    write_rows(
+        ("field", "A", "A 95 %", "B", "B 95 %", "B - A", "B - A 95 %", "only A", "only B", "p"),
+        [
+            (
+                *(pair.field, pair.accuracy_a, interval(pair.interval_a)),
+                *(pair.accuracy_b, interval(pair.interval_b)),
+                *(pair.difference, interval(pair.interval)),
+                *(pair.only_a, pair.only_b, float(f"{pair.p:.3g}")),
+            )
+            for pair in score.fields
+        ],
+        "table",
+    )
+    typer.echo("")
+    for name, side in (("A", score.a.numbers), ("B", score.b.numbers)):
+        rows, not_ok, missing = (f"{side[key]:,}" for key in ("rows", "not_ok", "missing"))
+        typer.echo(f"{name}: {rows} rows, {not_ok} not ok, {missing} not in the run")
+    if n["p"] is not None and n["rows"]:
+        sure = "is" if float(str(n["p"])) < 0.05 else "may be chance, it is not"
+        typer.echo(f"the difference {sure} significant at 5 %")

@@ -1,0 +1,226 @@
+"""``bagent hosts``: which endpoints of a hostfile are ready, and what they are."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from bagent.cli import options as opt
+from bagent.errors import EXIT_ROWS_FAILED, HostfileError, Position, StoppedEarly, UsageError
+
+if TYPE_CHECKING:
+    from bagent.backends.endpoint import Endpoint
+    from bagent.fleet.health_check import Called, RollCallPlan
+    from bagent.fleet.hostfile import Host
+
+MOST_AT_ONCE = 2048
+"""Endpoints that are asked at once: a bound on open connections, of which each may hold two."""
+
+_STDIN = "-"
+
+
+HostsFile = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[HOSTS]", help="A hostfile or PBS node file; - is stdin; or BAGENT_HOSTFILE."
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Ask again until enough endpoints are ready.")]
+Timeout = Annotated[
+    str, typer.Option("--timeout", metavar="DURATION", help="End after this time in any case.")
+]
+MinFraction = Annotated[
+    float | None,
+    typer.Option("--min-fraction", metavar="F", help="Enough: this share, from 0 to 1."),
+]
+MinHosts = Annotated[
+    int | None, typer.Option("--min-hosts", metavar="N", help="Enough: so many endpoints.")
+]
+Served = Annotated[
+    str | None, typer.Option("--model", help="Only endpoints that serve it are ready.")
+]
+Write = Annotated[
+    Path | None, typer.Option("--write", metavar="FILE", help="Write the ready ones, with tags.")
+]
+Form = Annotated[
+    Literal["table", "json"], typer.Option("--format", help="json: one object a line.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks.")]
+
+
+def hosts(
+    hosts: HostsFile = None,
+    backend: opt.Backend = None,
+    wait: Wait = False,
+    timeout: Timeout = "30s",
+    min_fraction: MinFraction = None,
+    min_hosts: MinHosts = None,
+    model: Served = None,
+    write: Write = None,
+    form: Form = "table",
+    debug: Debug = False,
+) -> int:
+    """Table of endpoints: ready or why not, engine, model, context, capabilities, load.
+
+    All are asked in parallel, and each ready one has answered a real request of one token. Enough
+    is all of them, unless --min-fraction or --min-hosts say less (both: both must hold).
+
+    Exit codes: 0 enough are ready; 1 they are not; 75 they are not and --wait was given; 2 the
+    hostfile or an option is wrong.
+
+    With --backend NAME (and --model) it is that one server, also a hosted one, which costs the
+    price of one token.
+
+    Example: bagent hosts nodes.txt --wait --min-fraction 0.9 --timeout 20m --write ready.txt
+    """
+    from bagent.cli.render.hosts import print_called, tell_end
+
+    if backend is not None:
+        if hosts is not None or write is not None:
+            raise UsageError("--backend is one server, without a hostfile to read or to write")
+        return _one(backend, model, timeout, form)
+    fleet = read_fleet(hosts)
+    count = len(fleet.hosts)
+    plan = _plan(count, timeout, _wanted(count, min_fraction, min_hosts), model, wait)
+    found = _call(fleet.endpoints, plan)
+    print_called(found, form)
+    ready = {one.endpoint.url for one in found if one.ready}
+    if write is not None and ready:
+        from bagent.fleet.hostfile import hostfile_text, write_hostfile
+
+        write_hostfile(write, hostfile_text(fleet.hosts, ready, fleet.text))
+    enough = len(ready) >= plan.wanted
+    tell_end(found, write, fleet.path, enough=enough)
+    if enough:
+        return 0
+    if not wait:
+        return EXIT_ROWS_FAILED
+    raise StoppedEarly(
+        f"{len(ready)} of {count} endpoints ready after {timeout}, {plan.wanted} wanted",
+        hint="the same command goes on; --timeout sets how long",
+    )
+
+
+def _one(backend: str, model: str | None, timeout: str, form: Literal["table", "json"]) -> int:
+    """Look at the one server that ``--backend`` names."""
+    from bagent.cli.render.hosts import print_called, tell_one
+    from bagent.interrupts import run_interruptible
+    from bagent.servers.resolve import call_one, named_servers
+
+    servers = named_servers(backend, model, os.environ, _notice)
+    seconds = _plan(1, timeout, 1, model, wait=False).seconds
+    found = run_interruptible(call_one(servers, model, seconds))
+    print_called([found], form)
+    tell_one(found, backend)
+    return 0 if found.ready else EXIT_ROWS_FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The hostfile as it was read: where from, its text, its hosts, and how each is reached."""
+
+    path: str
+    text: str
+    hosts: Sequence[Host]
+    endpoints: Sequence[Endpoint]
+
+
+def read_fleet(given: str | None, how: str = "bagent hosts FILE") -> Fleet:
+    """The hostfile ``given`` (``-`` is stdin), else the one that BAGENT_HOSTFILE names.
+
+    Args:
+        how: how to name one, for people.
+
+    Raises:
+        UsageError: there is none.
+        HostfileError: it cannot be read, or a line of it is wrong.
+    """
+    from bagent.fleet.hostfile import hosts_in
+    from bagent.runs.environment import read_environment
+    from bagent.servers.resolve import host_endpoints
+
+    named = given or read_environment(os.environ, _notice).hostfile
+    if named is None:
+        raise UsageError("no hostfile", hint=f"{how}, or set BAGENT_HOSTFILE")
+    path = Path("stdin") if named == _STDIN else Path(named).expanduser()
+    if named == _STDIN:
+        content = sys.stdin.buffer.read()
+    else:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            words = (error.strerror or str(error)).lower()
+            raise HostfileError(
+                f"the hostfile cannot be read: {words}", at=Position(path)
+            ) from None
+    found = hosts_in(content, path)
+    endpoints = host_endpoints(found, path, None, os.environ)
+    return Fleet(named, content.decode("utf-8-sig"), found, endpoints)
+
+
+def _wanted(count: int, min_fraction: float | None, min_hosts: int | None) -> int:
+    """How many ready endpoints are enough."""
+    if min_fraction is None and min_hosts is None:
+        return count
+    wanted = 1
+    if min_fraction is not None:
+        if not 0 <= min_fraction <= 1:
+            raise UsageError(f"--min-fraction {min_fraction:g}: not between 0 and 1", hint="0.9")
+        wanted = max(wanted, math.ceil(min_fraction * count - 1e-9))
+    if min_hosts is not None:
+        if not 1 <= min_hosts <= count:
+            there = "1 endpoint is" if count == 1 else f"{count} endpoints are"
+            raise UsageError(f"--min-hosts {min_hosts}: {there} in the hostfile")
+        wanted = max(wanted, min_hosts)
+    return wanted
+
+
+def _plan(count: int, timeout: str, wanted: int, model: str | None, wait: bool) -> RollCallPlan:
+    from bagent.fleet.health_check import RollCallPlan
+    from bagent.job.yaml.scalars import read_duration
+    from bagent.runs.shutdown import raise_file_limit
+
+    try:
+        seconds = read_duration(timeout) or 0.0
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--timeout {timeout}: not a duration", hint="write 30s, 5m or 1h30m")
+    width = min(MOST_AT_ONCE, count)
+    width = max(1, min(width, raise_file_limit(2 * width) // 2))
+    return RollCallPlan(seconds, width, wanted, model, again=wait)
+
+
+def _call(endpoints: Sequence[Endpoint], plan: RollCallPlan) -> list[Called]:
+    import asyncio
+
+    from bagent.backends.engines.probe import Prover
+    from bagent.backends.http.client import Transport
+    from bagent.backends.http.resolver import NamesLoop
+    from bagent.backends.openai.backend import OpenAIBackend
+    from bagent.cli.render.hosts import tell_progress
+    from bagent.fleet.health_check import RollCall
+    from bagent.interrupts import run_interruptible
+
+    async def call() -> list[Called]:
+        transport = Transport()
+        roll_call = RollCall(endpoints, plan, transport, Prover(OpenAIBackend(transport)))
+        telling = asyncio.ensure_future(tell_progress(roll_call, plan.seconds))
+        try:
+            return await roll_call.run()
+        finally:
+            telling.cancel()
+            await asyncio.wait([telling, asyncio.ensure_future(transport.close())], timeout=0.5)
+
+    return run_interruptible(call(), NamesLoop)
+
+
+def _notice(words: str) -> None:
+    sys.stderr.write(f"note: {words}\n")

@@ -1,0 +1,160 @@
+"""``bagent query``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bagent.cli.results_query import say
+from bagent.errors import UsageError
+from bagent.store.tables.schema import TABLES
+from bagent.store.tables.views import VIEWS
+
+if TYPE_CHECKING:
+    from bagent.store.run_dir import RunDir
+
+
+def query(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")
+    ] = None,
+    sql: Annotated[str | None, typer.Argument(metavar="SQL", help="What to ask.")] = None,
+    form: Annotated[str, typer.Option("--format", help="table, csv or jsonl.")] = "table",
+) -> None:
+    """Ask a run by SQL (DuckDB), while it goes on or after it; without SQL, a small shell.
+
+    Tables: results, answers, attempts, tool_calls, endpoints. Views over them: errors (alike but
+    for numbers), latency (by stage), by_endpoint, turns. RUN may be left out: the latest.
+
+    Example: bagent query review "select status, count(*), avg(ttft_ms) from results group by 1"
+    """
+    from bagent.cli.render.tables import write_rows
+    from bagent.duck import Access
+    from bagent.store.query import one_statement, open_tables, plain_rows
+
+    found, text = _asked(run, sql)
+    statement = None if text is None else one_statement(text)
+    # The SQL is the user's own, so it may read files.
+    with open_tables(found, say, access=Access(everything=True)) as connection:
+
+        def ask(statement: str, form: str) -> None:
+            cursor = connection.execute(statement)
+            names = [column[0] for column in cursor.description or []]
+            rows: Any = plain_rows(cursor, raw_json=form == "jsonl")
+            write_rows(names, rows, form)
+
+        if statement is None:
+            Shell(found.path.name, form, ask).run()
+            return
+        import duckdb
+
+        try:
+            ask(statement, form)
+        except duckdb.Error as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise UsageError(f"SQL: {lines[0]}", hint=" ".join(lines[1:3])) from None
+
+
+def _asked(run: str | None, sql: str | None) -> tuple[RunDir, str | None]:
+    """The run and the SQL of the command line; one word alone may be either."""
+    from bagent.store.run_dir import find_run
+
+    runs = Path("runs")
+    if sql is not None or run is None:
+        return find_run(run, runs), sql
+    if any(mark in run for mark in " \n\t;(") and not Path(run).is_dir():
+        return find_run(None, runs), run
+    return find_run(run, runs), None
+
+
+HELP = (
+    "SQL ends with ; and may take several lines.",
+    ".tables  the tables and views      .format table|csv|jsonl",
+    ".help    this                      .quit, or Ctrl-D",
+    "describe results;                  the columns of a table",
+)
+
+
+class Shell:
+    """Reads statements from stdin until it ends; on a terminal with a prompt and line editing.
+
+    What is wrong with a statement is said on stderr; at a terminal the shell goes on then, a
+    script ends.
+
+    Args:
+        name: the run, for the prompt.
+        form: how results are printed: table, csv or jsonl.
+        ask: runs one statement and prints its rows in that form.
+    """
+
+    def __init__(self, name: str, form: str, ask: Callable[[str, str], None]) -> None:
+        self._name = name
+        self._form = form
+        self._ask = ask
+        self._live = sys.stdin.isatty()
+
+    def run(self) -> None:
+        """Work until the end of stdin, or ``.quit``.
+
+        Raises:
+            UsageError: a statement of a script is wrong.
+        """
+        if self._live:
+            import readline  # noqa: F401  # gives input() history and editing
+
+            typer.echo(f"{', '.join(TABLES)}; views {', '.join(VIEWS)}; .help", err=True)
+        statement: list[str] = []
+        while (line := self._read(more=bool(statement))) is not None:
+            if not statement and line.strip().startswith("."):
+                if not self._command(line.split()):
+                    return
+                continue
+            if line.strip() or statement:
+                statement.append(line)
+            if line.rstrip().endswith(";"):
+                self._answer("\n".join(statement))
+                statement = []
+        if "".join(statement).strip():
+            self._answer("\n".join(statement))
+
+    def _read(self, *, more: bool) -> str | None:
+        try:
+            if not self._live:
+                line = sys.stdin.readline()
+                return line.rstrip("\n") if line else None
+            return input("   ...> " if more else f"{self._name}> ")
+        except EOFError:
+            typer.echo("", err=True)
+            return None
+
+    def _command(self, words: list[str]) -> bool:
+        """Do what a line with a dot says; False: leave."""
+        if words[0] in (".quit", ".exit", ".q"):
+            return False
+        if words[0] == ".tables":
+            typer.echo("\n".join((*TABLES, *VIEWS)))
+        elif words[0] == ".format" and words[1:] and words[1] in ("table", "csv", "jsonl"):
+            self._form = words[1]
+        else:
+            typer.echo("\n".join(HELP), err=True)
+        return True
+
+    def _answer(self, statement: str) -> None:
+        import duckdb
+
+        text = statement.strip().rstrip(";").strip()
+        if not text:
+            return
+        try:
+            self._ask(text, self._form)
+        except (duckdb.Error, UsageError) as error:
+            words = next(line for line in str(error).splitlines() if line.strip())
+            if not self._live:
+                raise UsageError(f"SQL: {words}") from None
+            typer.echo(f"SQL: {words}", err=True)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)

@@ -1,0 +1,122 @@
+"""``bagent report``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bagent.cli.results_query import say
+from bagent.duck import Setting
+from bagent.errors import WriteError
+
+if TYPE_CHECKING:
+    from bagent.report import About
+    from bagent.store.run_dir import RunDir
+
+SETTINGS: dict[str, Setting] = {
+    "memory_limit": "300MB",
+    "threads": 2,
+    "preserve_insertion_order": False,
+}
+"""Of DuckDB, which uses the disk beyond that memory."""
+
+
+def report(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file; RUN/report.html unless given.")
+    ] = None,
+) -> None:
+    """One HTML page about a run, without need of any network: what failed, was slow, and cost.
+
+    Example: bagent report review
+    """
+    import duckdb
+
+    from bagent.report import make_page
+    from bagent.store.query import open_tables
+    from bagent.store.run_dir import find_run
+
+    found = find_run(run, Path("runs"))
+    target = output or found.path / "report.html"
+    with open_tables(found, say, settings=SETTINGS) as connection:
+        try:
+            page = make_page(connection, _about(found))
+        except duckdb.Error as error:
+            raise WriteError(f"the page cannot be made: {str(error).splitlines()[0]}") from None
+    try:
+        if output is None:
+            # The run directory may be somebody else's, and hold a link of that name.
+            target.unlink(missing_ok=True)
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise WriteError(f"{target}: {error.strerror}", hint="-o FILE") from None
+    say(f"{target}, {len(page.encode()) / 1000:,.0f} kB: open it in a browser")
+
+
+def _about(run: RunDir) -> About:
+    from bagent.cli.commands.status import describe
+    from bagent.cli.render.report_job import prompts_of, settings_of
+    from bagent.report import About
+
+    facts = describe(run)
+    info = run.look(lambda _: None)
+    model = info.fingerprints.get("model") if info else None
+    if info and info.job.get("simulated"):
+        model = f"{model} (simulated)"
+    pairs = {
+        "state": facts["state"],
+        "exit code": facts["exit_code"],
+        "model": model,
+        "version": ", ".join(sorted({s.version for s in info.starts if s.version})) if info else "",
+    }
+    shown = [(what, str(value)) for what, value in pairs.items() if value not in (None, "")]
+    stages = tuple(info.stages) if info else ()
+    own = info is not None and run.is_own(info)
+    return About(
+        run.path.name,
+        shown,
+        stages,
+        names_in_prompts(info.job, files=own) if info else None,
+        info.prices if info else (),
+        tuple(prompts_of(info.job, files=own)) if info else (),
+        settings_of(info.job) if info else "",
+    )
+
+
+_TAG = re.compile(r"\{\{(.*?)\}\}|\{%(.*?)%\}", re.DOTALL)
+_NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
+
+
+def names_in_prompts(job: Any, *, files: bool) -> frozenset[str] | None:
+    """The names in all templates of a job as run.json holds it, those of prompt files too.
+
+    None where a prompt uses the row as a whole, none has a tag, or a file is not to be read.
+    """
+    try:
+        texts = [part for text in _texts(job, files) for tag in _TAG.findall(text) for part in tag]
+    except (OSError, UnicodeDecodeError):
+        return None
+    names = frozenset(name for text in texts for name in _NAME.findall(text))
+    return None if not names or "row" in names else names
+
+
+def _texts(value: Any, files: bool) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        if isinstance(value.get("file"), str):
+            if not files:
+                raise PermissionError(value["file"])
+            yield Path(value["file"]).read_text(encoding="utf-8")
+        for inner in value.values():
+            yield from _texts(inner, files)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, files)

@@ -1,0 +1,231 @@
+"""``bagent results``."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from bagent.cli.results_query import Asked, say, stages_of_shards, write_by_tables
+from bagent.errors import UsageError, WriteError
+from bagent.text.terminal import data_stdout
+
+RUNS = Path("runs")
+FORMATS = ("jsonl", "csv", "parquet", "table", "openai-batch")
+
+
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUN]...", help="Directories, or names under runs."),
+]
+Form = Annotated[str, typer.Option("--format", help=", ".join(FORMATS))]
+Statuses = Annotated[
+    list[str] | None, typer.Option("--status", help="Only these; may be repeated.")
+]
+Stages = Annotated[
+    list[str] | None, typer.Option("--stage", help="Only this stage; may be repeated.")
+]
+Where = Annotated[
+    str | None, typer.Option("--where", metavar="SQL", help="A DuckDB SQL condition.")
+]
+ColumnNames = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="NAME,...",
+        help="Columns of results, fields of the answers or of the input, by commas.",
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N.")]
+Ordered = Annotated[
+    bool,
+    typer.Option("--ordered/--as-finished", help="In input order, or as rows were finished."),
+]
+WithInput = Annotated[bool, typer.Option("--with-input", help="jsonl with the input.")]
+AllColumns = Annotated[
+    bool, typer.Option("--all-columns", help="csv with every column, the answers first.")
+]
+Excel = Annotated[
+    bool, typer.Option("--excel", help="csv that Excel reads: UTF-8 mark, no formulas.")
+]
+Redact = Annotated[
+    list[str] | None,
+    typer.Option("--redact", metavar="FIELD", help="Show *** for it; may be repeated."),
+]
+OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Write there.")]
+
+
+def results(
+    runs: Runs = None,
+    form: Form = "jsonl",
+    statuses: Statuses = None,
+    stages: Stages = None,
+    where: Where = None,
+    columns: ColumnNames = None,
+    limit: Limit = None,
+    ordered: Ordered = True,
+    with_input: WithInput = False,
+    all_columns: AllColumns = False,
+    excel: Excel = False,
+    redact: Redact = None,
+    output: OutputFile = None,
+) -> None:
+    """The current result of every row in input order, from the journal, also while a run goes on.
+
+    Several runs come as one: the parts of one input are brought together in its order, others
+    follow each other. --redact NAME hides that property of input and output, and the texts that
+    may repeat it.
+
+    Example: bagent results review --status ok --columns id,output | head
+    """
+    from bagent.store.run_dir import find_run
+
+    _check_options(form, where, redact, output)
+    if (all_columns or excel) and form != "csv":
+        option = "--all-columns" if all_columns else "--excel"
+        raise UsageError(f"{option} is for --format csv", hint="add --format csv")
+    asked = Asked(
+        runs=[find_run(r, RUNS) for r in runs] if runs else [find_run(None, RUNS)],
+        form=form,
+        statuses=frozenset(_statuses(statuses)),
+        stages=frozenset(stages or ()),
+        where=where,
+        names=[n.strip() for n in columns.split(",") if n.strip()] if columns else None,
+        ordered=ordered,
+        with_input=with_input,
+        limit=limit,
+        redact=tuple(redact or ()),
+        output=output,
+        all_columns=all_columns,
+        excel=excel,
+    )
+    _check_stages(asked)
+    _write_to(_lines(asked), output if form in ("jsonl", "openai-batch") else None)
+
+
+def _check_options(
+    form: str, where: str | None, redact: list[str] | None, output: Path | None
+) -> None:
+    if form not in FORMATS:
+        raise UsageError(f"--format {form}: no such format", hint=", ".join(FORMATS))
+    if form == "parquet" and output is None:
+        raise UsageError("parquet needs a file to go to", hint="-o results.parquet")
+    if form == "table" and output is not None:
+        raise UsageError("--format table goes to the terminal", hint="--format csv -o FILE")
+    if form == "openai-batch" and (where or redact):
+        word = "--where" if where else "--redact"
+        raise UsageError(f"{word} does not go with openai-batch", hint="--status does")
+
+
+def _check_stages(asked: Asked) -> None:
+    """Refuse a stage that none of the runs has; parts of a stage are named ``STAGE.PART``."""
+    infos = [run.look(lambda _: None) for run in asked.runs] if asked.stages else []
+    known = {name for info in infos if info is not None for name in info.stages}
+    for stage in sorted(asked.stages):
+        if known and stage not in known and stage.partition(".")[0] not in known:
+            raise UsageError(f"--stage {stage}: no such stage", hint=", ".join(sorted(known)))
+
+
+def _lines(asked: Asked) -> Iterator[bytes]:
+    """Lines to write; nothing where DuckDB has written already."""
+    if asked.form == "openai-batch":
+        return islice(_batch_lines(asked), asked.limit)
+    plain = asked.form == "jsonl" and asked.only_results and not asked.where and not asked.redact
+    if not plain or _quicker_by_tables(asked):
+        return write_by_tables(asked)
+    return islice(_json_lines(asked), asked.limit)
+
+
+def _quicker_by_tables(asked: Asked) -> bool:
+    """A few rows in order: where fresh tables are there they save looking at the whole journal."""
+    if asked.limit is None or not asked.ordered:
+        return False
+    from bagent.store.query import has_fresh_tables
+
+    return all(map(has_fresh_tables, asked.runs))
+
+
+def _write_to(lines: Iterator[bytes], output: Path | None) -> None:
+    """Write to a file, or to stdout, whose reader may go: that error is the caller's."""
+    if output is None:
+        _write(lines, data_stdout())
+        return
+    try:
+        with output.open("wb") as file:
+            _write(lines, file)
+    except OSError as error:
+        raise WriteError(f"{output}: {error.strerror}") from None
+
+
+def _write(lines: Iterator[bytes], file: BinaryIO) -> None:
+    for line in lines:
+        file.write(line)
+    file.flush()
+
+
+def _statuses(given: list[str] | None) -> list[str]:
+    from bagent.store.journal.codec import STATUSES
+
+    words = [word.strip() for text in given or () for word in text.split(",")]
+    for word in words:
+        if word not in STATUSES:
+            raise UsageError(f"--status {word}: no such status", hint=", ".join(STATUSES))
+    return words
+
+
+def _json_lines(asked: Asked) -> Iterator[bytes]:
+    from bagent.store.results import encode_result, iter_results
+    from bagent.store.run_input import find_input
+
+    wanted = _wanted(asked)
+    names = asked.shown
+
+    def of_run(run: Any) -> Iterator[dict[str, Any]]:
+        info = run.look(say)
+        find = None
+        if "input" in names and info is not None:
+            find = partial(find_input, run, info, report=say)
+        return iter_results(run.path, wanted, report=say, find_input=find)
+
+    def place(result: dict[str, Any]) -> tuple[str, int, int]:
+        return result["stage"], result["row"], result["answer"]
+
+    for result in _as_one(asked, [of_run(run) for run in asked.runs], place):
+        yield encode_result({name: result.get(name) for name in names})
+
+
+def _batch_lines(asked: Asked) -> Iterator[bytes]:
+    from bagent.store.export_batch import batch_line
+    from bagent.store.results import iter_outcomes
+
+    wanted = _wanted(asked)
+    several = [iter_outcomes(run.path, wanted, report=say) for run in asked.runs]
+    yield from map(batch_line, _as_one(asked, several, lambda o: (o.stage, o.row, o.answer)))
+
+
+def _wanted(asked: Asked) -> Any:
+    from bagent.store.results import Wanted
+
+    ordered = asked.ordered or asked.form == "openai-batch"
+    return Wanted(statuses=asked.statuses or None, stages=asked.stages or None, ordered=ordered)
+
+
+def _as_one(
+    asked: Asked, several: list[Iterator[Any]], place: Callable[[Any], tuple[str, int, int]]
+) -> Iterator[Any]:
+    """What several runs hold: merged in the order of their one input, else one after the other."""
+    stages = stages_of_shards(asked.runs) if _wanted(asked).ordered else None
+    if stages is None:
+        return chain.from_iterable(several)
+    order = {stage: number for number, stage in enumerate(stages)}
+
+    def key(item: Any) -> tuple[int, int, int]:
+        stage, row, answer = place(item)
+        return order.setdefault(stage, len(order)), row, answer
+
+    return heapq.merge(*several, key=key)

@@ -1,0 +1,137 @@
+"""``bagent run``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bagent.cli import options as opt
+from bagent.errors import UsageError
+
+if TYPE_CHECKING:
+    from bagent.runs.context import RunOptions
+
+
+def run(
+    job: opt.JobFile,
+    inputs: opt.Inputs = None,
+    output: opt.Output = None,
+    name: opt.Name = None,
+    hostfile: opt.Hostfile = None,
+    backend: opt.Backend = None,
+    model: opt.Model = None,
+    sets: opt.Sets = None,
+    limit: opt.Limit = None,
+    sample: opt.Sample = None,
+    shard: opt.Shard = None,
+    workers: opt.Workers = 1,
+    executor: opt.Executor = "local",
+    deadline: opt.DeadlineText = "auto",
+    margin: opt.Margin = "",
+    budget: opt.Budget = None,
+    fresh: opt.Fresh = False,
+    retry: opt.Retry = None,
+    skip_failed: opt.SkipFailed = False,
+    on_change: opt.OnChangeText = "refuse",
+    reuse: opt.Reuse = None,
+    allow_failures: opt.AllowFailures = None,
+    no_canary: opt.NoCanary = False,
+    wait_hosts: opt.WaitHosts = "0s",
+    min_hosts: opt.MinHosts = 1,
+    ordered: opt.Ordered = False,
+    progress: opt.ProgressMode = "auto",
+    dashboard: opt.Dashboard = False,
+    metrics_port: opt.MetricsPort = None,
+    debug: opt.Debug = False,
+) -> int:
+    """Run a job: rows in, validated rows out. The same command again goes on where it stopped.
+
+    Exit codes: 0 all rows ok; 1 some failed; 2 something written is wrong, nothing was sent;
+    74 results cannot be written; 75 stopped early, the same command goes on; 76 a person must
+    act first; 130 interrupted twice.
+
+    Example: bagent run job.yaml --hostfile hosts.txt --limit 100
+    """
+    given = dict(locals())
+    del given["workers"], given["executor"]
+    _choice("--executor", executor, "executor", EXECUTORS)
+    if executor == "parsl":
+        from bagent.runs.parallel.parsl import run_parsl
+
+        return run_parsl(_options(given), workers)
+    if workers > 1:
+        from bagent.runs.parallel.workers import run_workers
+
+        return run_workers(_options(given), workers)
+    from bagent.runs.execute import run_job
+
+    return run_job(_options(given))
+
+
+def _options(given: dict[str, Any]) -> RunOptions:
+    """What was typed, by the names of the parameters of :func:`run`, as options of a run."""
+    from bagent.runs.context import RunOptions
+
+    _choice("--progress", given["progress"], "display", PROGRESS)
+    _choice("--on-change", given["on_change"], "choice", ON_CHANGE)
+    if given.pop("dashboard"):
+        given["progress"] = "dashboard"
+    if given["metrics_port"] is not None:
+        from bagent.observe.prometheus import parse_address
+
+        parse_address(given["metrics_port"])
+    from bagent.job.redaction import mask_words
+
+    job_keys = {
+        "name": given.pop("name"),
+        "hostfile": given.pop("hostfile"),
+        "backend": given.pop("backend"),
+        "model": given.pop("model"),
+        "limits.budget_usd": given.pop("budget"),
+        "results.allow_failures": _count(given.pop("allow_failures")),
+    }
+    return RunOptions(
+        inputs=tuple(given.pop("inputs") or ()),
+        sets=tuple(given.pop("sets") or ()),
+        overrides={key: value for key, value in job_keys.items() if value is not None},
+        margin=_margin(given.pop("margin")),
+        fresh=given.pop("fresh") or given["on_change"] == "fresh",
+        canary=not given.pop("no_canary"),
+        wait_hosts=_seconds("--wait-hosts", given.pop("wait_hosts")),
+        env=dict(os.environ),
+        cwd=Path.cwd(),
+        command=mask_words(["bagent", *sys.argv[1:]]),
+        **given,  # the others have the names and the types of their options
+    )
+
+
+EXECUTORS = ("local", "parsl")
+PROGRESS = ("auto", "rich", "plain", "json", "none")
+ON_CHANGE = ("refuse", "continue", "fresh")
+
+
+def _choice(option: str, word: str, what: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise UsageError(f"{option} {word}: no such {what}", hint=", ".join(known))
+
+
+def _count(text: str | None) -> int | str | None:
+    """``10`` as a number, ``5%`` as it is."""
+    return int(text) if text is not None and text.isdigit() else text
+
+
+def _margin(text: str) -> float | None:
+    return _seconds("--deadline-margin", text) if text else None
+
+
+def _seconds(option: str, text: str) -> float:
+    from bagent.job.yaml.scalars import read_duration
+
+    try:
+        return read_duration(text) or 0.0
+    except ValueError:
+        raise UsageError(
+            f"{option} {text}: not a duration", hint="write 30s, 5m or 1h30m"
+        ) from None

@@ -1,0 +1,297 @@
+"""``bagent status``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from msgspec.structs import asdict
+
+from bagent.errors import EXIT_STOPPED, UsageError
+
+if TYPE_CHECKING:
+    from bagent.store.run_dir import RunDir, RunInfo
+    from bagent.store.totals import Totals
+
+
+def status(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A directory, or a name under runs.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="A line now and then until the run ends.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Between two looks.")
+    ] = 2.0,
+) -> None:
+    """How far a run is: counts, speed, who works on it. Without RUN, the runs under ./runs.
+
+    --follow reads the run directory only, so that it may be of another process or host.
+
+    Example: bagent status review --follow
+    """
+    from bagent.cli.render.tables import write_rows
+    from bagent.observe.formatting import tools_text
+    from bagent.store.run_dir import find_run, list_runs
+    from bagent.store.stats import count_tools
+
+    runs_dir = Path("runs")
+    if follow:
+        follow_run(find_run(run, runs_dir), interval, json=json)
+        return
+    runs = list_runs(runs_dir) if run is None else [find_run(run, runs_dir)]
+    if not runs:
+        typer.echo("no runs under ./runs (bagent run job.yaml begins one)", err=True)
+        return
+    found = [describe(runs[0])] if run is not None else list(filter(None, map(_described, runs)))
+    if not found:
+        return
+    if json:
+        write_rows(list(found[0]), [list(one.values()) for one in found], "jsonl")
+    elif run is None:
+        shown = ("run", "state", "exit_code", "ok", "failed", "remaining", "rows_per_s", "last")
+        write_rows(shown, [[one[name] for name in shown] for one in found], "table")
+    else:
+        batches = [("batches", line) for line in cast("list[str]", found[0].pop("batches"))]
+        pairs: list[tuple[str, object]] = [("rows", _rows_text(found[0]))]
+        pairs += [(name, value) for name, value in found[0].items() if value not in (None, {}, [])]
+        pairs += batches
+        if found[0]["tools"]:
+            pairs = [pair for pair in pairs if pair[0] != "tools"]
+            pairs.append(("tools", tools_text(count_tools(runs[0].path))))
+        place = next((n for n, pair in enumerate(pairs) if pair[0] == "by_stage"), None)
+        if place is not None:
+            stages: Any = pairs[place][1]
+            pairs[place : place + 1] = [
+                (f"stage {name}", counts) for name, counts in stages.items()
+            ]
+        if found[0]["prompt_tokens"] and found[0]["cache_hit_rate"] is None:
+            pairs.append(("cache_hit_rate", "unknown"))
+        write_rows(("what", "value"), pairs, "table")
+        for label, text in next_lines(runs[0], found[0]):
+            typer.echo(f"{label:<10}  {text}")  # whole: a command that is cut cannot be typed
+
+
+def _described(run: RunDir) -> dict[str, object] | None:
+    """What there is to say about one run of several; None where it cannot be read, and why."""
+    try:
+        return describe(run)
+    except UsageError as error:
+        _say(str(error))
+        return None
+
+
+FOLLOW_SHARE = 10.0
+"""A look may take this part of the time between two: a large journal is looked at less often."""
+
+
+STAGES = 8
+"""So many stages are told in a line for people."""
+
+
+def follow_run(run: RunDir, interval: float, *, json: bool) -> None:
+    """Print the state whenever it has changed, until nobody works on the run any more."""
+    from bagent.cli.render.tables import write_rows
+
+    shown: dict[str, object] = {}
+    while True:
+        began = time.monotonic()
+        now = describe(run)
+        if now != shown:
+            if json:
+                write_rows(list(now), [list(now.values())], "jsonl")
+            else:
+                typer.echo(state_line(now))
+                sys.stdout.flush()
+            shown = now
+        if now["state"] != "running":
+            return
+        time.sleep(max(interval, FOLLOW_SHARE * (time.monotonic() - began)))
+
+
+def state_line(state: dict[str, Any]) -> str:
+    """A state as :func:`describe` gives it, in one line for people."""
+    from bagent.observe.formatting import duration, kinds, rate, visible
+
+    parts = [_rows_text(state)]
+    if state["failed"]:
+        parts[0] += f" ({kinds(state['by_kind'], 3)})"
+    stages = []
+    for stage, count in list(state["by_stage"].items())[:STAGES]:
+        bad = f", {count['failed']:,} failed" if count["failed"] else ""
+        stages.append(f"{visible(stage, 30)} {count['ok']:,} ok{bad}")
+    if stages:
+        parts.append(f"[{', '.join(stages)}]")
+    if state["eta_s"] is not None:
+        parts.append(f"ETA {duration(state['eta_s'])}")
+    if state["rows_per_s"] is not None:
+        parts.append(f"{rate(state['rows_per_s'])} rows/s")
+    if state["completion_tokens"] is not None:
+        parts.append(f"{state['completion_tokens']:,} tokens")
+    if state["cost_usd"] is not None:
+        parts.append(f"${state['cost_usd']:,.4g}")
+    if state["batches"]:
+        parts.append(f"batches: {state['batches'][0]}")
+    code = "" if state["exit_code"] is None else f", exit code {state['exit_code']}"
+    when = time.strftime("%H:%M:%S")
+    return f"{when} {state['run']} {state['state']}{code}: {', '.join(parts)}"
+
+
+def describe(run: RunDir) -> dict[str, object]:
+    """What there is to say about a run, from its directory alone."""
+    from bagent.batches.record import standing
+    from bagent.store.lock import is_live, owners
+    from bagent.store.results import summary
+    from bagent.store.stats import cache_share, count_tools
+
+    now = time.time()
+    notes: list[str] = []
+    info = run.look(_say)
+    counts = summary(run.path, notes.append, info)
+    totals = counts.totals
+    live = [record for record in owners(run.path).values() if is_live(record, now)]
+    code = info.exit_code if info else None
+    if live:
+        state = "running"
+    elif code is None:
+        state = "interrupted"
+    else:
+        state = "ended" if code in (0, 1) else "stopped"
+    total, exact, remaining, eta = _size(run, info, totals, state)
+    share = cache_share(run.path)
+    return {
+        "run": run.path.name,
+        "state": state,
+        "exit_code": None if live else code,
+        "total": total,
+        "total_is_exact": exact,
+        "ok": totals.ok,
+        "accepted": totals.accepted,
+        "failed": totals.failed,
+        "remaining": remaining,
+        "eta_s": eta,
+        "by_status": totals.by_status,
+        "by_stage": _by_stage(counts.stages, info.stages if info else ()),
+        "by_kind": totals.by_kind,
+        "dropped": _dropped(info),
+        "rows_per_s": None if counts.rows_per_second is None else round(counts.rows_per_second, 1),
+        "prompt_tokens": counts.prompt_tokens,
+        "completion_tokens": counts.completion_tokens,
+        "cache_hit_rate": None if share is None else round(share, 4),
+        "cost_usd": counts.cost_usd,
+        "started": _when(counts.first_at),
+        "last": _when(counts.last_at),
+        "tools": {name: asdict(one) for name, one in count_tools(run.path).items()},
+        "owners": [f"process {record.pid} on {record.host}" for record in live],
+        "batches": standing(run.path, notes.append),
+        "notes": notes,
+        "directory": str(run.path),
+    }
+
+
+def _size(
+    run: RunDir, info: RunInfo | None, totals: Totals, state: str
+) -> tuple[int | None, bool, int | None, float | None]:
+    """Return how many rows there are, whether that is exact, how many have no result, and the ETA.
+
+    An ended run has a result for each row; else they are what its last start knew of its end.
+    """
+    from bagent.store.run_dir import read_progress
+
+    if state == "ended":
+        return totals.rows, True, 0, None
+    progress = read_progress(run.path, info.parts if info else ())
+    if progress is None or progress.remaining is None:
+        return None, False, None, None
+    total = progress.total
+    remaining = progress.remaining
+    if total is not None:
+        total = max(total, totals.rows)
+        remaining = total - totals.rows
+    else:
+        total = totals.rows + remaining
+    eta = None
+    if state == "running" and progress.eta_s is not None:
+        eta = round(max(0.0, progress.at + progress.eta_s - time.time()), 1)
+    return total, progress.total_is_exact, remaining, eta
+
+
+def _rows_text(state: Mapping[str, Any]) -> str:
+    from bagent.observe.formatting import totals_text
+    from bagent.store.totals import Totals
+
+    totals = Totals(state["ok"], state["accepted"], state["failed"])
+    return totals_text(
+        totals,
+        total=state["total"],
+        exact=state["total_is_exact"],
+        remaining=state["remaining"],
+    )
+
+
+def _dropped(info: RunInfo | None) -> dict[str, int]:
+    """Return the failed rows that stages left out, over the parts of the last start."""
+    latest = {start.part: start for start in info.starts} if info else {}
+    counts: Counter[str] = Counter()
+    for part in info.parts if info else ():
+        counts.update(latest[part].dropped if part in latest else {})
+    return dict(counts)
+
+
+def next_lines(run: RunDir, state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what to do next with a run, as its summary says it; the last is a command.
+
+    Args:
+        run: the run directory.
+        state: as :func:`describe` returns it.
+    """
+    from bagent.observe.summary import Advice, next_step
+    from bagent.store.totals import stage_causes
+
+    info = run.look(lambda _: None)
+    # A command out of somebody else's directory is none to type.
+    if info is None or not info.starts or not info.starts[-1].command or not run.is_own(info):
+        return []
+    start, job = info.starts[-1], info.job
+    sampling, agent = job.get("sampling") or {}, job.get("agent") or {}
+    code = state["exit_code"]
+    if code is None and state["state"] != "running":
+        code = EXIT_STOPPED  # killed: the same command goes on
+    path = str(run.path)
+    advice = Advice(
+        exit_code=code,
+        run=path,
+        results=path,
+        command=start.command,
+        action=start.action,
+        resent=frozenset(start.resent),
+        max_tokens=sampling.get("max_tokens"),
+        max_turns=agent.get("max_turns"),
+        own_bodies=not job.get("prompt") and len(info.stages) < 2,
+    )
+    reason = [("reason", start.reason)] if start.reason else []
+    causes = stage_causes(run.path, None) if len(info.stages) > 1 else state["by_kind"]
+    return [*reason, *next_step(advice, causes)]
+
+
+def _by_stage(
+    counts: Mapping[str, tuple[int, int]], order: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Counts in the order of the job's stages; of what has not begun there are none."""
+    names = dict.fromkeys([name for name in order if name in counts] + list(counts))
+    return {name: {"ok": counts[name][0], "failed": counts[name][1]} for name in names}
+
+
+def _say(words: str) -> None:
+    typer.echo(f"bagent: {words}", err=True)
+
+
+def _when(at: float | None) -> str | None:
+    return None if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -1,0 +1,98 @@
+"""``bagent submit``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from bagent.cli import options as opt
+
+if TYPE_CHECKING:
+    from bagent.hpc.plan import Plan
+
+RunOptions = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- OPTIONS]", help="Options for bagent run, after --."),
+]
+SchedulerName = Annotated[
+    Literal["slurm", "pbs"] | None,
+    typer.Option("--scheduler", help="slurm or pbs; else cluster.scheduler or the site's."),
+]
+SiteName = Annotated[
+    str | None,
+    typer.Option(
+        "--site",
+        metavar="NAME",
+        help="aurora, polaris, perlmutter, frontier, generic, or a .yaml of your own.",
+    ),
+]
+Account = Annotated[
+    str | None, typer.Option("-A", "--account", help="The account or project that pays.")
+]
+Go = Annotated[bool, typer.Option("--go", help="Submit it by sbatch or qsub.")]
+
+
+def submit(
+    job: opt.JobFile,
+    run_options: RunOptions = None,
+    scheduler: SchedulerName = None,
+    site: SiteName = None,
+    account: Account = None,
+    go: Go = False,
+    sets: opt.Sets = None,
+    debug: opt.Debug = False,
+) -> int:
+    """Make the batch script of a job: engines on every node, their hostfile, the run, and again.
+
+    The script is printed on stdout, with --go once it is submitted. It starts engines on all
+    nodes, waits until enough of them answer, runs the job, and goes on by itself where the time
+    was too short (exit code 75), a limited number of times. Its exit code is that of bagent run.
+
+    Example: bagent submit job.yaml --scheduler slurm --set cluster.nodes=4 > job.sh
+    """
+    from bagent.hpc.plan import Request, make_plan
+    from bagent.hpc.script import batch_script
+    from bagent.hpc.site import GENERIC, load_site
+    from bagent.job.load import JobRequest, load_job
+
+    here = Path.cwd()
+    loaded = load_job(
+        JobRequest(
+            path=job,
+            sets=tuple(sets or ()),
+            options={"cluster.account": account},
+            env=dict(os.environ),
+            cwd=here,
+        )
+    )
+    named = site or (loaded.cluster.site if loaded.cluster else None) or GENERIC
+    request = Request(
+        job_file=here / job,
+        cwd=here,
+        python=sys.executable,
+        scheduler=scheduler,
+        run_options=(*(w for text in sets or () for w in ("--set", text)), *(run_options or ())),
+    )
+    plan = make_plan(loaded, load_site(named), request)
+    text = batch_script(plan)
+    if go:
+        _send(plan, text)  # before the script is printed: an error is not lost behind it
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    if go:
+        return 0
+    program = "sbatch" if plan.scheduler == "slurm" else "qsub"
+    typer.echo(f"next: {program} FILE with this script, or the same command with --go", err=True)
+    return 0
+
+
+def _send(plan: Plan, text: str) -> None:
+    from bagent.hpc.script import submit_script, write_script
+
+    path = write_script(plan, text)
+    number = submit_script(plan, path)
+    typer.echo(f"submitted job {number}: {path}\nnext: bagent status {plan.run_folder}", err=True)

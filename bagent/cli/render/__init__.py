@@ -1,0 +1,1 @@
+"""What commands print: tables, hosts, load tests, the reference."""

@@ -1,0 +1,269 @@
+"""A load test on the screen: tables on stdout, words on stderr."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bagent.bench.thresholds import Rule, broken_rules, changes, turned, unlike
+from bagent.bench.verdict import failure_words, fleet_words, worst
+from bagent.observe.formatting import visible
+from bagent.text.terminal import escape_controls, unguarded
+
+Numbers = Mapping[str, Any]
+
+_COLOURS = {"ok": "green", "slow": "yellow", "failing": "red", "dead": "red"}
+_PERCENT = frozenset({"ok_share", "kv_max", "hit_rate", "cached_share"})
+_TEXTS = frozenset({"load", "endpoint", "verdict", "reason", "name"})
+_ROOM = 40
+"""Characters that a reason takes at least, to be a column."""
+
+_GAP = 2
+
+
+def print_table(
+    columns: Mapping[str, str], rows: Sequence[Numbers], spare: Sequence[str] = ()
+) -> list[str]:
+    """Print ``rows`` on stdout; returns the heads of the columns that found no room.
+
+    Args:
+        columns: heads, and the names of their numbers in the summary.
+        spare: heads that a narrow screen goes without, those that go first first.
+    """
+    used = {
+        head: name
+        for head, name in columns.items()
+        if head not in spare or any(row.get(name) is not None for row in rows)
+    }
+    if not sys.stdout.isatty():
+        from bagent.cli.render.tables import write_rows
+
+        shown = [[cell(row, name) for name in used.values()] for row in rows]
+        write_rows(list(used), shown, "table")
+        sys.stdout.write("\n")
+        return []
+    from rich.console import Console
+
+    console = Console(file=unguarded(sys.stdout), highlight=False)
+    widths = _fitting(used, rows, spare, console.width)
+    _print_rich(console, {head: (used[head], width) for head, width in widths.items()}, rows)
+    return [head for head in used if head not in widths]
+
+
+def _fitting(
+    columns: Mapping[str, str], rows: Sequence[Numbers], spare: Sequence[str], room: int
+) -> dict[str, int]:
+    """The columns for which there is room, with their widths; heads are wrapped between words."""
+    widths = {
+        head: _ROOM
+        if name == "reason"
+        else max(len(text) for text in [*head.split(), *(cell(row, name) for row in rows)])
+        for head, name in columns.items()
+    }
+    for head in spare:
+        if sum(width + _GAP for width in widths.values()) - _GAP <= room:
+            break
+        widths.pop(head, None)
+    return widths
+
+
+def _print_rich(
+    console: Any, columns: Mapping[str, tuple[str, int]], rows: Sequence[Numbers]
+) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    wide = any(name == "reason" for name, _ in columns.values())
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=wide)
+    for head, (name, width) in columns.items():
+        table.add_column(
+            head,
+            justify="left" if name in _TEXTS else "right",
+            overflow="fold",
+            min_width=width,
+            width=None if name == "reason" else width,
+            ratio=1 if name == "reason" else None,
+        )
+    for row in rows:
+        cells = []
+        for name, _ in columns.values():
+            style = _COLOURS.get(row[name], "") if name == "verdict" else ""
+            cells.append(Text(escape_controls(cell(row, name)), style))
+        table.add_row(*cells)
+    console.print(table)
+    console.print()
+
+
+def cell(row: Numbers, name: str) -> str:
+    """One number, or text, in few letters."""
+    value = row.get(name)
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return visible(value)
+    if name in _PERCENT:
+        return f"{100 * value:.3g}"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+LOADS = {
+    "load": "load",
+    "requests": "requests",
+    "ok %": "ok_share",
+    "req/s": "rps",
+    "out tok/s": "output_tok_s",
+    "in tok/s": "input_tok_s",
+    "TTFT p50 ms": "ttft_p50_ms",
+    "TTFT p99 ms": "ttft_p99_ms",
+    "TPOT p50 ms": "tpot_p50_ms",
+    "E2E p50 ms": "e2e_p50_ms",
+    "E2E p99 ms": "e2e_p99_ms",
+    "lag p99 ms": "lag_p99_ms",
+    "goodput req/s": "goodput_rps",
+    "hit %": "hit_rate",
+}
+LOADS_SPARE = ("hit %", "in tok/s", "lag p99 ms", "TTFT p99 ms", "goodput req/s", "E2E p50 ms")
+WHOLE = {"conversations/s": "conversations_s", "whole p50 ms": "conversation_p50_ms"}
+TURNS = {
+    "load": "load",
+    "turn": "turn",
+    "requests": "requests",
+    "ok %": "ok_share",
+    "in tokens": "input_tokens",
+    "cached %": "cached_share",
+    "TTFT p50 ms": "ttft_p50_ms",
+    "TTFT p99 ms": "ttft_p99_ms",
+    "TPOT p50 ms": "tpot_p50_ms",
+    "E2E p50 ms": "e2e_p50_ms",
+    "E2E p99 ms": "e2e_p99_ms",
+}
+TURNS_SPARE = ("TTFT p99 ms", "TPOT p50 ms")
+ENDPOINTS = {
+    "endpoint": "endpoint",
+    "verdict": "verdict",
+    "speed": "speed",
+    "requests": "requests",
+    "ok %": "ok_share",
+    "req/s": "rps",
+    "out tok/s": "output_tok_s",
+    "TTFT p50 ms": "ttft_p50_ms",
+    "TTFT p99 ms": "ttft_p99_ms",
+    "TPOT p50 ms": "tpot_p50_ms",
+    "in flight": "in_flight_mean",
+    "share": "share",
+    "kv % max": "kv_max",
+    "hit %": "hit_rate",
+    "reason": "reason",
+}
+ENDPOINTS_SPARE = (
+    *("hit %", "kv % max", "share", "in flight", "TTFT p99 ms", "reason", "TPOT p50 ms"),
+    *("req/s", "ok %", "TTFT p50 ms"),
+)
+"""Column heads and the names of their numbers in the summary; a narrow screen goes without the
+spare ones, the first of them first."""
+
+MOST_ENDPOINTS = 50
+_MOST_FAILURES = 5
+_MOST_TURNED = 10
+_MOST_LOADS = 60
+
+
+def tell_end(
+    summary: Numbers,
+    folder: Path,
+    rules: Sequence[Rule],
+    old: Numbers | None,
+    hostfile: Path | None,
+) -> list[str]:
+    """Print the tables, and say what is to be said; returns the rules of ``--fail-if`` that hold.
+
+    Raises:
+        UsageError: a rule names what was not measured.
+    """
+    _print_loads(summary)
+    rest = _print_endpoints(summary["endpoints"])
+    if old is not None:
+        _print_changes(old, summary)
+    sys.stdout.flush()
+    _say(fleet_words(summary))
+    if rest:
+        _say(f"  {rest}")
+    for words in failure_words(summary["failures"], _MOST_FAILURES):
+        _say(f"  {words}")
+    if summary["simulated"]:
+        _say("SIMULATED: an endpoint is simulated; its numbers say nothing of any hardware")
+    for words in summary["doubts"]:
+        _say(f"note: {words}")
+    for load, reasons in summary["client_limited"].items():
+        _say(f"CLIENT-LIMITED, results invalid: {load}: {', '.join(reasons)}")
+    if summary["client_limited"]:
+        _say("  more --workers, fewer other programs, or a client with more cores")
+    broken = broken_rules(rules, summary, old) if rules else []
+    for words in broken:
+        _say(f"failed: {words}")
+    if hostfile is not None:
+        _say(f"wrote the {summary['fleet']['ok']} endpoints that are ok to {hostfile}")
+    _say(f"results: {folder}/summary.json, report.html, bench.duckdb, *.csv, *.parquet")
+    use = f" --hostfile {shlex.quote(str(hostfile))}" if hostfile is not None else ""
+    _say(f"next: bagent run JOB.yaml{use}" if use else f"next: open {folder}/report.html")
+    return broken
+
+
+def _print_loads(summary: Numbers) -> None:
+    shown = summary["loads"][:_MOST_LOADS]
+    if not shown:
+        return
+    print_table({**LOADS, **(WHOLE if summary["turns"] else {})}, shown, LOADS_SPARE)
+    if summary["turns"]:
+        print_table(TURNS, summary["turns"][:_MOST_LOADS], TURNS_SPARE)
+    left = len(summary["loads"]) - len(shown)
+    if left > 0:
+        sys.stdout.write(f"{left} more loads: loads.csv has every one\n\n")
+
+
+def _print_endpoints(endpoints: Sequence[Numbers]) -> str:
+    """Print the endpoints, the worst of a large fleet; returns words about the rest."""
+    shown, rest = worst(endpoints, MOST_ENDPOINTS)
+    if "reason" in print_table(ENDPOINTS, shown, ENDPOINTS_SPARE):
+        reasons = [one for one in shown if one["verdict"] != "ok"]
+        for one in reasons:
+            sys.stdout.write(visible(f"{one['verdict']} {one['endpoint']}: {one['reason']}") + "\n")
+        sys.stdout.write("\n" if reasons else "")
+    return rest
+
+
+def _print_changes(old: Numbers, summary: Numbers) -> None:
+    found = changes(old, summary)
+    for words in unlike(old, summary):
+        _say(f"the two tests differ: {words}")
+    others = turned(old, summary)
+    for words in others[:_MOST_TURNED]:
+        _say(f"changed: {words}")
+    if len(others) > _MOST_TURNED:
+        _say(f"changed: {len(others) - _MOST_TURNED:,} more endpoints: report.html has them")
+    if not found:
+        _say("nothing to compare: the two tests have no load in common")
+        return
+    columns = {"load": "load", "number": "name", "before": "before", "now": "now", "change": "by"}
+    rows = [
+        {
+            "load": one.load,
+            "name": one.name,
+            "before": one.before,
+            "now": one.now,
+            "by": None if one.change is None else f"{100 * one.change:+.1f} %",
+        }
+        for one in found
+    ]
+    print_table(columns, rows)
+
+
+def _say(words: str) -> None:
+    indent = "  " if words.startswith(" ") else ""
+    sys.stderr.write(f"{indent}{visible(words)}\n")
+    sys.stderr.flush()

@@ -1,0 +1,111 @@
+"""The reference of everything that a user types and reads, made from its real definitions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bagent.cli.app import COMMANDS, command_of
+from bagent.errors import EXIT_CODES
+from bagent.job.spec.json_schema import job_schema
+from bagent.store.tables.schema import ERROR_KINDS, GLOSSARY, STATUSES
+
+HEAD = """# Reference
+
+Every option, key of a job file, column, status and exit code. Made by `bagent schema --reference`
+from the definitions that the program itself uses; not edited by hand.
+"""
+
+
+_PLACEHOLDER = re.compile(r"<(?:list\[)?(\w+)\]?(?: range)?>")
+_PLACEHOLDERS = {"str": "TEXT", "int": "N", "float": "X"}
+
+
+def reference_text() -> str:
+    """The whole page as Markdown."""
+    lines = [HEAD, "## Commands and options", ""]
+    for name in COMMANDS:
+        lines += _command(name)
+    lines += ["## Keys of a job file", ""]
+    schema = job_schema()
+    lines += _keys("The job", schema)
+    for name, section in sorted(schema["$defs"].items()):
+        if "properties" in section:
+            lines += _keys(name, section)
+    lines += ["## Tables and views of a run", ""]
+    for table, columns in GLOSSARY.items():
+        lines += [f"### {table}", "", *_table(("column", ""), columns), ""]
+    for title, words in (("Statuses", STATUSES), ("Error kinds", ERROR_KINDS)):
+        lines += [f"## {title}", "", *_table((title.lower(), ""), words), ""]
+    codes = {str(code): words for code, words in EXIT_CODES.items()}
+    lines += ["## Exit codes", "", *_table(("code", ""), codes)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(heads: tuple[str, str], rows: Mapping[str, str]) -> Iterator[str]:
+    yield f"| {heads[0]} | {heads[1]} |"
+    yield "|---|---|"
+    for name, words in rows.items():
+        yield f"| `{_cell(name)}` | {_cell(words)} |"
+
+
+def _cell(words: str) -> str:
+    return " ".join(words.split()).replace("|", "\\|")
+
+
+def _command(name: str) -> Iterator[str]:
+    command = command_of(name)
+    yield f"### bagent {name}"
+    yield ""
+    yield " ".join((command.help or "").split("\n\n")[0].split())
+    yield ""
+    context = command.make_context(name, [], resilient_parsing=True)
+    records = [param.get_help_record(context) for param in command.params if not param.hidden]
+    told = {
+        _PLACEHOLDER.sub(lambda found: _PLACEHOLDERS.get(found[1], found[1].upper()), usage): words
+        for usage, words in filter(None, records)
+        if "--help" not in usage
+    }
+    yield from _table(("option", ""), told)
+    yield ""
+
+
+def _keys(name: str, section: Mapping[str, Any]) -> Iterator[str]:
+    yield f"### {name}"
+    yield ""
+    if words := section.get("description"):
+        yield _cell(words)
+        yield ""
+    rows = {}
+    for key, item in section["properties"].items():
+        words = [item.get("description", "")]
+        default = item.get("default")
+        if default not in (None, [], {}):
+            words.append(f"Default: {_value(default)}.")
+        words += [f"See {inner}." for inner in _sections(item)]
+        rows[key] = " ".join(filter(None, words))
+    yield from _table(("key", ""), rows)
+    yield ""
+
+
+def _value(default: Any) -> str:
+    if isinstance(default, dict):
+        percent = default.get("percent")
+        share = default.get("count") if percent is None else f"{percent}%"
+        default = default.get("given", share)
+    return str(default).lower() if isinstance(default, bool) else f"{default}"
+
+
+def _sections(item: Any) -> list[str]:
+    """The names of the sections that a key holds."""
+    found = dict[str, None]()
+    if isinstance(item, dict):
+        if isinstance(item.get("$ref"), str):
+            found[item["$ref"].rsplit("/", 1)[-1]] = None
+        for inner in item.values():
+            found.update(dict.fromkeys(_sections(inner)))
+    elif isinstance(item, list):
+        for inner in item:
+            found.update(dict.fromkeys(_sections(inner)))
+    return list(found)

@@ -1,0 +1,1 @@
+"""Limits on requests: concurrency, pace, account quotas, reported load."""

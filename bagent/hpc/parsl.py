@@ -1,0 +1,332 @@
+"""Where the workers of ``--executor parsl`` run: of the job's ``cluster:`` section, checked.
+
+Inside a batch job they run on its nodes. Outside, where the section names a scheduler, they run in
+batch jobs of their own, each of ``nodes`` nodes; else on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from bagent.errors import JobError, MissingPackage, NeedsPerson
+from bagent.hpc.allocation import read_allocation
+from bagent.hpc.launcher import on_every_node, set_up_script
+from bagent.hpc.nodes import engine_nodes
+from bagent.hpc.plan import LAUNCHERS, choose_queue, clock
+from bagent.hpc.scheduler_queries import Ask, ask, node_names
+from bagent.hpc.site import GENERIC, load_site, merged
+from bagent.job.spec.cluster import ClusterSpec
+from bagent.job.spec.job import Job
+
+Where = Literal["here", "allocation", "slurm", "pbs"]
+
+
+class PoolPlan(msgspec.Struct, frozen=True):
+    """What starts the workers, and how many.
+
+    ``where`` is ``here`` (this machine), ``allocation`` (the nodes of the batch job around this
+    process), else the scheduler that takes ``jobs`` batch jobs of ``nodes`` nodes each. ``workers``
+    are processes on each node. ``options`` are lines for the scheduler without #SBATCH or #PBS,
+    ``set_up`` are shell lines at the start of each batch job. ``walltime`` is ``HH:MM:SS``.
+    """
+
+    where: Where
+    python: str
+    workers: int
+    nodes: int = 1
+    jobs: int = 1
+    launcher: str | None = None
+    account: str | None = None
+    queue: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    select: str = ""
+    walltime: str = "01:00:00"
+    options: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    set_up: str = ""
+    chunks: int | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many chunks are worked on at once, if all nodes are there."""
+        return self.jobs * self.nodes * self.workers
+
+
+class Around(msgspec.Struct, frozen=True):
+    """What surrounds the command: its environment, folder and interpreter; ``ask`` as in
+    :func:`bagent.hpc.scheduler_queries.ask`."""
+
+    env: Mapping[str, str]
+    cwd: Path
+    python: str
+    ask: Ask = ask
+
+
+def make_pool_plan(job: Job, workers: int, around: Around) -> PoolPlan:
+    """Where the chunks of ``job`` run, ``workers`` at once on each node.
+
+    Raises:
+        JobError: the section lacks something, or no queue takes such a job.
+        UsageError: there is no such site, or no node is left.
+    """
+    given = job.cluster or ClusterSpec()
+    site = load_site(given.site or GENERIC)
+    cluster = merged(site, given)
+    here = read_allocation(around.env)
+    scheduler = here.scheduler or cluster.scheduler
+    plan = PoolPlan("here", around.python, workers, chunks=cluster.chunks)
+    if scheduler is None:
+        return plan
+    launcher = cluster.launcher or LAUNCHERS[scheduler]
+    plan = msgspec.structs.replace(plan, launcher=launcher, excluded=cluster.exclude)
+    if here.scheduler is not None:
+        names = engine_nodes(node_names(here, around.ask) or ["here"], cluster.exclude)
+        return msgspec.structs.replace(plan, where="allocation", nodes=len(names))
+    at = job.source.position(("cluster",))
+    missing = [key for key in ("walltime", *site.needs) if not getattr(cluster, key)]
+    if missing:
+        raise JobError(
+            f"not said: {', '.join(f'cluster.{key}' for key in missing)}",
+            hint="--executor parsl sends batch jobs from here: write them under cluster:",
+            at=at,
+        )
+    nodes = cluster.nodes or 1
+    return msgspec.structs.replace(
+        plan,
+        where=scheduler,
+        nodes=nodes,
+        jobs=cluster.jobs or 1,
+        account=cluster.account,
+        queue=choose_queue(cluster, site.queues, nodes, at),
+        qos=cluster.qos,
+        constraint=cluster.constraint,
+        select=site.select,
+        walltime=clock(cluster.walltime or 0.0),
+        options=_options(cluster, scheduler),
+        set_up=set_up_script(around.cwd, cluster.modules, cluster.setup),
+    )
+
+
+def _options(cluster: ClusterSpec, scheduler: str) -> tuple[str, ...]:
+    """The directives that Parsl's providers have no argument for."""
+    lines = []
+    if scheduler == "slurm":
+        # A lost node ends its own workers and no others.
+        lines = ["--no-kill"]
+        if cluster.reservation:
+            lines.append(f"--reservation={cluster.reservation}")
+        if cluster.exclude:
+            lines.append(f"--exclude={','.join(cluster.exclude)}")
+    else:
+        lines = ["-l place=scatter"]
+        if cluster.filesystems:
+            lines.append(f"-l filesystems={cluster.filesystems}")
+    return (*lines, *cluster.directives)
+
+
+LABEL = "bagent"
+
+HEARTBEAT_SECONDS = 2
+LOST_SECONDS = 30
+"""After so long without a heartbeat a node counts as lost: half of what the owner file of its
+chunk needs to go stale, so that it costs no time."""
+
+POLL_MS = 100
+"""How often Parsl's processes look for work: chunks take minutes, and each look costs CPU."""
+
+_POOL = "parsl.executors.high_throughput.process_worker_pool"
+
+
+def check_parsl() -> None:
+    """Look whether Parsl is installed, without loading it.
+
+    Raises:
+        MissingPackage: it is not.
+    """
+    if find_spec("parsl") is None:
+        raise MissingPackage(
+            "--executor parsl needs Parsl, which is not installed",
+            hint="pip install 'parsl>=2026.10'",
+        )
+
+
+class Pool:
+    """Workers that take tasks; made by :func:`open_pool`.
+
+    ``folder`` holds Parsl's own logs and scripts, and may be used for files of a start.
+    """
+
+    def __init__(self, kernel: Any, app: Callable[..., Future[Any]], provider: Any) -> None:
+        self.folder = Path(kernel.run_dir).absolute()
+        self._kernel = kernel
+        self._app = app
+        self._provider = provider
+
+    def submit(self, *words: Any) -> Future[Any]:
+        """Let a worker call the function of this pool with ``words``.
+
+        The future's exception is one of :func:`is_lost` where the worker or its node is gone, any
+        other where there will be no workers.
+        """
+        return self._app(*words)
+
+    @property
+    def jobs_begun(self) -> int:
+        """How many batch jobs, or launches, there were so far."""
+        return len(self._provider.resources)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether a task failed since its worker or its node was lost."""
+    from parsl.executors.high_throughput.errors import ManagerLost, WorkerLost
+
+    return isinstance(error, (ManagerLost, WorkerLost))
+
+
+@contextlib.contextmanager
+def open_pool(plan: PoolPlan, function: Callable[..., Any], folder: Path) -> Iterator[Pool]:
+    """Start workers as ``plan`` says; they are ended at the end of the block.
+
+    Args:
+        plan: what to start.
+        function: what the workers call; they must be able to import it.
+        folder: for Parsl's logs, on a disk that the workers' nodes share.
+
+    Raises:
+        NeedsPerson: Parsl could not be started.
+    """
+    from parsl.app.app import python_app
+    from parsl.config import Config
+    from parsl.dataflow.dflow import DataFlowKernel
+    from parsl.errors import ParslError
+
+    provider = _provider(plan)
+    closing = folder.absolute() / f".closing-{time.time_ns()}"
+    try:
+        kernel = DataFlowKernel(
+            Config(
+                executors=[_executor(plan, provider, closing)],
+                # A lost chunk is given out again by who knows what it has done already.
+                retries=0,
+                run_dir=str(folder),
+                strategy="simple",
+                strategy_period=1,
+                usage_tracking=0,
+            )
+        )
+    except (ParslError, OSError) as error:
+        raise NeedsPerson(f"Parsl could not start: {error}", hint=f"see {folder}") from error
+    try:
+        yield Pool(kernel, python_app(function, data_flow_kernel=kernel), provider)
+    finally:
+        with contextlib.suppress(OSError):
+            closing.touch()
+        try:
+            kernel.cleanup()
+        finally:
+            with contextlib.suppress(OSError):
+                closing.unlink()
+
+
+def _executor(plan: PoolPlan, provider: Any, closing: Path) -> Any:
+    from parsl.executors import HighThroughputExecutor
+    from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
+
+    python = plan.python
+    launch = DEFAULT_LAUNCH_CMD.replace("process_worker_pool.py", f"{python} -m {_POOL}")
+    executor = HighThroughputExecutor(
+        label=LABEL,
+        provider=provider,
+        # By path and module: no PATH needs to have the environment's programs.
+        launch_cmd=launch,
+        interchange_launch_cmd=[sys.executable, "-m", "bagent.hpc.interchange", str(closing)],
+        address="127.0.0.1",
+        max_workers_per_node=plan.workers,
+        cores_per_worker=1e-6,  # only the number above counts
+        poll_period=POLL_MS,
+        heartbeat_period=HEARTBEAT_SECONDS,
+        heartbeat_threshold=LOST_SECONDS,
+        encrypted=True,
+    )
+    if plan.where != "here":
+        # Listen everywhere, and let workers find out which address reaches this machine. Parsl's
+        # own list of addresses would ask a server on the internet, so the address is set above.
+        executor.address = None
+        executor.all_addresses = _addresses()
+    return executor
+
+
+def _addresses() -> set[str]:
+    """The IPv4 addresses of this machine."""
+    import socket
+
+    import psutil
+
+    found = {
+        address.address
+        for card in psutil.net_if_addrs().values()
+        for address in card
+        if address.family == socket.AF_INET
+    }
+    return found or {"127.0.0.1"}
+
+
+def _provider(plan: PoolPlan) -> Any:
+    blocks = {"init_blocks": plan.jobs, "min_blocks": 0, "max_blocks": plan.jobs}
+    if plan.where == "here":
+        from parsl.providers import LocalProvider
+
+        return LocalProvider(**blocks)
+    launcher = _launcher(plan)
+    if plan.where == "allocation":
+        from parsl.providers import LocalProvider
+
+        return LocalProvider(nodes_per_block=plan.nodes, launcher=launcher, **blocks)
+    shared = blocks | {
+        "nodes_per_block": plan.nodes,
+        "launcher": launcher,
+        "account": plan.account,
+        "walltime": plan.walltime,
+        "worker_init": plan.set_up,
+    }
+    mark = "#SBATCH" if plan.where == "slurm" else "#PBS"
+    options = "\n".join(f"{mark} {line}" for line in plan.options)
+    if plan.where == "slurm":
+        from parsl.providers import SlurmProvider
+
+        return SlurmProvider(
+            partition=plan.queue,
+            qos=plan.qos,
+            constraint=plan.constraint,
+            scheduler_options=options,
+            **shared,
+        )
+    from parsl.providers import PBSProProvider
+
+    return PBSProProvider(
+        queue=plan.queue, select_options=plan.select, scheduler_options=options, **shared
+    )
+
+
+def _launcher(plan: PoolPlan) -> Any:
+    """Parsl's launchers know neither overlapping steps nor bad nodes: this one starts workers as
+    ``bagent submit`` starts engines."""
+    from parsl.launchers.base import Launcher
+
+    class SiteLauncher(Launcher):  # type: ignore[misc]
+        def __call__(self, command: str, per_node: int, nodes: int, script_dir: str = "") -> str:
+            scripts = Path(script_dir).absolute()
+            script = on_every_node(command, plan.launcher or "", plan.python, plan.excluded)
+            return f"SCRIPTS={scripts}\n{script}"
+
+    return SiteLauncher()

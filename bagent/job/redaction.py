@@ -1,0 +1,167 @@
+"""A job as JSON values that may be written down: every secret is ``***``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from bagent.job.env_substitution import VariableUse
+from bagent.redaction import (
+    MASK,
+    SHORTEST_SECRET,
+    header_is_secret,
+    looks_secret,
+    names_address,
+    without,
+)
+from bagent.types import Json
+
+if TYPE_CHECKING:
+    from bagent.job.spec.job import Job
+
+CARRIERS = frozenset(
+    {"env", "headers", "query", "command", "mcp", "api_key_command", "url", "proxy", "engine"}
+    | {"sql", "where", "extra"}
+)
+"""Keys of a job whose values go to servers and programs. What a variable puts there is masked
+whatever the variable's name is: no list of names is whole."""
+
+_SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
+_SECRET_PARAMETERS = frozenset({"code", "sig", "signature"})
+# Keys that name where a secret is, not the secret.
+_POINTERS = ("_env", "_command", "_file")
+_USERINFO = re.compile(r"(?<=://)[^/@\s\"']+@")
+_SECRET_QUERY = re.compile(r"([?&])([^=&#\s]+)=([^&#\s]+)")
+_TOKENS = re.compile(
+    r"\b(?:sk-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|AKIA[A-Z0-9]{16})"
+)
+# With a digit or sign in it: "Basic English" is no password.
+_BEARER = re.compile(r"\b(Bearer|Basic)\s+(?=\S*[0-9+/=._~])[A-Za-z0-9+/=._~-]{6,}")
+
+
+def secrets_of(uses: Iterable[VariableUse]) -> frozenset[str]:
+    """Return the values to be masked everywhere: those of variables with a secret-looking name."""
+    return frozenset(use.value for use in uses if looks_secret(use.name))
+
+
+def carried(uses: Iterable[VariableUse]) -> frozenset[str]:
+    """Return the values that variables put into :data:`CARRIERS`, but for hosts and ports."""
+    return frozenset(
+        use.value for use in uses if is_carrier(use.path) and not names_address(use.name)
+    )
+
+
+def is_carrier(path: Iterable[str | int]) -> bool:
+    """Return whether the value at ``path`` of a job goes to a server or a program as it is."""
+    first, *rest = path
+    return (first == "backend" and not rest) or not CARRIERS.isdisjoint((first, *rest))
+
+
+def written_secrets(uses: Iterable[VariableUse]) -> frozenset[str]:
+    """Return the values to be masked in what is written about a run, such as errors.
+
+    Paths are not among them: they say more in an error than they give away.
+    """
+    uses = tuple(uses)
+    long = {
+        value
+        for value in carried(uses)
+        if len(value) >= SHORTEST_SECRET and not value.startswith(("/", "~", "."))
+    }
+    return secrets_of(uses) | long
+
+
+def masked(job: Job) -> dict[str, Json]:
+    """The resolved job with its defaults as JSON values, secrets masked.
+
+    Masked are: all header values but harmless ones, values of keys whose name tells of a secret,
+    ``user:password@`` and secret parameters in URLs, well-known token forms, whatever ``${VAR}``
+    put into :data:`CARRIERS`, and the values of ``${VAR}`` whose name tells of a secret wherever
+    they appear. Without secrets, loading the result again gives an equal job.
+    """
+    dumped = job.model_dump(mode="json", by_alias=True)
+    secrets = secrets_of(job.source.variables)
+    inside = secrets | carried(job.source.variables)
+    values = _masked(dumped, secrets, inside, "")
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def mask_text(text: str, secrets: frozenset[str] = frozenset()) -> str:
+    """``text`` with ``secrets`` and everything that has the form of a secret masked."""
+    text = without(text, secrets)
+    text = _USERINFO.sub(f"{MASK}@", text)
+    text = _SECRET_QUERY.sub(_query, text)
+    text = _BEARER.sub(rf"\1 {MASK}", text)
+    return _TOKENS.sub(MASK, text)
+
+
+def mask_command(words: Sequence[str]) -> str:
+    """A command line as it may be shown or written down, with the secrets of its words masked."""
+    return shlex.join(mask_words(words))
+
+
+def mask_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line, their secrets masked: those of URLs and ``--set KEY=VALUE``."""
+    shown = []
+    for word in words:
+        option = "--set=" if word.startswith("--set=") else ""
+        key, _, value = word.removeprefix(option).partition("=")
+        if value and "." in key and "/" not in key and _sets_secret(key.split(".")):
+            shown.append(f"{option}{key}={MASK}")
+        else:
+            shown.append(mask_text(word))
+    return shown
+
+
+def _sets_secret(path: Sequence[str]) -> bool:
+    """Whether ``--set`` gives a secret: the shell may have put it there from a variable."""
+    if "headers" in path[:-1]:
+        return header_is_secret(path[-1])
+    return "env" in path[:-1] or _names_secret(path[-1]) or _is_code(path[-1])
+
+
+def _masked(value: Json, secrets: frozenset[str], inside: frozenset[str], key: str) -> Json:
+    """``value`` of ``key``, less ``secrets``; in carriers less ``inside``."""
+    if key in CARRIERS:
+        secrets = inside
+    if isinstance(value, dict):
+        return {
+            name: MASK
+            if isinstance(item, str) and item and _is_secret_item(key, name)
+            else _masked(item, secrets, inside, name)
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_masked(item, secrets, inside, key) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value and _names_secret(key):
+        return MASK
+    return mask_text(value, secrets)
+
+
+def _is_secret_item(section: str, name: str) -> bool:
+    if section == "headers":
+        return header_is_secret(name)
+    return section == "query" and _is_secret_parameter(name)
+
+
+def _names_secret(key: str) -> bool:
+    if key.lower().endswith(_POINTERS):
+        return False
+    return key.lower() in _SECRET_HEADERS or looks_secret(key)
+
+
+def _query(found: re.Match[str]) -> str:
+    start, name, value = found.groups()
+    return f"{start}{name}={MASK if _is_secret_parameter(name) else value}"
+
+
+def _is_secret_parameter(name: str) -> bool:
+    return looks_secret(name) or _is_code(name)
+
+
+def _is_code(name: str) -> bool:
+    return name.lower() in _SECRET_PARAMETERS

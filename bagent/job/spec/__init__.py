@@ -1,0 +1,1 @@
+"""The definition of a job file: one model for each section."""

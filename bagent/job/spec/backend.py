@@ -1,0 +1,338 @@
+"""Which server answers: a name, a URL, or a mapping around one, as a typed value."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, get_args
+from urllib.parse import parse_qsl, unquote
+
+from pydantic import Field, model_validator
+
+from bagent.job.spec.base import Section
+from bagent.job.spec.paths import PathIn, Place, place
+from bagent.job.spec.types import Kind, Whole, WordList, WordMap, Words, as_number, wrong
+from bagent.job.validation import LoadContext
+from bagent.job.yaml.scalars import SourceText
+from bagent.text.suggest import near, shown
+from bagent.types import Json
+
+BackendKind = Literal[
+    "vllm", "sglang", "dynamo", "openai", "anthropic", "bedrock", "local", "sim", "compatible"
+]
+"""``compatible`` is any OpenAI-compatible server named by an http(s) URL."""
+
+ENGINES: frozenset[str] = frozenset({"vllm", "sglang", "dynamo"})
+"""Kinds that a hostfile's endpoints may be of without a URL."""
+
+NAMES: tuple[str, ...] = tuple(kind for kind in get_args(BackendKind) if kind != "compatible")
+"""The backends that have a name of their own."""
+
+_SCHEMES = (*NAMES, "http", "https")
+_PORTS = {"vllm": 8000, "sglang": 30000, "dynamo": 8000}
+_TLS = frozenset({"openai", "anthropic", "https"})
+_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
+_BEDROCK_OPTIONS = ("endpoint", "profile")
+_HOST = re.compile(r"[\w.-]+")
+_ROUTES = ("/chat/completions", "/completions", "/messages", "/responses")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed backend name or URL.
+
+    ``base`` is ``http(s)://host[:port][/path]`` without a slash at its end, None where the kind
+    knows its own address or has none. ``region`` is bedrock's. ``file`` is local's model file.
+    ``options`` are what stands after ``?`` in sim:, local: and bedrock: URLs, ``query`` in all
+    others. What the options of sim: may be is the simulator's matter.
+    ``authorization`` is a header value made of ``user:password@`` in the URL.
+    """
+
+    kind: BackendKind
+    given: str = field(compare=False)
+    base: str | None = None
+    region: str | None = None
+    file: Place | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    authorization: str | None = field(default=None, repr=False)
+
+    @property
+    def replicas(self) -> int:
+        """How many simulated endpoints ``sim://?replicas=N`` asks for."""
+        return int(self.options.get("replicas", "1"))
+
+
+@dataclass(frozen=True)
+class AddressIn(Kind):
+    """A backend name or URL."""
+
+    def read(self, value: Any, context: LoadContext | None) -> Address:
+        """The address: a known name, or a URL with a known scheme."""
+        if not isinstance(value, str):
+            raise wrong(f"expected a backend's name or URL, got {shown(value)}")
+        text = value.strip()
+        if text in NAMES:
+            return Address(_kind(text), str(text))
+        scheme, mark, rest = text.partition("://")
+        if not mark:
+            raise _not_a_backend(text)
+        engine, _, transport = scheme.lower().partition("+")
+        if engine not in _SCHEMES or transport not in ("", "http", "https"):
+            meant = near(engine, _SCHEMES)
+            hint = f"did you mean {meant}://?" if meant else f"known: {' '.join(_SCHEMES)}"
+            raise wrong(f"unknown scheme {scheme}://", hint)
+        if engine == "bedrock":
+            return _bedrock(text, rest)
+        if engine == "local":
+            return _local(value, rest, context)
+        if engine == "sim":
+            return Address("sim", text, options=_sim_options(rest.partition("?")[2]))
+        return _http(text, engine, transport, rest)
+
+    def dump(self, value: Any) -> Json:
+        """The address as it was given; a model file by its whole path."""
+        if value.file is not None:
+            tail = "?" + "&".join(f"{key}={item}" for key, item in value.options.items())
+            return f"local://{value.file.path}{tail if value.options else ''}"
+        return value.given
+
+    def describe(self) -> Json:
+        """The known names, and URLs of the known schemes."""
+        schemes = "|".join(_SCHEMES)
+        text = {"type": "string", "pattern": rf"^({schemes})(\+https?)?://|\$\{{"}
+        return {"anyOf": [{"enum": list(NAMES)}, text]}
+
+
+@dataclass(frozen=True)
+class Headers(WordMap):
+    """HTTP headers: names are tokens, values hold no line ends."""
+
+    def read(self, value: Any, context: LoadContext | None) -> Mapping[str, str]:
+        """The headers, each name and value fit for the wire."""
+        headers = super().read(value, context)
+        for name, text in headers.items():
+            if not _HEADER_NAME.fullmatch(name):
+                raise wrong(f"{name} is no header name", key=name)
+            if any(letter in text for letter in "\r\n\0") or not _is_latin(text):
+                raise wrong(f"the value of header {name} holds characters not allowed", key=name)
+        return headers
+
+
+@dataclass(frozen=True)
+class ProxyIn(Kind):
+    """A proxy's URL, or ``none`` for never a proxy."""
+
+    def read(self, value: Any, context: LoadContext | None) -> str:
+        """The proxy as ``http://HOST:PORT``, a login before it kept, or ``none``."""
+        text = value.strip() if isinstance(value, str) else ""
+        if text == "none":
+            return text
+        scheme, mark, rest = text.partition("://")
+        if not mark:
+            raise wrong(f"expected http://HOST:PORT or none, got {shown(value)}")
+        if scheme.lower() not in ("http", "https"):
+            raise wrong(f"a proxy speaks http or https, not {scheme}", "http://HOST:PORT")
+        login, _, netloc = rest.rstrip("/").rpartition("@")
+        return f"{scheme.lower()}://{login + '@' if login else ''}{host_and_port(netloc, None)}"
+
+    def describe(self) -> Json:
+        """A URL of http or https, or ``none``."""
+        return {"type": "string", "pattern": r"^https?://|^none$|\$\{"}
+
+
+class BackendRef(Section):
+    """The server that answers, and how to reach it."""
+
+    misplaced: ClassVar[Mapping[str, str]] = {
+        "api_key": "keep keys out of job files: api_key_env: NAME",
+        "base_url": "did you mean url?",
+        "kind": "the kind is the URL's scheme: url: vllm://HOST:PORT",
+        "timeout": "it belongs to limits: {timeout: ...}",
+    }
+    short_form: ClassVar[list[Json]] = [AddressIn().describe()]
+
+    url: Annotated[Address | None, AddressIn()] = Field(
+        default=None,
+        description="A name or a URL.",
+        examples=["vllm://host:8000", "https://api.example.org/v1"],
+    )
+    api_key_env: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="The environment variable that holds the API key."
+    )
+    api_key_command: Annotated[tuple[str, ...], WordList(least=1)] = Field(
+        default=(),
+        description="A program that prints the API key: one text for a shell, or its argv.",
+    )
+    headers: Annotated[Mapping[str, str], Headers()] = Field(
+        default_factory=dict, description="Further HTTP headers.", repr=False
+    )
+    query: Annotated[Mapping[str, str], WordMap()] = Field(
+        default_factory=dict, description="Query parameters added to every request.", repr=False
+    )
+    ca_file: Annotated[Place | None, PathIn()] = Field(
+        default=None, description="PEM file of the certificate authorities to trust."
+    )
+    proxy: Annotated[str | None, ProxyIn()] = Field(
+        default=None,
+        description="URL of the proxy to use, or none; blank: as the environment says.",
+    )
+
+    @classmethod
+    def expand(cls, data: Any) -> Any:
+        """A text is the URL."""
+        return {"url": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _one_key(self) -> BackendRef:
+        if self.api_key_env and self.api_key_command:
+            raise wrong("api_key_env and api_key_command exclude each other", key="api_key_command")
+        return self
+
+    @property
+    def kind(self) -> BackendKind:
+        """The kind of the address; ``compatible`` where there is none."""
+        return self.url.kind if self.url else "compatible"
+
+    @property
+    def base(self) -> str | None:
+        """The address's ``base``."""
+        return self.url.base if self.url else None
+
+    @property
+    def all_query(self) -> Mapping[str, str]:
+        """The URL's own query parameters and those of ``query``."""
+        return {**(self.url.query if self.url else {}), **self.query}
+
+    @property
+    def all_headers(self) -> Mapping[str, str]:
+        """``headers``, and the URL's user and password unless they name an Authorization."""
+        login = self.url.authorization if self.url else None
+        named = any(name.lower() == "authorization" for name in self.headers)
+        headers = {name: value.strip() for name, value in self.headers.items()}
+        return {"Authorization": login, **headers} if login and not named else headers
+
+    def without_url(self) -> BackendRef:
+        """The same, with the kind only: a hostfile gives the addresses."""
+        kind = Address(self.kind, self.kind) if self.kind != "compatible" else None
+        return self.model_copy(update={"url": kind})
+
+
+def host_and_port(netloc: str, default: int | None) -> str:
+    """``netloc`` checked, with the ``default`` port added where it has none.
+
+    Raises:
+        PydanticCustomError: no host, a host that is none, or a port out of 1..65535.
+    """
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(?::([^:]*))?", netloc)
+    if not found:
+        raise wrong(f"{netloc} is no host", "an IPv6 address stands in brackets: [::1]:8000")
+    host, port = found[1], found[2]
+    if not host:
+        raise wrong("the URL names no host", "write vllm://localhost:8000")
+    if host.startswith("["):
+        _check_ipv6(host)
+    elif not _HOST.fullmatch(host):
+        raise wrong(f"{host} is no host name")
+    if port is None:
+        return f"{host}:{default}" if default else host
+    if not (port.isascii() and port.isdigit()):
+        raise wrong(f"port {port or '(empty)'} is no number")
+    if not 1 <= int(port[:9]) <= 65535:
+        raise wrong(f"port {port} is not between 1 and 65535")
+    return f"{host}:{int(port)}"
+
+
+def _check_ipv6(host: str) -> None:
+    try:
+        ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        raise wrong(f"{host} is no IPv6 address") from None
+
+
+def _kind(name: str) -> BackendKind:
+    kinds: dict[str, BackendKind] = {kind: kind for kind in get_args(BackendKind)}
+    return kinds[name]
+
+
+def _not_a_backend(text: str) -> Any:
+    if re.fullmatch(r"(\[.*\]|[\w.-]+):[0-9]+(/.*)?", text) or "." in text or "/" in text:
+        return wrong(f"{text} is neither a backend's name nor a URL", f"write vllm://{text}")
+    meant = near(text, NAMES)
+    hint = f"did you mean {meant}?" if meant else f"known: {' '.join(NAMES)}, or a URL"
+    return wrong(f"unknown backend {text}", hint)
+
+
+def _bedrock(text: str, rest: str) -> Address:
+    region, _, tail = rest.partition("?")
+    region, options = region.rstrip("/"), _pairs(tail)
+    for name in options:
+        if name not in _BEDROCK_OPTIONS:
+            raise wrong(f"bedrock has no option {name}", f"known: {' '.join(_BEDROCK_OPTIONS)}")
+    if not region:
+        return Address("bedrock", text, options=options)
+    if not _REGION.fullmatch(region):
+        raise wrong(f"{region} is no AWS region", "write bedrock://us-east-1")
+    return Address("bedrock", text, region=region, options=options)
+
+
+def _local(value: str, rest: str, context: LoadContext | None) -> Address:
+    name, _, tail = rest.partition("?")
+    options = _pairs(tail)
+    if not name:
+        return Address("local", str(value), options=options)
+    from_command = isinstance(value, SourceText) and value.from_command
+    file = place(SourceText.of(name, from_command=from_command), context)
+    return Address("local", str(value), file=file, options=options)
+
+
+def _http(text: str, engine: str, transport: str, rest: str) -> Address:
+    if re.search(r"[\s\x00-\x1f]", text):
+        raise wrong("a URL holds no blanks")
+    if "#" in rest:
+        raise wrong("a backend's URL has no #fragment")
+    rest, _, tail = rest.partition("?")
+    netloc, slash, path = rest.partition("/")
+    login, _, host = netloc.rpartition("@")
+    kind = _kind("compatible" if engine in ("http", "https") else engine)
+    address = Address(kind, text, query=_pairs(tail))
+    if not netloc and not path and kind in ("openai", "anthropic"):
+        return address
+    scheme = transport or ("https" if engine in _TLS else "http")
+    port = None if transport == "https" else _PORTS.get(engine)
+    base = f"{scheme}://{host_and_port(host, port)}{slash}{path}".rstrip("/")
+    for route in _ROUTES:
+        base = base.removesuffix(route)
+    return replace(address, base=base, authorization=_basic(login) if login else None)
+
+
+def _sim_options(tail: str) -> Mapping[str, str]:
+    options = _pairs(tail)
+    if "replicas" in options:
+        number = as_number(SourceText.of(options["replicas"], from_variable=True))
+        if number is None:
+            raise wrong(f"replicas: expected a whole number, got {shown(options['replicas'])}")
+        count = Whole(1, 10_000).read(number, None)
+        options = {**options, "replicas": str(count)}
+    return options
+
+
+def _pairs(tail: str) -> Mapping[str, str]:
+    pairs: dict[str, str] = {}
+    for key, value in parse_qsl(tail, keep_blank_values=True):
+        if key in pairs:
+            raise wrong(f"{key} stands twice in the URL")
+        pairs[key] = value
+    return pairs
+
+
+def _basic(login: str) -> str:
+    return "Basic " + base64.b64encode(unquote(login).encode()).decode("ascii")
+
+
+def _is_latin(text: str) -> bool:
+    return all(ord(letter) < 256 for letter in text)

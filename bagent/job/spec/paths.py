@@ -1,0 +1,207 @@
+"""Paths in a job: absolute for the program, as given for people."""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bagent.job.spec.types import TEXT, Kind, Real, Whole, as_number, wrong
+from bagent.job.validation import LoadContext
+from bagent.job.yaml.scalars import SourceText
+from bagent.text.suggest import shown
+from bagent.types import Json
+
+STDIN = "-"
+_STDIN_NAMES = (STDIN, "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One path: ``path`` is absolute, ``given`` is how the user wrote it.
+
+    It can be opened as it is, and its text is what the user wrote.
+    """
+
+    path: Path
+    given: str
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return self.given
+
+
+@dataclass(frozen=True, slots=True)
+class InputPath:
+    """One input: an absolute path, an absolute glob where ``is_glob``, or ``-`` for stdin."""
+
+    path: str
+    given: str
+    is_glob: bool = False
+
+    def __str__(self) -> str:
+        return self.given
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFunction:
+    """``function`` in the file ``file``."""
+
+    file: Place
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class AllowFailures:
+    """How many rows may fail: a ``count``, or a ``percent`` of all rows; the other is None."""
+
+    count: int | None = 0
+    percent: float | None = None
+
+    def allows(self, failed: int, rows: int) -> bool:
+        """True if ``failed`` of ``rows`` rows are within the limit."""
+        if self.percent is not None:
+            return failed * 100.0 <= self.percent * rows
+        return failed <= (self.count or 0)
+
+    def __str__(self) -> str:
+        return str(self.count) if self.percent is None else f"{self.percent:g}%"
+
+
+def shown_path(path: Path, cwd: Path) -> str:
+    """``path`` as it can be opened from ``cwd``: relative where it lies below."""
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+
+
+def place(value: Any, context: LoadContext | None, *, base: str = "file") -> Place:
+    """The path written in ``value``.
+
+    Relative ones start at the job's folder, those of options at the current folder, and with
+    ``base="cwd"`` all at the current folder.
+
+    Raises:
+        PydanticCustomError: not a usable path.
+    """
+    text = value.given if isinstance(value, Place) else getattr(value, "source", value)
+    if not isinstance(text, str):
+        raise wrong(f"expected a path, got {shown(value)}")
+    if not text.strip():
+        raise wrong("expected a path, got an empty text")
+    if "\0" in text:
+        raise wrong("a path may not hold a NUL character")
+    if context is None:
+        return Place(Path(text), str(text))
+    from_command = base == "cwd" or (isinstance(value, SourceText) and value.from_command)
+    return Place(context.absolute(str(text), from_command=from_command), str(text))
+
+
+@dataclass(frozen=True)
+class PathIn(Kind):
+    """One path; ``base`` is ``file`` (the job's folder) or ``cwd`` (the current folder)."""
+
+    base: Literal["file", "cwd"] = "file"
+
+    def read(self, value: Any, context: LoadContext | None) -> Place:
+        """The path, absolute and as given."""
+        return place(value, context, base=self.base)
+
+    def dump(self, value: Any) -> Json:
+        """The absolute path."""
+        return str(value.path)
+
+    def describe(self) -> Json:
+        """Text."""
+        return TEXT
+
+
+@dataclass(frozen=True)
+class InputPaths(Kind):
+    """A path, a glob, ``-`` (only with ``stdin``), or a list of these."""
+
+    stdin: bool = True
+
+    def read(self, value: Any, context: LoadContext | None) -> tuple[InputPath, ...]:
+        """The paths; what is a pattern keeps its marks, the folders before it do not."""
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if not items:
+            raise wrong("expected at least one path, got an empty list")
+        return tuple(self._one(item, context) for item in items)
+
+    def _one(self, value: Any, context: LoadContext | None) -> InputPath:
+        if value in _STDIN_NAMES and self.stdin:
+            return InputPath(STDIN, STDIN)
+        found = place(value, context)
+        text = str(value) if isinstance(value, str) else found.given
+        if not glob.has_magic(text) or found.path.exists():
+            return InputPath(str(found.path), text)
+        # Only what the user wrote is a pattern; the folders put before it are not.
+        whole = str(found.path)
+        tail = text[2:] if text.startswith("~/") else text
+        folder = whole[: len(whole) - len(tail)] if whole.endswith(tail) else ""
+        return InputPath(glob.escape(folder) + whole[len(folder) :], text, is_glob=True)
+
+    def dump(self, value: Any) -> Json:
+        """The absolute paths and patterns; None where there is none."""
+        return [item.path for item in value] or None
+
+    def describe(self) -> Json:
+        """One text, or a list of texts."""
+        return {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
+
+
+@dataclass(frozen=True)
+class PythonFunctionIn(Kind):
+    """``file.py:function``."""
+
+    def read(self, value: Any, context: LoadContext | None) -> PythonFunction:
+        """The file and the name of the function in it."""
+        text = value if isinstance(value, str) else ""
+        file, colon, function = text.rpartition(":")
+        if not colon or not file or not function.isidentifier():
+            raise wrong(f"expected file.py:function, got {shown(value)}")
+        from_command = isinstance(value, SourceText) and value.from_command
+        return PythonFunction(
+            place(SourceText.of(file, from_command=from_command), context), function
+        )
+
+    def dump(self, value: Any) -> Json:
+        """The same text with the absolute path."""
+        return f"{value.file.path}:{value.function}"
+
+    def describe(self) -> Json:
+        """Text of that form."""
+        return {"type": "string", "pattern": r"^.+:\w+$"}
+
+
+@dataclass(frozen=True)
+class AllowFailuresIn(Kind):
+    """``N`` rows or ``P%`` of the rows."""
+
+    def read(self, value: Any, context: LoadContext | None) -> AllowFailures:
+        """The count, or the share in percent."""
+        if isinstance(value, str) and value.strip().endswith("%"):
+            text = value.strip().removesuffix("%").strip()
+            number = as_number(SourceText.of(text, from_variable=True))
+            if number is None:
+                raise wrong(f"expected a number of rows or a share like 5%, got {shown(value)}")
+            share = Real(0, 100).read(number, context)
+            return AllowFailures(None, float(share or 0))
+        if isinstance(value, str) and as_number(value) is None:
+            raise wrong(f"expected a number of rows or a share like 5%, got {shown(value)}")
+        count = Whole(0).read(value, context)
+        return AllowFailures(int(count or 0))
+
+    def dump(self, value: Any) -> Json:
+        """The count, or the share as text."""
+        return value.count if value.percent is None else str(value)
+
+    def describe(self) -> Json:
+        """A whole number, or a text that ends in ``%``."""
+        text = {"type": "string", "pattern": r"^\s*[0-9.]+\s*%\s*$|\$\{"}
+        return {"anyOf": [{"type": "integer", "minimum": 0}, text]}

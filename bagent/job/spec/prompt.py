@@ -1,0 +1,194 @@
+"""What is said to the model: texts, files, messages, images."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from bagent.job.spec.base import Section
+from bagent.job.spec.paths import InputPath, InputPaths, PathIn, Place
+from bagent.job.spec.types import TEXT, Choice, Kind, Words, wrong
+from bagent.job.validation import LoadContext
+from bagent.text.suggest import shown
+from bagent.types import Json
+
+Role = Literal["system", "user", "assistant", "developer"]
+
+
+# In a YAML file these can only come from escapes, most often of LaTeX: "\\frac", "\\beta", "\\rho".
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]|\r(?!\n)")
+
+
+@dataclass(frozen=True)
+class PromptText(Kind):
+    """Text of a prompt, exactly as written."""
+
+    def read(self, value: Any, context: LoadContext | None) -> str:
+        """The text; a control character in it is an escape gone wrong."""
+        text = getattr(value, "source", value)
+        if isinstance(text, bool):
+            text = "true" if text else "false"
+        if not isinstance(text, str):
+            hint = 'quote a text that begins with {: "{ ... }"' if isinstance(value, dict) else ""
+            raise wrong(f"expected text, got {shown(value)}", hint)
+        if found := _CONTROL.search(text):
+            raise wrong(
+                f"the text holds the control character U+{ord(found[0]):04X}",
+                "in \"double quotes\" \\ is special: use 'single quotes', or | and lines below it",
+            )
+        return str(text)
+
+    def describe(self) -> Json:
+        """Text."""
+        return TEXT
+
+
+class TextSpec(Section):
+    """A text, or the file that holds it."""
+
+    short_form: ClassVar[list[Json]] = [PromptText().describe()]
+
+    text: Annotated[str | None, PromptText()] = Field(default=None, description="The text itself.")
+    file: Annotated[Place | None, PathIn()] = Field(
+        default=None, description="The file that holds it."
+    )
+
+    @classmethod
+    def expand(cls, data: Any) -> Any:
+        """Anything but a mapping is the text."""
+        return data if isinstance(data, dict) else {"text": data}
+
+    @model_validator(mode="after")
+    def _one(self) -> TextSpec:
+        if (self.text is None) == (self.file is None):
+            raise wrong("expected a text or {file: PATH}")
+        return self
+
+
+class PartSpec(Section):
+    """One part of a message: text or an image."""
+
+    misplaced: ClassVar[dict[str, str]] = {
+        "type": "a part is {text: ...} or {image: PATH or URL}",
+        "image_url": "write {image: URL}",
+    }
+
+    text: Annotated[str | None, PromptText()] = Field(default=None, description="Text.")
+    image: Annotated[str | None, PromptText()] = Field(
+        default=None,
+        description="Path of an image under the job's folder, or its URL; may use fields.",
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> PartSpec:
+        if (self.text is None) == (self.image is None):
+            raise wrong("expected {text: ...} or {image: PATH or URL}")
+        return self
+
+
+class ContentSpec(Section):
+    """What one message says: a text, a file's text, or parts."""
+
+    text: Annotated[str | None, PromptText()] = Field(default=None, description="The text itself.")
+    file: Annotated[Place | None, PathIn()] = Field(
+        default=None, description="The file that holds it."
+    )
+    parts: tuple[PartSpec, ...] = Field(default=(), description="Texts and images, in order.")
+
+    @classmethod
+    def short_forms(cls, long_form: dict[str, Any]) -> list[Json]:
+        """A text, or the list of parts."""
+        parts = {"type": "array", "items": long_form["properties"]["parts"]["items"]}
+        return [PromptText().describe(), {**parts, "minItems": 1}]
+
+    @classmethod
+    def expand(cls, data: Any) -> Any:
+        """A list is the parts, anything else but a mapping the text."""
+        if isinstance(data, list):
+            return {"parts": data}
+        return data if isinstance(data, dict) else {"text": data}
+
+    @model_validator(mode="after")
+    def _one(self) -> ContentSpec:
+        if sum((self.text is not None, self.file is not None, bool(self.parts))) != 1:
+            raise wrong("expected a text, {file: PATH} or a list of parts")
+        return self
+
+
+class MessageSpec(Section):
+    """One message of the conversation that a row begins with."""
+
+    role: Annotated[Role, Choice(Role)] = Field(description="Who speaks.")
+    content: ContentSpec = Field(description="What is said.")
+
+
+class PromptSpec(Section):
+    """What is said to the model; Jinja in a sandbox fills in the row's fields."""
+
+    short_form: ClassVar[list[Json]] = [PromptText().describe()]
+
+    system: TextSpec | None = Field(default=None, description="The system message.")
+    user: TextSpec | None = Field(default=None, description="The user message.")
+    messages: tuple[MessageSpec, ...] = Field(default=(), description="All messages, written out.")
+    messages_from: Annotated[str | None, Words(empty=False)] = Field(
+        default=None,
+        description="The field that holds the row's conversation: a list of {role, content}, or"
+        " ShareGPT's {from, value}.",
+        examples=["conversations"],
+    )
+    raw: TextSpec | None = Field(
+        default=None, description="The whole prompt, without a chat template."
+    )
+
+    @classmethod
+    def expand(cls, data: Any) -> Any:
+        """Anything but a mapping is the user message."""
+        return data if isinstance(data, dict) else {"user": data}
+
+    @model_validator(mode="after")
+    def _one(self) -> PromptSpec:
+        forms = [
+            bool(self.user or self.system),
+            bool(self.messages),
+            self.messages_from is not None,
+            self.raw is not None,
+        ]
+        if sum(forms) > 1:
+            raise wrong("system and user, messages, messages_from and raw exclude each other")
+        if not any(forms):
+            raise wrong("expected user, messages, messages_from or raw")
+        if self.system and not self.user:
+            raise wrong("user is missing", "a system message alone asks nothing", key="system")
+        return self
+
+
+class InputSpec(Section):
+    """Where rows come from: ``path``, ``files`` or ``sql``, exactly one."""
+
+    short_form: ClassVar[list[Json]] = [InputPaths().describe()]
+
+    path: Annotated[tuple[InputPath, ...], InputPaths()] = Field(
+        default=(), description="A path, a glob, a list of them, or - for stdin."
+    )
+    files: Annotated[tuple[InputPath, ...], InputPaths(stdin=False)] = Field(
+        default=(),
+        description="Text files; each is a row with path and text.",
+        examples=["papers/*.txt"],
+    )
+    sql: Annotated[str | None, Words(empty=False)] = Field(
+        default=None, description="A DuckDB query; paths in it are relative to the job file."
+    )
+
+    @classmethod
+    def expand(cls, data: Any) -> Any:
+        """A text or a list is the path."""
+        return data if isinstance(data, dict) else {"path": data}
+
+    @model_validator(mode="after")
+    def _one(self) -> InputSpec:
+        if sum((bool(self.path), bool(self.files), self.sql is not None)) != 1:
+            raise wrong("expected a path, {files: ...} or {sql: ...}")
+        return self

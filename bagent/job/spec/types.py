@@ -1,0 +1,413 @@
+"""Kinds of values in a job file: each reads a value, says what is wrong, and describes itself.
+
+A kind stands in an annotation, ``Annotated[int, Whole(1, 1000)]``, and gives pydantic the
+validator and the JSON Schema from one definition. Messages are for people and name what was
+expected and what stands there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+
+from bagent.job.validation import LoadContext
+from bagent.job.yaml.scalars import SourceText, parse_number, plain, read_duration
+from bagent.text.suggest import did_you_mean, shown
+from bagent.types import Json
+
+VARIABLE: Json = {"type": "string", "pattern": r"\$\{"}
+"""In the JSON Schema: a ``${VAR}`` may stand where a number or a word is expected."""
+
+TEXT: Json = {"type": ["string", "number"]}
+"""In the JSON Schema: text; a number in its place is read as it was written."""
+
+
+def wrong(message: str, hint: str = "", *, key: str = "") -> PydanticCustomError:
+    """The error of a validator; ``key`` names a key inside the value where the fault stands."""
+    return PydanticCustomError(
+        "bagent", "{message}", {"message": message, "hint": hint, "key": key}
+    )
+
+
+def as_number(value: object) -> int | float | None:
+    """The number that ``value`` is, a whole ``${VAR}`` included; None where it is none."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, SourceText) and value.from_variable:
+        return parse_number(value)
+    return value if isinstance(value, (int, float)) else None
+
+
+class Kind(ABC):
+    """Base of all kinds; a subclass gives :meth:`read` and :meth:`describe`."""
+
+    @abstractmethod
+    def read(self, value: Any, context: LoadContext | None) -> Any:
+        """The checked value.
+
+        Raises:
+            PydanticCustomError: by :func:`wrong`.
+        """
+
+    @abstractmethod
+    def describe(self) -> Json:
+        """The JSON Schema of what :meth:`read` accepts."""
+
+    def dump(self, value: Any) -> Json:
+        """The value, never None, as JSON; reading that again gives an equal value."""
+        return value
+
+    def dump_none(self) -> Json:
+        """What None is as JSON: by itself it stands for the default."""
+        return None
+
+    def _dump(self, value: Any) -> Json:
+        return self.dump_none() if value is None else self.dump(value)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.with_info_plain_validator_function(
+            lambda value, info: self.read(value, info.context),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                self._dump, when_used="json"
+            ),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> Json:
+        return self.describe()
+
+
+@dataclass(frozen=True)
+class Words(Kind):
+    """Text. A number in its place is taken as it was written: ``08`` is the text 08."""
+
+    empty: bool = True
+
+    def read(self, value: Any, context: LoadContext | None) -> str:
+        """The text, as it was written."""
+        text = getattr(value, "source", value)
+        if not isinstance(text, str):
+            raise wrong(f"expected text, got {shown(value)}", _quote(value))
+        if not self.empty and not text.strip():
+            raise wrong("expected text, got an empty one")
+        return str(text)
+
+    def describe(self) -> Json:
+        """Text; numbers are read as text."""
+        return TEXT
+
+
+@dataclass(frozen=True)
+class WordList(Kind):
+    """A list of texts, or one text for a list of one."""
+
+    least: int = 0
+
+    def read(self, value: Any, context: LoadContext | None) -> tuple[str, ...]:
+        """The texts, at least ``least`` of them."""
+        items = value if isinstance(value, (list, tuple)) else [value]
+        texts = tuple(Words().read(item, context) for item in items)
+        if len(texts) < self.least:
+            raise wrong("expected at least one text, got an empty list")
+        return texts
+
+    def dump(self, value: Any) -> Json:
+        """The list; None where it is shorter than one may be written."""
+        return list(value) if len(value) >= self.least else None
+
+    def describe(self) -> Json:
+        """One text, or a list of texts."""
+        return {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": self.least}]}
+
+
+@dataclass(frozen=True)
+class WordMap(Kind):
+    """A mapping from text to text."""
+
+    def read(self, value: Any, context: LoadContext | None) -> Mapping[str, str]:
+        """The mapping, each value as it was written."""
+        if not isinstance(value, dict):
+            raise wrong(f"expected a mapping of text to text, got {shown(value)}")
+        return {str(key): self._item(str(key), item, context) for key, item in value.items()}
+
+    def _item(self, key: str, value: Any, context: LoadContext | None) -> str:
+        text = getattr(value, "source", value)
+        if not isinstance(text, str):
+            raise wrong(f"{key}: expected text, got {shown(value)}", _quote(value), key=key)
+        return str(text)
+
+    def describe(self) -> Json:
+        """An object whose values are text."""
+        return {"type": "object", "additionalProperties": TEXT}
+
+
+@dataclass(frozen=True)
+class Choice(Kind):
+    """One of some words; ``of`` is the Literal type that lists them."""
+
+    of: Any
+
+    def read(self, value: Any, context: LoadContext | None) -> str:
+        """The word; another one is told with the nearest."""
+        words = get_args(self.of)
+        if isinstance(value, str) and value in words:
+            return str(value)
+        hint = did_you_mean(value, words) if isinstance(value, str) else ""
+        raise wrong(f"expected {either(words)}, got {shown(value)}", hint)
+
+    def describe(self) -> Json:
+        """The words."""
+        return {"anyOf": [{"enum": list(get_args(self.of))}, VARIABLE]}
+
+
+@dataclass(frozen=True)
+class Flag(Kind):
+    """``true`` or ``false``, or one of ``words``."""
+
+    words: tuple[str, ...] = ()
+
+    def read(self, value: Any, context: LoadContext | None) -> bool | str:
+        """True, false or the word; ``yes`` and ``no`` are told what to write."""
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, SourceText) and value.from_variable and value in ("true", "false"):
+            return value == "true"
+        if isinstance(value, str) and value in self.words:
+            return str(value)
+        word = value.lower() if isinstance(value, str) else ""
+        meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(word, "")
+        hint = f"write {meant}" if meant else did_you_mean(word, (*self.words, "true", "false"))
+        raise wrong(f"expected {either((*self.words, 'true', 'false'))}, got {shown(value)}", hint)
+
+    def describe(self) -> Json:
+        """The two values and the words."""
+        return {"anyOf": [{"enum": [*self.words, True, False]}, VARIABLE]}
+
+
+@dataclass(frozen=True)
+class Whole(Kind):
+    """A whole number from ``low`` to ``high``, or one of ``words``; ``1e2`` is whole.
+
+    The word ``none`` gives None.
+    """
+
+    low: int
+    high: int | None = None
+    words: tuple[str, ...] = ()
+
+    def read(self, value: Any, context: LoadContext | None) -> int | str | None:
+        """The number within its bounds, a word, or None for ``none``."""
+        if isinstance(value, str) and value in self.words:
+            return _word(value)
+        number = as_number(value)
+        if number is None:
+            expected = either((*self.words, "a whole number"))
+            raise wrong(f"expected {expected}, got {shown(value)}", _number_hint(value, self.words))
+        if not math.isfinite(number) or number != int(number):
+            raise wrong(f"expected a whole number, got {shown(value)}")
+        _check_range(number, self.low, self.high, value)
+        return int(number)
+
+    def describe(self) -> Json:
+        """An integer within its bounds, or a word."""
+        number: dict[str, Json] = {"type": "integer", "minimum": self.low}
+        if self.high is not None:
+            number["maximum"] = self.high
+        words = [{"enum": list(self.words)}] if self.words else []
+        return {"anyOf": [number, *words, VARIABLE]}
+
+
+@dataclass(frozen=True)
+class Real(Kind):
+    """A finite number from ``low`` to ``high``; with ``above`` it must be more than ``low``.
+
+    The word ``none``, where ``words`` has it, gives None.
+    """
+
+    low: float
+    high: float | None = None
+    above: bool = False
+    words: tuple[str, ...] = ()
+
+    def read(self, value: Any, context: LoadContext | None) -> float | str | None:
+        """The number within its bounds, a word, or None for ``none``."""
+        if isinstance(value, str) and value in self.words:
+            return _word(value)
+        number = as_number(value)
+        if number is None:
+            expected = either((*self.words, "a number"))
+            raise wrong(f"expected {expected}, got {shown(value)}", _number_hint(value, self.words))
+        if not math.isfinite(number):
+            raise wrong(f"expected a finite number, got {shown(value)}")
+        if self.above and number <= self.low:
+            raise wrong(f"must be more than {_bound(self.low)}, got {shown(value)}")
+        _check_range(number, self.low, self.high, value)
+        return float(number)
+
+    def describe(self) -> Json:
+        """A number within its bounds, or a word."""
+        least = "exclusiveMinimum" if self.above else "minimum"
+        number: dict[str, Json] = {"type": "number", least: self.low}
+        if self.high is not None:
+            number["maximum"] = self.high
+        words = [{"enum": list(self.words)}] if self.words else []
+        return {"anyOf": [number, *words, VARIABLE]}
+
+
+@dataclass(frozen=True)
+class FreeForm(Kind):
+    """Any JSON value, passed on as it is; with ``mapping`` only a mapping."""
+
+    mapping: bool = False
+
+    def read(self, value: Any, context: LoadContext | None) -> Json:
+        """The value as plain JSON values."""
+        if self.mapping and not isinstance(value, dict):
+            raise wrong(f"expected a mapping, got {shown(value)}")
+        return plain(value)
+
+    def describe(self) -> Json:
+        """Anything, or any object."""
+        return {"type": "object"} if self.mapping else {}
+
+
+def either(words: tuple[str, ...]) -> str:
+    """``a, b or c``."""
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+
+
+def _word(value: str) -> str | None:
+    return None if value == "none" else str(value)
+
+
+def _bound(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
+def _check_range(number: float, low: float, high: float | None, value: Any) -> None:
+    if number < low:
+        raise wrong(f"must be at least {_bound(low)}, got {shown(value)}")
+    if high is not None and number > high:
+        raise wrong(f"must be at most {_bound(high)}, got {shown(value)}")
+
+
+def _quote(value: Any) -> str:
+    return "quote it to make it text" if isinstance(value, bool) else ""
+
+
+def _number_hint(value: Any, words: tuple[str, ...]) -> str:
+    if not isinstance(value, str):
+        return ""
+    if parse_number(value) is not None:
+        return "remove the quotes"
+    if parse_number(value.replace("_", "").replace(",", "")) is not None:
+        return f"write {value.replace('_', '').replace(',', '')}"
+    return did_you_mean(value, words)
+
+
+_MINUTES = re.compile(r"([0-9]+):([0-5][0-9])")
+_CLOCK = re.compile(r"([0-9]+):([0-5][0-9]):([0-5][0-9])")
+_PER_SECOND = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*/\s*(s|m|h)")
+
+
+@dataclass(frozen=True)
+class Duration(Kind):
+    """Seconds, from ``10s``, ``5m``, ``1h30m``, ``250ms`` or a number; ``none`` = no limit (None).
+
+    ``words`` are further words that stand for themselves. ``clock`` allows ``HH:MM:SS``, and
+    ``finite`` does not allow ``none``.
+    """
+
+    words: tuple[str, ...] = ()
+    clock: bool = False
+    finite: bool = False
+
+    def read(self, value: Any, context: LoadContext | None) -> float | str | None:
+        """Seconds, more than 0; a word; None for ``none``."""
+        if isinstance(value, str) and value in self.words:
+            return str(value)
+        if isinstance(value, str) and value == "none" and not self.finite:
+            return None
+        seconds = self._seconds(value)
+        if seconds is None or not math.isfinite(seconds):
+            more = () if self.finite else ("none",)
+            expected = either((*self.words, "a duration like 10s, 5m or 1h30m", *more))
+            raise wrong(f"expected {expected}, got {shown(value)}", self._hint(value))
+        if seconds <= 0:
+            hint = "" if self.finite else "none = no limit"
+            raise wrong(f"must be more than 0, got {shown(value)}", hint)
+        return seconds
+
+    def _seconds(self, value: Any) -> float | None:
+        number = as_number(value)
+        if number is not None or not isinstance(value, str):
+            return number if number is None else float(number)
+        clock = _CLOCK.fullmatch(value.strip()) if self.clock else None
+        if clock:
+            hours, minutes, seconds = (int(part) for part in clock.groups())
+            return float(hours * 3600 + minutes * 60 + seconds)
+        # A number in quotes is as wrong here as it is for any other number.
+        if parse_number(value.strip()) is not None:
+            return None
+        try:
+            return read_duration(value)
+        except ValueError:
+            return None
+
+    def _hint(self, value: Any) -> str:
+        if isinstance(value, str):
+            number = parse_number(value.strip())
+            if number is not None and math.isfinite(number):
+                return "remove the quotes"
+            if found := _MINUTES.fullmatch(value.strip()):
+                return f"write {found[1]}m{found[2]}s"
+        return "" if self.finite or isinstance(value, (dict, list)) else "none = no limit"
+
+    def dump_none(self) -> Json:
+        """No limit is written ``none``."""
+        return "none"
+
+    def describe(self) -> Json:
+        """A number of seconds, a text such as ``1h30m``, or a word."""
+        text = r"^(\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h|d))+\s*$"
+        patterns: list[Json] = [{"type": "string", "pattern": text}]
+        if self.clock:
+            patterns.append({"type": "string", "pattern": f"^{_CLOCK.pattern}$"})
+        number = {"type": "number", "exclusiveMinimum": 0}
+        words = [*([] if self.finite else ["none"]), *self.words]
+        if not words:
+            return {"anyOf": [number, *patterns, VARIABLE]}
+        return {"anyOf": [number, *patterns, {"enum": words}, VARIABLE]}
+
+
+@dataclass(frozen=True)
+class Rate(Kind):
+    """Events per second, from a number (per second) or ``5/s``, ``100/m``, ``1000/h``."""
+
+    def read(self, value: Any, context: LoadContext | None) -> float:
+        """Events per second, more than 0."""
+        number = as_number(value)
+        if isinstance(value, str) and number is None:
+            found = _RATE.fullmatch(value.strip())
+            number = float(found[1]) / _PER_SECOND[found[2]] if found else None
+        if number is None or not math.isfinite(number):
+            raise wrong(f"expected a rate like 5/s or 100/m, got {shown(value)}")
+        if number <= 0:
+            raise wrong(f"must be more than 0, got {shown(value)}")
+        return float(number)
+
+    def describe(self) -> Json:
+        """A number, or a text such as ``100/m``."""
+        text = {"type": "string", "pattern": f"^{_RATE.pattern}$"}
+        return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, text, VARIABLE]}

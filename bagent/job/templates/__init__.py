@@ -1,0 +1,1 @@
+"""Prompt templates: the sandbox, its limits, and the prompt of a row."""

@@ -1,0 +1,413 @@
+"""One text with fields in it: checked at load, rendered once per row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jinja2 import Template as JinjaTemplate
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2.runtime import Undefined
+
+from bagent.errors import JobError, Position
+from bagent.job.source_map import Origin
+from bagent.job.templates.environment import ENVIRONMENT, HELPERS, MissingField, prepare
+from bagent.job.templates.limits import MAX_RENDER, TooLarge, end_budget, start_budget
+from bagent.job.templates.variables import ROW, Chain, Names, Use, forbidden, names_of
+from bagent.text.suggest import did_you_mean, near
+from bagent.types import ErrorKind
+
+_JINJAS_OWN = frozenset({*HELPERS, ROW, "self", "super"})
+
+
+class PlainFields:
+    """The texts around the fields of a template, and the fields, in order."""
+
+    def __init__(self, form: str, names: tuple[str, ...]) -> None:
+        self._form = form
+        self._names = names
+
+    def fill(self, data: Mapping[str, Any]) -> str | None:
+        """The text for one row, None where Jinja has to say what becomes of it."""
+        values = []
+        for name in self._names:
+            value = data.get(name)
+            # Text and whole numbers print as they are; of the rest Jinja knows.
+            if type(value) is not str and type(value) is not int:
+                return None
+            values.append(value)
+        try:
+            text = self._form % tuple(values)
+        except ValueError:  # a number of more digits than Python prints
+            return None
+        return text if len(text) <= MAX_RENDER else None
+
+
+def plain_fields(tree: nodes.Template) -> PlainFields | None:
+    """The template as texts and fields, None where it has anything else in it."""
+    form: list[str] = []
+    names: list[str] = []
+    for output in tree.body:
+        if not isinstance(output, nodes.Output):
+            return None
+        for piece in output.nodes:
+            if isinstance(piece, nodes.TemplateData):
+                form.append(piece.data.replace("%", "%%"))
+            elif isinstance(piece, nodes.Name) and piece.name not in _JINJAS_OWN:
+                form.append("%s")
+                names.append(piece.name)
+            else:
+                return None
+    return PlainFields("".join(form), tuple(names)) if names else None
+
+
+_TAG = re.compile(r"\{\{|\{%|\{#")
+_SPACED_NAME = re.compile(r"\{\{-?\s*([^\W\d]\w*(?:[ ]+\w+)+)\s*-?\}\}")
+_SINGLE = re.compile(r"(?<![{$\\])\{([A-Za-z_]\w*)\}(?!\})")
+ROW_ERRORS = (
+    TemplateError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    RecursionError,
+    MemoryError,
+    RuntimeError,
+    re.error,
+)
+"""What templates raise on odd data: each is that row's failure, not the run's."""
+
+
+class TemplateFailure(Exception):
+    """One row cannot be rendered; the text says which field or what is wrong."""
+
+    kind: ErrorKind = "template"
+
+
+class Template:
+    """One text with Jinja tags.
+
+    Args:
+        text: the template.
+        where: its name in messages, such as ``prompt.user``.
+        origin: where the text stands.
+
+    Raises:
+        JobError: the template is not Jinja, uses an unknown filter or test, or a tag that would
+            need other templates; with file, line and column.
+    """
+
+    def __init__(self, text: str, where: str, origin: Origin) -> None:
+        self.text = text
+        self.where = where
+        self._origin = origin
+        self.constant: str | None = text if _TAG.search(text) is None else None
+        self._plain: PlainFields | None = None
+        self.names = Names(frozenset(), (), frozenset(), False, ())
+        if self.constant is None:
+            self._compile()
+
+    @property
+    def fields(self) -> frozenset[str] | None:
+        """The fields of the row that the text uses; None where it uses the row as a whole."""
+        return self.names.fields
+
+    def render(self, data: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> str:
+        """The text for one row.
+
+        Args:
+            data: the row's fields.
+            extra: further names; they come before fields.
+
+        Raises:
+            TemplateFailure: a field is missing, the template fails on this row, the text would
+                be larger than 64 MB, or its loops take more than 2 s.
+        """
+        if self.constant is not None:
+            return self.constant
+        if self._plain is not None and not extra:
+            text = self._plain.fill(data)
+            if text is not None:
+                return text
+        try:
+            context = self._context(ENVIRONMENT, self._scope(data, extra), None, {}, None)
+            start_budget()
+            if self._loops:
+                return self._bounded(self._root(context))
+            text = "".join(self._root(context))
+        except ROW_ERRORS as error:
+            raise self._failure(error, data, extra) from None
+        finally:
+            end_budget()
+        if len(text) > MAX_RENDER:
+            raise TemplateFailure(f"{self.where} renders to more than 64 MB")
+        return text
+
+    def check(
+        self, sample: Sequence[Mapping[str, Any]], extra: Mapping[str, frozenset[str] | None]
+    ) -> None:
+        """See that every name is in some row of ``sample``, is guarded, or is in ``extra``.
+
+        Args:
+            sample: the first rows.
+            extra: further names, each with the properties that it may have; None: any.
+
+        Raises:
+            JobError: at the name, with the field that was probably meant.
+        """
+        for use in self.names.uses:
+            if use.chain[0] in extra:
+                lacks = lacking(use.chain, extra[use.chain[0]])
+                if lacks is not None:
+                    name = ".".join(use.chain[:2])
+                    raise self._error(f"there is no {name}", use.line, lacks, use.chain[0])
+            elif sample and _is_missing(use.chain, sample):
+                raise self._unknown(use, sample, set(extra))
+
+    def single_braces(self, sample: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Fields that stand in the text as ``{field}``, which Jinja leaves as it is."""
+        fields = {name for row in sample for name in row}
+        plain = self.constant if self.constant is not None else _TAG.split(self.text)[0]
+        return sorted({name for name in _SINGLE.findall(plain) if name in fields})
+
+    def _compile(self) -> None:
+        try:
+            tree = ENVIRONMENT.parse(self.text)
+            self._check_tree(tree)
+            self.names = names_of(tree)
+            prepare(tree)
+            code = ENVIRONMENT.compile(tree, self.where)
+        except TemplateSyntaxError as error:
+            words = error.message or "not a template"
+            hint = _with_blanks(self.text, error.lineno) or _literal(words)
+            raise self._error(words, error.lineno, hint) from None
+        except RecursionError:
+            raise self._error("the template nests too deeply", 1, "") from None
+        compiled = JinjaTemplate.from_code(ENVIRONMENT, code, {})
+        self._root = compiled.root_render_func
+        self._context = ENVIRONMENT.context_class
+        self._loops = next(tree.find_all((nodes.For, nodes.Macro)), None) is not None
+        self._helpers = {name: HELPERS[name] for name in self.names.helpers}
+        self._plain = plain_fields(tree)
+        if _only_text(tree):
+            self.constant = "".join(self._root(self._context(ENVIRONMENT, {}, None, {}, None)))
+
+    def _check_tree(self, tree: nodes.Template) -> None:
+        for node in forbidden(tree):
+            kind = type(node).__name__.lower()
+            raise self._error(f"{kind} needs other templates", node.lineno, "use {file: PATH}")
+        for node in tree.find_all(nodes.Block):
+            raise self._error("block has no use here", node.lineno, "leave the block tags out")
+        for use in tree.find_all((nodes.Filter, nodes.Test)):
+            kind = type(use).__name__.lower()
+            known = ENVIRONMENT.filters if kind == "filter" else ENVIRONMENT.tests
+            if use.name not in known:
+                meant = near(use.name, known)
+                hint = f"did you mean {meant}?" if meant else ""
+                raise self._error(f"there is no {kind} {use.name}", use.lineno, hint, use.name)
+
+    def _error(self, message: str, line: int, hint: str, word: str = "") -> JobError:
+        at = self._origin.position(self.text, line, word)
+        return JobError(f"{self.where}: {message.rstrip('.')}", hint=hint, at=at)
+
+    def _scope(self, data: Mapping[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
+        if not (self._helpers or extra or self.names.row) and isinstance(data, dict):
+            # The row itself: nothing in a template can change it.
+            return data
+        scope = {**self._helpers, **data}
+        if self.names.row:
+            scope[ROW] = data
+        if extra:
+            scope.update(extra)
+        return scope
+
+    def _bounded(self, pieces: Iterator[str]) -> str:
+        kept, size = [], 0
+        for piece in pieces:
+            size += len(piece)
+            if size > MAX_RENDER:
+                raise TooLarge("more than 64 MB")
+            kept.append(piece)
+        return "".join(kept)
+
+    def _failure(
+        self, error: BaseException, data: Mapping[str, Any], extra: Mapping[str, Any] | None
+    ) -> TemplateFailure:
+        if isinstance(error, MissingField):
+            name = self._dotted(error.name, {**data, **(extra or {})})
+            return TemplateFailure(f"{self.where}: the row has no field {name}")
+        if isinstance(error, TooLarge):
+            return TemplateFailure(f"{self.where} renders to more than 64 MB")
+        if isinstance(error, MemoryError):
+            return TemplateFailure(f"{self.where} needs too much memory")
+        words = " ".join(str(error).split()) or type(error).__name__
+        return TemplateFailure(f"{self.where}: {words[:300]}")
+
+    def _dotted(self, name: str, data: Mapping[str, Any]) -> str:
+        """The chain of the template that ends with the missing ``name`` and misses in ``data``."""
+        tail = tuple(name.split("."))
+        ending = [chain for chain in self.names.chains if _ends(chain, tail)]
+        for chain in ending:
+            if not _has(data, chain):
+                return ".".join(chain)
+        return ".".join(ending[0]) if ending else name
+
+    def _unknown(self, use: Use, sample: Sequence[Mapping[str, Any]], known: set[str]) -> JobError:
+        name = ".".join(use.chain)
+        meant = _meant(use.chain, sample, known)
+        guard = f'guard it: {{{{ {name} | default("") }}}}'
+        rows = f"the first {len(sample)} rows" if len(sample) > 1 else "the first row"
+        none_of = "none of " if len(sample) > 1 else "not in "
+        message = (
+            f"{name} is in {none_of}{rows}" if len(sample) > 1 else f"{name} is {none_of}{rows}"
+        )
+        hint = f"did you mean {meant}? or {guard}" if meant else guard
+        return self._error(message, use.line, hint, use.chain[0])
+
+
+def lacking(chain: Chain, properties: frozenset[str] | None) -> str | None:
+    """How to mend a chain whose second name is none of ``properties``; None: nothing is wrong.
+
+    Args:
+        chain: such as ``("plan", "items")``.
+        properties: what the first name may have; None or none: that is not known.
+    """
+    if not properties or len(chain) < 2 or chain[1] in properties or hasattr(dict, chain[1]):
+        return None
+    return did_you_mean(chain[1], properties) or f"it has {', '.join(sorted(properties))}"
+
+
+def _with_blanks(text: str, line: int) -> str | None:
+    """How to name a field whose name has blanks in it, where a line does so as if it had none."""
+    lines = text.splitlines()
+    if not 0 < line <= len(lines):
+        return None
+    match = _SPACED_NAME.search(lines[line - 1])
+    return match and f"a name with blanks is written {{{{ row['{match[1]}'] }}}}"
+
+
+def _literal(words: str) -> str:
+    """How to write the tag that Jinja complains of as plain text."""
+    if "comment" in words:
+        tag = "{#"
+    else:
+        tag = "{%" if "tag" in words or "statement block" in words else "{{"
+    return f"write a literal {tag} as {{% raw %}}{tag}{{% endraw %}}"
+
+
+def _only_text(tree: nodes.Template) -> bool:
+    """True if the template holds no expression and no statement: comments and raw text only."""
+    return all(
+        isinstance(node, nodes.Output)
+        and all(isinstance(piece, nodes.TemplateData) for piece in node.nodes)
+        for node in tree.body
+    )
+
+
+def _ends(chain: Chain, tail: Chain) -> bool:
+    return any(chain[:end][-len(tail) :] == tail for end in range(len(tail), len(chain) + 1))
+
+
+def _has(row: Any, chain: Chain) -> bool | None:
+    """Whether ``row`` has the field at ``chain``; None if a value on the way is no mapping."""
+    for part in chain:
+        if not isinstance(row, Mapping):
+            return None
+        if part not in row:
+            return False
+        row = row[part]
+    return True
+
+
+def _is_missing(chain: Chain, sample: Sequence[Mapping[str, Any]]) -> bool:
+    """True if no row of ``sample`` has the field at ``chain``, and some row could have it."""
+    found = {_has(row, chain) for row in sample}
+    return True not in found and False in found
+
+
+def _meant(chain: Chain, sample: Sequence[Mapping[str, Any]], known: set[str]) -> str | None:
+    """The chain that was probably meant: the nearest name at the first place that misses."""
+    for depth, part in enumerate(chain):
+        levels = [level for row in sample if (level := _level(row, chain[:depth])) is not None]
+        names = {str(name) for level in levels for name in level} | (set() if depth else known)
+        if part not in names:
+            found = near(part, names)
+            return ".".join((*chain[:depth], found)) if found else None
+    return None
+
+
+def _level(row: Any, chain: Chain) -> Mapping[str, Any] | None:
+    for part in chain:
+        row = row.get(part) if isinstance(row, Mapping) else None
+    return row if isinstance(row, Mapping) else None
+
+
+class Expression:
+    """An expression over named values.
+
+    ``names`` are the names that it uses, ``uses`` the dotted chains that have to be there, such as
+    ``("plan", "items")``: those that no ``default`` or ``is defined`` guards.
+
+    Args:
+        text: the expression, without braces.
+        where: its name in messages, such as ``stages[1].items``.
+        at: where it stands.
+
+    Raises:
+        JobError: it is no expression.
+    """
+
+    def __init__(self, text: str, where: str, at: Position | None = None) -> None:
+        self.text = text
+        self.where = where
+        try:
+            tree = ENVIRONMENT.parse("{{ " + text + " }}")
+            self._evaluate = ENVIRONMENT.compile_expression(text, undefined_to_none=False)
+        except TemplateSyntaxError as error:
+            words = (error.message or "not an expression").rstrip(".")
+            raise JobError(
+                f"{where}: {words}: {text}", hint="write it without braces", at=at
+            ) from None
+        self.names = frozenset(meta.find_undeclared_variables(tree)) - HELPERS.keys()
+        found = names_of(tree)
+        self.uses = tuple(use.chain for use in found.uses if use.chain[0] in self.names)
+        if found.row:  # which only prompts have
+            self.uses = ((ROW,), *self.uses)
+
+    def value(self, scope: Mapping[str, Any]) -> Any:
+        """Its value for the names in ``scope``.
+
+        Raises:
+            TemplateFailure: a name is missing, or the expression fails on these values.
+        """
+        start_budget()
+        try:
+            found = self._evaluate({**HELPERS, **scope})
+            if isinstance(found, Undefined):
+                str(found)
+        except MissingField as error:
+            raise TemplateFailure(f"{self.where}: there is no {error.name}") from None
+        except ROW_ERRORS as error:
+            raise TemplateFailure(f"{self.where}: {error}") from None
+        finally:
+            end_budget()
+        return found
+
+    def holds(self, scope: Mapping[str, Any]) -> bool:
+        """Whether it is true; a name that is missing counts as false.
+
+        Raises:
+            TemplateFailure: the expression fails on these values.
+        """
+        start_budget()
+        try:
+            return bool(self._evaluate({**HELPERS, **scope}))
+        except MissingField:
+            return False
+        except ROW_ERRORS as error:
+            raise TemplateFailure(f"{self.where}: {error}") from None
+        finally:
+            end_budget()

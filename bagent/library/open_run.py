@@ -1,0 +1,204 @@
+"""Reading a run from another program, while it goes on or after it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.store.run_dir import RunDir, find_run
+from bagent.types import Json, Status
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from bagent.store.results import RunSummary
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one (row, stage, answer); a field has the name of its column in ``results``.
+
+    ``output`` is the validated answer as JSON values, ``input`` the input row; both None where
+    there is none. Times are Unix seconds (``*_at``) and milliseconds (``*_ms``); what nobody told
+    is None, never 0.
+    """
+
+    id: Json = None
+    row: int
+    source: str
+    line: int
+    stage: str
+    answer: int = 0
+    status: Status
+    output: Json = None
+    text: str | None = None
+    reasoning: str | None = None
+    error_kind: str | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    model: str | None = None
+    endpoint: str | None = None
+    attempts: int = 0
+    turns: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost_usd: float | None = None
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+    latency_ms: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    parents: list[str] | None = None
+    parents_failed: int | None = None
+    copied_from: str | None = None
+    prompt_sha256: str | None = None
+    output_sha256: str | None = None
+    logprobs: Json = None
+    input: Json = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a valid answer."""
+        return self.status == "ok"
+
+
+_ID_TYPES: dict[type, str] = {int: "BIGINT", float: "DOUBLE"}
+_TABLES_WITH_ID = ("results", "answers", "attempts", "tool_calls")
+
+
+def open_run(run: str | os.PathLike[str] | None = None) -> OpenedRun:
+    """The run that is meant: a directory, else a name under ``./runs``; None: the latest.
+
+    Raises:
+        bagent.errors.UsageError: there is none.
+    """
+    return OpenedRun(find_run(None if run is None else os.fspath(run), Path("runs")))
+
+
+class OpenedRun:
+    """A run to be read; every question is answered from the run as it is then."""
+
+    def __init__(self, directory: RunDir) -> None:
+        self._directory = directory
+
+    def __repr__(self) -> str:
+        return f"<run {self.path}>"
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._directory.path
+
+    def summary(self) -> RunSummary:
+        """Return the totals, counts by status and kind, tokens, cost, speed."""
+        from bagent.store.results import summary
+
+        return summary(self.path, _warn, self._directory.look(_warn))
+
+    def results(
+        self, *, statuses: Iterable[str] | None = None, with_input: bool = False
+    ) -> Iterator[Result]:
+        """The current results in input order, one at a time, straight from the journal.
+
+        Args:
+            statuses: only these.
+            with_input: read the input again, for :attr:`Result.input`.
+        """
+        from bagent.store.results import Wanted, encode_result, iter_results
+        from bagent.store.run_input import find_input
+
+        wanted = Wanted(statuses=None if statuses is None else frozenset(statuses), ordered=True)
+        info = self._directory.look(_warn)
+        find = None
+        if with_input and info is not None:
+            find = partial(find_input, self._directory, info, report=_warn)
+        decoder = msgspec.json.Decoder(Result)
+        for result in iter_results(self.path, wanted, report=_warn, find_input=find):
+            yield decoder.decode(encode_result(result))
+
+    def __iter__(self) -> Iterator[Result]:
+        return self.results()
+
+    def df(self, query: str = "results") -> Any:
+        """A table, a view or what SQL finds, as a pandas DataFrame (needs pandas).
+
+        Args:
+            query: ``results``, ``answers``, ``attempts``, ``tool_calls``, ``endpoints``, a view
+                such as ``by_endpoint``, or a DuckDB statement over them.
+
+        Raises:
+            duckdb.Error: the SQL is wrong.
+        """
+        return self._ask(query, "df")
+
+    def pl(self, query: str = "results") -> Any:
+        """As :meth:`df`, as a polars DataFrame (needs polars and pyarrow)."""
+        return self._ask(query, "pl")
+
+    def arrow(self, query: str = "results") -> Any:
+        """As :meth:`df`, as a pyarrow Table (needs pyarrow)."""
+        return self._ask(query, "to_arrow_table")
+
+    def rows(self, query: str = "results") -> list[dict[str, Any]]:
+        """As :meth:`df`, as dicts; needs no other package."""
+        from bagent.store.query import plain_rows
+
+        with self._tables() as connection:
+            cursor = connection.execute(_statement(query))
+            names = [column[0] for column in cursor.description or []]
+            found = plain_rows(cursor, raw_json=False)
+            return [dict(zip(names, row, strict=True)) for row in found]
+
+    def _ask(self, query: str, form: str) -> Any:
+        with self._tables() as connection:
+            return getattr(connection.sql(_statement(query)), form)()
+
+    @contextmanager
+    def _tables(self) -> Iterator[DuckDBPyConnection]:
+        from bagent.duck import Access
+        from bagent.store.query import open_tables
+
+        with open_tables(self._directory, _warn, access=Access(everything=True)) as connection:
+            self._restore_id_type(connection)
+            yield connection
+
+    def _restore_id_type(self, connection: DuckDBPyConnection) -> None:
+        """Make ids numbers again where the rows had numbers: the tables hold them as text.
+
+        Then frames join on ``id``. Ids of several kinds stay text.
+        """
+        from bagent.store.results import iter_results
+
+        first = next(iter(iter_results(self.path, report=lambda _: None)), None)
+        kind = _ID_TYPES.get(type(first["id"])) if first is not None else None
+        if kind is None:
+            return
+        other = f"try_cast(id AS {kind}) IS NULL AND id IS NOT NULL"
+        for name in _TABLES_WITH_ID:
+            if connection.execute(f"SELECT 1 FROM {name} WHERE {other} LIMIT 1").fetchone():
+                return
+        for name in _TABLES_WITH_ID:
+            connection.execute(f"ALTER VIEW {name} RENAME TO {name}_as_text")
+            connection.execute(
+                f"CREATE VIEW {name} AS SELECT * REPLACE (try_cast(id AS {kind}) AS id)"
+                f" FROM {name}_as_text"
+            )
+
+
+def _statement(query: str) -> str:
+    from bagent.store.tables.schema import TABLES
+    from bagent.store.tables.views import VIEWS
+
+    return f"from {query}" if query in TABLES or query in VIEWS else query
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, stacklevel=3)

@@ -1,0 +1,415 @@
+"""The counts of a run: fed by every finished row and request, read as snapshots.
+
+One finished row costs about a microsecond, and the memory does not grow with the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from bagent.observe.error_groups import ErrorGroups
+from bagent.observe.snapshot import (
+    Caches,
+    LogHistogram,
+    Rates,
+    RunTotals,
+    Snapshot,
+    StageCount,
+    StartCounts,
+    TokenCount,
+    Tokens,
+)
+from bagent.store.journal.codec import ACCEPTED_CODE, OK_CODE, code_of
+from bagent.store.totals import Totals
+from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome
+
+
+def estimate_to_do(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
+    """Return how many results are still to be made, None where the input's size is not known.
+
+    Rows not yet read are reckoned from the input's size, from how many rows came per unit so
+    far, and from how many of those that were not skipped became work; rows that wait or are in
+    flight are counted, and so are those that were read and not begun: all of a small file.
+    """
+    waiting = max(fleet.in_flight + fleet.ready + fleet.retrying, feed.wanted - done)
+    if is_read_whole(feed):
+        return waiting
+    if feed.size is None:
+        return None
+    if feed.position <= 0 or feed.read <= 0:
+        return None
+    taken = feed.read - feed.skipped
+    work_per_row = (done + waiting) / taken if taken > 0 else 1.0
+    unread = (feed.size - feed.position) * feed.read / feed.position
+    return waiting + round(unread * work_per_row)
+
+
+def is_read_whole(feed: FeedStats) -> bool:
+    """Return whether no rows of the input are left to read."""
+    return feed.ended or (feed.size is not None and feed.position >= feed.size)
+
+
+def rates_over(span_s: float, rows: int, prompt: int | None, completion: int | None) -> Rates:
+    """Return what came in ``span_s`` seconds as speeds."""
+
+    def per_second(number: int) -> float:
+        return number / span_s if span_s > 0 else 0.0
+
+    return Rates(
+        span_s=span_s,
+        rows_per_s=per_second(rows),
+        prompt_tokens_per_s=None if prompt is None else per_second(prompt),
+        completion_tokens_per_s=None if completion is None else per_second(completion),
+    )
+
+
+def finished_share(finished: int, to_do: int | None) -> float | None:
+    """Return the share of the work that is finished, None where its size is not known."""
+    if to_do is None:
+        return None
+    total = finished + to_do
+    return finished / total if total else 1.0
+
+
+def seconds_left(to_do: int | None, rows_per_s: float, throttled_s: float) -> float | None:
+    """Return the seconds until the end, None where nobody can tell."""
+    if to_do is None:
+        return None
+    if to_do == 0:
+        return 0.0
+    if rows_per_s <= 0:
+        return None
+    return max(to_do / rows_per_s, throttled_s)
+
+
+WINDOW_S = 30
+"""Length of the sliding window of the recent speed, in seconds."""
+
+_FOLD_AT = 256
+"""So many finished rows are held at most before they are added up."""
+
+_LAST = 10
+
+_ENOUGH_ROWS = 10
+"""Fewer rows than this in the window say too little about the speed to come."""
+
+
+class _Window:
+    """Rows, prompt tokens and completion tokens of the last 30 s, in one-second buckets.
+
+    ``current`` holds until ``until``; then :meth:`turn` must be called before it is used.
+    """
+
+    __slots__ = ("buckets", "current", "until")
+
+    def __init__(self, now: float) -> None:
+        self.buckets = [[0, 0, 0] for _ in range(WINDOW_S)]
+        self.until = int(now) + 1
+        self.current = self.buckets[int(now) % WINDOW_S]
+
+    def turn(self, now: float) -> None:
+        """Make the second of ``now`` the current bucket, emptying those that it passes."""
+        second = int(now)
+        for passed in range(max(self.until, second - WINDOW_S + 1), second + 1):
+            self.buckets[passed % WINDOW_S] = [0, 0, 0]
+        self.until = second + 1
+        self.current = self.buckets[second % WINDOW_S]
+
+    def add(self, rows: int, prompt: int, completion: int) -> None:
+        """Count in the current second."""
+        self.current[0] += rows
+        self.current[1] += prompt
+        self.current[2] += completion
+
+    def sums(self, now: float, elapsed: float) -> tuple[list[int], float]:
+        """[rows, prompt tokens, completion tokens] and the seconds in which they came."""
+        if now >= self.until:
+            self.turn(now)
+        span = min(elapsed, now - self.until + WINDOW_S)
+        return [sum(column) for column in zip(*self.buckets, strict=True)], span
+
+
+N = TypeVar("N", int, float)
+
+
+class _Sum(Generic[N]):
+    """A sum of values that may be unknown, and how many were."""
+
+    __slots__ = ("total", "unknown")
+
+    def __init__(self, zero: N) -> None:
+        self.total: N = zero
+        self.unknown = 0
+
+    def add(self, values: list[N | None]) -> N:
+        """Add the known values; return their sum."""
+        known = [value for value in values if value is not None]
+        self.unknown += len(values) - len(known)
+        part = sum(known)
+        self.total += part
+        return part
+
+    def known(self, answers: int) -> N | None:
+        """The sum, None when not one of ``answers`` values was known."""
+        return self.total if self.unknown < answers else None
+
+
+class Tally:
+    """Counts finished rows and requests.
+
+    ``latency`` and ``ttft`` are live histograms in milliseconds, for whoever exports them. They
+    hold answers only: no failed rows, no copied ones. ``by_endpoint`` has (tries, failed tries),
+    ``samples`` the last sample of each endpoint, ``caches`` what their caches knew, ``last`` a few
+    of the rows that ended last.
+
+    Args:
+        clock: seconds that never go back, e.g. ``time.monotonic``; the run begins now.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_by_stage",
+        "_cached",
+        "_clock",
+        "_codes",
+        "_completion",
+        "_copied",
+        "_cost",
+        "_cut_at",
+        "_done",
+        "_errors",
+        "_failed_by_stage",
+        "_failed_tries",
+        "_group",
+        "_last",
+        "_no_counts",
+        "_not_valid",
+        "_pending",
+        "_prompt",
+        "_reasoning",
+        "_requests",
+        "_retries",
+        "_sent",
+        "_start",
+        "_throttled",
+        "_tries",
+        "_valid",
+        "_window",
+        "by_endpoint",
+        "caches",
+        "last",
+        "latency",
+        "samples",
+        "ttft",
+    )
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start = self._last = clock()
+        self._window = _Window(self._start)
+        self.latency = LogHistogram()
+        self.ttft = LogHistogram()
+        self._codes: Counter[int] = Counter()
+        self._by_stage: dict[str, int] = {}
+        self._failed_by_stage: dict[str, int] = {}
+        self._failed_tries: dict[str, int] = {}
+        self._errors = ErrorGroups()
+        self._pending: list[Outcome] = []
+        self._done = self._sent = self._copied = self._answers = self._no_counts = 0
+        self._prompt, self._cached, self._completion, self._reasoning = (_Sum(0) for _ in range(4))
+        self._cost = _Sum(0.0)
+        self._valid = self._not_valid = 0
+        self._requests = self._tries = self._retries = self._throttled = 0
+        self._group: str | None = None
+        self._cut_at: tuple[int, int] | None = None
+        self.by_endpoint: dict[str, tuple[int, int]] = {}
+        self.samples: dict[str, EndpointSample] = {}
+        self.caches = Caches()
+        self.last: list[Outcome] = []
+
+    def sample(self, sample: EndpointSample) -> None:
+        """Keep what an endpoint told last of its load."""
+        self.caches.add(sample)
+        if sample.waiting is not None or sample.endpoint not in self.samples:
+            self.samples[sample.endpoint] = sample
+
+    def outcome(self, o: Outcome) -> None:
+        """Count one finished (row, stage, answer); it must not be changed afterwards."""
+        self._last = now = self._clock()
+        if now >= self._window.until:
+            self._fold()
+            self._window.turn(now)
+        self._pending.append(o)
+        if len(self._pending) >= _FOLD_AT:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Add up what is pending, column by column: half the price of row by row."""
+        rows = self._pending
+        if not rows:
+            return
+        self._pending = []
+        self.last = (self.last + rows[-_LAST:])[-_LAST:]
+        answers = [o for o in rows if o.status == "ok" and o.copied_from is None]
+        if len(answers) < len(rows):
+            answers = self._sift(rows)
+        prompts = [o.prompt_tokens for o in answers]
+        completions = [o.completion_tokens for o in answers]
+        if None in prompts or None in completions:
+            pairs = zip(prompts, completions, strict=True)
+            self._no_counts += [None in pair for pair in pairs].count(True)
+        self._window.add(len(rows), self._prompt.add(prompts), self._completion.add(completions))
+        self._done += len(rows)
+        for stage, count in Counter([o.stage for o in rows]).items():
+            self._by_stage[stage] = self._by_stage.get(stage, 0) + count
+        self._codes[OK_CODE] += sum(o.status == "ok" for o in rows)
+        self._sent += sum(o.attempts > 0 and o.copied_from is None for o in rows)
+        self._answers += len(answers)
+        self._cached.add([o.cached_tokens for o in answers])
+        self._reasoning.add([o.reasoning_tokens for o in answers])
+        self._cost.add([o.cost_usd for o in answers])
+        first_tries = [o.first_try_valid for o in answers]
+        self._valid += first_tries.count(True)
+        self._not_valid += first_tries.count(False)
+        self.latency.add([ms for o in answers if (ms := o.latency_ms) is not None])
+        self.ttft.add([ms for o in answers if (ms := o.ttft_ms) is not None])
+
+    def _sift(self, rows: list[Outcome]) -> list[Outcome]:
+        """Count failures and copies; return the rows for which an endpoint gave an answer."""
+        answers = []
+        for o in rows:
+            status = o.status
+            code = code_of(status, o.error_kind)
+            if code not in (OK_CODE, ACCEPTED_CODE):
+                self._failed_by_stage[o.stage] = self._failed_by_stage.get(o.stage, 0) + 1
+                self._errors.add(o)
+            if code != OK_CODE:
+                self._codes[code] += 1
+            if status == "truncated" and o.completion_tokens is not None:
+                low, high = self._cut_at or (o.completion_tokens, o.completion_tokens)
+                self._cut_at = min(low, o.completion_tokens), max(high, o.completion_tokens)
+            if o.copied_from is not None:
+                self._copied += 1
+            elif (
+                status not in ("failed", "bad_input")
+                or o.prompt_tokens is not None
+                or o.completion_tokens is not None
+            ):
+                answers.append(o)
+        return answers
+
+    def attempt(self, a: Attempt) -> None:
+        """Count one row's part in one HTTP request; the parts of one request come in a row."""
+        self._tries += 1
+        if a.try_ > 1:
+            self._retries += 1
+        new_request = a.group != self._group
+        if new_request:
+            self._group = a.group
+            self._requests += 1
+        kind = a.error_kind
+        tries, failed = self.by_endpoint.get(a.endpoint, (0, 0))
+        self.by_endpoint[a.endpoint] = (tries + 1, failed + (kind is not None))
+        if kind is not None:
+            self._failed_tries[kind] = self._failed_tries.get(kind, 0) + 1
+        if new_request and (a.status_code == 429 or kind == "rate_limited"):
+            self._throttled += 1
+
+    def snapshot(
+        self, fleet: FleetStats, feed: FeedStats, run: RunTotals | None = None
+    ) -> Snapshot:
+        """Return everything counted so far, with the present state of the fleet and the input.
+
+        ``run`` are the totals of the whole run; None: this start is all of it.
+        """
+        self._fold()
+        now = self._clock()
+        elapsed = max(0.0, now - self._start)
+        recent, overall, speed = self._speeds(now, elapsed)
+        to_do = estimate_to_do(self._done, fleet, feed)
+        run = run or RunTotals(Totals.of(self._codes))
+        totals = run.totals
+        remaining = None if to_do is None or run.staged else max(0, to_do - run.repeats)
+        total = None if remaining is None else totals.rows + remaining
+        finished = feed.skipped + self._done if total is None else total - (to_do or 0)
+        return Snapshot(
+            elapsed_s=elapsed,
+            quiet_s=max(0.0, now - self._last),
+            total=total,
+            total_is_exact=total is not None and is_read_whole(feed),
+            ok=totals.ok,
+            accepted=totals.accepted,
+            failed=totals.failed,
+            remaining=remaining,
+            to_do=to_do,
+            fraction=finished_share(finished, to_do),
+            eta_s=seconds_left(to_do, speed, fleet.throttled_s),
+            by_status=totals.by_status,
+            by_kind=totals.by_kind,
+            this_start=self._this_start(),
+            skipped=feed.skipped,
+            tokens=self._tokens(),
+            cost_usd=self._cost.known(self._answers),
+            cost_unknown=self._cost.unknown,
+            first_try_valid=self._valid,
+            first_try_total=self._valid + self._not_valid,
+            latency=self.latency.distribution(),
+            ttft=self.ttft.distribution(),
+            # The fleet also counts requests that belong to no row.
+            requests=max(self._requests, fleet.requests),
+            tries=self._tries,
+            retries=self._retries,
+            throttled=max(self._throttled, fleet.throttle_answers),
+            failed_tries=dict(self._failed_tries),
+            recent=recent,
+            overall=overall,
+            errors=self._errors.groups(),
+            errors_other=self._errors.other,
+            fleet=fleet,
+            feed=feed,
+            cache=self.caches.rate(self.by_endpoint),
+            by_stage=self._stages(),
+            cut_at=self._cut_at,
+            changes=run.changes,
+            dropped=run.dropped,
+        )
+
+    def _this_start(self) -> StartCounts:
+        own = Totals.of(self._codes)
+        return StartCounts(self._done, own.ok, own.failed, self._sent, self._copied, own.by_status)
+
+    def _stages(self) -> dict[str, StageCount]:
+        failed = self._failed_by_stage
+        return {
+            stage: StageCount(done - failed.get(stage, 0), failed.get(stage, 0))
+            for stage, done in self._by_stage.items()
+        }
+
+    def _tokens(self) -> Tokens:
+        prompt, cached, completion, reasoning = (
+            TokenCount(total=column.known(self._answers), unknown=column.unknown)
+            for column in (self._prompt, self._cached, self._completion, self._reasoning)
+        )
+        return Tokens(prompt, cached, completion, reasoning, without_counts=self._no_counts)
+
+    def _speeds(self, now: float, elapsed: float) -> tuple[Rates, Rates, float]:
+        """Recent and overall speed, and the one (rows per second) to reckon the end with."""
+        sums, span = self._window.sums(now, elapsed)
+        rows = sums[0]
+        prompt: int | None = sums[1]
+        completion: int | None = sums[2]
+        if self._prompt.known(self._answers) is None:
+            prompt = None
+        if self._completion.known(self._answers) is None:
+            completion = None
+        recent = rates_over(span, rows, prompt, completion)
+        overall = rates_over(
+            elapsed,
+            self._done,
+            self._prompt.known(self._answers),
+            self._completion.known(self._answers),
+        )
+        speed = recent if rows >= _ENOUGH_ROWS else overall
+        return recent, overall, speed.rows_per_s

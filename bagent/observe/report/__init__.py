@@ -1,8 +1,0 @@
-"""One HTML page about a run: what happened, what failed and why, what was slow and what it cost.
-
-All numbers come by SQL from the tables; the page needs no network and no other file.
-"""
-
-from bagent.observe.report.page import About, make_page
-
-__all__ = ["About", "make_page"]

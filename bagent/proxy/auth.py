@@ -1,0 +1,124 @@
+"""Who may ask a proxy: addresses that requests name, the pages they come from, and tokens."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.http.proxies import is_loopback
+
+NAME_SEPARATOR = ":"
+"""Between the token and the name of who asks, in one key: ``TOKEN:NAME``."""
+
+CLIENT_NAME = web.RequestKey("client_name", str)
+"""The name that a client gave behind the token, for :mod:`bagent.proxy.forward`."""
+
+_HARMLESS_HEADERS = frozenset({"content-type", "accept", "user-agent", "anthropic-version"})
+
+
+def new_token() -> str:
+    """Return a random token."""
+    return secrets.token_urlsafe(24)
+
+
+def client_key(token: str, name: str) -> str:
+    """Return the key for a client whose requests are to be metered under ``name``."""
+    return f"{token}{NAME_SEPARATOR}{name}"
+
+
+def holds_key(endpoint: Endpoint) -> bool:
+    """Return whether requests to ``endpoint`` carry something that others must not spend."""
+    carries = any(name.lower() not in _HARMLESS_HEADERS for name in endpoint.headers)
+    return carries or bool(endpoint.query)
+
+
+def bearer(request: web.Request) -> str:
+    """Return the token in a request's ``Authorization``, empty where there is none.
+
+    The scheme's case does not matter (RFC 7235).
+    """
+    scheme, _, token = request.headers.get("Authorization", "").strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def is_token(given: str, token: str) -> bool:
+    """Return whether ``given`` is the token; how long that takes tells nothing of it.
+
+    Headers hold any bytes, which aiohttp keeps as lone surrogates.
+    """
+    return hmac.compare_digest(
+        *(word.encode("utf-8", "surrogateescape") for word in (given, token))
+    )
+
+
+def token_guard(token: str | None, open_paths: Collection[str] = ()) -> Any:
+    """Return a middleware that answers 401 to requests without ``token``.
+
+    Args:
+        token: clients send it as bearer token or ``x-api-key``, alone or followed by
+            :data:`NAME_SEPARATOR` and a name for the request; None lets everybody in.
+        open_paths: decoded paths that need no token.
+    """
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+        if token is not None and request.path not in open_paths:
+            given = bearer(request) or request.headers.get("x-api-key", "")
+            head, rest = given[: len(token)], given[len(token) :]
+            if not is_token(head, token) or rest[:1] not in ("", NAME_SEPARATOR):
+                return refusal(401, "auth", "the token is wrong or missing")
+            if len(rest) > 1:
+                request[CLIENT_NAME] = rest[1:]
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    return guard
+
+
+def address_guard(host: str | None) -> Any:
+    """Return a middleware that refuses web pages, and names that were made to point here.
+
+    A page in a browser of this machine may send requests to loopback: directly, which its
+    ``Origin`` shows, or by a domain name of its own that resolves to 127.0.0.1 (DNS rebinding),
+    which ``Host`` shows.
+
+    Args:
+        host: the address that the server listens on; None for a Unix socket. ``Host`` is judged on
+            loopback only: elsewhere a machine has names that it does not know itself, and the token
+            keeps pages out.
+    """
+    judges_host = host is not None and is_loopback(host)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+        # Of a target in the form for proxies, aiohttp takes the host from there.
+        hosts = {f"//{request.headers.get('Host', '')}", f"//{request.host}"}
+        if judges_host and not all(map(_is_local, hosts)):
+            return refusal(403, "forbidden", "the Host header names another machine")
+        if not all(map(_is_local, request.headers.getall("Origin", ()))):
+            return refusal(403, "forbidden", "requests of web pages are refused")
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    return guard
+
+
+def refusal(status: int, kind: str, message: str) -> web.Response:
+    """Return an error in OpenAI's form."""
+    error = {"message": message, "type": kind, "code": status, "param": None}
+    return web.json_response({"error": error}, status=status)
+
+
+def _is_local(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    return host is not None and parts.username is None and is_loopback(host)

@@ -1,0 +1,352 @@
+"""What the requests through a proxy took, kept in a run directory like rows of a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bagent import __version__
+from bagent.backends.anthropic import wire as anthropic_wire
+from bagent.backends.openai.chat import read_usage
+from bagent.clocks import unix
+from bagent.errors import BagentError, WriteError
+from bagent.store.journal.journal import Journal, Syncer
+from bagent.store.journal.reader import CurrentLines
+from bagent.store.lock import Owner, Renewer
+from bagent.store.run_dir import RunDir, RunInfo, Start
+from bagent.text.json import decode_json
+from bagent.types import Attempt, EndpointSample, Failure, Json, Outcome, Usage
+
+HEAD_BYTES = 8192
+"""So much of a stream's beginning is kept: Anthropic's first event tells what was read."""
+
+TAIL_BYTES = 65536
+"""So much of a stream's end is kept to find its token counts in."""
+
+
+_LONGEST_MARK = 64
+_ENDS = re.compile(
+    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))\b)",
+    re.MULTILINE,
+)
+
+
+def stream_ended(tail: bytes, size: int) -> bool:
+    """Whether the last ``size`` bytes of a stream have the mark by which its API ends it."""
+    return _ENDS.search(tail, max(0, len(tail) - size - _LONGEST_MARK)) is not None
+
+
+def usage_in(tail: bytes, head: bytes = b"") -> tuple[Usage, str | None]:
+    """Token counts and model of an answer; what it does not tell is None.
+
+    Args:
+        tail: a whole JSON body, or the last events of a stream.
+        head: the beginning of the stream.
+    """
+    if tail.lstrip()[:1] == b"{":
+        body = _decoded(tail)
+        if isinstance(body, dict):
+            return _read(body), _model(body)
+        # What was kept of a long stream may begin with a brace too.
+    last = _event(tail.splitlines()[::-1])
+    if last is None:
+        return Usage(), None
+    if last.get("type") == "message_delta":
+        first = (_event(head.splitlines()) or {}).get("message")
+        start = first if isinstance(first, dict) else {}
+        told = {name: value for name, value in last["usage"].items() if value is not None}
+        return anthropic_wire.read_usage({**(start.get("usage") or {}), **told}), _model(start)
+    inner = last.get("response")
+    body = inner if isinstance(inner, dict) else last
+    return _read(body), _model(body)
+
+
+def _read(body: dict[str, Any]) -> Usage:
+    usage = body.get("usage")
+    if not isinstance(usage, dict) or "input_tokens" not in usage:
+        return read_usage(usage)
+    if body.get("object") != "response":
+        return anthropic_wire.read_usage(usage)
+    return read_usage(
+        {
+            "prompt_tokens": usage.get("input_tokens"),
+            "completion_tokens": usage.get("output_tokens"),
+            "prompt_tokens_details": usage.get("input_tokens_details"),
+            "completion_tokens_details": usage.get("output_tokens_details"),
+        }
+    )
+
+
+def _event(lines: list[bytes]) -> dict[str, Any] | None:
+    """The first of these lines' events that tells usage."""
+    for line in lines:
+        if line.startswith(b"data:") and b'"usage"' in line:
+            body = _decoded(line[5:])
+            if isinstance(body, dict) and _tells(body):
+                return body
+    return None
+
+
+def _tells(body: dict[str, Any]) -> bool:
+    holders = (body, body.get("message"), body.get("response"))
+    return any(isinstance(one, dict) and isinstance(one.get("usage"), dict) for one in holders)
+
+
+def _model(body: dict[str, Any]) -> str | None:
+    model = body.get("model")
+    return model if isinstance(model, str) else None
+
+
+def _decoded(raw: bytes) -> Json:
+    try:
+        return decode_json(raw)
+    except ValueError:
+        return None
+
+
+PART = "all"
+STAGE = "proxy"
+
+
+class Record(msgspec.Struct):
+    """One request from a client: times in Unix seconds; ``name`` is what the client calls it.
+
+    ``row`` is its number among all of its run directory, None until the meter has seen it.
+    ``whole`` says that all of the answer went to the client, ``refusal`` is the body of the last
+    refusal. ``usage`` and ``model`` are those of the answer.
+    """
+
+    name: str
+    path: str
+    received: float
+    endpoint: str = ""
+    status: int | None = None
+    tries: int = 0
+    first_byte: float | None = None
+    head: bytes = b""
+    tail: bytes = b""
+    failure: Failure | None = None
+    row: int | None = None
+    whole: bool = False
+    refusal: bytes = b""
+    usage: Usage = Usage()
+    model: str | None = None
+
+    def begin(self, endpoint: str) -> None:
+        """Note that it is sent to ``endpoint``: what an earlier try answered does not count."""
+        self.tries += 1
+        self.endpoint, self.status, self.first_byte = endpoint, None, None
+        self.head = self.tail = self.refusal = b""
+
+    def read_usage(self) -> None:
+        """Read the token counts and the model of the answer that passed."""
+        self.usage, self.model = usage_in(self.tail, self.head)
+
+    def take(self, piece: bytes) -> None:
+        """Note a piece of a stream as it passes."""
+        if self.first_byte is None:
+            self.first_byte = unix()
+        if len(self.head) < HEAD_BYTES:
+            self.head += piece
+        self.tail = (self.tail + piece)[-TAIL_BYTES:]
+        self.whole = self.whole or stream_ended(self.tail, len(piece))
+
+
+class Meter:
+    """Writes one outcome for each request and one attempt for each try.
+
+    Args:
+        path: the run directory; made if it is not there.
+        endpoints: names of the fleet, for run.json.
+        report: gets lines for people.
+        on_usage: gets what each request took, with the name of who asked.
+        on_fault: gets, once, why nothing more is kept: the disk refuses, or another process has
+            taken the directory over. Whoever serves should stop then; no other method raises it.
+
+    Raises:
+        OwnedError: another process writes there.
+        WriteError: the directory cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        endpoints: list[str],
+        report: Callable[[str], None],
+        on_usage: Callable[[str, Usage], None] = lambda name, usage: None,
+        on_fault: Callable[[BagentError], None] = lambda fault: None,
+    ) -> None:
+        self._on_usage = on_usage
+        self._on_fault = on_fault
+        self._fault: BagentError | None = None
+        self._directory = RunDir.create(path)
+        self._owner = Owner.acquire(path, PART)
+        before = self._directory.load()
+        starts = list(before.starts) if before else []
+        start = Start(unix(), PART, platform.node(), os.getpid(), __version__)
+        self._count = _rows_of(path, before)
+        self._names = set(endpoints)
+        names: list[Json] = [{"name": name} for name in endpoints]
+        self._info = RunInfo(
+            name=path.name,
+            job={"proxy": True},
+            versions={"bagent": __version__},
+            endpoints=names,
+            stages=[STAGE],
+            keep_input=False,
+            created_at=before.created_at if before else start.at,
+            starts=[*starts, start],
+        )
+        self._directory.save(self._info, PART)
+        self._journal = Journal.open(path, PART, clock=time.monotonic, report=report)
+        self._syncer = Syncer(self._journal)
+        self._syncer.start()
+        self._renewer = Renewer(self._owner)
+        self._renewer.start()
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._directory.path
+
+    def arrived(self, record: Record) -> int:
+        """The row of a request: the next number, where the meter has not seen it before."""
+        if record.row is None:
+            record.row = self._count
+            self._count += 1
+        return record.row
+
+    def attempt(self, record: Record, sent: float, failure: Failure | None) -> None:
+        """Note one try of a request, with why it failed."""
+        row, usage = self.arrived(record), record.usage
+        attempt = Attempt(
+            key=_key(record),
+            row=row,
+            stage=STAGE,
+            answer=0,
+            turn=1,
+            try_=record.tries,
+            endpoint=record.endpoint,
+            group=f"{record.endpoint}/{row}.{record.tries}",
+            group_size=1,
+            sent=sent,
+            first_byte=record.first_byte,
+            done=unix(),
+            status_code=record.status,
+            error_kind=failure.kind if failure else None,
+            error=failure.message if failure else None,
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            completion_tokens=usage.completion,
+            id=record.name,
+        )
+        self._keep(lambda: self._journal.write_attempt(attempt))
+
+    def request(self, record: Record) -> None:
+        """Note the end of a request."""
+        row = self.arrived(record)
+        usage = record.usage
+        now = unix()
+        failure = record.failure
+        first = record.first_byte
+        outcome = Outcome(
+            key=_key(record),
+            row=row,
+            id=record.name,
+            source=record.path,
+            line=row + 1,
+            stage=STAGE,
+            status="ok" if failure is None else "failed",
+            error_kind=failure.kind if failure else None,
+            error=failure.message if failure else None,
+            endpoint=record.endpoint or None,
+            model=record.model,
+            attempts=record.tries,
+            turns=1,
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            completion_tokens=usage.completion,
+            reasoning_tokens=usage.reasoning,
+            started_at=round(record.received, 4),
+            finished_at=round(now, 4),
+            latency_ms=round((now - record.received) * 1000, 2),
+            ttft_ms=None if first is None else round((first - record.received) * 1000, 2),
+        )
+        self._on_usage(record.name, usage)
+        self._keep(lambda: self._journal.write(outcome))
+
+    def sample(self, sample: EndpointSample) -> None:
+        """Note how an endpoint stands; one that is not in run.json yet has joined."""
+        if sample.endpoint not in self._names:
+            self._names.add(sample.endpoint)
+            self._info.endpoints.append({"name": sample.endpoint})
+            self._keep(lambda: self._directory.save(self._info, PART))
+        self._keep(lambda: self._journal.write_sample(sample))
+
+    def tick(self) -> None:
+        """Write what is buffered; call it about every second."""
+        if self._renewer.lost is not None:
+            self._broke(self._renewer.lost)
+        self._keep(self._journal.tick)
+
+    def close(self, code: int) -> None:
+        """Sync and close the journal and give the directory back.
+
+        ``code`` is noted as the exit code, unless there was a fault.
+        """
+        try:
+            self._syncer.stop()
+            try:
+                self._journal.close()
+            except WriteError as error:
+                self._broke(error)
+            self._renewer.stop()
+            if self._renewer.lost is not None:
+                self._broke(self._renewer.lost)
+                return  # run.json is the other process's now
+            self._info.total_rows = self._count
+            self._info.starts[-1].ended_at = unix()
+            self._info.starts[-1].exit_code = self._fault.exit_code if self._fault else code
+            try:
+                self._directory.save(self._info, PART)
+            except WriteError as error:
+                self._broke(error)
+        finally:
+            self._owner.release()
+
+    def _keep(self, write: Callable[[], object]) -> None:
+        """Write, unless nothing can be written any more: then nothing may pile up either."""
+        if self._fault is None:
+            try:
+                write()
+            except WriteError as error:
+                self._broke(error)
+
+    def _broke(self, fault: BagentError) -> None:
+        if self._fault is None:
+            self._fault = fault
+            self._on_fault(fault)
+
+
+def _rows_of(path: Path, before: RunInfo | None) -> int:
+    """How many rows earlier starts gave numbers to; one that was killed could not say so."""
+    if before is None:
+        return 0
+    told = int(before.total_rows or 0)
+    if all(start.ended_at is not None for start in before.starts):
+        return told
+    with CurrentLines(path, lambda _: None) as lines:  # what is broken is told when it is opened
+        return max(told, 1 + max((place.row for place in lines.written()), default=-1))
+
+
+def _key(record: Record) -> str:
+    text = f"{record.name} {record.received}".encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=8).hexdigest()

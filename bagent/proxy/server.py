@@ -1,0 +1,368 @@
+"""The proxy's own server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from bagent.backends.base import Timeouts
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.engines.probe import Prover
+from bagent.backends.http.client import Transport
+from bagent.backends.http.proxies import is_loopback
+from bagent.backends.openai.backend import OpenAIBackend
+from bagent.errors import StoppedEarly, UsageError
+from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
+from bagent.fleet.leases import Lessor
+from bagent.fleet.limits.account import Account
+from bagent.fleet.limits.concurrency import InFlightLimit
+from bagent.fleet.state import Core, FleetConfig
+from bagent.proxy.auth import address_guard, refusal, token_guard
+from bagent.proxy.engine_routes import EngineRoutes, serves
+from bagent.proxy.forward import Forwarder
+from bagent.proxy.metering import Meter
+from bagent.types import EndpointSample, Usage
+
+UNIX_BASE_URL = "http://localhost/v1"
+"""The base address for clients of a socket: the host is theirs to ignore."""
+
+MAX_PATH_BYTES = 107
+"""What Linux takes as the path of a socket (unix(7))."""
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """Return a listening socket at ``path`` with mode 0600; one that nobody serves is replaced.
+
+    Raises:
+        UsageError: the path is too long, taken, or cannot be written.
+    """
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise UsageError(
+            f"--unix {path} is longer than {MAX_PATH_BYTES} bytes", hint="choose a shorter path"
+        )
+    _remove_stale(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Between bind and listen nobody can connect, so nobody else is ever let in.
+        listening.bind(str(path))
+        path.chmod(0o600)
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"cannot listen on {path}: {reason}") from None
+    return listening
+
+
+def remove_socket(path: Path | None) -> None:
+    """Remove the socket at ``path``, where there is one."""
+    with suppress(OSError):
+        if path is not None and stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UsageError(f"{path} is there and is no socket", hint="choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise UsageError(f"another process serves {path}", hint="end it, or choose another path")
+
+
+MAX_BODY_BYTES = 256 << 20
+
+HEALTH = "/health"
+
+FORWARDED = (
+    "/chat/completions",
+    "/chat/completions/batch",
+    "/completions",
+    "/responses",
+    "/messages",
+    "/messages/count_tokens",
+    "/embeddings",
+    "/rerank",
+    "/score",
+    "/moderations",
+    "/images/generations",
+    "/audio/speech",
+)
+"""The routes below ``/v1`` that are passed on: inference with a JSON body. Routes that change an
+engine (adapters, weights, sleep) or an account (files, batches, fine-tuning) are not among them."""
+
+_PREAMBLE_IN_TEXT = re.compile(rb'(?<=")(?:x-(?:anthropic|amz)-[A-Za-z0-9-]+:[^"\\]*\\n)+', re.I)
+
+
+def proxy_app(
+    guards: Sequence[Any],
+    forwarder: Forwarder,
+    engines: EngineRoutes,
+    lessor: Lessor,
+    *,
+    strip_preamble: bool,
+) -> web.Application:
+    """Return the application: what it forwards, what engines tell, and its health.
+
+    Args:
+        guards: middlewares that every request has to pass.
+        forwarder: takes the requests of :data:`FORWARDED`.
+        engines: answers with what the endpoints tell of themselves.
+        lessor: the endpoints.
+        strip_preamble: remove session lines that begin texts, see :func:`without_preamble`.
+    """
+
+    async def post(path: str, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        return await forwarder.forward(
+            request, path, without_preamble(body) if strip_preamble else body
+        )
+
+    async def health(request: web.Request) -> web.Response:
+        stay = [state for state in lessor.states if not state.leaving]
+        up = sum(1 for state in stay if serves(state))
+        return web.json_response({"endpoints": len(stay), "up": up}, status=200 if up else 503)
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*guards, _unknown_route])
+    app.router.add_get(HEALTH, health)
+    engines.add_to(app)
+    for path in FORWARDED:
+        app.router.add_post(f"/v1{path}", partial(post, path))
+    return app
+
+
+@web.middleware
+async def _unknown_route(request: web.Request, handler: Any) -> web.StreamResponse:
+    try:
+        answer: web.StreamResponse = await handler(request)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        return refusal(error.status, "not_found", "the proxy does not serve this route")
+    return answer
+
+
+def without_preamble(body: bytes) -> bytes:
+    """Return a request body whose texts do not begin with header-like lines of a session."""
+    return _PREAMBLE_IN_TEXT.sub(b"", body)
+
+
+QUIET = logging.getLogger("bagent.proxy")
+"""Takes what aiohttp says of malformed requests: clients are told, nobody else need be."""
+
+QUIET.addHandler(logging.NullHandler())
+QUIET.propagate = False
+
+TICK_SECONDS = 1.0
+
+ABANDON_SECONDS = 0.5
+"""So long requests may take to notice that they are given up."""
+
+
+class ProxyConfig(msgspec.Struct, frozen=True):
+    """Where the proxy listens and whom it lets in.
+
+    ``port`` 0 takes a free one. ``unix`` is the path of a socket that takes the place of host and
+    port; only this user may connect to it. ``token`` is required of clients as a bearer token (or
+    ``x-api-key``); it must be there where ``host`` is not loopback. ``patience`` is the number of
+    seconds that a request may wait for an endpoint with room. ``strip_preamble`` removes lines such
+    as ``x-anthropic-...:`` that begin texts of some CLI agents and differ in every session, so that
+    prefixes stay equal. ``drain`` is how many seconds what is in flight may take at the end.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    unix: Path | None = None
+    token: str | None = None
+    patience: float = 600.0
+    timeouts: Timeouts = Timeouts()
+    strip_preamble: bool = False
+    drain: float = 30.0
+
+
+class Proxy(msgspec.Struct, frozen=True):
+    """A proxy that serves: its base address, with ``/v1``, and its run directory.
+
+    ``lessor`` is what endpoints may join and leave. ``fault`` gets the reason why it can no longer
+    serve or meter, such as a full disk: whoever started it should end it then. ``busy`` says how
+    many clients wait for an answer.
+    """
+
+    url: str
+    run: Path
+    lessor: Lessor
+    fault: asyncio.Future[BaseException]
+    busy: Callable[[], int]
+
+
+@asynccontextmanager
+async def start_proxy(
+    states: Sequence[EndpointState],
+    config: ProxyConfig,
+    run: Path,
+    notice: Callable[[str], None],
+    on_usage: Callable[[str, Usage], None] = lambda name, usage: None,
+    hurried: asyncio.Event | None = None,
+) -> AsyncIterator[Proxy]:
+    """Serve in front of ``states`` until the context is left.
+
+    ``on_usage`` gets what each request took, with the name of who asked. At the end what is in
+    flight is waited for, at most as long as ``config`` says and until ``hurried`` is set.
+
+    Raises:
+        UsageError: the address cannot be had, or is open to others without a token.
+        OwnedError: another process writes to the run directory.
+        WriteError: the run directory cannot be written; at the end only where ``fault`` had not
+            told so before.
+    """
+    listening = _listen(config)
+    transport = Transport()
+    backend = OpenAIBackend(transport, notice=notice)
+    core = _core(states, backend, notice, lambda sample: meter.sample(sample))
+    fault: asyncio.Future[BaseException] = core.loop.create_future()
+
+    def broke(reason: BaseException) -> None:
+        if not fault.done() and not isinstance(reason, StoppedEarly):  # it waits for endpoints
+            fault.set_result(reason)
+
+    core.stopped.add_done_callback(lambda stopped: broke(stopped.result()))
+    lessor = Lessor(core, Prover(backend).check)
+    meter = Meter(run, [state.name for state in states], notice, on_usage, broke)
+    forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
+    for state in states:
+        core.sample(state, "begin")
+    guards = [
+        address_guard(None if config.unix else config.host),
+        token_guard(config.token, (HEALTH,)),
+    ]
+    engines = EngineRoutes(transport, lessor, config.timeouts)
+    app = proxy_app(guards, forwarder, engines, lessor, strip_preamble=config.strip_preamble)
+    runner = _runner(app)
+    ticking = core.spawn(_tick(meter, lessor), core.tasks)
+    try:
+        await runner.setup()
+        await web.SockSite(runner, listening).start()
+        yield Proxy(_base_url(config, listening), run, lessor, fault, lambda: forwarder.busy)
+    finally:
+        told = fault.done()
+        await _drain(runner, lessor, forwarder, hurried or asyncio.Event(), config.drain)
+        ticking.cancel()
+        await asyncio.gather(ticking, *core.probes, return_exceptions=True)
+        await backend.close()
+        remove_socket(config.unix)
+        meter.close(0)
+    if fault.done() and not told:
+        raise fault.result()
+
+
+def _runner(app: web.Application) -> web.AppRunner:
+    return web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=ABANDON_SECONDS,
+        logger=QUIET,
+    )
+
+
+def _core(
+    states: Sequence[EndpointState],
+    backend: OpenAIBackend,
+    notice: Callable[[str], None],
+    on_sample: Callable[[EndpointSample], None],
+) -> Core:
+    return Core(
+        states,
+        backend,
+        FleetConfig(concurrency=1 << 20),
+        on_attempt=lambda _: None,
+        on_sample=on_sample,
+        notice=notice,
+        random=Random(1),
+    )
+
+
+async def _drain(
+    runner: web.AppRunner,
+    lessor: Lessor,
+    forwarder: Forwarder,
+    hurried: asyncio.Event,
+    seconds: float,
+) -> None:
+    """Take no more, let what is in flight end for a while, then end the rest."""
+    for site in list(runner.sites):
+        await site.stop()
+    lessor.close()
+    waits = [asyncio.ensure_future(hurried.wait()), asyncio.ensure_future(forwarder.idle())]
+    await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for one in waits:
+        one.cancel()
+    await runner.cleanup()
+
+
+def _listen(config: ProxyConfig) -> socket.socket:
+    """Return the socket, before anything is written for a proxy that could not serve."""
+    if config.unix is not None:
+        return listen_unix(config.unix)
+    if config.token is None and not is_loopback(config.host):
+        raise UsageError(
+            f"--host {config.host} is open to others", hint="give a --token-env, or 127.0.0.1"
+        )
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"cannot listen on {config.host}:{config.port}: {reason.lower()}",
+            hint="choose another --port; 0 takes a free one",
+        ) from None
+
+
+def _base_url(config: ProxyConfig, listening: socket.socket) -> str:
+    if config.unix is not None:
+        return UNIX_BASE_URL
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listening.getsockname()[1]}/v1"
+
+
+async def _tick(meter: Meter, lessor: Lessor) -> None:
+    while True:
+        await asyncio.sleep(TICK_SECONDS)
+        lessor.tick()
+        meter.tick()
+
+
+def plain_states(endpoints: Sequence[Endpoint], limit: int) -> list[EndpointState]:
+    """The states of endpoints that may have ``limit`` requests in flight each, or fewer where a
+    hostfile says so; its weights count as in a run."""
+    return [_state(endpoint, limit) for endpoint in endpoints]
+
+
+def _state(endpoint: Endpoint, limit: int) -> EndpointState:
+    tags = endpoint.tags
+    most = min(limit, int(tags.get("max_concurrency") or limit))
+    return EndpointState(
+        endpoint,
+        InFlightLimit(most, most),
+        Account(None, None, ALL_TOLD, hosted=not endpoint.own),
+        weight=endpoint.weight,
+    )

@@ -1,0 +1,174 @@
+"""Each endpoint beside the others: speed, errors, load over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bagent.observe.formatting import milliseconds
+from bagent.report.html import FEW, WEAK, Html, note, number, section, table
+from bagent.report.queries import BUCKETS, Ask, median
+from bagent.report.svg import meter, sparkline
+
+MOST = 60
+SLOW = 1.5
+"""So many times the median of the others is worth a word."""
+
+FEWEST = 5
+"""Tries that must have gone well before an endpoint is called slow."""
+
+
+def endpoint_rows(ask: Ask) -> list[dict[str, Any]]:
+    """Every endpoint with its numbers, the slowest first.
+
+    ``slower`` is how many times as long as at the median of the others a try takes there, stage by
+    stage, so that an endpoint is not slow because a stage asks for longer answers; None: no other.
+    """
+    rows = ask.rows(
+        """select endpoint, count(*) as tries, count(*) filter (error_kind is not null) as failed,
+                  100.0 * count(*) filter (error_kind is not null) / count(*) as failed_percent,
+                  mode(error_kind) as most_error,
+                  quantile_cont((done - sent) * 1000, 0.5) filter (error_kind is null) as p50_ms,
+                  quantile_cont((done - sent) * 1000, 0.99) filter (error_kind is null) as p99_ms,
+                  quantile_cont((first_token - sent) * 1000, 0.5) as first_token_ms,
+                  sum(completion_tokens)::bigint as tokens,
+                  sum(completion_tokens) / nullif(sum(done - sent), 0) as tokens_per_busy_s
+           from attempts group by endpoint order by p50_ms desc nulls first, endpoint"""
+    )
+    slower = _slower(ask)
+    for row in rows:
+        row["slower"] = slower.get(row["endpoint"])
+    return sorted(rows, key=lambda row: -(row["slower"] or 0.0)) if len(slower) > 1 else rows
+
+
+def _slower(ask: Ask) -> dict[str, float]:
+    stages: dict[str, list[dict[str, Any]]] = {}
+    for row in ask.rows(
+        f"""select stage, endpoint, count(*) as n, quantile_cont(done - sent, 0.5) as p50
+            from attempts where error_kind is null and done is not null
+            group by stage, endpoint having count(*) >= {FEWEST} order by stage, endpoint"""
+    ):
+        stages.setdefault(row["stage"], []).append(row)
+    sums: dict[str, tuple[float, int]] = {}
+    for rows in stages.values():
+        for row in rows:
+            others = [other["p50"] for other in rows if other is not row]
+            if others and median(others) > 0:
+                total, count = sums.get(row["endpoint"], (0.0, 0))
+                ratio = row["p50"] / median(others)
+                sums[row["endpoint"]] = total + row["n"] * ratio, count + row["n"]
+    return {endpoint: total / count for endpoint, (total, count) in sums.items()}
+
+
+def findings(rows: list[dict[str, Any]]) -> list[str]:
+    """Endpoints that stand out, in words."""
+    words = [
+        f"{_weak(row)}{row['endpoint']} is slow: half of its tries take longer than"
+        f" {milliseconds(row['p50_ms'])}, {row['slower']:.1f} times the median of the others"
+        + (f" ({_tokens(row, rows)})" if _tokens(row, rows) else "")
+        for row in rows
+        if row["slower"] is not None and row["slower"] > SLOW
+    ]
+    tails = [row["p99_ms"] for row in rows if row["p99_ms"] is not None]
+    failed = sum(row["failed"] for row in rows)
+    tries = sum(row["tries"] for row in rows)
+    for row in rows if len(rows) > 1 else ():
+        share = row["failed"] / row["tries"]
+        others = (failed - row["failed"]) / max(1, tries - row["tries"])
+        if row["failed"] >= FEWEST and share > 2 * others + 0.01:
+            words.append(
+                f"{_weak(row)}{row['endpoint']} fails {100 * share:.3g} % of its tries"
+                f" (mostly {row['most_error']}), the others {100 * others:.3g} %"
+            )
+        slow_tail = _has_slow_tail(row, [tail for tail in tails if tail != row["p99_ms"]])
+        if slow_tail and (row["slower"] or 0.0) <= SLOW:
+            words.append(
+                f"{row['endpoint']} is slow at times: one try in a hundred takes longer than"
+                f" {milliseconds(row['p99_ms'])}, {slow_tail:.1f} times as long as at the others"
+            )
+    return words[:6]
+
+
+def _weak(row: dict[str, Any]) -> str:
+    """What a finding from few tries begins with."""
+    return WEAK if row["tries"] < FEW else ""
+
+
+def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    speeds = [o["tokens_per_busy_s"] for o in rows if o is not row and o["tokens_per_busy_s"]]
+    if not speeds or not row["tokens_per_busy_s"]:
+        return ""
+    return (
+        f"{number(row['tokens_per_busy_s'])} tokens a second in each request,"
+        f" the others {number(median(speeds))}"
+    )
+
+
+def _has_slow_tail(row: dict[str, Any], others: list[float]) -> float:
+    """How many times the median p99 of the others its own is; 0: not worth a word."""
+    if row["p99_ms"] is None or not others or row["tries"] - row["failed"] < 100:
+        return 0.0
+    usual = median(others)
+    ratio = row["p99_ms"] / usual if usual > 0 else 0.0
+    return ratio if ratio > 2 * SLOW else 0.0
+
+
+def endpoints(ask: Ask, rows: list[dict[str, Any]]) -> Html:
+    """The table of endpoints."""
+    if not rows:
+        return Html("")
+    longest = max((row["p50_ms"] or 0.0 for row in rows), default=0.0) or 1.0
+    curves = _curves(ask)
+    shown = []
+    for row in rows[:MOST]:
+        curve = curves.get(row["endpoint"], [])
+        shown.append(
+            {
+                "endpoint": row["endpoint"],
+                "slower": row["slower"],
+                "tries": row["tries"],
+                "failed_percent": row["failed_percent"],
+                "mostly": row["most_error"],
+                "p50": meter((row["p50_ms"] or 0.0) / longest),
+                "p50_ms": row["p50_ms"],
+                "p99_ms": row["p99_ms"],
+                "first_token_ms": row["first_token_ms"],
+                "tokens": row["tokens"],
+                "tokens_per_busy_s": row["tokens_per_busy_s"],
+                "in flight over time": sparkline(curve, max(curve, default=0.0)) or None,
+            }
+        )
+    heads = {name: name.removesuffix("_ms").replace("_", " ") for name in shown[0]}
+    heads |= {
+        "p50": "",
+        "slower": "times the others",
+        "failed_percent": "failed",
+        "tokens_per_busy_s": "tokens/s a request",
+    }
+    more = f" {len(rows) - MOST:,} faster ones are left out." if len(rows) > MOST else ""
+    return section(
+        "Endpoints",
+        note(
+            "Times are of tries that went well, from sending to the whole answer; times the others:"
+            f" the median try beside that of the other endpoints in the same stage.{more}"
+        ),
+        table(shown, heads),
+    )
+
+
+def _curves(ask: Ask) -> dict[str, list[float]]:
+    """Rows in flight over time for each endpoint, in equal steps."""
+    span = ask.row('select min("at") as low, max("at") as high from endpoints')
+    if span["low"] is None or span["high"] <= span["low"]:
+        return {}
+    steps = BUCKETS // 2
+    step = (span["high"] - span["low"]) / steps
+    curves: dict[str, list[float]] = {}
+    for row in ask.rows(
+        f"""select endpoint, avg(in_flight) as n,
+                   least({steps - 1}, floor(("at" - {span["low"]}) / {step}))::int as place
+            from endpoints group by endpoint, place order by endpoint, place"""
+    ):
+        curve = curves.setdefault(row["endpoint"], [])
+        curve += [curve[-1] if curve else 0.0] * (row["place"] - len(curve))
+        curve.append(float(row["n"]))
+    return curves

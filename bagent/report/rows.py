@@ -1,0 +1,122 @@
+"""Single rows: the slowest, the longest, and a sample to search in."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from bagent.duck import literal
+from bagent.report.html import Html, block, heading, note, section, table, text
+from bagent.report.queries import Ask
+from bagent.store.tables.views import same_unit
+
+MOST = 12
+SAMPLE = 300
+SEED = 11
+STAGES = 30
+"""Stages that a sample is drawn of."""
+INPUT_CHARACTERS = 700
+ANSWER_CHARACTERS = 1600
+PAGE_CHARACTERS = 900_000
+"""Characters of all rows of the sample together: the page stays under 2 MB, escapes included."""
+
+_SHOWN = """coalesce(id, 'row ' || row) as id, stage, status, endpoint,
+    attempts as tries, queue_ms, ttft_ms, latency_ms, prompt_tokens,
+    completion_tokens, left(coalesce(text, error), 160) as answer"""
+
+
+def extremes(ask: Ask, stages: int) -> Html:
+    """The rows that took longest and those with the longest answers, of all ``stages``."""
+    slowest = ask.rows(
+        f"select {_SHOWN} from results where latency_ms is not null"
+        f" order by latency_ms desc, row limit {MOST}"
+    )
+    longest = ask.rows(
+        f"select {_SHOWN} from results where completion_tokens is not null"
+        f" order by completion_tokens desc, row limit {MOST}"
+    )
+    if not slowest and not longest:
+        return Html("")
+    if stages == 1:
+        slowest, longest = (
+            [{k: v for k, v in row.items() if k != "stage"} for row in some]
+            for some in (slowest, longest)
+        )
+    return section(
+        "Slowest and longest rows",
+        heading("slowest") if slowest else "",
+        table(slowest),
+        heading("longest answers") if longest else "",
+        table(longest),
+    )
+
+
+def sample(ask: Ask) -> Html:
+    """Rows with input and answer, to be searched; one third of them not ok where there are some."""
+    ask.run(
+        "create or replace temp table picked (stage varchar, row bigint, id varchar, answer bigint)"
+    )
+    for wanted, count in _shares(ask):
+        ask.run(
+            "insert into picked select stage, row, id, answer from (select stage, row, id, answer"
+            f" from results where {wanted}) using sample reservoir({count} rows)"
+            f" repeatable ({SEED})"
+        )
+    found = ask.rows(
+        f"""select id, row, source, line, stage, answer, status, error_kind, endpoint, latency_ms,
+                   completion_tokens, left(input::varchar, {INPUT_CHARACTERS + 1}) as input,
+                   left(coalesce(text, output::varchar), {ANSWER_CHARACTERS + 1}) as shown,
+                   left(error, {ANSWER_CHARACTERS + 1}) as error
+            from results semi join picked on {same_unit("results", "picked")}
+            order by row, stage, id, answer limit {SAMPLE}"""
+    )
+    if not found:
+        return Html("")
+    shown, left = [], PAGE_CHARACTERS
+    for row in found:
+        one = _row(row)
+        if len(one) > left:
+            continue
+        left -= len(one)
+        shown.append(one)
+    return section(
+        "Rows",
+        note("A sample drawn at random; bagent results shows all rows."),
+        Html(
+            '<input type="search" id="find" placeholder="search in these rows" aria-label="search">'
+        ),
+        Html(f'<p class="note" id="shown">{len(shown):,} rows of the sample</p><div id="rows">'),
+        *shown,
+        Html("</div>"),
+        name="sample",
+    )
+
+
+def _shares(ask: Ask) -> list[tuple[str, int]]:
+    """Conditions and how many rows to draw of each: every stage has its part."""
+    stages = [row["stage"] for row in ask.rows("select distinct stage from results order by 1")]
+    stages = stages[:STAGES]
+    most = SAMPLE // max(1, len(stages))
+    return [
+        (f"stage = {literal(stage)} and status {sign} 'ok'", count)
+        for stage in stages
+        for sign, count in (("<>", most // 3), ("=", most - most // 3))
+    ]
+
+
+def _row(row: dict[str, Any]) -> Html:
+    ok = row["status"] == "ok"
+    name = row["id"] if row["id"] is not None else f"row {row['row']}"
+    words = [row["stage"], row["endpoint"], row["error_kind"]]
+    place = f"{row['source']}:{row['line']}"
+    parts = [f'<div class="note">{escape(" · ".join(str(w) for w in (place, *words) if w))}</div>']
+    for title, value, most in (
+        ("input", row["input"], INPUT_CHARACTERS),
+        ("answer", row["shown"], ANSWER_CHARACTERS),
+        ("error", row["error"], ANSWER_CHARACTERS),
+    ):
+        if value is not None:
+            parts.append(f'<div class="note">{title}</div>{block(value, most)}')
+    mark = f'<span class="{"ok" if ok else "not"}">{text(row["status"])}</span>'
+    head = f"{mark} {text(name, 120)} {text(row['shown'] or row['error'], 100)}"
+    return Html(f"<details><summary>{head}</summary>{''.join(parts)}</details>")

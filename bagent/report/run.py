@@ -1,0 +1,322 @@
+"""The page put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.observe.formatting import duration, milliseconds, money
+from bagent.report import agents, endpoints, failures, fields, rows, stages
+from bagent.report import cost_modes as modes
+from bagent.report.fields import Traits
+from bagent.report.html import WEAK, Html, block, heading, join, note, number, section, table, text
+from bagent.report.queries import ANSWERED, BUCKETS, Ask, quantiles
+from bagent.report.svg import histogram, stacked
+from bagent.types import Json
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_HERE = Path(__file__).parent
+
+ALIKE = 1.05
+"""Endpoints whose times differ by less take about the same time."""
+
+
+PROMPTS = 40
+CHARACTERS = 20_000
+"""So many texts of the job are shown, and so many characters of each."""
+
+
+class About(msgspec.Struct, frozen=True):
+    """What the tables do not say of a run.
+
+    ``facts`` are (what, value) for its head, ``stages`` the names of its stages in order,
+    ``in_prompt`` the names that its prompts use; None: not known, or the row as a whole.
+    ``prices`` are those of each stage, as run.json holds them. ``prompts`` are (whose, text), and
+    ``settings`` the job beside them; both without secrets.
+    """
+
+    name: str
+    facts: Sequence[tuple[str, str]] = ()
+    stages: Sequence[str] = ()
+    in_prompt: frozenset[str] | None = None
+    prices: Sequence[Json] = ()
+    prompts: Sequence[tuple[str, str]] = ()
+    settings: str = ""
+
+
+def make_page(connection: DuckDBPyConnection, about: About) -> str:
+    """The whole page.
+
+    Args:
+        connection: with the views of :func:`bagent.store.query.connect`.
+        about: the run.
+
+    Raises:
+        duckdb.Error: the tables cannot be read.
+    """
+    ask = Ask(connection)
+    sums = totals(ask)
+    if not sums["rows"]:
+        return _page(about, [Html("<p>No row has ended yet.</p>")])
+    served = endpoints.endpoint_rows(ask)
+    by_stage = stages.stage_rows(ask, about.stages, sums)
+    faults = failures.find(ask)
+    traits = Traits(ask, about.in_prompt)
+    calls = agents.tool_rows(ask)
+
+    shared = [fields.shared(traits, number) for number in range(1, failures.FAULTS + 1)]
+    told = {key for one in shared for key in one.fields}
+    found = {
+        "Endpoints": endpoints.findings(served) or _no_slow_one(served),
+        "Failures": [
+            *stages.findings(by_stage),
+            *failures.findings(faults, sums, [one.words for one in shared]),
+            *fields.failing(traits, told),
+        ],
+        "Long answers": fields.long_answers(traits),
+        "Tools": agents.findings(calls),
+    }
+    parts = [
+        cards(ask, sums),
+        _findings(found),
+        stages.stages(by_stage, sums),
+        timeline(ask, sums),
+        distributions(ask),
+        endpoints.endpoints(ask, served),
+        failures.failures(ask, faults, sums),
+        fields.fields(traits),
+        agents.agents(ask, calls),
+        cost(ask, sums),
+        modes.modes(ask, about.prices),
+        rows.extremes(ask, sums["stages"]),
+        rows.sample(ask),
+        _job(about),
+    ]
+    facts = list(about.facts)
+    if sums["began"] is not None:
+        facts.append(("rows from", f"{_when(sums['began'])} to {_when(sums['ended'])}"))
+    return _page(About(about.name, facts), parts)
+
+
+def _job(about: About) -> Html:
+    """What was asked: the prompts before rows are put in, and the settings."""
+    texts = [(f"prompt: {whose}", text) for whose, text in about.prompts[:PROMPTS]]
+    if about.settings:
+        texts.append(("settings that differ from the defaults", about.settings))
+    parts = [Html(heading(title) + block(text, CHARACTERS)) for title, text in texts]
+    return section("The job", *parts, name="job")
+
+
+def _no_slow_one(served: Sequence[dict[str, Any]]) -> list[str]:
+    slower = [row["slower"] for row in served if row["slower"] is not None]
+    if len(slower) < 2:
+        return []
+    most = max(slower)
+    if most < ALIKE:
+        return ["no endpoint stands out: all take about the same time"]
+    return [f"no endpoint stands out: the slowest takes {most:.1f} times the others' time"]
+
+
+def _findings(found: Mapping[str, Sequence[str]]) -> Html:
+    """What stands out, by question; the parts of one finding are parted by `` | ``."""
+    parts = []
+    for title, words in found.items():
+        if words:
+            items = "".join(_item(one) for one in dict.fromkeys(words))
+            parts.append(Html(f'{heading(title)}<ul class="findings">{items}</ul>'))
+    if any(one.startswith(WEAK) for words in found.values() for one in words):
+        parts.append(note("Weak: shown by few rows only, or by what many other rows have too."))
+    return section("What stands out", *(parts or [note("Nothing.")]))
+
+
+def _item(words: str) -> str:
+    weak = " class=weak" * words.startswith(WEAK)
+    return f"<li{weak}>{_lines(words)}</li>"
+
+
+def _lines(words: str) -> str:
+    return "<br>".join(text(part, 500) for part in words.split(" | "))
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+
+
+def _page(about: About, parts: Sequence[Html]) -> str:
+    style = (_HERE / "page.css").read_text(encoding="utf-8")
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    facts = " · ".join(f"{escape(what)} {text(value, 120)}" for what, value in about.facts)
+    made = f"{_when(time.time())} UTC"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\';'
+        " style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">"
+        f"<title>{text(about.name)}</title><style>{style}</style></head><body><main>"
+        f"<h1>{text(about.name)}</h1>"
+        f'<p class="note">{facts}</p>{join(parts)}'
+        f'<p class="note">Times of day are UTC. Made {made}.</p>'
+        f"</main><script>{script}</script></body></html>\n"
+    )
+
+
+SHORT = 20.0
+"""Seconds of a run whose times of day would look alike."""
+
+TOTALS = f"""
+    select count(*) as "rows", count(*) filter (status = 'ok') as ok,
+           count(distinct stage) as stages,
+           count(*) filter (copied_from is not null) as copied,
+           count(*) filter ({ANSWERED}) as answered,
+           min(started_at) as began, max(finished_at) as ended,
+           sum(prompt_tokens)::bigint as prompt_tokens, sum(cached_tokens)::bigint as cached_tokens,
+           sum(completion_tokens)::bigint as completion_tokens, sum(cost_usd) as cost_usd,
+           count(*) filter (cost_usd is null and {ANSWERED}) as without_cost,
+           sum(attempts)::bigint as attempts, avg(latency_ms) as latency_ms
+    from results"""
+
+
+def totals(ask: Ask) -> dict[str, Any]:
+    """Counts and sums over all rows."""
+    found = ask.row(TOTALS)
+    found["ended"] = found["ended"] or found["began"]
+    began = found["began"] if found["began"] is not None else found["ended"]
+    found["began"] = began
+    found["seconds"] = max(0.0, found["ended"] - began) if began is not None else 0.0
+    return found
+
+
+def cards(ask: Ask, sums: dict[str, Any]) -> Html:
+    """The main numbers, large."""
+    rows, seconds = sums["rows"], sums["seconds"]
+    bad = rows - sums["ok"]
+    words = [
+        ("results of all stages" if sums["stages"] > 1 else "rows", f"{rows:,}"),
+        ("ok", _share(sums["ok"], rows)),
+        ("not ok", _share(bad, rows)),
+        ("from first to last", duration(seconds)),
+    ]
+    if seconds > 0:
+        words.append(("rows a second", number(rows / seconds)))
+        if sums["completion_tokens"]:
+            words.append(("answer tokens a second", number(sums["completion_tokens"] / seconds)))
+    for name, label in (("prompt_tokens", "prompt tokens"), ("completion_tokens", "answer tokens")):
+        if sums[name] is not None:
+            words.append((label, f"{sums[name]:,}"))
+    if sums["cached_tokens"] and sums["prompt_tokens"]:
+        words.append(("prompt tokens cached", _share(sums["cached_tokens"], sums["prompt_tokens"])))
+    if sums["copied"]:
+        words.append(("copied from equal requests", f"{sums['copied']:,}"))
+    retries = ask.row("select count(*) filter (try > 1) as again from attempts")["again"]
+    words.append(("tries after the first", f"{retries:,}"))
+    if sums["cost_usd"] is not None:
+        words.append(("cost", money(sums["cost_usd"])))
+    inner = "".join(f"<div><b>{escape(v)}</b><span>{escape(k)}</span></div>" for k, v in words)
+    return Html(f'<div class="cards">{inner}</div>')
+
+
+def _share(part: int, whole: int) -> str:
+    percent = 100 * part / whole if whole else 0.0
+    return f"{part:,} ({percent:.3g} %)" if part and whole else f"{part:,}"
+
+
+def timeline(ask: Ask, sums: dict[str, Any]) -> Html:
+    """Rows and tokens a second over the whole time, in equal steps."""
+    if not sums["seconds"]:
+        return Html("")
+    step = sums["seconds"] / BUCKETS
+    place = f"least({BUCKETS - 1}, floor((finished_at - {sums['began']}) / {step}))::int"
+    found = {
+        row["bucket"]: row
+        for row in ask.rows(
+            f"""select {place} as bucket, count(*) filter (status = 'ok') as ok,
+                       count(*) filter (status <> 'ok') as bad,
+                       coalesce(sum(completion_tokens), 0)::bigint as tokens
+                from results where finished_at is not null group by 1"""
+        )
+    }
+
+    def values(name: str) -> list[float]:
+        return [found[i][name] / step if i in found else 0.0 for i in range(BUCKETS)]
+
+    ticks = _clock_ticks(sums["began"], sums["seconds"])
+    rows = [("ok", "good", values("ok")), ("not ok", "bad", values("bad"))]
+    parts = [stacked("rows a second", rows, ticks)]
+    if sums["completion_tokens"]:
+        parts.append(
+            stacked("answer tokens a second", [("tokens", "accent", values("tokens"))], ticks)
+        )
+    return section("Timeline", *parts)
+
+
+def _clock_ticks(began: float, seconds: float) -> list[tuple[float, str]]:
+    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+    if seconds < SHORT:
+        return [(share, f"{share * seconds:.1f}s") for share in shares]
+    form = "%H:%M:%S" if seconds < 12 * 3600 else "%d %b %H:%M"
+    return [(share, time.strftime(form, time.gmtime(began + share * seconds))) for share in shares]
+
+
+def _milliseconds(value: float) -> str:
+    return milliseconds(value)
+
+
+_TIMES = {"latency_ms": "whole answer", "ttft_ms": "first token", "queue_ms": "waiting before it"}
+_TOKENS = {
+    "prompt_tokens": "prompt tokens",
+    "completion_tokens": "answer tokens",
+    "reasoning_tokens": "reasoning tokens",
+}
+
+
+def distributions(ask: Ask) -> Html:
+    """How long answers took and how long they are."""
+    source = f"(select * from results where {ANSWERED})"
+    times = [_quantiles(ask, c, words, source, "_ms") for c, words in _TIMES.items()]
+    tokens = [_quantiles(ask, c, words, source, "") for c, words in _TOKENS.items()]
+    charts = [
+        histogram(f"rows by time to the {words}", ask.bins(column, source), _milliseconds)
+        for column, words in list(_TIMES.items())[:2]
+    ]
+    charts += [
+        histogram(f"rows by {words}", ask.bins(column, source), number)
+        for column, words in list(_TOKENS.items())[:2]
+    ]
+    if not any(row["answers"] for row in (*times, *tokens)):
+        return Html("")
+    return section(
+        "Latency and tokens",
+        note("The bins of the charts grow by a constant factor."),
+        table([row for row in times if row["answers"]]),
+        table([row for row in tokens if row["answers"]]),
+        Html(f'<div class="two">{join(charts)}</div>'),
+    )
+
+
+def _quantiles(ask: Ask, column: str, words: str, source: str, unit: str) -> dict[str, Any]:
+    found = ask.row(f"select count({column}) as answers, {quantiles(column)} from {source}")
+    answers = found.pop("answers")
+    return {"": words, "answers": answers, **{f"{k}{unit}": v for k, v in found.items()}}
+
+
+def cost(ask: Ask, sums: dict[str, Any]) -> Html:
+    """Money by stage, model and endpoint; nothing where no price is known."""
+    if sums["cost_usd"] is None:
+        return Html("")
+    rows = ask.rows(
+        """select stage, model, endpoint, count(cost_usd) as answers, sum(cost_usd) as cost_usd,
+                  1000 * avg(cost_usd) as per_thousand_usd
+           from results where cost_usd is not null
+           group by stage, model, endpoint order by cost_usd desc limit 30"""
+    )
+    parts: Sequence[Html] = [table(rows)]
+    if sums["without_cost"]:
+        parts = [note(f"{sums['without_cost']:,} answers have no known cost."), *parts]
+    return section("Cost", *parts)

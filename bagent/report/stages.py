@@ -1,0 +1,75 @@
+"""The stages of a run beside each other; nothing where there is only one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bagent.report.html import Html, note, section, table
+from bagent.report.queries import ANSWERED, Ask
+from bagent.report.svg import span
+
+MOST = 60
+
+
+def stage_rows(ask: Ask, order: Sequence[str], sums: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every stage with its numbers, in ``order``, others by when they began."""
+    places = {name: place for place, name in enumerate(order)}
+    rows = ask.rows(
+        f"""select stage, count(distinct row) as "rows", count(*) as results,
+                   count(*) filter (status = 'ok') as ok,
+                   count(*) filter (status <> 'ok') as not_ok,
+                   100.0 * count(*) filter (status <> 'ok') / count(*) as failed_percent,
+                   count(*) filter (parents_failed > 0) as with_failed_parents,
+                   count(*) filter (copied_from is not null) as copied,
+                   mode(error_kind) as most_error,
+                   case when max(turns) > 1 then avg(turns) filter (turns > 0) end as turns,
+                   quantile_cont(latency_ms, 0.5) filter ({ANSWERED}) as p50_ms,
+                   avg(prompt_tokens) as prompt_tokens, avg(completion_tokens) as answer_tokens,
+                   sum(cost_usd) as cost_usd, min(coalesce(started_at, finished_at)) as began,
+                   max(finished_at) as ended
+            from results group by stage order by began, stage limit {MOST}"""
+    )
+    return sorted(rows, key=lambda row: places.get(row["stage"], len(places)))
+
+
+def findings(rows: list[dict[str, Any]]) -> list[str]:
+    """Stages where much goes wrong, in words."""
+    if len(rows) < 2:
+        return []
+    words = []
+    for row in rows:
+        if row["not_ok"] and not row["ok"]:
+            words.append(f"stage {row['stage']} has no good row: all {row['results']:,} are not ok")
+        elif row["failed_percent"] > 10:
+            words.append(
+                f"stage {row['stage']}: {row['not_ok']:,} of {row['results']:,} rows"
+                f" ({row['failed_percent']:.3g} %) are not ok, mostly {row['most_error']}"
+            )
+        if row["with_failed_parents"]:
+            words.append(
+                f"stage {row['stage']}: {row['with_failed_parents']:,} of {row['results']:,} rows"
+                " were made of rows some of which had failed"
+            )
+    return words[:6]
+
+
+def stages(rows: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
+    """The table of stages, with when each was at work."""
+    if len(rows) < 2:
+        return Html("")
+    whole = max(sums["seconds"], 1e-9)
+    shown = []
+    for row in rows:
+        one = {k: v for k, v in row.items() if k not in ("began", "ended")}
+        for name in ("with_failed_parents", "copied", "failed_percent"):
+            if not any(other[name] for other in rows):
+                del one[name]
+        if all(other["rows"] == other["results"] for other in rows):
+            del one["results"]
+        if row["began"] is not None and row["ended"] is not None:
+            low, high = ((row[at] - sums["began"]) / whole for at in ("began", "ended"))
+            one["at work"] = span(low, high)
+        shown.append(one)
+    words = "Tokens are means of a row; at work: from the first row's start to the last one's end."
+    return section("Stages", note(words), table(shown))

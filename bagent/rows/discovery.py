@@ -1,0 +1,241 @@
+"""Which files, queries and pipes the input names, found and checked before any row is read."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from glob import escape, glob, has_magic
+from pathlib import Path
+from typing import Literal
+
+from bagent.errors import InputError, Position
+from bagent.rows.config import RowsConfig
+from bagent.rows.decode import visible
+from bagent.rows.formats.compression import Packing, unreadable
+from bagent.rows.warnings import Notices
+
+_ANY_DEPTH = "**"
+
+
+def matches(pattern: str) -> list[Path]:
+    """The files that an absolute ``pattern`` matches, sorted; ``**`` is folders of any depth.
+
+    A file under several names, as links give it, comes once: under the name with the fewest
+    folders. Hidden files and folders are matched only where the pattern names them. A folder that
+    links lead back to is entered once, since every way around a circle would double the rest.
+    """
+    chosen: dict[str, Path] = {}
+    for name in sorted(set(_expand_pattern(pattern))):
+        path = Path(name)
+        if path.is_dir():
+            continue
+        real = os.path.realpath(name)
+        if real not in chosen or len(path.parts) < len(chosen[real].parts):
+            chosen[real] = path
+    return sorted(chosen.values(), key=str)
+
+
+def _expand_pattern(pattern: str) -> Iterator[str]:
+    parts = pattern.split("/")
+    if _ANY_DEPTH not in parts:
+        yield from glob(pattern)  # noqa: PTH207  (Path.glob matches hidden files too)
+        return
+    at = parts.index(_ANY_DEPTH)
+    rest = "/".join(parts[at + 1 :])
+    for start in sorted(glob("/".join(parts[:at]) + "/")):  # noqa: PTH207
+        for folder in _folders(start, set()):
+            yield from _expand_pattern(escape(folder) + (rest or "*"))
+
+
+def _folders(folder: str, entered: set[str]) -> Iterator[str]:
+    """The folder and all below it, each once, with a ``/`` at its end."""
+    real = os.path.realpath(folder)
+    if real in entered:
+        return
+    entered.add(real)
+    yield folder
+    try:
+        with os.scandir(folder) as found:
+            names = sorted(one.name for one in found if one.is_dir())
+    except OSError:
+        return  # as the shell does with a folder that may not be read
+    for name in names:
+        if not name.startswith("."):
+            yield from _folders(f"{folder}{name}/", entered)
+
+
+Format = Literal["jsonl", "json", "csv", "tsv", "parquet", "text"]
+
+TWICE = "files that the input names twice are read once: {count}, first {example}"
+
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+_PACKINGS: dict[str, Packing] = {".gz": "gz", ".zst": "zst"}
+_KNOWN = ".jsonl .ndjson .json .csv .tsv .parquet, and .gz or .zst of the text ones"
+_HINTS = {
+    ".txt": "for one row a file: input: {files: PATTERN}; for JSON with one row a line: .jsonl",
+    ".md": "for one row a file: input: {files: PATTERN}",
+    ".xlsx": "save it as CSV in UTF-8",
+    ".xls": "save it as CSV in UTF-8",
+    ".bz2": "unpack it, or pack it as .gz or .zst",
+    ".xz": "unpack it, or pack it as .gz or .zst",
+    ".zip": "unpack it, or pack it as .gz or .zst",
+    ".db": "input: {sql: \"from sqlite_scan('FILE', 'TABLE')\"}",
+    ".duckdb": "input: {sql: \"from read_duckdb('FILE', table_name = 'TABLE')\"}",
+}
+_URL = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
+_STDIN_NAMES = ("-", "/dev/stdin", "/dev/fd/0")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """One file: ``name`` is its path for rows and people, ``size`` its bytes on the disk."""
+
+    path: Path
+    name: str
+    format: Format
+    packing: Packing
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SqlSource:
+    """What one DuckDB query gives."""
+
+    query: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StdinSource:
+    """What is piped in, and what was piped in before."""
+
+    name: str = "stdin"
+
+
+Source = FileSource | SqlSource | StdinSource
+
+
+def find_sources(config: RowsConfig, notices: Notices) -> list[Source]:
+    """The sources in their order; a glob stands for its files, sorted.
+
+    Raises:
+        InputError: something is missing, empty, a folder, unreadable or of unknown format.
+    """
+    found: list[Source] = []
+    known: set[object] = set()
+    for one in config.inputs:
+        queries = sum(isinstance(source, SqlSource) for source in found)
+        for source in _expand(one, config.base, queries + 1):
+            same = _same(source)
+            if same not in known:
+                known.add(same)
+                found.append(source)
+            elif isinstance(source, FileSource):
+                notices.add(TWICE, source.name)
+            else:
+                raise InputError(f"the input names {source.name} twice")
+    return found
+
+
+def _same(source: Source) -> object:
+    """What is equal for two names of one thing; a link is another name of its file."""
+    if isinstance(source, FileSource):
+        return os.path.realpath(source.path), source.format == "text"
+    return source
+
+
+def _expand(one: str | Mapping[str, str], base: Path, number: int) -> list[Source]:
+    if isinstance(one, str):
+        if one in _STDIN_NAMES:
+            return [StdinSource()]
+        return [_file(path, base) for path in _paths(one, base)]
+    if "sql" in one:
+        return [SqlSource(one["sql"], "sql" if number == 1 else f"sql {number}")]
+    return [_text(path, base) for path in _paths(one["files"], base)]
+
+
+def _paths(pattern: str, base: Path) -> list[Path]:
+    """The file of that name, else the files that the pattern matches, sorted."""
+    path = base / pattern
+    if path.exists() or not has_magic(pattern):
+        if path.is_dir():
+            raise InputError(
+                f"{pattern} is a folder", hint=f"name its files: {pattern.rstrip('/')}/*.jsonl"
+            )
+        return [path]
+    found = matches(str(path))
+    if not found:
+        hint = "write { , } out as a list" if "{" in pattern else f"looked from {base}"
+        raise InputError(f"no file matches {pattern}", hint=hint)
+    return found
+
+
+def _file(path: Path, base: Path) -> FileSource:
+    name = _name(path, base)
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    size = _size(path)
+    packing = _PACKINGS.get(suffixes[-1]) if suffixes else None
+    kind = "".join(suffixes[-2:-1]) if packing else "".join(suffixes[-1:])
+    if kind not in _FORMATS or (packing and kind == ".parquet"):
+        raise InputError(
+            f"{name} has no known format",
+            hint=_HINTS.get(kind, f"known are {_KNOWN}"),
+            at=Position(path),
+        )
+    return FileSource(path, name, _FORMATS[kind], packing or "", size)
+
+
+def _text(path: Path, base: Path) -> FileSource:
+    packing = _PACKINGS.get(path.suffix.lower(), "")
+    return FileSource(path, _name(path, base), "text", packing, _size(path))
+
+
+def _size(path: Path) -> int:
+    """Bytes of a readable regular file."""
+    try:
+        status = path.stat()
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            words = f"this is a link to {visible(str(path.readlink()))}, which is not there"
+            raise InputError(words, at=Position(path)) from error
+        raise InputError("there is no such file", hint=_near(path), at=Position(path)) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(
+            "this is a pipe or a device, which cannot be read a second time",
+            hint="pipe it in: ... | bagent run JOB.yaml -i -",
+            at=Position(path),
+        )
+    if not os.access(path, os.R_OK):
+        raise InputError("cannot be read: permission denied", at=Position(path))
+    return status.st_size
+
+
+def _near(path: Path) -> str:
+    """A hint with the nearest name in the folder, if any is near."""
+    if any(_URL.match(part + "/") for part in path.parts):
+        return "nothing is fetched: copy it here, or let DuckDB read it with input: {sql: ...}"
+    try:
+        names = [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return f"there is no folder {path.parent}"
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _name(path: Path, base: Path) -> str:
+    """The path from the base folder on, or whole where it is not below it; valid UTF-8."""
+    shown = path.relative_to(base) if path.is_relative_to(base) else path
+    return visible(str(shown))

@@ -1,0 +1,277 @@
+"""The condition that rows must fulfil, asked of DuckDB.
+
+Each row is judged by its own values alone: a whole number is BIGINT (HUGEINT, then DOUBLE, as it
+gets larger), other numbers DOUBLE, text VARCHAR, lists and objects JSON, and null or a missing
+field NULL. So the same row always passes or always fails, whatever stands around it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.duck import SqlFault, check_reads, quoted, syntax_tree
+from bagent.errors import InputError
+from bagent.rows.decode import visible, visible_data
+from bagent.rows.formats.duckdb_source import connect
+from bagent.rows.warnings import Notices
+from bagent.types import Row
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+FAILED = "rows that `where` could not judge are left out: {count}; first {example}"
+
+FIRST_ROWS = 100
+"""A name that is in none of so many first rows is taken for a mistake."""
+
+_NUMBER = "bagent row"
+"""Column beside those of the rows; a name with a blank, which a condition will hardly use."""
+
+Cells = tuple[Any, ...]
+"""The values of one row for the names of the condition."""
+
+_TYPES: dict[type, str] = {
+    bool: "BOOLEAN",
+    float: "DOUBLE",
+    str: "VARCHAR",
+    list: "JSON",
+    dict: "JSON",
+    type(None): "NULL",
+}
+
+
+class Condition:
+    """One ``where``.
+
+    Args:
+        text: the condition, as it stands behind WHERE.
+        base: folder that relative file names in it start from.
+
+    Raises:
+        InputError: it cannot be parsed.
+    """
+
+    def __init__(self, text: str, base: Path) -> None:
+        self._text = text
+        self._connection: DuckDBPyConnection = connect(base)
+        self.checked = False
+        """Whether :meth:`check` was called, once rows were known."""
+        needed, maybe = _names(self._parse())
+        self._needed = sorted(needed)
+        self._names = sorted(needed | maybe)
+        lower = [name.lower() for name in self._names]
+        if len(set(lower)) < len(lower):
+            raise InputError(
+                f"where: two of its names differ in case only: {', '.join(self._names)}",
+                hint="DuckDB takes them for one; use one of them",
+            )
+        self._guarded = self._can_guard()
+
+    def check(self, rows: Sequence[dict[str, Any]], *, strict: bool) -> None:
+        """Look at the condition in the light of the first rows.
+
+        Args:
+            rows: the data of the first rows; empty: nothing to look at.
+            strict: refuse too what no row of these has the types for.
+
+        Raises:
+            InputError: a name is in none of them, or a function does not exist.
+        """
+        if not rows:
+            return
+        self.checked = True
+        known = dict.fromkeys(name for row in rows for name in row)
+        lower = {name.lower() for name in known}
+        for name in self._needed:
+            if name.lower() not in lower:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise InputError(
+                    f"where: no field '{name}' in the first rows",
+                    hint=f"did you mean {near[0]}?"
+                    if near
+                    else f"there are {', '.join(list(known)[:20])}",
+                )
+        import duckdb
+
+        refused: tuple[type[Exception], ...] = (duckdb.CatalogException, duckdb.ParserException)
+        if strict:
+            refused = (*refused, duckdb.BinderException)
+        kinds = {_types(cells): cells for cells in map(self._cells, rows)}
+        errors = [self._error(cells) for cells in kinds.values()]
+        if all(isinstance(error, refused) for error in errors):
+            message = str(errors[0]).partition("\n")[0]
+            hint = (
+                "cells of a CSV and decimals are text: CAST(name AS DOUBLE)"
+                if "VARCHAR" in message
+                else ""
+            )
+            raise InputError(f"where: {message}", hint=hint)
+
+    def keep(self, rows: list[Row], notices: Notices) -> list[Row]:
+        """The rows that fulfil the condition, and those that cannot be read."""
+        kept = [row.error is not None for row in rows]
+        groups: dict[tuple[str, ...], list[tuple[int, Cells]]] = {}
+        for at, row in enumerate(rows):
+            if not kept[at]:
+                cells = self._cells(row.data)
+                groups.setdefault(_types(cells), []).append((at, cells))
+        for types, members in groups.items():
+            answers = self._judge(types, [cells for _, cells in members])
+            for (at, cells), answer in zip(members, answers, strict=True):
+                kept[at] = bool(answer)
+                if answer is None:
+                    self._report(rows[at], cells, notices)
+        return [row for row, good in zip(rows, kept, strict=True) if good]
+
+    def _parse(self) -> Any:
+        """The syntax tree of the condition."""
+        # On lines of their own, so that a comment at the end does not swallow the bracket.
+        query = f"SELECT 1 WHERE (\n{self._text}\n)"
+        tree = syntax_tree(self._connection, query)
+        if tree["error"]:
+            raise InputError(
+                f"where: {tree['error_message']}: {self._text}",
+                hint="a DuckDB condition, e.g. length(text) > 0",
+            )
+        nodes = [statement["node"] for statement in tree["statements"]]
+        if len(nodes) != 1 or nodes[0]["type"] != "SELECT_NODE":
+            raise InputError(f"where: this is no condition: {self._text}")
+        try:
+            check_reads(nodes)
+        except SqlFault as error:
+            raise InputError(f"where: {error}", hint="a condition only reads") from None
+        return nodes[0]["where_clause"]
+
+    def _cells(self, data: dict[str, Any]) -> Cells:
+        """What a row has for each name of the condition: as it stands, else in other case."""
+        found = [data[name] if name in data else _other(data, name) for name in self._names]
+        return tuple([visible(cell) if isinstance(cell, str) else cell for cell in found])
+
+    def _query(self, types: tuple[str, ...], *, guarded: bool) -> str:
+        columns = [f'unnest(range($1)) AS "{_NUMBER}"']
+        number = 1
+        for name, kind in zip(self._names, types, strict=True):
+            value = "NULL"
+            if kind != "NULL":
+                number += 1
+                value = f"unnest(${number}::{kind}[])"
+            columns.append(f"{value} AS {quoted(name)}")
+        test = f"COALESCE(CAST((\n{self._text}\n) AS BOOLEAN), false)"
+        if guarded:
+            test = f"TRY({test})"
+        return f'SELECT {test} FROM (SELECT {", ".join(columns)}) ORDER BY "{_NUMBER}"'
+
+    def _ask(self, types: tuple[str, ...], rows: list[Cells], guarded: bool) -> list[bool | None]:
+        values: list[Any] = [len(rows)]
+        for at, kind in enumerate(types):
+            column = [cells[at] for cells in rows]
+            if kind == "JSON":
+                column = [_json(value) for value in column]
+            if kind != "NULL":
+                values.append(column)
+        query = self._query(types, guarded=guarded)
+        return [answer for (answer,) in self._connection.execute(query, values).fetchall()]
+
+    def _judge(self, types: tuple[str, ...], rows: list[Cells]) -> list[bool | None]:
+        """Whether each row passes; None where the condition fails on it."""
+        import duckdb
+
+        try:
+            return self._ask(types, rows, self._guarded)
+        except (duckdb.BinderException, duckdb.CatalogException):
+            return [None] * len(rows)  # it fails for these types, whatever the values
+        except duckdb.Error:
+            if len(rows) == 1:
+                return [None]
+        return [answer for cells in rows for answer in self._judge(types, [cells])]
+
+    def _error(self, cells: Cells) -> Exception | None:
+        """What DuckDB says about one row, None where it has an answer."""
+        import duckdb
+
+        try:
+            self._ask(_types(cells), [cells], guarded=False)
+        except duckdb.Error as error:
+            return error
+        return None
+
+    def _report(self, row: Row, cells: Cells, notices: Notices) -> None:
+        example = ""
+        if notices.is_new(FAILED):
+            reason = str(self._error(cells)).partition("\n")[0]
+            example = f"{row.source}:{row.line}: {reason}"
+        notices.add(FAILED, example)
+
+    def _can_guard(self) -> bool:
+        """Whether TRY takes the condition: not where it is random or holds a subquery."""
+        import duckdb
+
+        try:
+            self._ask(("NULL",) * len(self._names), [(None,) * len(self._names)], guarded=True)
+        except duckdb.BinderException as error:
+            return "TRY can not" not in str(error)
+        except duckdb.Error:
+            return True
+        return True
+
+
+def _other(data: dict[str, Any], name: str) -> Any:
+    """The value of a name in other case, None where there is none."""
+    lower = name.lower()
+    return next((value for other, value in data.items() if other.lower() == lower), None)
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return msgspec.json.encode(visible_data(value)).decode()
+
+
+def _types(cells: Cells) -> tuple[str, ...]:
+    return tuple([_type(value) for value in cells])
+
+
+def _type(value: Any) -> str:
+    """The DuckDB type of a JSON value."""
+    if type(value) is int:
+        if -(2**63) <= value < 2**63:
+            return "BIGINT"
+        return "HUGEINT" if -(2**127) < value < 2**127 else "DOUBLE"
+    return _TYPES[type(value)]
+
+
+def _names(tree: Any) -> tuple[set[str], set[str]]:
+    """The columns that a condition needs, and those that may belong to its subqueries."""
+    needed: set[str] = set()
+    maybe: set[str] = set()
+    for name, inner in _references(tree, frozenset(), inner=False):
+        (maybe if inner else needed).add(name)
+    return needed, maybe - needed
+
+
+def _references(node: Any, bound: frozenset[str], *, inner: bool) -> Iterator[tuple[str, bool]]:
+    """First name of every column reference, and whether it stands in a subquery."""
+    if isinstance(node, list):
+        for one in node:
+            yield from _references(one, bound, inner=inner)
+        return
+    if not isinstance(node, dict):
+        return
+    kind = node.get("class")
+    if kind == "COLUMN_REF":
+        name = node["column_names"][0]
+        if name not in bound:
+            yield name, inner
+        return
+    if kind == "LAMBDA":
+        parameters = [name for name, _ in _references(node["lhs"], frozenset(), inner=inner)]
+        yield from _references(node["expr"], bound.union(parameters), inner=inner)
+        return
+    for name, child in node.items():
+        yield from _references(child, bound, inner=inner or name == "subquery")

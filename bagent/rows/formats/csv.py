@@ -1,0 +1,352 @@
+"""Comma-, semicolon- or tab-separated text with a header: every cell is text.
+
+CSV goes through the standard library's reader in its strict mode: quotes may hold line ends and
+separators, a quote doubled is a quote. Lines may end in LF, CRLF or CR. A warning tells where a
+quoted cell runs over lines that look like rows, or over very many.
+
+In a ``.tsv`` tabs and line ends part cells, and quotes are text; see ``csv``. One
+whose header is in quotes, cell by cell, is read as CSV is.
+
+Blanks around the names of a header do not count; where all names but the first begin with one, nor
+do blanks behind separators. Cells without a name at the end of a header stand for no column.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from bagent.errors import InputError, Position
+from bagent.rows.decode import Chunk, Item, Unreadable, has_surrogate
+from bagent.rows.discovery import FileSource
+from bagent.rows.formats.compression import ByteStream, check_start, unreadable
+from bagent.rows.formats.jsonl import LONGEST, ROWS, too_long
+from bagent.rows.warnings import Notices
+
+
+class PhysicalLines:
+    """Physical lines with their ends, counted, and those of the present record kept.
+
+    Args:
+        stream: the bytes of the file.
+        source: the file, for errors.
+    """
+
+    def __init__(self, stream: ByteStream, source: FileSource) -> None:
+        self._source = source
+        self._text = io.TextIOWrapper(
+            stream.reader, encoding="utf-8-sig", errors="surrogateescape", newline=""
+        )
+        self._ahead: deque[str] = deque()
+        self.taken: list[str] = []
+        """The lines of the present record."""
+        self.count = 0
+        """How many lines were taken."""
+        self._size = 0
+
+    def __iter__(self) -> PhysicalLines:
+        return self
+
+    def __next__(self) -> str:
+        line = self.peek()
+        if not line:
+            raise StopIteration
+        self._ahead.popleft()
+        self.count += 1
+        self.taken.append(line)
+        self._size += len(line)
+        if self._size > LONGEST:
+            raise too_long(self._source.path, self.count - len(self.taken) + 1)
+        return line
+
+    def begin_record(self) -> int:
+        """Forget the lines of the last record; the number of the line that comes next."""
+        self.taken.clear()
+        self._size = 0
+        return self.count + 1
+
+    def peek(self, ahead: int = 0) -> str:
+        """The next line, or one behind it, not yet taken; empty at the end.
+
+        Raises:
+            InputError: the file cannot be read, or the line is too long.
+        """
+        while len(self._ahead) <= ahead:
+            self._ahead.append(self._read())
+        return self._ahead[ahead]
+
+    def _read(self) -> str:
+        try:
+            line = self._text.readline(LONGEST)
+        except OSError as error:
+            raise unreadable(self._source.path, error) from error
+        if len(line) == LONGEST:
+            raise too_long(self._source.path, self.count + len(self._ahead) + 1)
+        return line
+
+    def raw(self) -> bytes:
+        """The bytes of the record, without its last line end."""
+        return "".join(self.taken).rstrip("\r\n").encode(errors="surrogateescape")
+
+    def blank(self) -> bool:
+        """Whether the record holds nothing but blanks."""
+        return not any(line.strip() for line in self.taken)
+
+    def undecodable(self) -> bool:
+        """Whether the record holds bytes that are not UTF-8."""
+        return any(has_surrogate(line) for line in self.taken)
+
+
+_MOST_LINES = 1000
+_MOST_TEXT = 1 << 24
+"""A quote that so many lines, or characters, do not close is text."""
+
+
+class TabCells:
+    """An iterator over the cells of each record.
+
+    Args:
+        lines: of the file.
+        width: how many cells the header has; 0: this is the header, of one line.
+    """
+
+    def __init__(self, lines: PhysicalLines, width: int = 0) -> None:
+        self._lines = lines
+        self._width = width
+
+    def __iter__(self) -> TabCells:
+        return self
+
+    def __next__(self) -> list[str]:
+        line = next(self._lines)
+        cells = _split(line)
+        if '"' not in line or not self._width:
+            return cells
+        if not any(cell.startswith('"') for cell in cells):
+            return cells
+        quoted = self._in_quotes(line)
+        return [_without_doubled(cell) for cell in cells] if quoted is None else quoted
+
+    def _in_quotes(self, line: str) -> list[str] | None:
+        """The cells of the record that begins on ``line``, if only quotes hold it together."""
+        like_row = self._is_row(line)
+        if like_row and line.count('"') % 2 == 0:
+            return None
+        lines, quotes, size = [line], line.count('"'), len(line)
+        for more in range(_MOST_LINES):
+            if more:
+                lines.append(self._lines.peek(more - 1))
+                size += len(lines[-1])
+                if not lines[-1] or size > _MOST_TEXT:
+                    return None
+                quotes += lines[-1].count('"')
+            if quotes % 2 == 0:
+                record = None if like_row and self._is_row(lines[-1]) else _read_quoted(lines)
+                if record is None or len(record) != self._width:
+                    return None
+                for _ in range(more):
+                    next(self._lines)
+                return record
+            if more and self._is_row(lines[-1]):
+                return None
+        return None
+
+    def _is_row(self, line: str) -> bool:
+        return len(_split(line)) == self._width
+
+
+def _split(line: str) -> list[str]:
+    text = line.rstrip("\r\n")
+    return text.split("\t") if text else []
+
+
+def _read_quoted(lines: list[str]) -> list[str] | None:
+    """The one record that lines are in quoted TSV, None where it is not that."""
+    try:
+        records = list(csv.reader(lines, delimiter="\t", strict=True))
+    except csv.Error:
+        return None
+    return records[0] if len(records) == 1 else None
+
+
+def _without_doubled(cell: str) -> str:
+    inner = cell[1:-1]
+    if len(cell) < 4 or not (cell.startswith('"') and cell.endswith('"') and '""' in inner):
+        return cell
+    return cell if '"' in inner.replace('""', "") else inner.replace('""', '"')
+
+
+LONG_ROW = (
+    "rows whose quoted cells run over lines that look like rows, or over more than 100 lines:"
+    " {count}; first {example} (a quote that is not closed? inside of quotes one is doubled)"
+)
+_MANY_LINES = 100
+
+_LARGEST_CELL = LONGEST
+"""Characters of one cell. It also ends what a quote that is never closed would swallow."""
+
+MAX_COLUMNS = 100_000
+_NAMED = 10
+
+_SEPARATORS = (",", ";", "\t")
+_QUOTED = re.compile('"[^"]*"')
+_QUOTED_NAMES = re.compile(r'"[^"\t]+"(?:\t"[^"\t]+")*[\r\n]*')
+"""A header of which every name is in quotes."""
+
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*')
+"""A first line with which Excel names the separator."""
+
+_AS_UTF8 = "save the file as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
+
+
+class CsvFile:
+    """One CSV file, opened; its header is read and checked at once.
+
+    Args:
+        source: the file; its format is ``csv`` or ``tsv``.
+        notices: takes the warnings about rows of many lines.
+
+    Raises:
+        InputError: it cannot be read, is not UTF-8, or two columns have the same name.
+    """
+
+    def __init__(self, source: FileSource, notices: Notices) -> None:
+        csv.field_size_limit(_LARGEST_CELL)  # the library has this only for the whole process
+        self._source = source
+        self._notices = notices
+        self._width = 1
+        self._stream = ByteStream(source.path, source.packing)
+        try:
+            check_start(self._stream.reader.peek(4), source.path)
+            self._lines = PhysicalLines(self._stream, source)
+            self._separator = self._find_separator()
+            plain = source.format == "tsv" and not _QUOTED_NAMES.fullmatch(self._lines.peek())
+            self._cells = TabCells(self._lines) if plain else self._quoted_cells()
+            self._read_header()
+            if plain:
+                self._cells = TabCells(self._lines, self._width)
+        except BaseException:
+            self.close()
+            raise
+
+    def position(self) -> int:
+        """Bytes of the file read so far."""
+        return self._stream.position()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The records, each at the physical line where it begins."""
+        lines: list[int] = []
+        items: list[Item] = []
+        for line, record in self._records():
+            lines.append(line)
+            items.append(self._item(record))
+            if len(items) == ROWS:
+                yield Chunk(self._source.name, lines, items)
+                lines, items = [], []
+        if items:
+            yield Chunk(self._source.name, lines, items)
+
+    def _find_separator(self) -> str:
+        """The tab in a .tsv; else the one that the first line has most of, outside quotes."""
+        if self._source.format == "tsv":
+            return "\t"
+        line = self._lines.peek()
+        if told := _SEPARATOR_LINE.fullmatch(line):
+            next(self._lines)
+            return told[1]
+        return max(_SEPARATORS, key=_QUOTED.sub("", line).count)
+
+    def _quoted_cells(self, *, blanks: bool = False) -> Iterator[list[str]]:
+        return csv.reader(
+            self._lines, delimiter=self._separator, strict=True, skipinitialspace=blanks
+        )
+
+    def _read_header(self) -> None:
+        line, header = next(self._records(), (0, []))
+        at = Position(self._source.path, line)
+        if isinstance(header, Unreadable):
+            raise InputError(
+                f"the header cannot be read: {header.error}",
+                hint=_AS_UTF8,
+                at=at,
+            )
+        if len(header) > MAX_COLUMNS:
+            raise InputError(
+                f"the header has {len(header):,} columns, at most {MAX_COLUMNS:,} are read", at=at
+            )
+        names = [name.strip() for name in header]
+        self._width = len(names)  # of rows that have a cell for each nameless column
+        while len(names) > 1 and not names[-1]:
+            names.pop()
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        if twice:
+            raise InputError(
+                f"the header names a column twice: {_first(twice)}",
+                hint="give every column its own name",
+                at=at,
+            )
+        self._header = names
+        if len(header) > 1 and all(name.startswith(" ") for name in header[1:]):
+            self._cells = self._quoted_cells(blanks=True)
+
+    def _item(self, record: list[str] | Unreadable) -> Item:
+        if isinstance(record, Unreadable):
+            return record
+        columns = len(self._header)
+        if columns < len(record) <= self._width and not any(map(str.strip, record[columns:])):
+            record = record[:columns]
+        if len(record) != columns:
+            error = f"{len(record)} cells where the header has {columns}"
+            return Unreadable(error, self._lines.raw())
+        return dict(zip(self._header, record, strict=True))
+
+    def _check_length(self, line: int) -> None:
+        """Note a record of many lines: an open quote swallows rows up to the next quote."""
+        taken = self._lines.taken
+        if len(taken) == 1:
+            return
+        separators = self._width - 1
+        rows = sum(one.count(self._separator) == separators for one in taken[1:])
+        if len(taken) > _MANY_LINES or (separators and rows > 1 and 2 * rows >= len(taken) - 1):
+            example = f"{self._source.name}:{line}, {len(taken)} lines"
+            self._notices.add(LONG_ROW, example)
+
+    def _why(self, error: csv.Error) -> str:
+        """The reader's words; an open quote has taken all lines up to the end of the file."""
+        taken = self._lines.taken
+        if len(taken) > 1 and not self._lines.peek():
+            return f'a quote is never closed, so {len(taken)} lines are one row (double it: "")'
+        return str(error)
+
+    def _records(self) -> Iterator[tuple[int, list[str] | Unreadable]]:
+        """Physical line and cells of every record that is not blank."""
+        lines = self._lines
+        while True:
+            line = lines.begin_record()
+            try:
+                cells = next(self._cells)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield line, Unreadable(f"malformed CSV: {self._why(error)}", lines.raw())
+                continue
+            if len(cells) < 2 and lines.blank():
+                continue
+            self._check_length(line)
+            if lines.undecodable():
+                yield line, Unreadable(f"not UTF-8 ({_AS_UTF8})", lines.raw())
+            else:
+                yield line, cells
+
+
+def _first(names: list[str]) -> str:
+    """The first few names, for people."""
+    more = len(names) - _NAMED
+    return ", ".join(map(repr, names[:_NAMED])) + (f" and {more:,} more" if more > 0 else "")

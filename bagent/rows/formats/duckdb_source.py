@@ -1,0 +1,266 @@
+"""Rows from DuckDB: Parquet files, and queries over anything that it reads.
+
+Rows are fetched a few hundred at a time from a result that DuckDB makes as it is read, so memory
+does not follow the number of rows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import msgspec
+
+from bagent import duck
+from bagent.duck import Access, Setting, SqlFault, file_literal
+from bagent.errors import InputError, MissingPackage, Position
+from bagent.rows.decode import Chunk, bytes_text, decimal_value
+from bagent.rows.discovery import FileSource, SqlSource
+from bagent.rows.formats.jsonl import ROWS
+from bagent.types import Json
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_MEMORY = "1GB"
+"""What DuckDB may take before a sort or a join goes to the temporary folder."""
+
+ONE_QUERY = "one SELECT; a DuckDB file: FROM read_duckdb('FILE', table_name = 'TABLE')"
+"""How to write the sql of an input."""
+
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+
+_AS_THEY_ARE = frozenset(
+    {"VARCHAR", "BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"}
+    | {"UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT", "ENUM"}
+)
+_ISO = "replace(CAST({0} AS VARCHAR), ' ', 'T')"
+_IN_SQL = {
+    # DuckDB's own text for what Python's types cannot hold: infinities, years above 9999,
+    # nanoseconds, months of an interval.
+    "DATE": "CAST({0} AS VARCHAR)",
+    "TIME": "CAST({0} AS VARCHAR)",
+    "TIME WITH TIME ZONE": "CAST({0} AS VARCHAR)",
+    "INTERVAL": "CAST({0} AS VARCHAR)",
+    "UUID": "CAST({0} AS VARCHAR)",
+    "TIMESTAMP": _ISO,
+    "TIMESTAMP_S": _ISO,
+    "TIMESTAMP_MS": _ISO,
+    "TIMESTAMP_NS": _ISO,
+    "TIMESTAMP WITH TIME ZONE": _ISO,
+}
+
+
+def connect(base: Path) -> DuckDBPyConnection:
+    """A DuckDB in memory: one thread, so that the order of rows is always the same.
+
+    Args:
+        base: folder that relative file names in SQL start from.
+
+    Raises:
+        MissingPackage: DuckDB is not installed.
+    """
+    settings: dict[str, Setting] = {
+        "threads": 1,
+        "memory_limit": _MEMORY,
+        "TimeZone": "UTC",
+        "file_search_path": str(base),
+    }
+    try:
+        return duck.connect(Access(everything=True), settings=settings)
+    except ImportError as error:
+        raise MissingPackage(
+            "DuckDB is not installed; Parquet, sql and where need it", hint="pip install duckdb"
+        ) from error
+
+
+class Table:
+    """The rows of one Parquet file or query.
+
+    Args:
+        source: where they come from.
+        base: folder that relative file names in SQL start from.
+
+    Raises:
+        InputError: DuckDB cannot read the file or bind the query, or two columns have one name.
+    """
+
+    def __init__(self, source: FileSource | SqlSource, base: Path) -> None:
+        self._source = source
+        self._partition = partition_of(source.name) if isinstance(source, FileSource) else {}
+        self._connection = connect(base)
+        self.read = 0
+        """Rows given out so far."""
+        self.rows: int | None = None
+        """Rows that there are, None where only reading tells."""
+        try:
+            if isinstance(source, FileSource):
+                self._prepare_parquet(source)
+            else:
+                self._prepare_sql(source)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let the memory and the files go."""
+        self._connection.close()
+
+    def interrupt(self) -> None:
+        """Stop a query that is running; may be called from another thread."""
+        self._connection.interrupt()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows, numbered from 1."""
+        result = self._run(lambda: self._connection.execute(self._select))
+        while records := self._run(lambda: result.fetchmany(ROWS)):
+            lines = range(self.read + 1, self.read + len(records) + 1)
+            self.read += len(records)
+            names = self._names
+            items: list[Any] = [dict(zip(names, record, strict=True)) for record in records]
+            if self._partition:
+                items = [self._partition | item for item in items]
+            for name, convert in self._converted.items():
+                for item in items:
+                    item[name] = convert(item[name])
+            yield Chunk(self._source.name, lines, items)
+
+    def _prepare_parquet(self, source: FileSource) -> None:
+        # The names as the file has them: DuckDB renames those that differ in case only.
+        path = file_literal(source.path)
+        schema = self._run(
+            lambda: self._connection.execute(
+                f"SELECT name, num_children FROM parquet_schema({path})"
+            ).fetchall()
+        )
+        self.rows = self._run(
+            lambda: self._connection.execute(
+                f"SELECT num_rows FROM parquet_file_metadata({path})"
+            ).fetchall()
+        )[0][0]
+        self._settle(f"FROM read_parquet({path}, hive_partitioning = false)", _top_level(schema))
+
+    def _prepare_sql(self, source: SqlSource) -> None:
+        try:
+            query = self._run(lambda: duck.single_query(self._connection, source.query))
+        except SqlFault as error:
+            raise InputError(f"the sql of the input: {error}", hint=ONE_QUERY) from None
+        self._settle(f"FROM (\n{query}\n)", None)
+
+    def _settle(self, from_: str, names: list[str] | None) -> None:
+        """Find the columns, and how each becomes JSON."""
+        described = self._run(lambda: self._connection.execute(f"DESCRIBE {from_}").fetchall())
+        types = [str(column[1]) for column in described]
+        self._names = names or [str(column[0]) for column in described]
+        twice = {name for name in self._names if self._names.count(name) > 1}
+        if twice:
+            raise InputError(f"two columns have the name {sorted(twice)[0]!r}")
+        kinds = [kind.partition("(")[0] if "[" not in kind else "LIST" for kind in types]
+        self._converted = {
+            name: _json if kind == "JSON" else plain
+            for name, kind in zip(self._names, kinds, strict=True)
+            if kind not in _AS_THEY_ARE and kind not in _IN_SQL
+        }
+        columns = [
+            _IN_SQL.get(kind, "{0}").format(f"#{number}") for number, kind in enumerate(kinds, 1)
+        ]
+        self._select = f"SELECT {', '.join(columns)} {from_}"
+
+    def _run(self, call: Callable[[], Any]) -> Any:
+        import duckdb
+
+        try:
+            return call()
+        except duckdb.Error as error:
+            source = self._source
+            at = Position(source.path) if isinstance(source, FileSource) else None
+            if at is None:
+                raise InputError(f"the sql of the input: {error}") from error
+            # DuckDB's words name the file and the kind of its own error, which says no more.
+            words = str(error).replace(f" '{at.file}'", "").removeprefix("Invalid Input Error: ")
+            hint = "is it Parquet, and whole? copy or make it again"
+            raise InputError(
+                f"the Parquet file cannot be read: {words}", hint=hint, at=at
+            ) from error
+
+
+def partition_of(name: str) -> dict[str, Json]:
+    """The columns that the folders of a Parquet file say, as in ``year=2024/month=1/a.parquet``.
+
+    As DuckDB reads them: whole numbers are numbers, other values text.
+    """
+    columns: dict[str, Json] = {}
+    for folder in name.split("/")[:-1]:
+        key, equals, text = folder.partition("=")
+        if not key or not equals:
+            continue
+        value = unquote(text)
+        whole = _WHOLE.fullmatch(value)
+        columns[unquote(key)] = None if value == _NO_VALUE else int(value) if whole else value
+    return columns
+
+
+def plain(value: Any) -> Json:
+    """A Python value from DuckDB as JSON.
+
+    Dates and times become ISO text; decimals with decimal places the text of their digits; bytes
+    text where they are UTF-8, else base64; NaN and infinities text.
+    """
+    convert = _CONVERT.get(type(value))
+    return value if convert is None else convert(value)
+
+
+def _json(text: str | None) -> Json:
+    """The value of a column of DuckDB's type JSON, which comes as text."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+
+
+def _float(value: float) -> Json:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+_CONVERT: dict[type, Callable[[Any], Json]] = {
+    float: _float,
+    Decimal: decimal_value,
+    bytes: bytes_text,
+    bytearray: lambda value: bytes_text(bytes(value)),
+    memoryview: lambda value: bytes_text(bytes(value)),
+    list: lambda value: [plain(one) for one in value],
+    tuple: lambda value: [plain(one) for one in value],
+    dict: lambda value: {str(plain(name)): plain(one) for name, one in value.items()},
+    str: lambda value: value,
+    int: lambda value: value,
+    bool: lambda value: value,
+    type(None): lambda value: value,
+    datetime: datetime.isoformat,
+    date: date.isoformat,
+    time: time.isoformat,
+    timedelta: str,
+}
+
+
+def _top_level(schema: list[tuple[str, int | None]]) -> list[str]:
+    """Names of the columns, from a tree of columns written out depth first, root first."""
+    names: list[str] = []
+    at = 1
+    for _ in range(schema[0][1] or 0):
+        names.append(schema[at][0])
+        open_ = 1
+        while open_:
+            open_ += (schema[at][1] or 0) - 1
+            at += 1
+    return names

@@ -1,0 +1,185 @@
+"""A .json file: an array of objects, one object, or objects one after the other.
+
+Nothing is parsed as a whole: a small scanner finds where each element ends, so that memory
+follows the largest element and a broken one does not spoil the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from bagent.rows.decode import Chunk, Unreadable, decode_line
+from bagent.rows.formats.jsonl import (
+    LONGEST,
+    ROWS,
+    line_chunks,
+    split_lines,
+    too_long,
+    without_blanks,
+)
+
+# Runs without structure, whole texts included where they hold no escape; commas matter only
+# between elements. Possessive, so that nothing is kept for going back.
+_BETWEEN = re.compile(rb'(?:[^"\[\]{},]++|"[^"\\]*+")*+')
+_INSIDE = re.compile(rb'(?:[^"\[\]{}]++|"[^"\\]*+")*+')
+_IN_TEXT = re.compile(rb'["\\]')
+_BRACKET_ALONE = re.compile(rb"^\{\r?$", re.MULTILINE)
+_QUOTE, _COMMA = ord('"'), ord(",")
+_OPENER = {ord("}"): ord("{"), ord("]"): ord("[")}
+_OPEN = frozenset(_OPENER.values())
+
+CUT_OFF = "the text ends inside its array: it is cut off"
+
+Element = tuple[int, bytes]
+"""Physical line (from 1) and bytes of one element; no bytes: a comma with nothing before it."""
+
+
+class Elements:
+    """Cuts JSON text into elements, fed piece by piece.
+
+    Args:
+        name: the file, for errors.
+        array: the elements are those of an array (or of arrays one after the other);
+            otherwise they are values one after the other.
+        longest: bytes of one element, at most.
+    """
+
+    def __init__(self, name: str | Path, *, array: bool, longest: int = LONGEST) -> None:
+        self._name = name
+        self._longest = longest
+        self._top = 1 if array else 0  # how many brackets are open around an element
+        self._open = bytearray()
+        self._in_text = False
+        self._escaped = False
+        self._parts: list[bytes] = []  # of the element that has not ended yet
+        self._size = 0
+        self.line = 1  # where it begins
+
+    def feed(self, block: bytes) -> list[Element]:
+        """The elements that end in this block.
+
+        Raises:
+            InputError: one element is longer than that.
+        """
+        found: list[Element] = []
+        at = start = 0
+        while at < len(block):
+            if self._in_text:
+                at = self._skip_text(block, at)
+                continue
+            plain = _BETWEEN if len(self._open) == self._top else _INSIDE
+            at = plain.match(block, at).end() + 1  # type: ignore[union-attr]
+            if at > len(block):
+                break
+            byte = block[at - 1]
+            if byte == _QUOTE:
+                self._in_text = True
+            elif self._ends_element(byte):
+                end = at if self._top == 0 else at - 1
+                self._emit(block[start:end], byte, found)
+                start = at
+        self._parts.append(block[start:])
+        self._size += len(block) - start
+        if self._size > self._longest:
+            raise too_long(self._name, self.line)
+        return found
+
+    def finish(self) -> list[Element]:
+        """What the text ends with: nothing, or bytes behind the last element."""
+        found: list[Element] = []
+        self._emit(b"", 0, found)
+        return found
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the text so far ends inside an array."""
+        return bool(self._top and self._open)
+
+    def _skip_text(self, block: bytes, at: int) -> int:
+        """Go on behind the next quote or escape inside a text."""
+        if self._escaped:
+            self._escaped = False
+            return at + 1
+        match = _IN_TEXT.search(block, at)
+        if match is None:
+            return len(block)
+        self._in_text = block[match.start()] != _QUOTE
+        self._escaped = self._in_text
+        return match.end()
+
+    def _ends_element(self, byte: int) -> bool:
+        """Follow one bracket or comma; whether an element ends with or before it."""
+        brackets = self._open
+        if byte == _COMMA:
+            return self._top == 1 and len(brackets) == 1
+        if byte in _OPEN:
+            brackets.append(byte)
+            return self._top == 1 and len(brackets) == 1  # text before the array
+        # A bracket of the other kind left open inside a broken element closes with it.
+        opener = brackets.rfind(_OPENER[byte])
+        if opener < 0:
+            return False
+        del brackets[opener:]
+        return not brackets
+
+    def _emit(self, last: bytes, by: int, found: list[Element]) -> None:
+        raw = b"".join(self._parts) + last
+        self._parts, self._size = [], 0
+        text = raw.lstrip()
+        line = self.line + raw.count(b"\n", 0, len(raw) - len(text))
+        self.line += raw.count(b"\n")
+        if text or by == _COMMA:
+            found.append((line, text.rstrip()))
+
+
+def json_chunks(source: str, blocks: Iterable[bytes], name: str | Path) -> Iterator[Chunk]:
+    """The rows of a .json file, whichever of its forms it has."""
+    blocks = iter(blocks)
+    head = b""
+    for block in blocks:
+        head += block
+        if head.strip():
+            break
+    blocks = chain([head], blocks)
+    text = head.lstrip()
+    if not text.startswith(b"[") and _is_lines(text):
+        yield from line_chunks(source, split_lines(blocks, name))
+        return
+    elements = Elements(name, array=text.startswith(b"["))
+    for block in blocks:
+        yield from element_chunks(source, elements.feed(block))
+    yield last_chunk(source, elements)
+
+
+def last_chunk(source: str, elements: Elements) -> Chunk:
+    """What is left at the end of the text; where it ends inside an array, one bad row."""
+    left = elements.finish()
+    if not elements.cut_off:
+        return _chunk(source, left)
+    line, raw = left[0] if left else (elements.line, b"[")
+    return Chunk(source, [line], [Unreadable(CUT_OFF, raw)], [raw])
+
+
+def element_chunks(source: str, elements: list[Element]) -> Iterator[Chunk]:
+    """Elements as chunks of at most :data:`bagent.rows.formats.jsonl.ROWS` rows."""
+    for start in range(0, len(elements), ROWS):
+        yield _chunk(source, elements[start : start + ROWS])
+
+
+def _chunk(source: str, elements: list[Element]) -> Chunk:
+    lines = [line for line, _ in elements]
+    return without_blanks(Chunk(source, lines, [], [raw or b"," for _, raw in elements]))
+
+
+def _is_lines(text: bytes) -> bool:
+    """Whether these are rows of one line each, as far as the first block tells."""
+    line, feed, _ = text.partition(b"\n")
+    if not feed:
+        return False
+    if text.startswith(b"{") and isinstance(decode_line(line), Unreadable):
+        return False
+    # An object laid out over several lines begins with a bracket on a line of its own.
+    return not _BRACKET_ALONE.search(text)

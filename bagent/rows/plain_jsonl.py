@@ -1,0 +1,205 @@
+"""A plain JSON Lines file in pieces of whole lines, noted so that they can be passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import pack
+from typing import BinaryIO
+
+from bagent.errors import InputError, Position
+from bagent.rows.decode import Chunk, Item, decode_lines
+from bagent.rows.discovery import FileSource, Source
+from bagent.rows.formats.chunks import Halt, Meter
+from bagent.rows.formats.compression import BLOCK, unreadable, without_mark
+from bagent.rows.formats.jsonl import LONGEST, ROWS, chunk_of, too_long
+from bagent.rows.resume_cache import Memory, Piece, digest_of
+from bagent.rows.row_keys import Namer
+from bagent.rows.sampling import places_in_shard
+from bagent.types import Row
+
+
+def is_plain(source: Source) -> bool:
+    """Whether this is a JSON Lines file that is not packed."""
+    return isinstance(source, FileSource) and source.format == "jsonl" and not source.packing
+
+
+class PlainLines:
+    """Reads one plain JSON Lines file.
+
+    Args:
+        source: the file; :func:`is_plain` holds for it.
+        namer: numbers the rows; told of those that are passed over.
+        memory: what is known of the file from an earlier start.
+        shard: rows of other parts need not be finished to be passed over.
+
+    ``passed`` counts the rows (of the shard) that were passed over.
+    """
+
+    def __init__(
+        self, source: FileSource, namer: Namer, memory: Memory, shard: tuple[int, int] | None
+    ) -> None:
+        self._source = source
+        self._namer = namer
+        self._memory = memory
+        self._shard = shard
+        self._line = 1
+        self._offset = 0
+        self.passed = 0
+
+    def batches(self, meter: Meter, halt: Halt) -> Iterator[list[Row]]:
+        """The rows that are not passed over, and an empty list for each piece that is.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        try:
+            with self._source.path.open("rb") as file:
+                while not halt.is_set:
+                    data, known = self._piece(file)
+                    if not data:
+                        break
+                    meter.at(self._offset + len(data))
+                    own = None if known is None else self._pass(data, known)
+                    if own is None:
+                        yield from self._read(data, halt)
+                    else:
+                        yield own[:ROWS]
+                        for start in range(ROWS, len(own), ROWS):
+                            yield own[start : start + ROWS]
+        except OSError as error:
+            raise unreadable(self._source.path, error) from error
+        meter.finish(self._source.size)
+
+    def _piece(self, file: BinaryIO) -> tuple[bytes, Piece | None]:
+        """The next piece: as it was noted, else whole lines of about one block."""
+        known = self._memory.at(self._source.name, self._offset)
+        if known is not None:
+            data = file.read(known.size)
+            if known.is_of(data):
+                return data, known
+            file.seek(self._offset)
+        parts: list[bytes] = []
+        size = 0
+        while block := file.read(BLOCK):
+            end = block.rfind(b"\n") + 1
+            if end:
+                parts.append(block[:end])
+                file.seek(end - len(block), 1)
+                break
+            parts.append(block)
+            size += len(block)
+            if size > LONGEST:
+                raise too_long(self._source.path, self._line)
+        return b"".join(parts), None
+
+    def _pass(self, data: bytes, known: Piece) -> list[Row] | None:
+        """The rows of the shard in a known piece, none where all are finished; the others are
+        passed over. None: the piece has to be read, also since an id in it may have come before."""
+        keys = known.key_list()
+        places = places_in_shard(keys, self._shard)
+        wanted = keys if self._shard is None else [keys[at] for at in places]
+        finished = self._memory.is_finished(wanted)
+        own = [] if finished else self._own(data, len(keys), places, wanted)
+        if own is None or not self._namer.pass_over(known, _Again(self._source, known, self._line)):
+            return None
+        self._memory.note(known)
+        if finished:
+            self.passed += len(wanted)
+        self._move(len(data), known.lines)
+        return own
+
+    def _own(
+        self, data: bytes, rows: int, places: Sequence[int], keys: Sequence[int]
+    ) -> list[Row] | None:
+        """The rows at some places among all ``rows`` of a piece; no others are decoded."""
+        raws = _split(self._source, data, self._offset)
+        lines: Sequence[int] = range(len(raws))
+        if len(raws) != rows:
+            lines = [at for at, raw in enumerate(raws) if raw and not raw.isspace()]
+            if len(lines) != rows:
+                return None
+        own = [raws[lines[at]] for at in places]
+        items: list[Item] = [item for item in decode_lines(own) if item is not None]
+        if len(items) != len(own):
+            return None
+        numbers = [self._line + lines[at] for at in places]
+        return self._namer.picked(Chunk(self._source.name, numbers, items, own), places, keys)
+
+    def _read(self, data: bytes, halt: Halt) -> Iterator[list[Row]]:
+        line, offset, held = self._line, self._offset, self._namer.held
+        feeds = data.count(b"\n")
+        self._move(len(data), feeds)
+        keys: list[int] = []
+        ids: list[object] = []
+        last = line
+        for chunk in _chunks(self._source, data, line, offset):
+            if halt.is_set:
+                return
+            rows = self._namer.rows(chunk)
+            if rows:
+                keys += [row.key for row in rows]
+                ids += [rows[0].id, rows[-1].id]
+                last = rows[-1].line
+                yield rows
+        if not self._namer.ascends:
+            self._memory.stop()
+        if not self._memory.noting or not keys or not data.endswith(b"\n"):
+            return
+        first, final = ids[0], ids[-1]
+        assert isinstance(first, int | str) and isinstance(final, int | str)
+        piece = Piece(
+            self._source.name, offset, len(data), digest_of(data),
+            feeds, last, first, final, pack(f">{len(keys)}Q", *keys),
+        )  # fmt: skip
+        self._memory.note(piece)
+        self._namer.swap_held(held, _Again(self._source, piece, line))
+
+    def _move(self, size: int, lines: int) -> None:
+        self._offset += size
+        self._line += lines
+
+
+class _Again:
+    """Reads the rows of a piece once more."""
+
+    __slots__ = ("_digest", "_line", "_offset", "_size", "_source")
+
+    def __init__(self, source: FileSource, piece: Piece, line: int) -> None:
+        self._source = source
+        self._offset, self._size, self._digest = piece.offset, piece.size, piece.digest
+        self._line = line
+
+    def __call__(self) -> Iterator[Chunk]:
+        """The chunks of the piece.
+
+        Raises:
+            InputError: the file has changed meanwhile.
+        """
+        path = self._source.path
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(self._size)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if digest_of(data) != self._digest:
+            raise InputError(
+                "the file was changed while it was read",
+                hint="give the same command again",
+                at=Position(path, self._line),
+            )
+        yield from _chunks(self._source, data, self._line, self._offset)
+
+
+def _chunks(source: FileSource, data: bytes, line: int, offset: int) -> Iterator[Chunk]:
+    raws = _split(source, data, offset)
+    for start in range(0, len(raws), ROWS):
+        yield chunk_of(source.name, raws[start : start + ROWS], line + start)
+
+
+def _split(source: FileSource, data: bytes, offset: int) -> list[bytes]:
+    """The lines of a piece."""
+    raws = (data if offset else without_mark(data, source.path)).split(b"\n")
+    if not raws[-1]:
+        raws.pop()
+    return raws

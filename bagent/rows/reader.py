@@ -1,0 +1,303 @@
+"""The stream of rows of one run: sources, then numbers and keys, then what picks among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain, islice, takewhile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+from bagent.errors import InputError
+from bagent.rows.config import RowsConfig
+from bagent.rows.decode import Chunk
+from bagent.rows.discovery import FileSource, Source, StdinSource, find_sources
+from bagent.rows.filter import FIRST_ROWS, Condition
+from bagent.rows.formats.chunks import Halt, Meter, check_source, source_chunks
+from bagent.rows.plain_jsonl import PlainLines, is_plain
+from bagent.rows.resume_cache import Finished, Memory, identity_of
+from bagent.rows.row_keys import Namer
+from bagent.rows.sampling import Sample, in_shard, limited
+from bagent.rows.stdin import WAITS, Bases, Piped, Spool
+from bagent.rows.warnings import Notices
+from bagent.types import Row
+
+
+def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowSource:
+    """Find and check the input; nothing of it is held in memory.
+
+    Args:
+        config: what to read.
+        stdin: where ``-`` reads from, usually ``sys.stdin.buffer``; None: nothing is piped in.
+            It is read through its descriptor, not through its buffer.
+
+    Raises:
+        InputError: a file is missing, a folder, not UTF-8, of unknown format or a damaged
+            archive; a glob matches nothing; stdin is a terminal; ``where`` cannot be parsed or
+            names a field that the first rows do not have.
+    """
+    notices = Notices()
+    sources = find_sources(config, notices)
+    pipe = None
+    for source in sources:
+        if isinstance(source, StdinSource):
+            pipe = _check_stdin(config, stdin)
+        else:
+            check_source(source, config.base)
+    rows = RowSource(config, sources, notices, pipe)
+    rows.take_notes()
+    rows.check_where()
+    return rows
+
+
+def read_again(config: RowsConfig) -> Iterator[list[Row]]:
+    """The same rows once more, in any process: those of stdin come from its spool.
+
+    Raises:
+        InputError: a source has gone or changed so that it cannot be read.
+    """
+    rows = RowSource(config, find_sources(config, Notices()), Notices(), None)
+    rows.check_where()
+    try:
+        yield from rows.batches()
+    finally:
+        rows.close()
+
+
+class RowSource:
+    """The rows of one run. Made by :func:`open_rows`.
+
+    :meth:`peek` and :meth:`batches` belong to one thread at a time; :meth:`close`,
+    :meth:`progress` and :attr:`warnings` may be used from another meanwhile.
+    """
+
+    def __init__(
+        self, config: RowsConfig, sources: list[Source], notices: Notices, stdin: BinaryIO | None
+    ) -> None:
+        self._config = config
+        self._sources = sources
+        self._notices = notices
+        self._halt = Halt()
+        sizes = [one.size if isinstance(one, FileSource) else None for one in sources]
+        self._meter = Meter(None if None in sizes else sum(filter(None, sizes)))
+        self._condition = Condition(config.where, config.base) if config.where else None
+        self._stdin = stdin
+        self._spool = Spool(config.stdin_spool) if config.stdin_spool else None
+        self._ahead: list[list[Row]] = []
+        self._waits = False  # whether the next batch may be long in coming, as far as peek got
+        self._memory: Memory | None = None
+        self._shared: Path | None = None
+        self._plain: list[PlainLines] = []
+        self._stream = self._picked()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should know about the rows read so far, one line for each kind."""
+        return self._notices.lines
+
+    @property
+    def passed(self) -> int:
+        """How many rows :meth:`batches` left out because :meth:`remember` let it."""
+        return sum(one.passed for one in list(self._plain))
+
+    def take_notes(self) -> None:
+        """Get ready for :meth:`remember`; before anything is read."""
+        config = self._config
+        if config.where is None and config.sample is None and config.limit is None:
+            self._memory = Memory()
+
+    def remember(self, path: Path, finished: Finished | None) -> None:
+        """Leave out rows that are finished where an earlier start noted which they are.
+
+        The others keep their numbers, ids and keys. Call it before :meth:`batches`. It has no
+        effect with ``where``, a sample or a limit, and behind the first source that is not a
+        plain JSON Lines file, or the first id that is not above the one before.
+
+        Args:
+            path: the file of notes; it is read, and brought up to date.
+            finished: whether all rows of these keys are finished, called by who reads; None:
+                leave out none.
+        """
+        if self._memory is None or not self._memory.noting:
+            return
+        identity = identity_of(self._config)
+        if self._shared is not None:
+            self._memory.follow(self._shared, identity, finished)
+        else:
+            self._memory.attach(path, identity, finished)
+
+    def share(self, notes: Path) -> None:
+        """Let :meth:`remember` use a file that :meth:`note_all` makes in another process.
+
+        Rows of other shards are not decoded then, as far as that process has come; nothing else
+        changes.
+        """
+        self._shared = notes
+
+    @property
+    def notable(self) -> bool:
+        """Whether anything can still be noted of this input, as :meth:`remember` says."""
+        memory = self._memory
+        return memory is not None and memory.noting and any(map(is_plain, self._sources[:1]))
+
+    def note_all(self) -> None:
+        """Read for the notes of :meth:`remember` alone, as far as they go.
+
+        Raises:
+            InputError: the input cannot be read to its end.
+        """
+        for _ in self.batches():
+            if not self.notable:
+                return
+
+    def batches(self) -> Iterator[list[Row]]:
+        """The rows, up to 512 at once; from a pipe, those that are there.
+
+        Raises:
+            InputError: the input cannot be read to its end, e.g. a cut-off archive.
+            WriteError: rows from stdin cannot be kept.
+        """
+        if self._memory is not None and not self._memory.attached:
+            self._memory.stop()
+        for rows in chain(self._taken(), self._stream):
+            if rows:
+                yield rows
+
+    def peek(self, n: int) -> list[Row]:
+        """The first rows, at most ``n``, which :meth:`batches` gives again; before it begins.
+
+        Does not wait for a pipe to bring more than its first row.
+
+        Raises:
+            InputError: as :meth:`batches`.
+        """
+        count = sum(map(len, self._ahead))
+        while count < n and not (count and self._waits):
+            rows = next(self._stream, None)
+            if rows is None:
+                break
+            self._waits = not rows
+            if rows:
+                self._ahead.append(rows)
+                count += len(rows)
+        return list(islice(chain.from_iterable(self._ahead), n))
+
+    def progress(self) -> tuple[int, int | None]:
+        """Bytes of the input files read, and of how many; None where no one can know."""
+        return self._meter.done, self._meter.total
+
+    def close(self) -> None:
+        """Stop reading: :meth:`batches` ends soon, also where it waits for a pipe."""
+        self._halt.set()
+
+    def check_where(self) -> None:
+        """Hold ``where`` against the first rows, unless they are still to come from a pipe.
+
+        Raises:
+            InputError: as :func:`open_rows`.
+        """
+        if self._condition is None:
+            return
+        first: list[dict[str, Any]] = []
+        for chunk in self._chunks(self._sources, None, Meter(None), lambda _: (), Notices()):
+            first += [item for item in chunk.items if isinstance(item, dict)]
+            if len(first) >= FIRST_ROWS:
+                break
+        piped = any(isinstance(source, StdinSource) for source in self._sources)
+        self._condition.check(first[:FIRST_ROWS], strict=not piped)
+
+    def _taken(self) -> Iterator[list[Row]]:
+        while self._ahead:
+            yield self._ahead.pop(0)
+
+    def _picked(self) -> Iterator[list[Row]]:
+        """The rows to deliver. An empty list says that the next may be long in coming."""
+        with ExitStack() as stack:
+            sample = None
+            if self._config.sample is not None:
+                if self._spool is None and self._stdin is not None:
+                    folder = stack.enter_context(TemporaryDirectory(prefix="bagent-stdin-"))
+                    self._spool = Spool(Path(folder) / "input.jsonl")
+                sample = self._drawn(self._config.sample)
+                self._stdin = None  # all of it is in the spool now
+            batches = self._fitting(self._notices, self._meter)
+            if sample is not None:
+                batches = map(sample.pick, batches)
+            if self._config.limit is not None:
+                batches = limited(batches, self._config.limit)
+            shard = self._config.shard
+            for rows in batches:
+                yield in_shard(rows, shard) if shard else rows
+
+    def _drawn(self, size: int) -> Sample:
+        """A sample that all rows have been shown to; so it needs the end of stdin."""
+        sample = Sample(size, self._config.seed)
+        for rows in self._fitting(Notices(), Meter(None)):
+            sample.show(rows)
+        return sample
+
+    def _fitting(self, notices: Notices, meter: Meter) -> Iterator[list[Row]]:
+        """All rows that ``where`` keeps, numbered."""
+        namer = Namer(self._config.id_field, self._config.fields, notices)
+        condition = self._condition
+        sources = self._sources
+        if self._memory is not None:
+            plain = list(takewhile(is_plain, sources))
+            sources = sources[len(plain) :]
+            yield from self._remembered(plain, namer, meter)
+        for chunk in self._chunks(sources, self._stdin, meter, namer.bases, notices):
+            rows = namer.rows(chunk)
+            if condition is not None:
+                if not condition.checked:
+                    condition.check([r.data for r in rows if r.error is None], strict=False)
+                rows = condition.keep(rows, notices)
+            if rows or chunk is WAITS:
+                yield rows
+
+    def _remembered(self, sources: list[Source], namer: Namer, meter: Meter) -> Iterator[list[Row]]:
+        assert self._memory is not None
+        for source in sources:
+            assert isinstance(source, FileSource)
+            lines = PlainLines(source, namer, self._memory, self._config.shard)
+            self._plain.append(lines)
+            for rows in lines.batches(meter, self._halt):
+                if self._halt.is_set:
+                    break
+                yield rows
+        self._memory.stop()
+
+    def _chunks(
+        self,
+        sources: list[Source],
+        stdin: BinaryIO | None,
+        meter: Meter,
+        bases: Bases,
+        notices: Notices,
+    ) -> Iterator[Chunk]:
+        for source in sources:
+            if isinstance(source, StdinSource):
+                chunks = Piped(self._spool, stdin, self._halt).chunks(bases)
+            else:
+                chunks = source_chunks(source, self._config.base, meter, self._halt, notices)
+            try:
+                for chunk in chunks:
+                    if self._halt.is_set:
+                        return
+                    yield chunk
+            except InputError:
+                if not self._halt.is_set:  # a query that was interrupted fails as well
+                    raise
+                return
+
+
+def _check_stdin(config: RowsConfig, stdin: BinaryIO | None) -> BinaryIO | None:
+    """What to read ``-`` from; None: only its spool."""
+    if stdin is not None and not stdin.isatty():
+        return stdin
+    if config.stdin_spool is not None and not Spool(config.stdin_spool).empty:
+        return None
+    raise InputError(
+        "nothing is piped in" if stdin is None else "stdin is a terminal",
+        hint="pipe rows in, e.g. cat rows.jsonl | bagent run JOB.yaml -i -",
+    )

@@ -1,0 +1,331 @@
+"""What an earlier start read: pieces of the input whose rows need not be read again.
+
+While rows are read, each piece of whole lines is noted in a file: where it is, the SHA-256 of its
+bytes, and the keys of its rows. A later start reads the bytes of a piece, and where they are the
+same and all its rows are finished, it passes over them without decoding one. Pieces are noted
+from the start of the input on and only while ids ascend, so that no row in them repeats another;
+from the first difference on the notes are cut off and made anew.
+
+Processes that share the rows of one input follow the notes of another that reads all of it: they
+decode no rows but their own, as far as that one has come.
+
+The file is a magic line, 32 bytes that say how keys are made, then one record a piece: length and
+CRC-32 of 4 bytes each, and a MessagePack object. It is a cache: what is torn or missing is read
+again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from itertools import islice
+from operator import lt
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bagent.rows.config import RowsConfig
+from bagent.types import Json
+
+MAGIC = b"bagent-pieces-1\n"
+_LARGEST = 1 << 28  # bytes of one record; more is damage
+
+Finished = Callable[[Sequence[int]], bool]
+"""Whether the rows of all these keys are finished."""
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Whole lines of one file, of which each row is sound and no id comes twice.
+
+    ``offset`` and ``size`` are bytes; ``lines`` counts line feeds; ``last_line`` is the physical
+    line of the last row; ``first`` and ``last`` are the ids of the first and the last row;
+    ``keys`` are the row keys, 8 bytes each, big-endian.
+    """
+
+    source: str
+    offset: int
+    size: int
+    digest: bytes
+    lines: int
+    last_line: int
+    first: int | str
+    last: int | str
+    keys: bytes
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.keys) // 8
+
+    def key_list(self) -> array[int]:
+        """The row keys."""
+        keys = array("Q", self.keys)
+        if sys.byteorder == "little":
+            keys.byteswap()
+        return keys
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether these are the bytes that the piece was made of."""
+        return len(data) == self.size and digest_of(data) == self.digest
+
+
+_decode = msgspec.msgpack.Decoder(Piece).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def digest_of(data: bytes) -> bytes:
+    """The first 16 bytes of the SHA-256."""
+    return sha256(data).digest()[:16]
+
+
+def identity_of(config: RowsConfig) -> bytes:
+    """32 bytes that are the same where the keys of the same bytes are."""
+    parts = repr((config.id_field, config.fields))
+    return sha256(parts.encode("utf-8", "surrogatepass")).digest()
+
+
+class Memory:
+    """The pieces that an earlier start noted, and those that this one notes.
+
+    Before :meth:`attach` pieces are held in memory, so no more than :meth:`RowSource.peek
+    <bagent.rows.reader.RowSource.peek>` needs may be read; then they are in the file. Belongs to
+    the thread that reads.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[Piece] = []
+        self._file: int | None = None
+        self._finished: Finished | None = None
+        self._next: Piece | None = None
+        self._place = self._after = 0
+        self._follows = False
+        self._sources: set[str] = set()  # that were asked for, where it follows
+        self.noting = True
+        """Whether pieces are still noted; once it is False it stays so."""
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a file."""
+        return self._file is not None
+
+    def attach(self, path: Path, identity: bytes, finished: Finished | None) -> None:
+        """Go on with the notes in a file, or begin them; without one if it cannot be written.
+
+        Args:
+            path: the file.
+            identity: as :func:`identity_of` makes it; notes with other keys are dropped.
+            finished: tells which rows need not be read; None: all are read.
+        """
+        start = MAGIC + identity
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if os.pread(self._file, len(start), 0) != start:
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, start, 0)
+        except OSError:
+            self.stop()
+            return
+        self._place = len(start)
+        self._finished = finished
+        self._load()
+        held, self._held = self._held, []
+        for piece in held:
+            self.note(piece)
+
+    def follow(self, path: Path, identity: bytes, finished: Finished | None) -> None:
+        """Use the notes that another process makes meanwhile, and make none; without one if they
+        are not there or of other keys.
+
+        Args:
+            path: the file.
+            identity: as for :meth:`attach`.
+            finished: likewise.
+        """
+        start = MAGIC + identity
+        self._held.clear()
+        self._follows = True
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            found = os.pread(self._file, len(start), 0)
+        except OSError:
+            found = b""
+        if found != start:
+            self.stop()
+            return
+        self._place = len(start)
+        self._finished = finished
+
+    def at(self, source: str, offset: int) -> Piece | None:
+        """What the notes say about the piece at this place, if they go on with it."""
+        if self._follows:
+            self._catch_up(source, offset)
+        known = self._next
+        if known is None or known.source != source or known.offset != offset:
+            return None
+        return known
+
+    def is_finished(self, keys: Sequence[int]) -> bool:
+        """Whether all these rows are known to be finished."""
+        return self._finished is not None and self._finished(keys)
+
+    def note(self, piece: Piece) -> None:
+        """The next piece of the input; where the notes say something else, they end before it."""
+        if not self.noting or self._follows:
+            return
+        if self._file is None:
+            self._held.append(piece)
+        elif piece == self._next:
+            self._advance()
+        else:
+            self._append(piece)
+
+    def stop(self) -> None:
+        """Note nothing more; what is noted stays."""
+        self.noting = False
+        self._next = None
+        self._held.clear()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _catch_up(self, source: str, offset: int) -> None:
+        """Pass over what is noted of earlier places; what comes after the last may be new."""
+        self._sources.add(source)
+        while self._file is not None:
+            if self._next is None:
+                self._load()
+            known = self._next
+            if known is None or known.source not in self._sources:
+                return
+            if known.source == source and known.offset >= offset:
+                return
+            self._place, self._next = self._after, None
+
+    def _advance(self) -> None:
+        self._place = self._after
+        self._load()
+
+    def _load(self) -> None:
+        """Read the record at the current place."""
+        assert self._file is not None
+        self._next = None
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            head = os.pread(self._file, 8, self._place)
+            size = int.from_bytes(head[:4], "little")
+            if len(head) == 8 and 0 < size <= _LARGEST:
+                body = os.pread(self._file, size, self._place + 8)
+                if len(body) == size and zlib.crc32(body) == int.from_bytes(head[4:], "little"):
+                    self._next = _decode(body)
+                    self._after = self._place + 8 + size
+
+    def _append(self, piece: Piece) -> None:
+        assert self._file is not None
+        body = _encode(piece)
+        head = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+        try:
+            # What stood here was of an input that has changed.
+            os.ftruncate(self._file, self._place)
+            written = os.pwrite(self._file, head + body, self._place)
+        except OSError:
+            written = -1
+        if written != len(head) + len(body):
+            self.stop()
+            return
+        self._place += written
+        self._next = None
+
+
+Held = Iterator[tuple[Sequence[int], list[bytes]]]
+"""Keys and notes of rows, some at a time."""
+
+
+class Ascending:
+    """Holds rows back from a table of what came before, for as long as every id is above the last.
+
+    Whole numbers ascend by value, text by length and then by character, so that ``r9`` stands
+    before ``r10``. What is held takes 8 bytes a row and its note; nothing where rows can be read
+    again.
+
+    Args:
+        note_size: bytes of the note beside each key.
+    """
+
+    def __init__(self, note_size: int) -> None:
+        self._note_size = note_size
+        self._kind: type | None = None
+        self._last: Any = None
+        self._ended = False
+        self._held: list[tuple[array[int], bytes] | Callable[[], Held]] = []
+
+    def hold(self, ids: list[Json], keys: Sequence[int], notes: list[bytes]) -> bool:
+        """Take rows in, if their ids ascend, also from those before; else change nothing."""
+        if self._ended:
+            return False
+        kinds = set(map(type, ids))
+        order: list[Any] = ids
+        if kinds == {str}:
+            order = list(zip(map(len, ids), ids, strict=True))
+        elif kinds != {int}:
+            return False
+        kind = type(ids[0])
+        if not self._goes_on(kind, order[0]):
+            return False
+        if not all(map(lt, order, islice(order, 1, None))):
+            return False
+        self._kind, self._last = kind, order[-1]
+        self._held.append((array("Q", keys), b"".join(notes)))
+        return True
+
+    def pass_over(self, first: int | str, last: int | str, again: Callable[[], Held]) -> bool:
+        """Take in rows known to ascend from one id to another, if they go on from those before.
+
+        Args:
+            first: the lowest id.
+            last: the highest, of the same type.
+            again: reads their keys and notes when they are needed.
+        """
+        kind = type(first)
+        low: Any = first if isinstance(first, int) else (len(first), first)
+        if self._ended or not self._goes_on(kind, low):
+            return False
+        self._kind = kind
+        self._last = last if isinstance(last, int) else (len(last), last)
+        self._held.append(again)
+        return True
+
+    def swap(self, mark: int, again: Callable[[], Held]) -> None:
+        """Forget what was held since :attr:`held` was ``mark``: ``again`` can read it."""
+        if not self._ended:
+            self._held[mark:] = [again]
+
+    @property
+    def held(self) -> int:
+        """How many times rows were taken in."""
+        return len(self._held)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the order was broken."""
+        return self._ended
+
+    def _goes_on(self, kind: type, first: Any) -> bool:
+        return self._kind is None or (kind is self._kind and bool(self._last < first))
+
+    def give_up(self) -> Held:
+        """Keys and notes of all rows held, once; from then on nothing is held."""
+        self._ended = True
+        self._held.reverse()
+        size = self._note_size
+        while self._held:
+            held = self._held.pop()
+            if callable(held):
+                yield from held()
+                continue
+            keys, flat = held
+            yield keys, [flat[at : at + size] for at in range(0, len(flat), size)]

@@ -1,0 +1,402 @@
+"""Numbers, ids and keys for rows, in the order of the input, and warnings about ids."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from itertools import repeat
+from operator import itemgetter
+from struct import pack, unpack
+from typing import Any
+
+import msgspec
+
+from bagent.rows.decode import TOO_DEEP, Chunk, Item, Unreadable, visible, visible_data
+from bagent.rows.hash_set import KeySet
+from bagent.rows.resume_cache import Ascending, Held, Piece
+from bagent.rows.warnings import Notices
+from bagent.types import Json, Row
+
+_SIMPLE = {str, int}
+_NONE = {type(None)}
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Bodies:
+    """Makes the bodies of rows.
+
+    Args:
+        id_field: as in :class:`bagent.rows.config.RowsConfig`.
+        fields: likewise.
+    """
+
+    def __init__(self, id_field: str | None, fields: tuple[str, ...] | None) -> None:
+        self._id_fields = ("id", "custom_id") if id_field is None else (id_field,)
+        self._fields = fields
+        self._used = _getter(fields)
+        self._content = _getter(fields or None)
+
+    def of(self, chunk: Chunk) -> tuple[list[Json], list[bytes]]:
+        """The id (None: it has none) and the body of each item.
+
+        An id that is a list or an object becomes its compact JSON text. An item whose nesting is
+        too deep to write again becomes :class:`Unreadable` in the chunk.
+        """
+        if not chunk.items:
+            return [], []
+        return self._alike(chunk.items) or self._each(chunk)
+
+    def _alike(self, items: list[Item]) -> tuple[list[Json], list[bytes]] | None:
+        """The fast way for rows that all have text or whole numbers as ids, or all none."""
+        if set(map(type, items)) != {dict}:
+            return None
+        rows: list[dict[str, Any]] = items  # type: ignore[assignment]
+        ids: list[Json] = []
+        try:
+            for name in self._id_fields:
+                ids = [row.get(name) for row in rows]
+                kinds = set(map(type, ids))
+                if kinds <= _SIMPLE:
+                    used = self._used
+                    pairs = zip(ids, rows, strict=True)
+                    return ids, [_encode((id_, used(row))) for id_, row in pairs]
+                if kinds != _NONE:
+                    return None
+            content = self._content
+            return ids, [_encode((content(row),)) for row in rows]
+        except (KeyError, RecursionError, UnicodeEncodeError):
+            # Some row lacks a field, is nested too deep, or holds a lone surrogate.
+            return None
+
+    def _each(self, chunk: Chunk) -> tuple[list[Json], list[bytes]]:
+        ids: list[Json] = []
+        bodies: list[bytes] = []
+        for position, item in enumerate(chunk.items):
+            try:
+                id_, body = self._one(item)
+            except RecursionError:
+                id_, body = None, chunk.raws[position] if chunk.raws else b""
+                chunk.items[position] = Unreadable(TOO_DEEP, body)
+            ids.append(id_)
+            bodies.append(body)
+        return ids, bodies
+
+    def _one(self, item: Item) -> tuple[Json, bytes]:
+        if isinstance(item, Unreadable):
+            return item.id if isinstance(item.id, str | int) else None, item.raw
+        id_ = next((item[name] for name in self._id_fields if item.get(name) is not None), None)
+        if id_ is None:
+            return None, b"[" + _values(item, self._fields or None) + b"]"
+        if isinstance(id_, list | dict):
+            id_ = _carefully(id_).decode()
+        elif isinstance(id_, str):
+            id_ = visible(id_)
+        return id_, b"[" + _encode(id_) + b"," + _values(item, self._fields) + b"]"
+
+
+class Occurrences:
+    """How often each base key came before. The memory is that of a :class:`KeySet`."""
+
+    _RECENT = 4096
+
+    def __init__(self) -> None:
+        self.keys = KeySet()
+        self._recent: dict[int, int] = {}
+
+    def count(self, bases: Sequence[int]) -> list[int]:
+        """For each base key, how many equal ones came before it: 0 for the first."""
+        counts = [0] * len(bases)
+        for at in self.keys.add_all(bases):
+            counts[at] = self.again(bases[at])
+        return counts
+
+    def again(self, base: int) -> int:
+        """As :meth:`count`, for one base key that is known to have come before: 1 or more.
+
+        The keys of all repeats are in the set without a gap, so the first missing one is found
+        by doubling and halving; no counter is kept for each key.
+        """
+        before = self._recent.get(base, 0)
+        if not before:
+            missing = 1
+            while derive(base, missing) in self.keys:
+                before, missing = missing, 2 * missing
+            while missing - before > 1:
+                middle = (before + missing) // 2
+                if derive(base, middle) in self.keys:
+                    before = middle
+                else:
+                    missing = middle
+        self.keys.add(derive(base, before + 1))
+        if len(self._recent) >= self._RECENT:
+            self._recent.clear()
+        self._recent[base] = before + 1
+        return before + 1
+
+
+def digests(bodies: list[bytes]) -> list[bytes]:
+    """The base key of each body, as 8 bytes."""
+    return [blake2b(body, digest_size=8).digest() for body in bodies]
+
+
+def derive(base: int, k: int) -> int:
+    """The key of a row that ``k`` rows of the same base key came before."""
+    if not k:
+        return base
+    return int.from_bytes(blake2b(pack(">QQ", base, k), digest_size=8).digest(), "big")
+
+
+def _getter(fields: tuple[str, ...] | None) -> Callable[[dict[str, Any]], Any]:
+    """What takes the values of the fields out of a row; KeyError where one is missing."""
+    if fields is None:
+        return lambda row: row
+    if len(fields) < 2:
+        return lambda row: tuple([row[name] for name in fields])
+    return itemgetter(*fields)
+
+
+def _values(row: dict[str, Any], fields: tuple[str, ...] | None) -> bytes:
+    """What :func:`_getter` takes, encoded, and with nothing where a field is missing."""
+    if fields is None:
+        return _carefully(row)
+    return b"[" + b",".join([_carefully(row[n]) if n in row else b"" for n in fields]) + b"]"
+
+
+def _carefully(value: Json) -> bytes:
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _encode(visible_data(value))
+
+
+REPEATED_ID = (
+    "rows with an id that came before: {count}, each stays a row of its own; first: {example}"
+)
+NO_ID = "rows without a value for the id, known by their content instead: {count}; {example}"
+
+_MASK = 2**64 - 1
+_SIGNED = 2**63
+_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio (Knuth, TAOCP 3, 6.4): spreads counters
+_TAG = 3  # bytes of the base key beside an id: tells an equal row from one of only equal id
+_PLACE = 4  # bytes of the place of the first row of an id
+_LAST_PLACE = 2**32 - 1  # stands for all places from here on
+
+
+class Namer:
+    """Gives each row its number, id and key.
+
+    Args:
+        id_field: as in :class:`bagent.rows.config.RowsConfig`.
+        fields: likewise.
+        notices: takes the warnings about ids.
+
+    Memory: about 19 bytes a row, for as long as the object lives; next to none for rows of
+    ascending ids that can be read again.
+    """
+
+    def __init__(
+        self, id_field: str | None, fields: tuple[str, ...] | None, notices: Notices
+    ) -> None:
+        self._id_field = id_field
+        self._bodies = Bodies(id_field, fields)
+        self._notices = notices
+        self._index = 0
+        # What came before: ids, or base keys of rows without id, with tag and place of the first.
+        self._seen = KeySet(_TAG + _PLACE)
+        self._ascending = Ascending(_TAG + _PLACE)
+        self._more = Occurrences()  # other rows of a known id, and repeats
+        self._places = _Places()
+
+    def bases(self, chunk: Chunk) -> tuple[int, ...]:
+        """The base key of each item; they are not counted as having come."""
+        packed = digests(self._bodies.of(chunk)[1])
+        return unpack(f">{len(packed)}Q", b"".join(packed))
+
+    def rows(self, chunk: Chunk) -> list[Row]:
+        """The items of a chunk as rows, numbered on from the last ones."""
+        if not chunk.items:
+            return []
+        ids, bodies = self._bodies.of(chunk)
+        packed = digests(bodies)
+        bases: tuple[int, ...] = unpack(f">{len(packed)}Q", b"".join(packed))
+        hashes = _hashes(ids, bases)
+        notes = _notes(packed, self._places.of(chunk), chunk.lines)
+        repeats = {
+            at: self._repeated(ids[at], hashes[at], bases[at], notes[at])
+            for at in self._again(ids, hashes, notes)
+        }
+        keys = list(bases)
+        for at, k in repeats.items():
+            keys[at] = derive(keys[at], k)
+        if None in ids:
+            self._name_by_content(ids, bases, repeats, chunk)
+        numbers = range(self._index, self._index + len(ids))
+        self._index = numbers.stop
+        return _made(chunk, numbers, keys, ids)
+
+    @property
+    def ascends(self) -> bool:
+        """Whether every id was above the last one, so that no row repeats another."""
+        return not self._ascending.ended
+
+    @property
+    def held(self) -> int:
+        """A mark for :meth:`swap_held`."""
+        return self._ascending.held
+
+    def swap_held(self, mark: int, again: Callable[[], Iterator[Chunk]]) -> None:
+        """Forget the rows since ``mark``, all of one source, if ``again`` can read them."""
+        start = self._places.starts[-1]
+        self._ascending.swap(mark, partial(self._read_again, again, start))
+
+    def pass_over(self, piece: Piece, again: Callable[[], Iterator[Chunk]]) -> bool:
+        """Number the rows of a piece without looking at them, if their ids go on ascending.
+
+        Args:
+            piece: the rows.
+            again: reads them, should a later id not ascend.
+        """
+        places = self._places
+        start = places.start_of(piece.source)
+        reader = partial(self._read_again, again, start)
+        if not self._ascending.pass_over(piece.first, piece.last, reader):
+            return False
+        places.next = start + piece.last_line + 1
+        self._index += piece.rows
+        return True
+
+    def picked(self, chunk: Chunk, places: Sequence[int], keys: Sequence[int]) -> list[Row] | None:
+        """Some rows of the piece that comes next, which :meth:`pass_over` is yet to number.
+
+        Args:
+            chunk: the rows.
+            places: of each, how many rows of the piece stand before it.
+            keys: of each, the key that is noted; None is returned where one is not the row's.
+        """
+        if not chunk.items:
+            return []
+        ids, bodies = self._bodies.of(chunk)
+        packed = digests(bodies)
+        if unpack(f">{len(packed)}Q", b"".join(packed)) != tuple(keys) or None in ids:
+            return None
+        return _made(chunk, [self._index + place for place in places], list(keys), ids)
+
+    def _read_again(self, again: Callable[[], Iterator[Chunk]], start: int) -> Held:
+        for chunk in again():
+            if chunk.items:
+                ids, bodies = self._bodies.of(chunk)
+                packed = digests(bodies)
+                bases: tuple[int, ...] = unpack(f">{len(packed)}Q", b"".join(packed))
+                yield _hashes(ids, bases), _notes(packed, start, chunk.lines)
+
+    def _again(self, ids: list[Json], hashes: Sequence[int], notes: list[bytes]) -> list[int]:
+        """Positions of the rows whose id, or content without an id, came before."""
+        if self._ascending.hold(ids, hashes, notes):
+            return []
+        for held in self._ascending.give_up():
+            self._seen.add_all(*held)
+        return self._seen.add_all(hashes, notes)
+
+    def _repeated(self, id_: Json, hash_: int, base: int, note: bytes) -> int:
+        """How many rows of the same base key came before one whose id, or content, did."""
+        first = self._seen.note(hash_) or note
+        if id_ is not None:
+            example = ""
+            if self._notices.is_new(REPEATED_ID):
+                here, there = self._places.show(note), self._places.show(first)
+                example = f"{json.dumps(id_, ensure_ascii=False)} at {here}, before at {there}"
+            self._notices.add(REPEATED_ID, example)
+        if first[:_TAG] == note[:_TAG] or base in self._more.keys:
+            return self._more.again(base)
+        self._more.keys.add(base)
+        return 0
+
+    def _name_by_content(
+        self, ids: list[Json], bases: Sequence[int], repeats: dict[int, int], chunk: Chunk
+    ) -> None:
+        lacking = 0
+        for at, id_ in enumerate(ids):
+            if id_ is None:
+                k = repeats.get(at, 0)
+                ids[at] = f"{bases[at]:016x}" + (f"-{k + 1}" if k else "")
+                lacking += not isinstance(chunk.items[at], Unreadable)
+        if lacking and self._id_field is not None:
+            self._notices.add(NO_ID, f"the field is '{self._id_field}'", lacking)
+
+
+@dataclass
+class _Places:
+    """Where each source begins in one count of lines over all sources."""
+
+    starts: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    next: int = 0
+
+    def of(self, chunk: Chunk) -> int:
+        """What to add to a line of the chunk to get its place."""
+        start = self.start_of(chunk.source)
+        self.next = start + chunk.lines[-1] + 1
+        return start
+
+    def start_of(self, source: str) -> int:
+        """The place of line 0 of a source: the one that is being read, or the next one."""
+        if not self.sources or self.sources[-1] != source:
+            self.starts.append(self.next)
+            self.sources.append(source)
+        return self.starts[-1]
+
+    def show(self, note: bytes) -> str:
+        place = int.from_bytes(note[_TAG:], "big")
+        if place == _LAST_PLACE:
+            return "an earlier row"
+        number = bisect_right(self.starts, place) - 1
+        return f"{self.sources[number]}:{place - self.starts[number]}"
+
+
+def _hashes(ids: list[Json], bases: Sequence[int]) -> Sequence[int]:
+    """What to know each row by: its id, else its content."""
+    kinds = set(map(type, ids))
+    if kinds == {str}:
+        return [hash(id_) & _MASK for id_ in ids]
+    if kinds == {type(None)}:
+        return bases
+    return [base if id_ is None else _hash(id_) for id_, base in zip(ids, bases, strict=True)]
+
+
+def _hash(id_: Json) -> int:
+    """64 bits of an id, evenly spread; the same only within this process."""
+    if type(id_) is str:
+        return hash(id_) & _MASK
+    if type(id_) is int and -_SIGNED <= id_ < _SIGNED:
+        mixed = (id_ * _ODD) & _MASK
+        return mixed ^ (mixed >> 32) or _ODD  # 0 is the hash of an empty text
+    return hash((type(id_).__name__, id_)) & _MASK
+
+
+def _notes(packed: list[bytes], start: int, lines: Sequence[int]) -> list[bytes]:
+    """For each row: a tag of its base key, and its place."""
+    if start + lines[-1] >= _LAST_PLACE:
+        places = pack(">I", _LAST_PLACE) * len(lines)
+    else:
+        places = pack(f">{len(lines)}I", *[start + line for line in lines])
+    return [
+        digest[:_TAG] + places[at : at + _PLACE]
+        for digest, at in zip(packed, range(0, len(places), _PLACE), strict=True)
+    ]
+
+
+def _made(chunk: Chunk, numbers: Sequence[int], keys: list[int], ids: list[Json]) -> list[Row]:
+    source, lines, items = chunk.source, chunk.lines, chunk.items
+    if set(map(type, items)) == {dict}:
+        return list(map(Row, numbers, keys, ids, items, repeat(source), lines))
+    return [
+        Row(number, key, id_, {}, source, line, item.error, item.raw)
+        if isinstance(item, Unreadable)
+        else Row(number, key, id_, item, source, line)
+        for number, key, id_, item, line in zip(numbers, keys, ids, items, lines, strict=True)
+    ]

@@ -1,0 +1,116 @@
+"""The lines of a batch file, held against what can be sent before anything is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bagent.backends.openai.raw_request import ROUTES, route_of
+from bagent.errors import InputError, JobError, Position
+from bagent.job.batch_file import (
+    KEYS,
+    SUFFIXES,
+    is_batch_file,
+    lines_of,
+    unpacked_suffix,
+    unreadable,
+)
+from bagent.types import Json
+
+if TYPE_CHECKING:
+    from bagent.job.spec.job import Job
+
+MOST_LINES = 50_000
+"""Lines of a batch, at most, by OpenAI's API: so many are looked through before a run."""
+
+_TABLES = (".csv", ".tsv", ".parquet")
+_NUMBERS = 5
+
+
+def names_batch_file(path: Path, typed: Path) -> bool:
+    """Whether what stands in the place of a job file is a batch file.
+
+    Raises:
+        JobError: it is a file of rows.
+    """
+    suffix = unpacked_suffix(path)
+    packed_json = suffix == ".json" and path.suffix != ".json"
+    if not (suffix in (*SUFFIXES, *_TABLES) or packed_json) or not path.is_file():
+        return False
+    if suffix in SUFFIXES and is_batch_file(path):
+        return True
+    hint = f"bagent run job.yaml -i {typed}"
+    if suffix in SUFFIXES:
+        hint += "; lines of a batch file have custom_id, method, url and body"
+    raise JobError(f"{typed} holds rows, not a job", hint=hint)
+
+
+def check_lines(job: Job, piped: Iterable[dict[str, Json]]) -> None:
+    """Refuse lines for routes that no request can be sent to, all of them in one message.
+
+    Args:
+        job: its input are batch files.
+        piped: the first of piped lines; there is no looking at the others.
+
+    Raises:
+        InputError: some lines cannot be sent.
+        JobError: what is piped is no batch file.
+    """
+    for data in piped:
+        if len(KEYS & data.keys()) < len(KEYS) - 1:
+            raise JobError(
+                "the piped rows are no lines of a batch file, and there is no prompt for them",
+                hint="bagent run job.yaml -i - takes rows; batch lines have custom_id, method,"
+                " url and body",
+            )
+    for item in job.input.path if job.input else ():
+        path = Path(item.path)
+        if str(path) != "-" and not item.is_glob:
+            _check_file(path)
+
+
+def _check_file(path: Path) -> None:
+    refused = _refused_routes(path)
+    if not refused:
+        return
+    count = sum(map(len, refused.values()))
+    groups = "; ".join(f"{url[:80]} ({_numbers(lines)})" for url, lines in refused.items())
+    raise InputError(
+        f"{count:,} {'line' if count == 1 else 'lines'} cannot be sent: {groups}",
+        hint="lines are sent to " + ", ".join(f"/v1{route}" for route in ROUTES),
+        at=Position(path, min(lines[0] for lines in refused.values())),
+    )
+
+
+def _numbers(lines: list[int]) -> str:
+    first = ", ".join(map(str, lines[:_NUMBERS]))
+    more = f" and {len(lines) - _NUMBERS:,} more" if len(lines) > _NUMBERS else ""
+    return f"{'line' if len(lines) == 1 else 'lines'} {first}{more}"
+
+
+class _Line(msgspec.Struct):
+    url: str | None = None
+
+
+def _refused_routes(path: Path) -> dict[str, list[int]]:
+    """The numbers of lines that no request can be made of, by their url.
+
+    Lines that cannot be read, or have no url, are left to the run, which reports each of them.
+    """
+    refused: dict[str, list[int]] = {}
+    decode = msgspec.json.Decoder(_Line).decode
+    try:
+        for number, line in enumerate(islice(lines_of(path), MOST_LINES), 1):
+            try:
+                url = decode(line.removeprefix(b"\xef\xbb\xbf")).url
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                continue
+            if url is not None and route_of(url) is None:
+                refused.setdefault(url, []).append(number)
+    except unreadable(path):
+        pass  # the run says what is wrong with it
+    return refused

@@ -1,0 +1,369 @@
+"""From options and job file to everything a run needs that can be checked without a request."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from bagent.answers.schema.schema import OutputSchema
+from bagent.batches.service import check_batches
+from bagent.errors import InputError, JobError, SchemaError, UsageError
+from bagent.fleet.hostfile import read_hostfile
+from bagent.hpc.allocation import auto_shard
+from bagent.job.batch_file import is_batch_file
+from bagent.job.load import JobRequest, job_for_batch_file, load_job
+from bagent.job.spec.job import stage_parts
+from bagent.job.templates.prompt import Prompt
+from bagent.redaction import Redactor
+from bagent.rows import RowsConfig, RowSource, open_rows
+from bagent.runs.batch_file_check import check_lines, names_batch_file
+from bagent.runs.deadline import read_deadline
+from bagent.runs.environment import read_environment, with_new_names, with_presets
+from bagent.servers.resolve import key_variables
+from bagent.stages.prepare import PreparedStage, prepare_stages, used_fields
+from bagent.stages.topologies import is_plain
+from bagent.stages.validate import check_boards, check_joins, check_stages, check_vote
+from bagent.store.journal.done_index import Policy
+from bagent.text.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from bagent.job.spec.job import Job
+    from bagent.types import Row
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of ``bagent run``; each field is the option of that name.
+
+    ``job`` is None where rows come as an OpenAI batch file and there is no job file. ``inputs``
+    are paths as typed (``-`` is stdin). ``tables`` is off where another process makes them at
+    the end, ``command`` is the whole command with its secrets masked, ``notes`` is the file in
+    which that one notes what stands where in the input. ``overrides`` maps dotted job keys to
+    values that options gave, ``sets`` are ``--set`` texts. ``env`` and ``cwd`` stand for the
+    process's own.
+    """
+
+    job: Path | None
+    inputs: tuple[str, ...] = ()
+    output: str | None = None
+    sets: tuple[str, ...] = ()
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    limit: int | None = None
+    sample: int | None = None
+    shard: str | None = None
+    deadline: str = "auto"
+    margin: float | None = None
+    fresh: bool = False
+    retry: str | None = None
+    skip_failed: bool = False
+    on_change: str = "refuse"
+    reuse: str | None = None
+    canary: bool = True
+    wait_hosts: float = 0.0
+    min_hosts: int = 1
+    ordered: bool = False
+    progress: str = "auto"
+    metrics_port: str | None = None
+    debug: bool = False
+    tables: bool = True
+    command: list[str] = field(default_factory=list)
+    notes: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path = field(default_factory=Path.cwd)
+
+
+SAMPLE_ROWS = 100
+STAGE = "main"
+
+
+@dataclass
+class Prepared:
+    """A checked job; nothing has been sent or written.
+
+    ``rows`` is set by :func:`open_input`, for piped rows only once the run directory is owned.
+    """
+
+    job: Job
+    options: RunOptions
+    run_dir: Path
+    part: str
+    prompt: Prompt | None
+    schema: OutputSchema | None
+    rows_config: RowsConfig
+    own_bodies: bool
+    warnings: list[str]
+    stages: tuple[PreparedStage, ...] = ()
+    rows: RowSource | None = None
+
+    @property
+    def piped(self) -> bool:
+        """Whether rows come from stdin."""
+        return "-" in self.rows_config.inputs
+
+
+def prepare(options: RunOptions) -> Prepared:
+    """Load and check everything but the rows.
+
+    Raises:
+        UsageError: by its subclasses; the first thing that is wrong, with its place.
+    """
+    told: list[str] = []
+    presets = read_environment(options.env, told.append)
+    job, batch = read_job(options)
+    job = with_presets(job, presets)
+    stages = prepare_stages(job)
+    check_vote(job, stages)
+    check_joins(stages, job.source)
+    if job.agent is not None and (batch or (prompt_is_raw(job) and not job.agent.command)):
+        raise JobError(
+            "agent: its turns are chats, and this job has raw prompts or an OpenAI batch file",
+            hint="write prompt: with system and user, or messages",
+            at=job.source.position(("agent",)),
+        )
+    if job.batching.mode == "provider":
+        check_batches(job, staged=bool(stages))
+    check_deadline(options, told.append)
+    Policy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
+    if job.hostfile is not None:
+        read_hostfile(job.hostfile.path)
+    schema = None if stages else load_schema(job)
+    prompt = None if batch or stages else Prompt.from_job(job)
+    run_dir = run_directory(job, options)
+    config = make_rows_config(job, options, prompt, run_dir)
+    if stages:
+        _refuse_parts(stages, config)
+        config = replace(config, fields=used_fields(stages))
+    part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
+    warnings = told + (list(schema.warnings) if schema is not None else [])
+    return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
+
+
+def check_deadline(options: RunOptions, warn: Callable[[str], None]) -> None:
+    """Refuse a deadline that was typed and is over; a part of a run may be late for its own.
+
+    Raises:
+        UsageError: it is over, or no deadline.
+    """
+    now = time.time()
+    deadline = read_deadline(options.deadline, options.env, now, warn=warn)
+    typed = options.deadline.strip().lower() != "auto" and options.progress != "worker"
+    if deadline is not None and typed and deadline.at <= now:
+        raise UsageError(
+            f"--deadline {options.deadline}: that is over, {now - deadline.at:.0f} s ago",
+            hint="give a later one, or --deadline none",
+        )
+
+
+def _refuse_parts(stages: tuple[PreparedStage, ...], config: RowsConfig) -> None:
+    """Refuse to divide the rows where a stage brings all of them together: each part would have an
+    end of its own, and none of them would be of all rows."""
+    if config.shard is None:
+        return
+    for stage in stages:
+        whole = stage.spec.kind == "sql" or (
+            stage.spec.kind == "reduce" and stage.spec.by[:1] != ("id",)
+        )
+        if whole:
+            raise UsageError(
+                f"stage {stage.name} brings all rows together, so they cannot be divided",
+                hint="leave --shard and --workers out, or run the stages before it as a job",
+            )
+
+
+def prompt_is_raw(job: Job) -> bool:
+    """Whether prompts are text without a chat template."""
+    return job.prompt is not None and job.prompt.raw is not None
+
+
+def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSource:
+    """Open the rows and hold the prompt against the first of them.
+
+    Raises:
+        InputError: the input cannot be read as rows.
+        JobError: the prompt, or ``id``, uses a name that no row has.
+    """
+    if prepared.piped:
+        stdin = stdin or sys.stdin.buffer
+    try:
+        rows = open_rows(prepared.rows_config, stdin=stdin)
+    except InputError as error:
+        if error.at is None:
+            key = "where" if error.message.startswith("where:") else "input"
+            error.at = prepared.job.source.position((key,))
+        raise
+    prepared.rows = rows
+    if prepared.options.notes is not None:
+        rows.share(Path(prepared.options.notes))
+    first = rows.peek(1 if prepared.piped else SAMPLE_ROWS)
+    good = [row for row in first if row.error is None]
+    if prepared.own_bodies:
+        check_lines(prepared.job, [row.data for row in good] if prepared.piped else [])
+    sample = [row.data for row in good]
+    if sample:
+        _check_id(prepared.job, sample)
+    if sample and prepared.prompt is not None:
+        prepared.warnings.extend(prepared.prompt.check(sample))
+    if prepared.stages:
+        prepared.warnings.extend(check_stages(prepared.stages, good, prepared.job.source))
+        check_boards(prepared.stages, good, prepared.job.source)
+    if first and not sample:
+        found = first[0]
+        prepared.warnings.append(
+            f"none of the first {len(first)} rows can be read: {found.source}:{found.line}:"
+            f" {found.error}{_other_form(found)}"
+        )
+    return rows
+
+
+def _other_form(row: Row) -> str:
+    """What the first line looks like, where it is no line of JSON objects."""
+    text = (row.raw or b"").strip()
+    if text[:1] == b"[" or text == b"{":
+        return " (is it one JSON document over several lines? its name ends in .json then)"
+    if text[:1] not in (b"{", b'"') and (b"," in text or b"\t" in text or b";" in text):
+        return " (is it a table? its name ends in .csv or .tsv then)"
+    return ""
+
+
+def _check_id(job: Job, sample: list[dict[str, Any]]) -> None:
+    """Refuse an ``id`` that no row of the sample has; rows that lack it are named by content."""
+    if job.id is None or any(job.id in data for data in sample):
+        return
+    names = list(dict.fromkeys(name for data in sample for name in data))
+    near = did_you_mean(job.id, names)
+    raise JobError(
+        f"id: no field {job.id!r} in the first {len(sample)} rows",
+        hint=f"{near} " * bool(near) + f"there are {', '.join(names[:12])}",
+        at=job.source.spot(("id",)).key_at,
+    )
+
+
+def read_job(options: RunOptions) -> tuple[Job, bool]:
+    """The job, and whether its rows are request bodies (an OpenAI batch file)."""
+    if options.job is None:
+        raise JobError("no job file", hint="bagent run job.yaml; bagent init writes one")
+    path = options.cwd / options.job
+    overrides: dict[str, Any] = dict(options.overrides)
+    if options.inputs:
+        overrides["input"] = list(options.inputs)
+    request = JobRequest(
+        path=options.job,
+        sets=options.sets,
+        options=overrides,
+        env=with_new_names(options.env),
+        cwd=options.cwd,
+    )
+    if str(options.job) == "-" or names_batch_file(path, options.job):
+        return job_for_batch_file(request), True
+    job = load_job(request)
+    if job.input is None:
+        raise JobError("the job names no input", hint="write input: PATH, or give -i PATH")
+    if job.prompt is None and is_plain(job):
+        paths = [Path(item.path) for item in job.input.path if not item.is_glob]
+        if paths and all(str(p) == "-" or (p.is_file() and is_batch_file(p)) for p in paths):
+            return job, True
+        raise JobError("the job has no prompt", hint="write prompt: ...")
+    return job, False
+
+
+def load_schema(job: Job) -> OutputSchema | None:
+    """The output schema of ``job``, if it has one."""
+    found = job.output.schema_
+    if found is None:
+        return None
+    try:
+        if isinstance(found, dict):
+            return OutputSchema.load(found, base=job.source.folder)
+        return OutputSchema.load(found.path, base=found.path.parent)
+    except SchemaError as error:
+        if error.at is None:
+            error.at = job.source.position(("output", "schema"))
+        raise
+
+
+def run_directory(job: Job, options: RunOptions) -> Path:
+    """Where the run lives: ``-o DIR`` itself, else the name under the results folder."""
+    if options.output == "":
+        raise UsageError("--output: the name is empty", hint="name the folder of the run")
+    if options.output not in (None, "-"):
+        path = options.cwd / str(options.output)
+        if path.exists() and not path.is_dir():
+            raise UsageError(
+                f"--output {options.output}: this is a file",
+                hint="name the folder of the run; -o - prints the rows",
+            )
+        return path
+    folder = job.results.dir.path if job.results.dir else options.cwd / "runs"
+    return folder / job.name
+
+
+def make_rows_config(
+    job: Job, options: RunOptions, prompt: Prompt | None, run_dir: Path
+) -> RowsConfig:
+    """How to read the rows, in this process and again when tables are made."""
+    source = job.input
+    if source is None:
+        raise InputError("no input")
+    inputs: list[Any] = [item.path for item in source.path]
+    inputs += [{"files": item.path} for item in source.files]
+    if source.sql is not None:
+        inputs.append({"sql": source.sql})
+    fields = prompt.fields if prompt is not None else None
+    return RowsConfig(
+        inputs=tuple(inputs),
+        base=job.source.folder,
+        id_field=job.id,
+        fields=None if fields is None else tuple(sorted(fields)),
+        where=job.where,
+        sample=options.sample,
+        seed=job.sampling.seed or 0,
+        limit=options.limit,
+        shard=read_shard(options.shard, options.env),
+        stdin_spool=run_dir / "input.jsonl",
+    )
+
+
+def read_shard(text: str | None, env: Mapping[str, str]) -> tuple[int, int] | None:
+    """``I/N`` as numbers, I from 1 to N; ``auto`` is this process's part among its launch."""
+    if text is None:
+        return None
+    if text.strip().lower() == "auto":
+        part, count = auto_shard(env)
+        return (part, count) if count > 1 else None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise UsageError(f"--shard {text}: not a part", hint="write I/N, for example 1/4, or auto")
+    part, count = int(match[1]), int(match[2])
+    if not 1 <= part <= count:
+        raise UsageError(f"--shard {text}: I must be from 1 to N", hint="--shard 1/4 is the first")
+    return part, count
+
+
+def redactor_of(job: Job, env: Mapping[str, str]) -> Redactor:
+    """Return what masks the secrets of ``job``: its variables, and the keys that it names.
+
+    Keys that an ``api_key_command`` prints are masked by the endpoint that they are sent to.
+    """
+    values = {env[name].strip() for name in _named_variables(job, env) if env.get(name)}
+    return Redactor(values | job.source.secrets)
+
+
+def _named_variables(job: Job, env: Mapping[str, str]) -> Iterator[str]:
+    for part in (job, *(job.for_stage(part) for _, part in stage_parts(job))):
+        yield from key_variables(part.backend, env)
+        if part.hostfile is not None:
+            for host in read_hostfile(part.hostfile.path):
+                if "api_key_env" in host.tags:
+                    yield host.tags["api_key_env"]
+        for tool in part.agent.tools if part.agent is not None else ():
+            if tool.api_key_env:
+                yield tool.api_key_env
+            elif tool.builtin == "web_search":
+                from bagent.tools.builtin.web_search import search_target
+
+                yield search_target(tool.url, None, env)[0]

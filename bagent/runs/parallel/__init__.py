@@ -1,0 +1,1 @@
+"""Runs of several processes: workers of one host, and Parsl."""

@@ -1,0 +1,358 @@
+"""``bagent run --executor parsl``: the rows in chunks, given to workers that Parsl places.
+
+A chunk is a part of the rows (``--shard I/N``) with an owner and a journal of its own in the one
+run directory. Whatever becomes of the worker that has it, what is in its journal is done: a lost
+chunk is given out again and goes on there. So chunks need not be small to lose little; there are a
+few for each worker, that slow ones may have fewer.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from bagent.errors import (
+    EXIT_CANNOT_WRITE,
+    EXIT_INTERRUPTED,
+    EXIT_NEEDS_PERSON,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+)
+from bagent.hpc.allocation import without_allocation
+from bagent.hpc.parsl import Around, Pool, PoolPlan, check_parsl, is_lost, make_pool_plan, open_pool
+from bagent.hpc.scheduler_queries import job_end
+from bagent.observe import Progress
+from bagent.rows import RowSource
+from bagent.runs.context import SAMPLE_ROWS, Prepared, RunOptions, open_input, prepare
+from bagent.runs.deadline import Deadline, read_deadline
+from bagent.runs.execute import display, shown
+from bagent.runs.parallel.parsl_task import (
+    ChunkState,
+    Order,
+    read_state,
+    run_chunk,
+    signals_path,
+    state_path,
+)
+from bagent.runs.parallel.worker import encode_options
+from bagent.runs.parallel.workers import (
+    Worker,
+    codes_before,
+    final_state,
+    finish,
+    most_at_once,
+    noting,
+    part_options,
+    refuse_unshared,
+    whole_state,
+)
+from bagent.runs.run_store import take_directory
+from bagent.runs.shutdown import FLUSH_SECONDS, GRACE_SECONDS, STOP_SIGNALS, stoppable
+
+PER_SLOT = 4
+"""Chunks for each worker, where there are rows enough."""
+
+FEW_CHUNKS = 64
+"""More than this only to have one for each worker: every chunk goes through the whole input for its
+part, some 6 microseconds a row where the input cannot be noted (``workers``)."""
+
+CHUNK_ROWS = 1000
+"""Rows of a chunk at least, as far as it can be told: starting one takes about a second."""
+
+TRIES = 4
+"""How often in a row a chunk may end without one finished row before it counts as stopped."""
+
+EMPTY_JOBS = 3
+"""Batch jobs that may end without a worker, for each that is wanted."""
+
+TICK_SECONDS = 0.25
+_STOP_SECONDS = 2 * (GRACE_SECONDS + FLUSH_SECONDS)
+
+
+def run_parsl(options: RunOptions, workers: int) -> int:
+    """Run a job in chunks, ``workers`` at once on each node; returns the exit code of the whole.
+
+    Raises:
+        UsageError: something the user wrote is wrong, or cannot be shared; nothing was sent.
+        NeedsPerson: Parsl could not be started.
+    """
+    check_parsl()
+    prepared = prepare(options)
+    refuse_unshared(prepared, "--executor parsl")
+    plan = make_pool_plan(prepared.job, workers, Around(options.env, options.cwd, sys.executable))
+    deadline = read_deadline(
+        options.deadline, options.env, time.time(), margin=options.margin, job_end=job_end
+    )
+    with stoppable():
+        rows = open_input(prepared)
+        count = chunk_count(plan, estimated_rows(rows, options))
+        rows.close()
+        notes: list[str] = []
+        take_directory(prepared, prepared.job.fingerprint_parts(), notes)
+        before = codes_before(prepared)
+        at_once = most_at_once(prepared.job.limits, min(plan.slots, count))
+        parts = [_timed(own, deadline) for own in part_options(prepared, count, at_once)]
+        progress = display(options)
+        for text in (*prepared.warnings, *notes):
+            progress.note(text)
+        run = shown(prepared.run_dir, options.cwd)
+        words = f"{count} chunks, {at_once} at once {_places(plan)}"
+        progress.start(f"{prepared.job.name}: {words}, results in {run}")
+        folder = prepared.run_dir.with_name(f"{prepared.run_dir.name}.batch") / "parsl"
+        limits = Limits(at_once, plan, deadline)
+        try:
+            with (
+                _signals() as signals,
+                noting(prepared, count) as notes_path,
+                open_pool(plan, run_chunk, folder) as pool,
+            ):
+                chunks = [Worker(replace(own, notes=notes_path)) for own in parts]
+                Head(prepared, chunks, pool, progress, limits, before).run(signals)
+            state = final_state(prepared, chunks, progress, before)
+        finally:
+            progress.stop()
+    return finish(prepared, chunks, progress, state)
+
+
+def chunk_count(plan: PoolPlan, rows: int | None) -> int:
+    """Into how many chunks to divide ``rows`` (None: nobody knows how many there are)."""
+    if plan.chunks is not None:
+        return plan.chunks
+    most = max(plan.slots, min(plan.slots * PER_SLOT, FEW_CHUNKS))
+    return most if rows is None else max(plan.slots, min(most, rows // CHUNK_ROWS))
+
+
+def estimated_rows(rows: RowSource, options: RunOptions) -> int | None:
+    """About how many rows there are, by the size of the input and of the first rows."""
+    first = [row.data for row in rows.peek(SAMPLE_ROWS)]
+    total = rows.progress()[1]
+    told = [n for n in (options.limit, options.sample) if n is not None]
+    if total is not None:
+        size = sum(len(msgspec.json.encode(data)) for data in first)
+        told.append(int(total * len(first) / size) if size else 0)
+    return min(told) if told else None
+
+
+def _timed(options: RunOptions, deadline: Deadline | None) -> RunOptions:
+    """A chunk follows the batch job it runs in, or the time that the user named."""
+    if deadline is None or options.deadline.strip().lower() == "auto":
+        return options
+    return replace(options, deadline=f"@{deadline.at:.0f}")
+
+
+def _places(plan: PoolPlan) -> str:
+    if plan.where == "here":
+        return "on this machine"
+    nodes = "1 node" if plan.nodes == 1 else f"{plan.nodes} nodes"
+    if plan.where == "allocation":
+        return f"on {nodes}"
+    jobs = "a batch job" if plan.jobs == 1 else f"{plan.jobs} batch jobs"
+    return f"in {jobs} of {nodes}"
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals that come within the block, in a list that grows."""
+    found: list[int] = []
+    before = {n: signal.signal(n, lambda n, _: found.append(n)) for n in STOP_SIGNALS}
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many chunks may be out at once, where, and until when."""
+
+    at_once: int
+    plan: PoolPlan
+    deadline: Deadline | None
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk on its way: ``worker`` is what is told of it, ``idle`` counts ends without a row."""
+
+    worker: Worker
+    part: str
+    idle: int = 0
+
+
+class Head:
+    """Gives chunks to the pool, shows their states as one, stops them; use it once.
+
+    Args:
+        prepared: the job.
+        chunks: what is told of each chunk; filled in.
+        pool: the workers.
+        progress: where the states are shown.
+        limits: how many at once, where, and until when.
+        before: the outcomes of earlier starts, by code.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        chunks: Sequence[Worker],
+        pool: Pool,
+        progress: Progress,
+        limits: Limits,
+        before: Mapping[int, int],
+    ) -> None:
+        self._before = before
+        self._prepared = prepared
+        self._chunks = chunks
+        self._pool = pool
+        self._progress = progress
+        self._limits = limits
+        self._folder = pool.folder / "chunks"
+        self._env = without_allocation(prepared.options.env)
+        self._waiting = deque(_Chunk(c, _part_of(c.options)) for c in chunks)
+        self._flying: dict[Future[Any], _Chunk] = {}
+        self._stopped_at: float | None = None
+        self._reason = ""
+
+    def run(self, signals: Sequence[int]) -> None:
+        """Until all chunks have ended, or have stopped; ``signals`` grows by those that come."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        passed = 0
+        while self._flying or (self._waiting and self._stopped_at is None):
+            self._send()
+            done, _ = wait(self._flying, TICK_SECONDS, FIRST_COMPLETED)
+            for future in done:
+                self._take(self._flying.pop(future), future)
+            for number in signals[passed:]:
+                passed += 1
+                self._stop(f"got {signal.Signals(number).name}", number)
+            self._look()
+            if self._over():
+                break
+        for chunk in (*self._waiting, *self._flying.values()):
+            self._leave(chunk, signals)
+
+    def _send(self) -> None:
+        if self._stopped_at is not None:
+            return
+        while self._waiting and len(self._flying) < self._limits.at_once:
+            chunk = self._waiting.popleft()
+            # What is told of it now is of this time.
+            state_path(self._folder, chunk.part).unlink(missing_ok=True)
+            order = Order(
+                encode_options(chunk.worker.options),
+                str(self._prepared.run_dir),
+                chunk.part,
+                str(self._folder),
+                self._env,
+            )
+            self._flying[self._pool.submit(order)] = chunk
+
+    def _take(self, chunk: _Chunk, future: Future[Any]) -> None:
+        """A chunk has ended, or its worker has."""
+        error = future.exception()
+        worker = chunk.worker
+        if error is None:
+            self._fill(worker, msgspec.json.decode(future.result(), type=ChunkState))
+            for text in worker.notes:
+                self._progress.note(text)
+            worker.notes.clear()
+        elif is_lost(error):
+            self._fill(worker, read_state(self._folder, chunk.part))
+            self._progress.note(f"chunk {chunk.part} was lost: {error}")
+            worker.code, worker.reason = EXIT_STOPPED, f"chunk {chunk.part} was lost"
+        else:
+            self._fail(worker, f"there are no workers: {_words(error)}")
+        lost = error is not None
+        if worker.code is not None and worker.code < 0:
+            worker.reason = f"the process of chunk {chunk.part} was killed by {-worker.code}"
+            self._progress.note(worker.reason)
+            worker.code, lost = EXIT_STOPPED, True
+        if worker.code == EXIT_STOPPED and self._again(chunk, lost=lost):
+            self._waiting.append(chunk)
+        elif worker.code in (EXIT_CANNOT_WRITE, EXIT_NEEDS_PERSON, EXIT_USAGE):
+            self._stop(worker.reason, signal.SIGTERM)  # none can go on from that
+
+    def _again(self, chunk: _Chunk, *, lost: bool) -> bool:
+        """Whether a chunk that has stopped is given out again: its node, or its batch job's time,
+        may be what ended and not the run."""
+        if self._stopped_at is not None:
+            return False
+        state = chunk.worker.state
+        chunk.idle = 0 if state is not None and state.this_start.done else chunk.idle + 1
+        own_jobs = self._limits.plan.where in ("slurm", "pbs")
+        return (lost or own_jobs) and chunk.idle < TRIES
+
+    def _fill(self, worker: Worker, told: ChunkState | None) -> None:
+        if told is None:
+            return
+        worker.state = told.state or worker.state
+        worker.code, worker.reason, worker.action = told.code, told.reason, told.action
+        worker.notes = list(told.notes)
+
+    def _fail(self, worker: Worker, reason: str) -> None:
+        worker.code, worker.reason = EXIT_NEEDS_PERSON, reason
+        worker.action = f"look at {shown(self._pool.folder, self._prepared.options.cwd)}"
+
+    def _look(self) -> None:
+        """Show how far the chunks are, and see whether to stop."""
+        for chunk in self._flying.values():
+            told = read_state(self._folder, chunk.part)
+            if told is not None and told.state is not None:
+                chunk.worker.state = told.state
+        state = whole_state(self._chunks, self._before)
+        if state is not None:
+            self._progress.update(state)
+        if self._stopped_at is not None:
+            return
+        deadline = self._limits.deadline
+        if deadline is not None and time.time() >= deadline.stop_feeding_at:
+            self._stop("the deadline is near", signal.SIGUSR1)
+        if (self._prepared.run_dir / "stop").exists():
+            self._stop(f"{self._prepared.run_dir / 'stop'} is there", signal.SIGUSR1)
+        wanted = EMPTY_JOBS * self._limits.plan.jobs
+        if self._pool.jobs_begun > wanted and not any(self._folder.iterdir()):
+            for chunk in self._flying.values():
+                self._fail(chunk.worker, f"{wanted} batch jobs ended, and no worker came")
+            self._stop("no worker came", signal.SIGTERM)
+
+    def _stop(self, reason: str, number: int) -> None:
+        """Tell all chunks to stop; said again it tells them not to wait for what is sent."""
+        if self._stopped_at is None:
+            self._stopped_at, self._reason = time.monotonic(), reason
+        with signals_path(self._folder).open("a", encoding="ascii") as file:
+            file.write(f"{int(number)}\n")
+
+    def _over(self) -> bool:
+        """Whether what is out need not be waited for: it never began, or takes too long to end."""
+        if self._stopped_at is None:
+            return False
+        begun = [c for c in self._flying.values() if read_state(self._folder, c.part) is not None]
+        return not begun or time.monotonic() - self._stopped_at > _STOP_SECONDS
+
+    def _leave(self, chunk: _Chunk, signals: Sequence[int]) -> None:
+        """A chunk that the end of this run came before."""
+        worker = chunk.worker
+        if worker.code in (None, EXIT_STOPPED):
+            hurried = list(signals).count(signal.SIGINT) > 1
+            worker.code = EXIT_INTERRUPTED if hurried else EXIT_STOPPED
+            worker.reason = self._reason or worker.reason
+
+
+def _part_of(options: RunOptions) -> str:
+    part, _, count = (options.shard or "").partition("/")
+    return f"{part}-of-{count}"
+
+
+def _words(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join([type(error).__name__, *lines])[:600]

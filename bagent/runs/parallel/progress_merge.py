@@ -1,0 +1,226 @@
+"""The states of several processes that share a run, as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from bagent.observe import (
+    Distribution,
+    ErrorGroup,
+    Rates,
+    Snapshot,
+    StartCounts,
+    TokenCount,
+    Tokens,
+)
+from bagent.observe.counters import finished_share
+from bagent.store.totals import Totals
+from bagent.types import FeedStats, FleetStats
+
+MOST_GROUPS = 20
+
+
+def merged(states: Sequence[Snapshot], before: Mapping[int, int]) -> Snapshot:
+    """Return one state of all ``states``, of which there is at least one.
+
+    Args:
+        states: those of the workers.
+        before: the outcomes that were there before any of them began, by code.
+
+    Counts and speeds are sums. The workers' rows are drawn by lot from the same input and go to
+    the same endpoints, so their medians and 99th percentiles are averaged by how many rows stand
+    behind them; means and maxima are exact.
+    """
+    changes = _sum_codes(*(state.changes for state in states))
+    totals = Totals.of(_sum_codes(before, changes))
+    to_do = _sum_all(s.to_do for s in states)
+    remaining = _sum_all(s.remaining for s in states)
+    total = None if remaining is None else totals.rows + remaining
+    start = _start([s.this_start for s in states])
+    skipped = sum(s.skipped for s in states)
+    finished = skipped + start.done if total is None else total - (to_do or 0)
+    groups, others = _errors(states)
+    costs = [s.cost_usd for s in states if s.cost_usd is not None]
+    return Snapshot(
+        elapsed_s=max(s.elapsed_s for s in states),
+        quiet_s=min(s.quiet_s for s in states),
+        total=total,
+        total_is_exact=total is not None and all(s.total_is_exact for s in states),
+        ok=totals.ok,
+        accepted=totals.accepted,
+        failed=totals.failed,
+        remaining=remaining,
+        to_do=to_do,
+        fraction=finished_share(finished, to_do),
+        eta_s=_latest(s.eta_s for s in states),
+        by_status=totals.by_status,
+        by_kind=totals.by_kind,
+        this_start=start,
+        skipped=skipped,
+        tokens=_tokens([s.tokens for s in states]),
+        cost_usd=sum(costs) if costs else None,
+        cost_unknown=sum(s.cost_unknown for s in states),
+        first_try_valid=sum(s.first_try_valid for s in states),
+        first_try_total=sum(s.first_try_total for s in states),
+        latency=_distribution([s.latency for s in states]),
+        ttft=_distribution([s.ttft for s in states]),
+        requests=sum(s.requests for s in states),
+        tries=sum(s.tries for s in states),
+        retries=sum(s.retries for s in states),
+        throttled=sum(s.throttled for s in states),
+        failed_tries=_sums(s.failed_tries for s in states),
+        recent=_rates([s.recent for s in states]),
+        overall=_rates([s.overall for s in states]),
+        errors=groups,
+        errors_other=others,
+        fleet=_fleet([s.fleet for s in states]),
+        feed=_feed([s.feed for s in states]),
+        changes=dict(changes),
+        cut_at=_range(s.cut_at for s in states),
+        dropped=_sums(s.dropped for s in states),
+    )
+
+
+def _range(parts: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
+    known = [part for part in parts if part is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def _latest(etas: Iterable[float | None]) -> float | None:
+    known = list(etas)
+    return None if None in known else max(eta for eta in known if eta is not None)
+
+
+def _start(parts: Sequence[StartCounts]) -> StartCounts:
+    return StartCounts(
+        done=sum(part.done for part in parts),
+        ok=sum(part.ok for part in parts),
+        failed=sum(part.failed for part in parts),
+        sent=sum(part.sent for part in parts),
+        copied=sum(part.copied for part in parts),
+        by_status=_sums(part.by_status for part in parts),
+    )
+
+
+def _sum_codes(*counts: Mapping[int, int]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for count in counts:
+        total.update(count)
+    return total
+
+
+def _sum_all(values: Iterable[int | None]) -> int | None:
+    """The sum; None where one of the values is not known."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for count in counts:
+        found.update(count)
+    return dict(found)
+
+
+def _sum_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _count(counts: Sequence[TokenCount]) -> TokenCount:
+    known = [count.total for count in counts if count.total is not None]
+    return TokenCount(sum(known) if known else None, sum(count.unknown for count in counts))
+
+
+def _tokens(parts: Sequence[Tokens]) -> Tokens:
+    return Tokens(
+        prompt=_count([part.prompt for part in parts]),
+        cached=_count([part.cached for part in parts]),
+        completion=_count([part.completion for part in parts]),
+        reasoning=_count([part.reasoning for part in parts]),
+        without_counts=sum(part.without_counts for part in parts),
+    )
+
+
+def _distribution(parts: Sequence[Distribution]) -> Distribution:
+    filled = [part for part in parts if part.count]
+    count = sum(part.count for part in filled)
+    if not count:
+        return Distribution(0)
+
+    def mean(values: Iterable[float | None]) -> float:
+        pairs = zip(values, filled, strict=True)
+        return sum((value or 0.0) * part.count for value, part in pairs) / count
+
+    return Distribution(
+        count,
+        mean(part.mean for part in filled),
+        mean(part.p50 for part in filled),
+        mean(part.p99 for part in filled),
+        max(part.max or 0.0 for part in filled),
+    )
+
+
+def _rates(parts: Sequence[Rates]) -> Rates:
+    return Rates(
+        span_s=max(part.span_s for part in parts),
+        rows_per_s=sum(part.rows_per_s for part in parts),
+        prompt_tokens_per_s=_sum_known(part.prompt_tokens_per_s for part in parts),
+        completion_tokens_per_s=_sum_known(part.completion_tokens_per_s for part in parts),
+    )
+
+
+def _errors(states: Sequence[Snapshot]) -> tuple[tuple[ErrorGroup, ...], int]:
+    """Groups of one pattern become one; the first row is that of the worker named first."""
+    groups: dict[tuple[str, str], ErrorGroup] = {}
+    for group in (group for state in states for group in state.errors):
+        key = (group.kind, group.pattern)
+        before = groups.get(key)
+        if before is None:
+            groups[key] = group
+        else:
+            groups[key] = _joined(before, group)
+    ranked = sorted(groups.values(), key=lambda group: -group.count)
+    rest = sum(group.count for group in ranked[MOST_GROUPS:])
+    other = rest + sum(state.errors_other for state in states)
+    return tuple(ranked[:MOST_GROUPS]), other
+
+
+def _joined(one: ErrorGroup, other: ErrorGroup) -> ErrorGroup:
+    return msgspec.structs.replace(
+        one, count=one.count + other.count, endpoints=max(one.endpoints, other.endpoints)
+    )
+
+
+def _fleet(parts: Sequence[FleetStats]) -> FleetStats:
+    return FleetStats(
+        in_flight=sum(part.in_flight for part in parts),
+        limit=sum(part.limit for part in parts),
+        ready=sum(part.ready for part in parts),
+        retrying=sum(part.retrying for part in parts),
+        throttled_s=max(part.throttled_s for part in parts),
+        endpoints_up=max(part.endpoints_up for part in parts),
+        endpoints=max(part.endpoints for part in parts),
+        throttle_answers=sum(part.throttle_answers for part in parts),
+        requests=sum(part.requests for part in parts),
+    )
+
+
+def _feed(parts: Sequence[FeedStats]) -> FeedStats:
+    """Every worker reads the whole input: the slowest one's place is the run's."""
+    slowest = min(parts, key=lambda part: part.position)
+    return FeedStats(
+        read=sum(part.read for part in parts),
+        skipped=sum(part.skipped for part in parts),
+        position=slowest.position,
+        size=slowest.size,
+        ended=all(part.ended for part in parts),
+        wanted=sum(part.wanted for part in parts),
+    )

@@ -1,0 +1,104 @@
+"""One of several processes that share a run: takes its options on stdin, tells its state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from bagent.errors import EXIT_NEEDS_PERSON, BagentError
+from bagent.observe import Live, Snapshot
+from bagent.process_privacy import hide_from_children
+from bagent.runs.context import RunOptions
+
+
+def encode_options(options: RunOptions) -> bytes:
+    """``options`` as one line, less ``env``: that is inherited."""
+    fields = {name: getattr(options, name) for name in options.__dataclass_fields__}
+    del fields["env"]
+    return msgspec.json.encode(fields, enc_hook=str) + b"\n"
+
+
+def decode_options(line: bytes) -> RunOptions:
+    """What :func:`encode_options` wrote, with the environment of this process."""
+    fields: dict[str, Any] = msgspec.json.decode(line)
+    fields["job"] = None if fields["job"] is None else Path(fields["job"])
+    fields |= {name: tuple(fields[name]) for name in ("inputs", "sets")}
+    return RunOptions(**(fields | {"cwd": Path(fields["cwd"]), "env": dict(os.environ)}))
+
+
+class WorkerProgress:
+    """Tells every state as a JSON line: ``{"event": "state", "state": {...}}``.
+
+    Args:
+        out: where lines go; one that is closed ends nothing.
+    """
+
+    interval_s = 0.5
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out
+
+    def start(self, header: str) -> None:
+        """Tell what runs."""
+        self._tell({"event": "start", "header": header})
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Tell the newest state."""
+        self._tell({"event": "state", "state": snapshot})
+
+    def attach(self, live: Live) -> None:
+        """Do nothing: only states are told."""
+
+    def note(self, text: str) -> None:
+        """Tell a message for people."""
+        self._tell({"event": "note", "text": text})
+
+    def stop(self) -> None:
+        """Do nothing: every line is whole."""
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if self._out is None:
+            return
+        try:
+            self._out.write(msgspec.json.encode(event).decode() + "\n")
+            self._out.flush()
+        except (OSError, ValueError):
+            self._out = None
+
+
+def _end_with_parent() -> None:
+    """Stop in good order once the process that started this one is gone: then stdin ends."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> int:
+    """Do the part of a run that the line on stdin names; returns the exit code."""
+    from bagent.runs.execute import run_job
+
+    options = decode_options(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    try:
+        return run_job(options)
+    except BagentError as error:
+        code, text = error.exit_code, str(error)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        code, text = EXIT_NEEDS_PERSON, str(error)
+    sys.stderr.write(msgspec.json.encode({"event": "error", "text": text}).decode() + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    hide_from_children()
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # the thread that waits for stdin would hold the interpreter's end up

@@ -1,0 +1,180 @@
+"""A run through a provider's batches: the one place where they meet the rest of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bagent.agents.plan import StagePlan
+from bagent.batches.builder import Bounds, Spool
+from bagent.batches.conversation_host import BatchRows, RowTools
+from bagent.batches.results import ReadRules
+from bagent.batches.runner import BatchEngine, EngineTools, PostTools
+from bagent.batches.scheduler import Desk
+from bagent.batches.service import BatchService
+from bagent.errors import JobError
+from bagent.fleet.fleet import Fleet
+from bagent.money.prices import Price, pricer
+from bagent.runs.plan import deduped
+from bagent.runs.services import Drive, Hooks
+from bagent.servers.pricing import price_of
+from bagent.servers.server_pool import Fleets, Found, Site
+from bagent.stages.dedupe import Sharing
+from bagent.stages.stop_rules import Guards
+from bagent.types import Failure, FleetStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bagent.job.spec.job import Job
+
+
+def provider_drive(
+    plan: StagePlan, site: Site, model: str | None, hooks: Hooks, note: Callable[[str], None]
+) -> Drive:
+    """What a session drives where rows go in batches; the site's fleet asks rows that are too few.
+
+    Raises:
+        JobError: a budget, and no price of batches is known.
+        WriteError: the run directory cannot be written.
+    """
+    job, store = site.found.job, hooks.store
+    price = _price(job, site.found.servers.kind, model)
+    plan.price, plan.stream = pricer(price), False
+    service, desk = make_service(site.found, hooks), Desk(job.limits.budget_usd)
+    size = job.batching.size
+    budget = job.limits.budget_usd
+    bounds = Bounds(
+        rows=None if size == "auto" else int(size),
+        tokens=lambda group: desk.quota(group).cap,
+        usd=lambda: None if budget is None else max(0.0, budget - spool.spent),
+    )
+    spool = Spool(store.path, store.part, _prefix(hooks), plan.name, service, bounds)
+    spool.load(hooks.notice)
+    sharing = Sharing(store.journal.read_at, store.reuse, dedupe=deduped(job))
+    guards = Guards(canary=hooks.options.canary, stop_after=job.limits.stop_after_failures)
+    tools = RowTools(
+        plan,
+        store.journal,
+        site.fleet,
+        sharing,
+        guards,
+        hooks.emit,
+        price=price,
+        single_price=price_of(job, site.found.servers.kind, model),
+        dedupe=deduped(job),
+    )
+    rows = BatchRows(tools, spool)
+    engine = BatchEngine(
+        service,
+        spool,
+        rows,
+        desk,
+        EngineTools(
+            rules=ReadRules(job.limits.retries, price, store.done.has),
+            post=PostTools(_shelter(site.fleet), note, hooks.notice),
+            on_attempt=hooks.on_attempt,
+            gate=hooks.gate,
+            budget=budget,
+        ),
+    )
+    fleets = BatchFleets(site.fleet, engine)
+
+    async def run(source: object) -> None:
+        try:
+            await engine.run(source)  # type: ignore[arg-type]
+        finally:
+            await service.close()
+
+    return Drive(fleets, [(site, model)], run, rows.advice)
+
+
+def make_service(found: Found, hooks: Hooks) -> BatchService:
+    """The batch service of the servers that were found."""
+    job, servers = found.job, found.servers
+    endpoint, enforce = servers.endpoints[0], job.output.enforce
+    if servers.kind == "bedrock":
+        from bagent.batches.bedrock import BedrockBatches, Place
+
+        batching = job.batching
+        assert servers.bedrock is not None
+        place = Place(batching.s3_uri or "", batching.role_arn or "")
+        return BedrockBatches(
+            endpoint, servers.bedrock, place, enforce=enforce, notice=hooks.notice
+        )
+    if servers.kind == "anthropic":
+        from bagent.batches.anthropic import AnthropicBatches
+
+        return AnthropicBatches(endpoint, servers.keys, enforce=enforce, notice=hooks.notice)
+    from bagent.batches.openai import OpenAIBatches
+
+    own = servers.kind == "openai" and job.backend is not None and job.backend.base is None
+    return OpenAIBatches(endpoint, servers.keys, own=own, enforce=enforce, notice=hooks.notice)
+
+
+def _price(job: Job, kind: str, model: str | None) -> Price | None:
+    """The price of a token in a batch; None where a page does not tell by how much it is less.
+
+    Raises:
+        JobError: the job has a budget, and no price is known.
+    """
+    price = price_of(job, kind, model)
+    if price is not None:
+        price = price.in_batches()
+    if price is None and job.limits.budget_usd is not None:
+        raise JobError(
+            f"limits.budget_usd: no price of batches is known for {model} at this backend",
+            hint="write prices: {input: 0.15, output: 0.60, batch: 0.5}",
+            at=job.source.position(("limits", "budget_usd")),
+        )
+    return price
+
+
+def _prefix(hooks: Hooks) -> str:
+    """Begins the names of this run's batches; a run of the same name made anew has another."""
+    info = hooks.store.info
+    made_of = f"{hooks.store.path.absolute()}\n{info.name}\n{info.created_at!r}"
+    return "b" + hashlib.sha256(made_of.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def _shelter(
+    fleet: Fleet,
+) -> Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failure]]:
+    """Runs a request as a task of the fleet: the end of a run waits for it a little."""
+
+    async def run(work: Coroutine[None, None, str | Failure]) -> str | Failure:
+        told: asyncio.Future[str | Failure] = asyncio.get_running_loop().create_future()
+
+        async def go() -> None:
+            found = await work
+            if not told.done():
+                told.set_result(found)
+
+        task = fleet.spawn(go())
+        both: set[asyncio.Future[Any]] = {told, task}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return await told
+
+    return run
+
+
+class BatchFleets(Fleets):
+    """The fleet of a run through batches: in flight is what is with the provider."""
+
+    def __init__(self, fleet: Fleet, engine: BatchEngine) -> None:
+        super().__init__([fleet])
+        self._engine = engine
+
+    def stats(self) -> FleetStats:
+        """As displays show a fleet."""
+        out, here = self._engine.out
+        found = super().stats()
+        return msgspec.structs.replace(
+            found, in_flight=found.in_flight + out, ready=found.ready + here
+        )

@@ -1,0 +1,552 @@
+"""The run directory of a run that goes on: owned, its journal open, its finished rows known."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from bagent import __version__
+from bagent.answers.schema.schema import OutputSchema
+from bagent.clocks import unix
+from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, WriteError
+from bagent.files import link_refused
+from bagent.redaction import Redactor
+from bagent.runs.context import STAGE, Prepared, redactor_of
+from bagent.runs.resume import last_stage, missing_of, policy_for, resent_kinds, stage_names
+from bagent.runs.tables_process import TablesChild
+from bagent.store.journal.codec import OK_CODE, code_of, unit_of
+from bagent.store.journal.done_index import DoneIndex, Policy, load_index, units_of
+from bagent.store.journal.edited_rows import EditedRows, Missing
+from bagent.store.journal.journal import Journal, Syncer
+from bagent.store.journal.segments import part_order
+from bagent.store.lock import Owner, Renewer, is_live, owners
+from bagent.store.results import AnswerStore, Wanted, encode_result, iter_results
+from bagent.store.run_dir import OnChange, ProgressFile, RunDir, RunInfo, Start, find_run
+from bagent.store.run_input import input_reader
+from bagent.store.stats import ToolCount, count_tools
+from bagent.store.tables.row_feed import InputRows
+from bagent.store.totals import LastStage, accept_truncated, run_codes, stage_causes
+from bagent.types import Json, Outcome, Row
+
+
+class LiveTotals:
+    """The current outcomes of all starts: those that were there before, and those of this start.
+
+    ``codes`` counts them by ``code_of``; ``changes`` is the part of this
+    start: its outcomes, less those that they replaced.
+
+    Args:
+        done: the outcomes of earlier starts.
+        accept: the job accepts truncated answers.
+
+    Memory: 10 bytes for each row that failed earlier.
+    """
+
+    def __init__(self, done: DoneIndex, *, accept: bool = False) -> None:
+        self.accept = accept
+        self.changes: Counter[int] = Counter()
+        self._before = done.codes
+        self._has = done.has
+        pairs = sorted(zip(done.failed_units, done.failed_codes, strict=True))
+        self._units = array("Q", (unit for unit, _ in pairs))
+        self._failed_codes = bytearray(code for _, code in pairs)
+        self._replaced = bytearray(len(pairs))
+        self._ok_replaced: set[int] = set()
+        self._repeats = 0
+        self._repeated = 0
+
+    @property
+    def codes(self) -> Counter[int]:
+        """The current outcomes of all starts, counted by code."""
+        counts = self._before.copy()
+        counts.update(self.changes)
+        return accept_truncated(counts) if self.accept else counts
+
+    @property
+    def repeats_pending(self) -> int:
+        """Rows read so far that failed earlier, are sent again, and have no new outcome yet."""
+        return max(0, self._repeats - self._repeated)
+
+    def read(self, unit: int) -> None:
+        """Note that this start is to do a unit (called in the reader's thread)."""
+        if self._units and self._find(unit) is not None:
+            self._repeats += 1
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Count an outcome of this start."""
+        self.changes[code_of(outcome.status, outcome.error_kind)] += 1
+        if self._units:
+            unit = unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
+            self._repeated += self._replace(unit)
+
+    def taken_back(self, unit: int) -> None:
+        """Count a unit no more: its row was edited, or is not in the input any more."""
+        if not self._replace(unit) and self._has(unit) and unit not in self._ok_replaced:
+            if self._units and self._find(unit) is not None:
+                return
+            self._ok_replaced.add(unit)
+            self.changes[OK_CODE] -= 1
+
+    def _replace(self, unit: int) -> bool:
+        """Take a failure of an earlier start out of the counts; False: there is none."""
+        at = self._find(unit)
+        if at is None or self._replaced[at]:
+            return False
+        self._replaced[at] = 1
+        self.changes[self._failed_codes[at]] -= 1
+        return True
+
+    def _find(self, unit: int) -> int | None:
+        at = bisect_left(self._units, unit)
+        return at if at < len(self._units) and self._units[at] == unit else None
+
+
+def _ignore(_: str) -> None:
+    return
+
+
+@dataclass
+class OpenRun:
+    """What a running session needs of its run directory; made by :func:`open_run`.
+
+    ``rows`` is how the input is read, as JSON; in ``info`` its SQL may be masked. ``recorded``
+    counts outcomes that were there before, ``finished`` those that are left as they are. ``notes``
+    are words for people about what was found. ``tables`` makes the tables at the end; None where
+    the job wants none.
+    """
+
+    directory: RunDir
+    part: str
+    owner: Owner
+    journal: Journal
+    syncer: Syncer
+    renewer: Renewer
+    done: DoneIndex
+    info: RunInfo
+    rows: str
+    live_totals: LiveTotals
+    keep_input: bool
+    on_change: OnChange
+    earlier: AnswerStore | None = None
+    tables: TablesChild | None = None
+    notes: list[str] = field(default_factory=list)
+    last: LastStage | None = None
+    progress: ProgressFile = field(init=False)
+    log: Callable[[str], None] = _ignore
+    """Takes text for ``run.log``."""
+    tool_names: set[str] = field(default_factory=set)
+    missing: Missing | None = None
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.progress = ProgressFile(self.path, self.part)
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.directory.path
+
+    @property
+    def pieces(self) -> Path:
+        """Where is kept which rows stand in which piece of the input."""
+        return self.directory.journal / f"input-{self.part}.pieces"
+
+    @property
+    def finished(self) -> int:
+        """Units that are left as they are."""
+        return len(self.done)
+
+    @property
+    def recorded(self) -> int:
+        """Units of which an earlier start left an outcome, good or bad."""
+        return sum(self.done.codes.values())
+
+    @property
+    def reuse(self) -> Callable[[int], Outcome | None] | None:
+        """Finds the ok outcome of an equal request in the run that is reused."""
+        return self.earlier.find if self.earlier is not None else None
+
+    def pending(self, row: Row, answers: int) -> list[int]:
+        """The answers of ``row`` that are still to do."""
+        has = self.done.has
+        units = [unit_of(row.key, STAGE, answer) for answer in range(answers)]
+        found = [answer for answer, unit in enumerate(units) if not has(unit)]
+        for answer in found:
+            self.live_totals.read(units[answer])
+        if self.missing is not None:
+            for unit in units:
+                self.missing.meet(unit)
+        return found
+
+    def forget_missing(self) -> None:
+        """Take back what failed of rows that the input, read whole, holds no more.
+
+        Raises:
+            WriteError: the disk refuses.
+        """
+        if self.missing is not None:
+            for unit in self.missing.left():
+                self.journal.take_back(unit, STAGE)
+
+    def all_finished(self, keys: Sequence[int], answers: int) -> bool:
+        """Whether nothing is still to do for any of these rows."""
+        for answer in range(answers):
+            if not self.done.has_all(units_of(keys, STAGE, answer)):
+                return False
+        if self.missing is not None:
+            for answer in range(answers):
+                for unit in units_of(keys, STAGE, answer):
+                    self.missing.meet(unit)
+        return True
+
+    def begin(
+        self,
+        model: str | None,
+        endpoints: list[dict[str, Json]],
+        simulated: bool,
+        prices: Sequence[Json] = (),
+    ) -> None:
+        """Note what the session found before it sends: model, endpoints, prices of each stage.
+
+        Raises:
+            ChangedError: the model is another one than the run began with.
+        """
+        before = self.info.fingerprints.get("model")
+        if before is not None and model is not None and before != model:
+            self.directory.check_fingerprint(
+                {**self.info.fingerprints, "model": model}, self.on_change
+            )
+        if model is not None:
+            self.info.fingerprints["model"] = model
+        self.info.endpoints = self.journal.redact.values(endpoints)
+        self.info.prices = list(prices)
+        if simulated:
+            self.info.job["simulated"] = True
+        self.directory.save(self.info, self.part)
+
+    def tick(self) -> None:
+        """Do what is due: buffered records, the owner's time. Call it a few times a second.
+
+        Raises:
+            StoppedEarly: another process has taken the run over.
+            WriteError: the disk refuses.
+        """
+        self.journal.tick()
+        if self.renewer.lost is not None:
+            raise self.renewer.lost
+
+    def input_ended(self) -> None:
+        """All rows are read: what is done at the end may be got ready while they are answered."""
+        if self.tables is not None:
+            self.tables.start()
+
+    def stop_requested(self) -> bool:
+        """Whether somebody asked the run to stop by the file ``stop``."""
+        return self.directory.stop_requested()
+
+    def codes(self) -> Counter[int]:
+        """Count the rows of this part over all its starts by the codes of their outcomes."""
+        self.journal.save_index()
+        part = None if self.part == "all" else self.part
+        return run_codes(self.path, part, self.last, accept=self.live_totals.accept)
+
+    def tools(self) -> dict[str, ToolCount]:
+        """Count the calls of each tool of the job, over all starts of this part."""
+        if not self.tool_names:
+            return {}
+        with suppress(WriteError):
+            self.journal.flush()
+        counts = count_tools(self.path, None if self.part == "all" else self.part)
+        return {name: ToolCount() for name in sorted(self.tool_names)} | counts
+
+    def causes(self) -> dict[str, int]:
+        """Count the failures of all stages by kind."""
+        return stage_causes(self.path, None if self.part == "all" else self.part)
+
+    def earlier_lines(self) -> Iterator[bytes]:
+        """Result lines of the rows that are left as they are, in the order of writing."""
+        return self._lines(Wanted(done=self.done))
+
+    def ordered_lines(self) -> Iterator[bytes]:
+        """Result lines of every row, in input order."""
+        return self._lines(Wanted(ordered=True))
+
+    def _lines(self, wanted: Wanted) -> Iterator[bytes]:
+        read = input_reader(self.rows.encode())
+        find = partial(InputRows, read) if self.keep_input else None
+        for result in iter_results(self.path, wanted, report=self.notes.append, find_input=find):
+            yield encode_result(result).rstrip(b"\n")
+
+    def note_end(self, code: int, reason: str, action: str) -> None:
+        """Write into run.json how this start ended; the arguments are those of :meth:`close`.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        start = self.info.starts[-1]
+        start.ended_at, start.exit_code = unix(), code
+        start.reason, start.action = reason, action
+        self.directory.save(self.info, self.part)
+
+    def close(
+        self,
+        code: int,
+        reason: str = "",
+        action: str = "",
+        dropped: Mapping[str, int] | None = None,
+    ) -> None:
+        """Sync and close the journal, write the end into run.json, give the run back.
+
+        Args:
+            code: the exit code.
+            reason: why the run stopped early.
+            action: what a person must do first.
+            dropped: failed rows that stages left out.
+
+        Raises:
+            WriteError: something could not be written.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self.tables is not None and code not in (EXIT_OK, EXIT_ROWS_FAILED):
+            self.tables.close()
+        try:
+            self.syncer.stop()
+            self.journal.close()
+            self.renewer.stop()
+            self.info.starts[-1].dropped = dict(dropped or {})
+            self.note_end(code, reason, action)
+        finally:
+            self.owner.release()
+
+
+def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
+    """Own the run directory, check that the job is still the same, open the journal.
+
+    Args:
+        prepared: the checked job.
+        tables: makes the tables at the end; None: none are wanted.
+
+    Raises:
+        OwnedError: another live process works on this part.
+        ChangedError: the job changed since the run began.
+        WriteError: the directory cannot be written.
+    """
+    options, notes = prepared.options, list[str]()
+    on_change = cast("OnChange", options.on_change)
+    fingerprints = prepared.job.fingerprint_parts()
+    directory = take_directory(prepared, fingerprints, notes)
+    owner = Owner.acquire(directory.path, prepared.part)
+    with ExitStack() as undo:
+        undo.callback(owner.release)
+        changed = _check_unchanged(directory, fingerprints, on_change, notes)
+        info = directory.load()
+        policy = policy_for(prepared, info, changed=bool(changed))
+        directory.clear_stop()
+        journal = Journal.open(
+            directory.path,
+            prepared.part,
+            clock=time.monotonic,
+            report=notes.append,
+            new_segment=owner.took_over,
+        )
+        journal.redact = redactor_of(prepared.job, options.env)
+        done, live_totals = _finished(directory, journal, policy, prepared.part, notes)
+        earlier = _earlier(prepared)
+        info = _new_info(prepared, info, fingerprints)
+        directory.save(info, prepared.part)
+        syncer = Syncer(journal)
+        syncer.start()
+        renewer = Renewer(owner)
+        renewer.start()
+        undo.pop_all()
+    return OpenRun(
+        directory,
+        prepared.part,
+        owner,
+        journal,
+        syncer,
+        renewer,
+        done,
+        info,
+        prepared.rows_config.to_json(),
+        live_totals,
+        prepared.job.results.keep_input,
+        on_change,
+        earlier=earlier,
+        tables=tables,
+        notes=notes,
+        last=last_stage(prepared.stages),
+        missing=missing_of(prepared, done.failed_units),
+    )
+
+
+def _check_unchanged(
+    directory: RunDir, fingerprints: dict[str, str], on_change: OnChange, notes: list[str]
+) -> list[str]:
+    """Return what changed of the job, where the options let the run go on all the same.
+
+    Raises:
+        ChangedError: something changed, and they do not.
+    """
+    changed = directory.check_fingerprint(
+        _with_model(directory, fingerprints), "refuse" if on_change == "fresh" else on_change
+    )
+    if changed:
+        notes.append(f"{', '.join(changed)} changed; finished rows are kept as they are")
+    return changed
+
+
+def _finished(
+    directory: RunDir, journal: Journal, policy: Policy, part: str, notes: list[str]
+) -> tuple[DoneIndex, LiveTotals]:
+    """What earlier starts finished; ``journal`` is told what new outcomes may take the place of."""
+    # Rows that another division finished are finished too, whichever part now has them.
+    done = load_index(directory.path, None, policy, report=notes.append, seen_by=part)
+    if done.codes:
+        journal.edited = EditedRows(done.indexes)
+    live_totals = LiveTotals(done, accept=policy.accept_truncated)
+    journal.on_take_back = live_totals.taken_back
+    return done, live_totals
+
+
+def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
+    """Make the run directory; an old run is moved aside where the options say so.
+
+    Raises:
+        OwnedError: a live process works on it by another division.
+        WriteError: it cannot be made.
+        UsageError: a file of it is a link.
+    """
+    directory = RunDir(prepared.run_dir)
+    if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
+        from bagent.batches.record import left_there
+
+        aside = directory.move_aside()
+        notes.append(f"the old run is now {aside}")
+        notes += filter(None, [left_there(aside)])
+    RunDir.create(prepared.run_dir, prepared.job.results.mode)
+    for path in (*directory.path.glob("*.log"), directory.path / "input.jsonl"):
+        if path.is_symlink():  # it would be written to, wherever it leads
+            raise link_refused(path)
+    _refuse_other_division(directory, prepared.part)
+    return directory
+
+
+def _refuse_other_division(directory: RunDir, part: str) -> None:
+    """Refuse while a live process works on the rows by another division (all, or another N)."""
+    for other, record in owners(directory.path).items():
+        if part_order(other)[0] != part_order(part)[0] and is_live(record, time.time()):
+            raise OwnedError(
+                f"process {record.pid} on {record.host} is working on this run as {other}",
+                hint="wait for it, stop it, or give another --name",
+            )
+
+
+def _begin_anew(directory: RunDir, prepared: Prepared, fingerprints: dict[str, str]) -> bool:
+    """Whether the old run is to be moved aside: by --fresh, or a change with --on-change fresh."""
+    options = prepared.options
+    if options.fresh:
+        return True
+    if options.on_change != "fresh":
+        return False
+    return bool(directory.check_fingerprint(_with_model(directory, fingerprints), "continue"))
+
+
+def _with_model(directory: RunDir, fingerprints: dict[str, str]) -> dict[str, str]:
+    """The fingerprints with the model of the earlier start: the real one is known later."""
+    info = directory.load()
+    model = info.fingerprints.get("model") if info else None
+    return fingerprints if model is None else {**fingerprints, "model": model}
+
+
+def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str, str]) -> RunInfo:
+    job = prepared.job
+    rows = _without_secrets(prepared)
+    kept = dict(fingerprints)
+    if before is not None and "model" in before.fingerprints:
+        kept["model"] = before.fingerprints["model"]
+    process = Start(
+        at=unix(),
+        part=prepared.part,
+        host=platform.node(),
+        pid=os.getpid(),
+        version=__version__,
+        command=prepared.options.command,
+        resent=sorted(resent_kinds(prepared)),
+    )
+    return RunInfo(
+        name=job.name,
+        job=job.masked(),
+        fingerprints=kept,
+        versions={"bagent": __version__, "python": platform.python_version()},
+        endpoints=before.endpoints if before else [],
+        rows=rows,
+        stages=stage_names(prepared.stages) or [STAGE],
+        query_last=bool(prepared.stages) and prepared.stages[-1].spec.kind == "sql",
+        answer_columns=_all_columns(prepared),
+        keep_input=job.results.keep_input,
+        parquet=job.results.parquet,
+        duckdb=job.results.duckdb,
+        created_at=before.created_at if before else process.at,
+        starts=[*(before.starts if before else []), process],
+    )
+
+
+def _without_secrets(prepared: Prepared) -> Json:
+    """How the input is read, without what variables put into its SQL."""
+    rows: Any = msgspec.json.decode(prepared.rows_config.to_json())
+    redact = Redactor(prepared.job.source.secrets)
+    rows["where"] = redact.values(rows["where"])
+    rows["inputs"] = [redact.values(one) if _is_sql(one) else one for one in rows["inputs"]]
+    return rows
+
+
+def _is_sql(item: Json) -> bool:
+    return isinstance(item, dict) and "sql" in item
+
+
+def _all_columns(prepared: Prepared) -> list[tuple[str | None, str]]:
+    """The typed columns of all stages; of those with one name the first one's type counts."""
+    found: dict[str | None, str] = {}
+    for schema in _schemas(prepared):
+        for name, kind in _answer_columns(schema):
+            found.setdefault(name, kind)
+    if any(stage.spec.kind == "embed" for stage in prepared.stages):
+        found.setdefault(None, "FLOAT[]")
+    return list(found.items())
+
+
+def _schemas(prepared: Prepared) -> list[OutputSchema]:
+    found = [prepared.schema]
+    found += [asking.schema for stage in prepared.stages for asking in stage.asking]
+    return [schema for schema in found if schema is not None]
+
+
+def _answer_columns(schema: OutputSchema) -> list[tuple[str | None, str]]:
+    kinds = [kind for _, kind in schema.columns]
+    return list(zip(schema.column_properties, kinds, strict=True))
+
+
+def _earlier(prepared: Prepared) -> AnswerStore | None:
+    options = prepared.options
+    if options.reuse is None:
+        return None
+    folder = prepared.job.results.dir.path if prepared.job.results.dir else options.cwd / "runs"
+    found = find_run(options.reuse, folder)
+    if found.path.resolve() == prepared.run_dir.resolve():
+        raise UsageError("--reuse names this run itself", hint="name another run")
+    return AnswerStore(found.path, lambda _: None, by_request=True)

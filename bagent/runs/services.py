@@ -1,0 +1,110 @@
+"""What a session drives: fleets, what feeds them, and what may end it early."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bagent.agents.plan import StagePlan
+from bagent.fleet.limits.account import Account
+from bagent.runs.context import RunOptions
+from bagent.runs.plan import deduped
+from bagent.runs.run_store import OpenRun
+from bagent.runs.shutdown import raise_file_limit
+from bagent.servers.fleet_factory import make_fleet
+from bagent.servers.server_pool import Fleets, Found, Site
+from bagent.stages.dedupe import Sharing
+from bagent.stages.feeder import Feeder
+from bagent.stages.results import Emit
+from bagent.stages.row_runner import Engine
+from bagent.stages.stop_rules import Guards, StopAdvice
+from bagent.types import Attempt, EndpointSample
+
+if TYPE_CHECKING:
+    from bagent.job.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Drive:
+    """One run's work. ``sites`` are servers with the model asked for there; ``run`` takes all rows
+    and returns when each has ended; ``advice`` gets the reason to stop, once there is one;
+    ``codes`` counts the rows of the last of several stages by outcome code, ``dropped`` the failed
+    rows that each stage left out."""
+
+    fleets: Fleets
+    sites: Sequence[tuple[Site, str | None]]
+    run: Callable[[Feeder], Awaitable[None]]
+    advice: asyncio.Future[StopAdvice]
+    codes: Callable[[], Counter[int]] = Counter
+    dropped: Callable[[], dict[str, int]] = dict
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a session hands to those who work for it.
+
+    ``on_attempt`` takes requests, ``on_sample`` states of endpoints, ``emit`` outcomes, ``notice``
+    lines for people; ``gate`` waits for whoever reads the outcomes. ``accounts`` are shared by all
+    sites.
+    """
+
+    store: OpenRun
+    options: RunOptions
+    on_attempt: Callable[[Attempt], None]
+    on_sample: Callable[[EndpointSample], None]
+    emit: Emit
+    notice: Callable[[str], None]
+    gate: Callable[[], Awaitable[None]]
+    accounts: dict[str, Account] = field(default_factory=dict)
+
+    def site(self, found: Found) -> Site:
+        """Put found servers to work; those that have not answered yet are probed first."""
+        fleet, recruiter = make_fleet(
+            found.job,
+            found.servers,
+            found.backend,
+            handles=raise_file_limit(found.job.limits.concurrency),
+            on_attempt=self.on_attempt,
+            on_sample=self.on_sample,
+            notice=self.notice,
+            accounts=self.accounts,
+            together=self.store.journal.together,
+        )
+        fleet.know(found.known)
+        fleet.doubt({one.name for one in found.servers.endpoints if one.name not in found.known})
+        return Site(found, fleet, recruiter)
+
+    def engine(
+        self,
+        plan: StagePlan,
+        site: Site,
+        emit: Emit | None = None,
+        *,
+        job: Job | None = None,
+        separate: bool = False,
+    ) -> Engine:
+        """An engine over a site.
+
+        Args:
+            emit: takes its outcomes; with it, it is one of several that share the site.
+            job: the job as its stage sees it.
+            separate: equal requests are sent all the same, as to different endpoints.
+        """
+        job, store = job or site.found.job, self.store
+        return Engine(
+            plan,
+            site.fleet,
+            store.journal,
+            sharing=Sharing(
+                store.journal.read_at,
+                None if separate else store.reuse,
+                dedupe=not separate and deduped(job),
+            ),
+            guards=Guards(canary=self.options.canary, stop_after=job.limits.stop_after_failures),
+            emit=emit or self.emit,
+            gate=self.gate,
+            alone=emit is None,
+        )

@@ -1,0 +1,113 @@
+"""What a job's tokens cost, and its budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from bagent.backends.base import Backend
+from bagent.errors import EXIT_NEEDS_PERSON, JobError
+from bagent.money.budget import Spending
+from bagent.money.prices import Price, find_price, gpu_pricer, known_prices, pricer
+from bagent.runs.shutdown import Stop
+from bagent.types import Json, Usage
+
+if TYPE_CHECKING:
+    from bagent.job.spec.job import Job
+
+HOSTED = frozenset({"openai", "anthropic", "bedrock"})
+"""Kinds of backends that are never GPUs of the user's own."""
+
+
+def price_of(job: Job, kind: str, model: str | None) -> Price | None:
+    """The price of the job's tokens: its own, else the known one of a hosted model.
+
+    Args:
+        kind: the backend's kind.
+        model: the model that is asked for.
+    """
+    own = job.prices
+    if own is not None and own.input is not None and own.output is not None:
+        cached = own.input if own.cached is None else own.cached
+        written = own.input if own.cache_write is None else own.cache_write
+        prices = (own.input, own.output, cached, written, own.batch)
+        return Price(kind, model or "", *prices, source="the job")
+    # A gateway's address may cost anything, whatever it speaks.
+    if model is None or job.backend is None or job.backend.base is not None:
+        return None
+    price = find_price(known_prices(), kind, model) if kind in ("openai", "anthropic") else None
+    if price is None or job.batching.service_tier is None:
+        return price
+    # OpenAI takes the price of batches for flex; what other tiers cost no page here says.
+    return price.in_batches() if job.batching.service_tier == "flex" else None
+
+
+def gpu_hour_of(job: Job, kind: str) -> float | None:
+    """Dollars of a GPU for an hour, where the job's servers may be the user's own; else None."""
+    return None if job.prices is None or kind in HOSTED else job.prices.gpu_hour
+
+
+def pricer_of(
+    job: Job, kind: str, model: str | None
+) -> Callable[[str | None, Usage], float | None] | None:
+    """What a stage is given to tell the cost of a row: by GPU time on GPUs of the user's own that
+    have a price, else by tokens; None where no price is known."""
+    hour = gpu_hour_of(job, kind)
+    return pricer(price_of(job, kind, model)) if hour is None else gpu_pricer(hour)
+
+
+def stage_price(stage: str, job: Job, kind: str, model: str | None) -> Json:
+    """What run.json keeps of a stage's prices; see :class:`bagent.money.prices.StagePrice`."""
+    from bagent.money.prices import StagePrice
+
+    found = StagePrice(stage, price_of(job, kind, model), gpu_hour_of(job, kind))
+    return cast("Json", msgspec.to_builtins(found))
+
+
+class Purse:
+    """The budgets of one run: stages with the same budget share it, whatever servers they ask.
+
+    Args:
+        asked: gets the stop once a budget is spent.
+    """
+
+    def __init__(self, asked: asyncio.Future[Stop]) -> None:
+        self._asked = asked
+        self._spendings: dict[float, Spending] = {}
+
+    def within(self, backend: Backend, job: Job, kind: str) -> Backend:
+        """The backend, behind the job's budget where it has one, and with the GPUs' time counted
+        where that has a price.
+
+        Raises:
+            JobError: a budget, and no price of tokens is known for the model.
+        """
+        if gpu_hour_of(job, kind) is not None:
+            from bagent.money.gpu_time import GpuTimeBackend
+
+            backend = GpuTimeBackend(backend)
+        budget = job.limits.budget_usd
+        if budget is None:
+            return backend
+        price = price_of(job, kind, None if job.model == "auto" else job.model)
+        if price is None:
+            raise JobError(
+                f"limits.budget_usd: no price is known for {job.model} at this backend",
+                hint="write prices: {input: 0.15, output: 0.60} (dollars per million tokens)",
+                at=job.source.position(("limits", "budget_usd")),
+            )
+        from bagent.money.budget import MeteredBackend
+
+        spending = self._spendings.get(budget)
+        if spending is None:
+            spending = self._spendings[budget] = Spending(budget, self._exhausted)
+        return MeteredBackend(backend, price, spending)
+
+    def _exhausted(self, words: str) -> None:
+        if not self._asked.done():
+            hint = "raise limits.budget_usd (--budget) and run the same command again"
+            # Nothing is in flight any more: there is nothing to wait for.
+            self._asked.set_result(Stop(EXIT_NEEDS_PERSON, words, hint, grace=0.0))

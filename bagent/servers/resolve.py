@@ -1,0 +1,394 @@
+"""From the job's ``backend`` to addresses that can be sent to, with keys and proxies decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.engines.detect import learn_more
+from bagent.backends.engines.probe import Proof, Prover
+from bagent.backends.http.client import Transport
+from bagent.backends.http.proxies import proxy_for
+from bagent.backends.keys import KeySource, key_in, run_key_command
+from bagent.backends.registry import BackendConfig, make_backend
+from bagent.errors import HostfileError, Position, UsageError
+from bagent.fleet.health_check import LEARN_SECONDS, Called, not_ready
+from bagent.fleet.hostfile import Host, read_hostfile
+from bagent.job.load import JobRequest, load_job
+from bagent.servers.hosted import (
+    anthropic_base,
+    anthropic_headers,
+    bedrock_config,
+    bedrock_endpoint,
+    check_model,
+    host_of,
+)
+from bagent.types import Failure, Json
+
+if TYPE_CHECKING:
+    from bagent.backends.bedrock.backend import BedrockConfig
+    from bagent.job.spec.backend import BackendRef
+    from bagent.job.spec.job import Job
+
+OWN_KINDS = frozenset({"vllm", "sglang", "dynamo", "local", "sim"})
+"""Engines of the user's own: no environment proxy, and the schema is described in the prompt."""
+
+_USUAL_KEYS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "openai": (("OPENAI_API_KEY",),),
+    "anthropic": (("ANTHROPIC_API_KEY",), ("ANTHROPIC_AUTH_TOKEN",)),
+    "bedrock": (
+        ("AWS_BEARER_TOKEN_BEDROCK",),
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    ),
+    "vllm": (("VLLM_API_KEY",),),
+}
+"""The variables that hold the key of a kind of server; the first that are set count."""
+
+_OPENAI = "https://api.openai.com/v1"
+
+
+class Servers(msgspec.Struct, frozen=True):
+    """Where the calls of a run go. ``context`` and ``slots`` are known for embedded servers.
+
+    ``keys`` is where newer keys come from, None where the key does not change; ``bedrock`` is how
+    Bedrock is reached. ``select`` says which endpoints of a hostfile they are; None: all.
+    """
+
+    endpoints: list[Endpoint]
+    kind: str
+    simulated: bool = False
+    context: int | None = None
+    slots: int | None = None
+    keys: KeySource | None = None
+    bedrock: BedrockConfig | None = None
+    select: Mapping[str, Json] | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether these are engines of the user's own, or servers that may be such."""
+        return self.kind in OWN_KINDS or self.kind == "compatible"
+
+
+async def open_servers(
+    job: Job,
+    env: Mapping[str, str],
+    stack: AsyncExitStack,
+    *,
+    log_file: Path,
+    notice: Callable[[str], None],
+    run_commands: bool = True,
+) -> Servers:
+    """The servers that ``job`` names; embedded ones are started, and stop with ``stack``.
+
+    Without ``run_commands`` no ``api_key_command`` is run.
+
+    Raises:
+        UsageError: a key is missing, or the backend is not one that can be spoken to.
+        MissingPackage: the embedded server's package is not installed.
+        HostfileError: a line of the hostfile is wrong.
+    """
+    ref = job.backend
+    if job.hostfile is not None:
+        return hostfile_servers(job.hostfile.path, ref, env, notice, run_commands=run_commands)
+    if ref is None:
+        raise UsageError(
+            "the job names no backend", hint="write backend: vllm://HOST:PORT, or local"
+        )
+    if ref.kind == "local":
+        return await _start_local(ref, stack, log_file, notice)
+    if ref.kind == "sim" and ref.base is None:
+        return await _start_sim(ref, stack, notice)
+    return plain_servers(job, ref, env, notice, run_commands=run_commands)
+
+
+def plain_servers(
+    job: Job,
+    ref: BackendRef,
+    env: Mapping[str, str],
+    notice: Callable[[str], None] = lambda _: None,
+    *,
+    run_commands: bool = True,
+) -> Servers:
+    """The one server at the address of ``ref``, which nothing has to be started for.
+
+    Raises:
+        UsageError: a key or the model is missing, or the address.
+    """
+    check_model(job, ref)
+    key = api_key(ref, env, run_commands=run_commands)
+    if ref.kind == "bedrock":
+        endpoint, reached = bedrock_endpoint(ref, env, key), bedrock_config(job, ref, env)
+        return Servers([endpoint], ref.kind, keys=_keys(ref, key, notice), bedrock=reached)
+    return Servers(
+        [endpoint_of(ref, env, key)],
+        ref.kind,
+        simulated=ref.kind == "sim",
+        keys=_keys(ref, key, notice),
+    )
+
+
+def _keys(
+    ref: BackendRef | None, key: str | None, notice: Callable[[str], None]
+) -> KeySource | None:
+    """Where a newer key comes from once this one is refused."""
+    if ref is None or not ref.api_key_command or not key:
+        return None
+    command = ref.api_key_command
+    return KeySource(key, lambda: run_key_command(command), notice)
+
+
+def hostfile_servers(
+    path: Path,
+    ref: BackendRef | None,
+    env: Mapping[str, str],
+    notice: Callable[[str], None] = lambda _: None,
+    *,
+    run_commands: bool = True,
+) -> Servers:
+    """The endpoints of a hostfile: engines of the user's own, reached without any proxy.
+
+    Headers and key of ``ref`` hold for all; a line's ``api_key_env`` goes before it.
+    """
+    key = _fleet_key(ref, env, run_commands=run_commands)
+    endpoints = host_endpoints(read_hostfile(path), path, ref, env, key, run_commands=run_commands)
+    kind = ref.kind if ref and ref.kind in OWN_KINDS else "vllm"
+    return Servers(endpoints, kind, keys=_keys(ref, key, notice))
+
+
+def _fleet_key(ref: BackendRef | None, env: Mapping[str, str], *, run_commands: bool) -> str | None:
+    if ref is None:
+        return key_in(env, "VLLM_API_KEY")
+    return api_key(ref, env, run_commands=run_commands)
+
+
+def host_endpoints(
+    hosts: Sequence[Host],
+    path: Path,
+    ref: BackendRef | None,
+    env: Mapping[str, str],
+    key: str | None = None,
+    *,
+    run_commands: bool = True,
+) -> list[Endpoint]:
+    """The endpoints of ``hosts``, which were read from ``path``; see :func:`hostfile_servers`.
+
+    ``key`` is the fleet's, where it is known already.
+    """
+    key = key or _fleet_key(ref, env, run_commands=run_commands)
+    endpoints = []
+    for host in hosts:
+        headers = {"Content-Type": "application/json", **(ref.all_headers if ref else {})}
+        named = host.tags.get("api_key_env")
+        own_key = None if named is None else key_in(env, named)
+        if named is not None and own_key is None:
+            raise HostfileError(
+                f"the environment variable {named} is not set", at=Position(path, host.line)
+            )
+        used = own_key or key
+        if used:
+            headers.setdefault("Authorization", f"Bearer {used}")
+        endpoints.append(
+            Endpoint(
+                host.name,
+                host.url,
+                headers=headers,
+                query=dict(ref.all_query) if ref else {},
+                ca_file=str(ref.ca_file.path) if ref and ref.ca_file else None,
+                account=host.name,
+                own=True,
+                tags=host.tags,
+            )
+        )
+    return endpoints
+
+
+def endpoint_of(ref: BackendRef, env: Mapping[str, str], key: str | None) -> Endpoint:
+    """The one address of ``ref``, with its ``key`` and its proxy decided."""
+    if ref.kind == "anthropic":
+        base, headers = anthropic_base(ref, env), anthropic_headers(ref, env, key)
+    else:
+        base = _base_of(ref, env)
+        headers = {"Content-Type": "application/json", **ref.all_headers}
+        if key and not any(name.lower() == "authorization" for name in headers):
+            headers["Authorization"] = f"Bearer {key}"
+    own = ref.kind in OWN_KINDS
+    if ref.proxy is not None:
+        proxy = None if ref.proxy == "none" else ref.proxy
+    else:
+        proxy = None if own else proxy_for(base, env)
+    return Endpoint(
+        name=host_of(base),
+        url=base,
+        headers=headers,
+        query=dict(ref.all_query),
+        proxy=proxy,
+        ca_file=str(ref.ca_file.path) if ref.ca_file else None,
+        account=urlsplit(base).netloc,
+        own=own,
+    )
+
+
+def _base_of(ref: BackendRef, env: Mapping[str, str]) -> str:
+    base = ref.base
+    if ref.kind == "openai" and base is None:
+        base = env.get("OPENAI_BASE_URL", "").rstrip("/") or _OPENAI
+    if base is None:
+        raise UsageError(
+            f"backend {ref.kind} needs an address",
+            hint=f"write backend: {ref.kind}://HOST:PORT, or give a hostfile",
+        )
+    return base if urlsplit(base).path.strip("/") else f"{base}/v1"
+
+
+def key_variables(ref: BackendRef | None, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables whose values :func:`api_key` and its kin would send to the servers of
+    ``ref``; None stands for a hostfile alone."""
+    if ref is not None and ref.api_key_env:
+        return (ref.api_key_env,)
+    if ref is not None and ref.api_key_command:
+        return ()
+    kind = ref.kind if ref is not None else "vllm"
+    for names in _USUAL_KEYS.get(kind, ()):
+        if any(env.get(name) for name in names):
+            return names
+    return ()
+
+
+def server_address(ref: BackendRef, env: Mapping[str, str]) -> str:
+    """Return ``host[:port]`` of the one server of ``ref``, or a name for one that bagent starts.
+
+    Raises:
+        UsageError: it has no address.
+    """
+    if ref.base is None and ref.kind in ("local", "sim"):
+        return f"the {ref.kind} server of the run"
+    if ref.kind == "bedrock":
+        return host_of(bedrock_endpoint(ref, env, None).url)
+    return host_of(anthropic_base(ref, env) if ref.kind == "anthropic" else _base_of(ref, env))
+
+
+def api_key(ref: BackendRef, env: Mapping[str, str], *, run_commands: bool = True) -> str | None:
+    """The key that ``ref`` names, or its kind's usual one; None where none is needed.
+
+    A key is never sent to an address that it was not named for. Without ``run_commands`` the key
+    of an ``api_key_command`` is None too.
+    """
+    if ref.api_key_env:
+        value = key_in(env, ref.api_key_env)
+        if value is None:
+            raise UsageError(
+                f"the environment variable {ref.api_key_env} is not set",
+                hint=f"export {ref.api_key_env}=..., it holds the API key",
+            )
+        return value
+    if ref.api_key_command:
+        return run_key_command(ref.api_key_command) if run_commands else None
+    if ref.kind == "openai":
+        value = key_in(env, "OPENAI_API_KEY")
+        if value is None and not any(name.lower() == "authorization" for name in ref.all_headers):
+            raise UsageError(
+                "OPENAI_API_KEY is not set", hint="export OPENAI_API_KEY=..., or name api_key_env"
+            )
+        return value
+    if ref.kind == "vllm":
+        return key_in(env, "VLLM_API_KEY")
+    return None
+
+
+async def _start_local(
+    ref: BackendRef, stack: AsyncExitStack, log_file: Path, notice: Callable[[str], None]
+) -> Servers:
+    from bagent.backends.engines.local import local_config, start_local
+
+    file = ref.url.file.path if ref.url and ref.url.file else None
+    config = local_config(file, dict(ref.url.options) if ref.url else {}, log_file)
+    local = await stack.enter_async_context(start_local(config))
+    notice(f"started a local model: {local.model}, {local.parallel} at once")
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {local.api_key}"}
+    endpoint = Endpoint("local", local.url, headers=headers, account="local", own=True)
+    return Servers([endpoint], "local", context=local.context, slots=local.parallel)
+
+
+async def _start_sim(
+    ref: BackendRef, stack: AsyncExitStack, notice: Callable[[str], None]
+) -> Servers:
+    from bagent.sim import parse_sim_url, start_sim
+
+    given = ref.url.given if ref.url else "sim"
+    sim = await stack.enter_async_context(start_sim(parse_sim_url(given)))
+    notice(f"simulated engines answer, not a model: {len(sim.urls)} started in this process")
+    headers = {"Content-Type": "application/json"}
+    endpoints = [
+        Endpoint(urlsplit(url).netloc, url, headers=headers, account="sim", own=True)
+        for url in (f"{u}/v1" if not u.endswith("/v1") else u for u in sim.urls)
+    ]
+    return Servers(endpoints, "sim", simulated=True)
+
+
+def named_servers(
+    backend: str,
+    model: str | None,
+    env: Mapping[str, str],
+    notice: Callable[[str], None] = lambda _: None,
+) -> Servers:
+    """The server that ``--backend`` names; its key is in the endpoint's headers and nowhere else.
+
+    Args:
+        model: what ``--model`` names; hosted models need one.
+        env: the environment, which holds keys.
+
+    Raises:
+        UsageError: the name is wrong, a key or the model is missing, or it is a backend that runs
+            inside a command.
+    """
+    options = {"backend": backend, "model": model}
+    request = JobRequest(
+        text="prompt: none", options=options, env=env, cwd=Path.cwd(), needs_input=False
+    )
+    job = load_job(request)
+    ref = job.backend
+    if ref is None or (ref.kind in ("local", "sim") and ref.base is None):
+        raise UsageError(
+            f"--backend {backend}: it runs inside bagent run, there is nothing to reach",
+            hint="name a server, such as openai, anthropic or vllm://HOST:PORT",
+        )
+    return plain_servers(job, ref, env, notice)
+
+
+async def call_one(servers: Servers, model: str | None, seconds: float) -> Called:
+    """What is known of the server, proven by a request of one token, within ``seconds``.
+
+    Args:
+        model: what to ask for; None: what the server serves.
+    """
+    (endpoint,) = servers.endpoints
+    end = time.monotonic() + seconds
+    config = BackendConfig(keys=servers.keys, bedrock=servers.bedrock)
+    transport = Transport()
+    backend = make_backend(servers.kind, transport, config)
+    try:
+        known = await backend.probe(endpoint, seconds)
+        if isinstance(known, Failure):
+            return not_ready(endpoint, known)
+        load = None
+        # Hosted APIs are behind TLS, and tell nothing at other routes.
+        if servers.bedrock is None and (endpoint.own or endpoint.url.startswith("http://")):
+            seconds_left = min(LEARN_SECONDS, end - time.monotonic())
+            more = await learn_more(transport, endpoint, known, seconds_left)
+            known, load = more.capabilities, more.load
+        if not known.engine or known.engine == "unknown":
+            known = msgspec.structs.replace(known, engine=servers.kind)
+        wanted = model or (known.models[0] if len(known.models) == 1 else None)
+        proof = await Prover(backend).prove(endpoint, wanted, end - time.monotonic())
+        if isinstance(proof, Proof):
+            return Called(endpoint, "ready", model=wanted, known=known, load=load, proof=proof)
+        return msgspec.structs.replace(not_ready(endpoint, proof, known), model=wanted)
+    finally:
+        await backend.close()

@@ -1,0 +1,140 @@
+"""When a run should stop because going on would burn every row alike: pure counting."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+
+import msgspec
+
+from bagent.backends.request import Request, asked_model
+from bagent.types import PASSING_KINDS, Outcome
+
+ALIKE = 50
+"""So many rows in a row that fail with one lasting kind prove it."""
+
+MOST_OPEN = 5
+"""Rows sent before those that may still be open: refusals come sooner than answers do, so the rows
+that will be answered well have to be waited for."""
+
+CHECK_EVERY = 10
+
+JOB_KINDS = frozenset({"rejected", "auth"})
+"""Kinds that speak of the job where others were served well; the rest may be the rows' own."""
+
+EVERYWHERE = ""
+
+
+class _Streak(msgspec.Struct):
+    """Rows of one endpoint and model that failed alike, one after the other."""
+
+    kind: str = ""
+    numbers: list[int] = []
+    served: bool = False
+
+
+class EarlyFailures:
+    """Counts what servers answered, by endpoint and model, and over all endpoints by model.
+
+    Rows that no server answered, such as bad input, count neither for nor against; failures that
+    pass do not either.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._open: dict[Hashable, tuple[int, str | None]] = {}
+        self._streaks: dict[tuple[str, str | None], _Streak] = {}
+
+    def begin(self, row: Hashable, model: str | None) -> None:
+        """Take that a row is sent, asking for ``model``."""
+        self._open[row] = next(self._numbers), model
+
+    def outcome(self, outcome: Outcome, row: Hashable = None) -> str | None:
+        """Count the end of a row; returns what is wrong, None if nothing is."""
+        began = self._open.pop(row, None)
+        if outcome.endpoint is None or outcome.copied_from is not None:
+            return None
+        number, model = began or (next(self._numbers), None)
+        found = None
+        for endpoint in (EVERYWHERE, outcome.endpoint):
+            streak = self._streaks.setdefault((endpoint, model), _Streak())
+            found = found or self._count(streak, outcome, number, endpoint)
+        return found
+
+    def _count(self, streak: _Streak, outcome: Outcome, number: int, endpoint: str) -> str | None:
+        kind = outcome.error_kind or outcome.status
+        if not outcome.failed:
+            streak.served = True
+            streak.numbers.clear()
+            return None
+        if kind in PASSING_KINDS or (streak.served and kind not in JOB_KINDS):
+            return None
+        if kind != streak.kind:
+            streak.kind = kind
+            streak.numbers.clear()
+        streak.numbers.append(number)
+        count = len(streak.numbers)
+        if count < ALIKE or (count - ALIKE) % CHECK_EVERY or not self._decided(streak.numbers):
+            return None
+        who = endpoint or "servers"
+        which = f"the last {count} rows that {who} answered" if streak.served else f"all {count}"
+        which += "" if streak.served else f" rows that {who} answered so far"
+        return f"{which} failed alike ({kind}): {outcome.error}"
+
+    def _decided(self, numbers: list[int]) -> bool:
+        """Whether hardly a row is open that was sent before the first of these."""
+        limit = sorted(numbers)[ALIKE - 1]
+        still_open = (number for number, _ in self._open.values())
+        earlier = itertools.takewhile(lambda number: number < limit, still_open)
+        return sum(1 for _ in itertools.islice(earlier, MOST_OPEN + 1)) <= MOST_OPEN
+
+
+class StopAdvice(msgspec.Struct, frozen=True):
+    """Why to stop, for people, and what they should do first."""
+
+    reason: str
+    hint: str
+
+
+class Guards:
+    """Watches outcomes; ``outcome`` returns advice once a limit is passed.
+
+    Args:
+        canary: whether to stop when servers refuse row after row with the same lasting kind.
+        stop_after: stop after so many failed rows; None for never.
+    """
+
+    def __init__(self, *, canary: bool, stop_after: int | None) -> None:
+        self._early = EarlyFailures() if canary else None
+        self._stop_after = stop_after
+        self._done = 0
+        self._failed = 0
+
+    def begin(self, row: Hashable, request: Request) -> None:
+        """Take that a row is sent with its first request."""
+        if self._early is not None:
+            self._early.begin(row, asked_model(request))
+
+    def outcome(self, outcome: Outcome, row: Hashable = None) -> StopAdvice | None:
+        """Count one finished row; ``row`` is what :meth:`begin` was given."""
+        self._done += 1
+        kind = outcome.error_kind
+        if outcome.failed:
+            self._failed += 1
+        if kind == "budget":
+            return StopAdvice(
+                f"the account can not pay: {outcome.error}", "raise the quota or change the key"
+            )
+        if self._stop_after is not None and self._failed >= self._stop_after:
+            return StopAdvice(
+                f"{self._failed} rows failed (limits.stop_after_failures);"
+                f" the last: {outcome.error}",
+                "look at the failures, then raise the limit or mend the cause",
+            )
+        wrong = None if self._early is None else self._early.outcome(outcome, row)
+        if wrong is None:
+            return None
+        counts = f"{self._done - self._failed} rows ok, {self._failed} not ok in this start"
+        return StopAdvice(
+            f"{wrong}; {counts}", "mend the cause, or let the run go on with --no-canary"
+        )

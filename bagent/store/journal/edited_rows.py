@@ -1,0 +1,294 @@
+"""Which earlier outcomes count no more, since the input was edited between two starts.
+
+A row is known by its key, which changes with its text. So the outcome of a row as it was before
+stays in the journal under its old key, and has to be taken back: by the new outcome of the row
+that has its place and id now, or, where it was none to be proud of, by its absence.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate, compress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from bagent.store.journal.codec import VOID_CODE, salt_of, unit_of
+from bagent.store.journal.segment_index import SegmentIndex
+from bagent.store.journal.segments import read_line
+from bagent.store.journal.supersession import voided
+from bagent.types import Json, Outcome
+
+_ORDINAL_BITS = 24
+_ORDINALS = (1 << _ORDINAL_BITS) - 1
+_MOST_ROWS = 1 << 38
+_MOST_LOADED = 16
+"""So many segments' columns are kept, some 2 MB each."""
+
+_MOST_IN_SET = 1 << 18
+"""So many numbers are looked up in a set, which is faster than a search."""
+
+_WINDOW = 1 << 22
+"""Rows that are looked at together."""
+
+
+class _Named(msgspec.Struct):
+    key: str
+    source: str
+    id: Json = None
+    finished_at: float | None = None
+
+
+_decode = msgspec.json.Decoder(_Named).decode
+
+
+def _named(path: Path, offset: int) -> _Named:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _decode(read_line(descriptor, offset))
+    finally:
+        os.close(descriptor)
+
+
+class _Rows:
+    """The rows of one segment, sorted, and what is needed to tell their lines apart."""
+
+    def __init__(self, index: SegmentIndex) -> None:
+        self.path = index.segment.path
+        self.stages = index.column("stages")
+        self.answers = index.column("answers")
+        self.units = index.column("units")
+        self.codes = index.column("codes")
+        self.offsets = index.column("offsets")
+        rows = enumerate(index.column("rows"))
+        self._keys = array(
+            "Q", sorted(row << _ORDINAL_BITS | n for n, row in rows if 0 <= row < _MOST_ROWS)
+        )
+
+    def lines_of(self, row: int) -> Iterator[int]:
+        """The ordinals of the lines of a row."""
+        at = bisect_left(self._keys, row << _ORDINAL_BITS)
+        while at < len(self._keys) and self._keys[at] >> _ORDINAL_BITS == row:
+            yield self._keys[at] & _ORDINALS
+            at += 1
+
+    def name(self, ordinal: int) -> _Named:
+        """What a line says of its row.
+
+        Raises:
+            OSError, msgspec.DecodeError: it cannot be read.
+        """
+        return _named(self.path, self.offsets[ordinal])
+
+
+class EditedRows:
+    """Finds the outcomes of earlier starts that a new one replaces.
+
+    That are those of the same stage, number of row and answer, id and source whose key is another
+    one: the row as it was before it was edited. Rows known by their content alone are left.
+
+    Args:
+        indexes: the segments as they are before this start writes.
+    """
+
+    def __init__(self, indexes: Sequence[SegmentIndex]) -> None:
+        self._indexes = indexes
+        by_stage: dict[str, list[tuple[int, int, int]]] = {}
+        for place, index in enumerate(indexes):
+            for name, (low, high, count) in zip(index.stage_names, index.ranges(), strict=False):
+                if count:
+                    by_stage.setdefault(name, []).append((low, high, place))
+        self._by_stage = {name: _Ranges(found) for name, found in by_stage.items()}
+        self._loaded: dict[int, _Rows] = {}
+
+    def before(self, outcome: Outcome) -> list[int]:
+        """The units that ``outcome`` replaces; mostly none, found out without a look at lines."""
+        ranges = self._by_stage.get(outcome.stage)
+        if ranges is None or outcome.row > ranges.highest:
+            return []
+        if outcome.id is None or outcome.id == outcome.key:
+            return []
+        unit = unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
+        found: list[int] = []
+        for place in ranges.around(outcome.row):
+            # What cannot be read any more takes nothing from the new outcome: both stay.
+            with suppress(OSError, EOFError, msgspec.DecodeError):
+                found.extend(self._in_segment(place, outcome, unit))
+        return found
+
+    def _in_segment(self, place: int, outcome: Outcome, unit: int) -> Iterator[int]:
+        rows = self._rows(place)
+        names = self._indexes[place].stage_names
+        for ordinal in rows.lines_of(outcome.row):
+            if rows.units[ordinal] == unit or rows.codes[ordinal] == VOID_CODE:
+                continue
+            if rows.answers[ordinal] != outcome.answer:
+                continue
+            if names[rows.stages[ordinal]] != outcome.stage:
+                continue
+            name = rows.name(ordinal)
+            if name.source == outcome.source and _same(name.id, outcome.id):
+                yield rows.units[ordinal]
+
+    def _rows(self, place: int) -> _Rows:
+        rows = self._loaded.pop(place, None)
+        if rows is None:
+            rows = _Rows(self._indexes[place])
+            if len(self._loaded) >= _MOST_LOADED:
+                del self._loaded[next(iter(self._loaded))]
+        self._loaded[place] = rows
+        return rows
+
+
+class Line(NamedTuple):
+    """A line of a segment (its ``ordinal``-th sound one), and the unit it is of."""
+
+    unit: int
+    held_by: SegmentIndex
+    ordinal: int
+
+
+def replaced(indexes: list[SegmentIndex], stage: str) -> Iterator[Line]:
+    """The lines that :class:`EditedRows` would have found, had each part seen those of all.
+
+    Of the lines of one row, answer, id and source with several keys only the newest counts. Each
+    line's numbers are looked at; only lines of rows that stand twice are read.
+
+    Args:
+        indexes: the segments of all parts, in their order.
+        stage: of which lines.
+
+    Memory: 8 bytes for each of :data:`_WINDOW` rows.
+    """
+    void = voided(indexes)
+    there = [
+        (index, index.stage_names.index(stage), void.get(place))
+        for place, index in enumerate(indexes)
+        if stage in index.stage_names
+    ]
+    highest = max((index.ranges()[number][1] for index, number, _ in there), default=-1)
+    for low in range(0, highest + 1, _WINDOW):
+        window = range(low, low + _WINDOW)
+        twice = _twice(there, stage, window)
+        rows: dict[tuple[int, int], list[Line]] = {}
+        for index, number, gone in there if twice else ():
+            lines = enumerate(zip(*_columns(index), _kept(index, number, gone), strict=True))
+            for ordinal, (row, answer, unit, kept) in lines:
+                if kept and row in twice:
+                    rows.setdefault((row, answer), []).append(Line(unit, index, ordinal))
+        for found in rows.values():
+            yield from _older(found)
+
+
+_Part = tuple[SegmentIndex, int, bytearray | None]
+"""A segment, the number of the stage in it, and which of its lines were taken back."""
+
+
+def _columns(index: SegmentIndex) -> list[Sequence[int]]:
+    return [index.column(name) for name in ("rows", "answers", "units")]
+
+
+def _kept(index: SegmentIndex, number: int, gone: bytearray | None) -> Sequence[bool]:
+    """Which lines are of the stage and were not taken back."""
+    stages = index.column("stages")
+    return [
+        one == number and not out
+        for one, out in zip(stages, gone or bytes(len(index)), strict=True)
+    ]
+
+
+def _twice(there: Sequence[_Part], stage: str, window: range) -> set[int]:
+    """The rows of the window that have lines with several keys."""
+    low, high = window.start, window.stop
+    keys = array("Q", bytes(8 * len(window)))
+    salts: dict[int, int] = {}
+    found: set[int] = set()
+    for index, number, gone in there:
+        lines: Iterable[tuple[int, int, int]] = zip(*_columns(index), strict=True)
+        if gone or len(index.stage_names) > 1:
+            lines = compress(lines, _kept(index, number, gone))
+        for row, answer, unit in lines:
+            if not low <= row < high:
+                continue
+            salt = salts.get(answer)
+            if salt is None:
+                salt = salts[answer] = salt_of(stage, answer)
+            key, at = unit ^ salt, row - low
+            if keys[at] != key:
+                if keys[at]:
+                    found.add(row)
+                keys[at] = key
+    return found
+
+
+def _older(lines: Sequence[Line]) -> Iterator[Line]:
+    """Of the lines of one row those that a newer one with another unit replaces."""
+    newest: dict[tuple[str, bytes], tuple[float, int]] = {}
+    known: list[tuple[tuple[str, bytes], int, Line]] = []
+    for line in lines:
+        with suppress(OSError, EOFError, msgspec.DecodeError):
+            named = _named(line.held_by.segment.path, line.held_by.column("offsets")[line.ordinal])
+            if named.id is None or named.id == named.key:
+                continue
+            name = named.source, msgspec.json.encode(named.id)
+            at = named.finished_at or 0.0, line.unit
+            newest[name] = max(newest.get(name, at), at)
+            known.append((name, line.unit, line))
+    return (line for name, unit, line in known if unit != newest[name][1])
+
+
+class _Ranges:
+    """Ranges of rows, (lowest, highest, place), to be asked which of them a row is in."""
+
+    def __init__(self, ranges: list[tuple[int, int, int]]) -> None:
+        self._ranges = sorted(ranges)
+        self._lows = [low for low, _, _ in self._ranges]
+        self._upto = list(accumulate((high for _, high, _ in self._ranges), max))
+        self.highest = self._upto[-1]
+
+    def around(self, row: int) -> Iterator[int]:
+        """The places of the ranges that hold the row."""
+        at = bisect_right(self._lows, row) - 1
+        while at >= 0 and self._upto[at] >= row:
+            _, high, place = self._ranges[at]
+            if high >= row:
+                yield place
+            at -= 1
+
+
+def _same(one: Json, other: Json) -> bool:
+    """Whether two ids are the same as typed: 1 is neither "1" nor true."""
+    return type(one) is type(other) and one == other
+
+
+class Missing:
+    """Units that failed: which of them were met in the input.
+
+    Args:
+        units: they, in any order.
+
+    Memory: 9 bytes each, and a set of them where they are few.
+    """
+
+    def __init__(self, units: Iterable[int]) -> None:
+        self._units = array("Q", sorted(units))
+        self._met = bytearray(len(self._units))
+        few = len(self._units) <= _MOST_IN_SET
+        self._set: Container[int] | None = frozenset(self._units) if few else None
+
+    def meet(self, unit: int) -> None:
+        """A row of the input has this unit; it may be none of them."""
+        if self._set is not None and unit not in self._set:
+            return
+        at = bisect_left(self._units, unit)
+        if at < len(self._units) and self._units[at] == unit:
+            self._met[at] = 1
+
+    def left(self) -> Iterator[int]:
+        """Those that were not met."""
+        return (unit for unit, met in zip(self._units, self._met, strict=True) if not met)

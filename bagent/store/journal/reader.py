@@ -1,0 +1,472 @@
+"""The current outcome of every unit, as places in a journal: in order of writing, or of the input.
+
+Of the lines of one unit, the first ok line is its current outcome; without one, the last line.
+All is found on the narrow columns of the index; the text of a line is read once, when it is due.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress, islice, pairwise
+from operator import add
+from pathlib import Path
+from typing import NamedTuple
+
+from bagent.store.journal.codec import decode_outcome, salt_of
+from bagent.store.journal.done_index import DoneIndex, HashMap, open_indexes
+from bagent.store.journal.segment_index import SegmentIndex
+from bagent.store.journal.segments import Report, locate, part_order, place_of, read_line
+from bagent.store.journal.supersession import losers
+from bagent.types import Outcome
+
+_WINDOW_LINES = 32768
+BLOCK_LINES = 256
+_BLOCK_BYTES = 8 * 1024 * 1024
+_NEAR_BYTES = 65536
+_ORDINAL_BITS = 24
+_ORDINALS = (1 << _ORDINAL_BITS) - 1
+_MOST_ROWS = 1 << 38
+_FLIPPED = bytes([1, 0]) + bytes(254)
+
+
+class Place(NamedTuple):
+    """Where a line is, and what it is: ``code`` as in ``code_of``."""
+
+    row: int
+    answer: int
+    segment: int
+    offset: int
+    length: int
+    code: int
+
+
+class Block(NamedTuple):
+    """Some lines in order: their rows, their codes, and their bytes with newline.
+
+    The bytes of a line that cannot be read are empty or cut off. Views are of a part of what was
+    read at once: to copy each line costs as much as reading it.
+    """
+
+    rows: list[int]
+    codes: bytes
+    texts: list[bytes | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which current outcomes are wanted.
+
+    ``stages`` are stage names, ``codes`` are codes, ``has`` tells whether a unit is wanted; None
+    means all.
+    """
+
+    stages: frozenset[str] | None = None
+    codes: frozenset[int] | None = None
+    has: Callable[[int], bool] | None = None
+
+
+class CurrentLines:
+    """The current outcomes in a run directory, as its journal is when this is made.
+
+    Args:
+        run_dir: the run directory.
+        report: told about broken lines.
+        save: write missing index files of sealed segments.
+    """
+
+    def __init__(self, run_dir: Path, report: Report, *, save: bool = False) -> None:
+        self.indexes = open_indexes(run_dir, report, save=save)
+        self.parts = sorted({i.segment.part for i in self.indexes}, key=part_order)
+        self._descriptors: dict[int, int] = {}
+        self._superseded: dict[int, bytearray] | None = None
+
+    @property
+    def lines(self) -> int:
+        """How many sound lines there are, superseded ones too."""
+        return sum(map(len, self.indexes))
+
+    @property
+    def broken(self) -> int:
+        """How many broken lines were left out."""
+        return sum(index.broken for index in self.indexes)
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest line."""
+        return max((max(i.column("lengths"), default=0) for i in self.indexes), default=0)
+
+    @property
+    def mean(self) -> int:
+        """Bytes of a line in the mean."""
+        return sum(sum(i.column("lengths")) for i in self.indexes) // max(1, self.lines)
+
+    def stages(self) -> list[str]:
+        """The stages in order of their first line."""
+        return list(dict.fromkeys(name for i in self.indexes for name in i.stage_names))
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """For each stage how many current outcomes are ok, and how many are not."""
+        found = {name: [0, 0] for name in self.stages()}
+        for segment, index in enumerate(self.indexes):
+            bad = bytes(map(bool, index.column("codes")))
+            pairs: Iterable[tuple[int, int]] = zip(index.column("stages"), bad, strict=True)
+            lost = self.superseded().get(segment)
+            if lost is not None:
+                pairs = compress(pairs, lost.translate(_FLIPPED))
+            for (stage, is_bad), count in Counter(pairs).items():
+                found[index.stage_names[stage]][is_bad] += count
+        return {name: (ok, not_ok) for name, (ok, not_ok) in found.items()}
+
+    def superseded(self) -> dict[int, bytearray]:
+        """For segments (by place in ``indexes``) one byte a line: 1 where it does not count."""
+        if self._superseded is None:
+            self._superseded = {}
+            for loser in losers(self.indexes):
+                segment = loser >> 32
+                if segment not in self._superseded:
+                    self._superseded[segment] = bytearray(len(self.indexes[segment]))
+                self._superseded[segment][loser & 0xFFFFFFFF] = 1
+        return self._superseded
+
+    def written(self, selection: Selection | None = None) -> Iterator[Place]:
+        """The current lines in the order in which they were written."""
+        for segment, index in enumerate(self.indexes):
+            wanted = self._wanted(segment, selection or Selection())
+            names = ("rows", "answers", "offsets", "lengths", "codes")
+            columns = [index.column(name) for name in names]
+            for ordinal, (row, answer, offset, length, code) in enumerate(
+                zip(*columns, strict=True)
+            ):
+                if wanted is None or wanted[ordinal]:
+                    yield Place(row, answer, segment, offset, length, code)
+
+    def ordered(self, selection: Selection | None = None) -> Iterator[Place]:
+        """The current lines by stage (in order of their first line), row, and answer.
+
+        Memory: about 12 bytes for each line of the segments whose rows overlap, and one window
+        of some ten thousand lines.
+        """
+        selection = selection or Selection()
+        for stage in self.stages():
+            if selection.stages is None or stage in selection.stages:
+                yield from self._ordered_stage(stage, selection)
+
+    def _wanted(self, segment: int, selection: Selection) -> bytearray | None:
+        """One byte a line, 1 where it is current and selected; None means all are."""
+        index = self.indexes[segment]
+        lost = self.superseded().get(segment)
+        every = selection.stages is None or selection.stages.issuperset(index.stage_names)
+        if lost is None and every and selection.codes is None and selection.has is None:
+            return None
+        wanted = (lost or bytearray(len(index))).translate(_FLIPPED)
+        if selection.codes is not None:
+            for ordinal, code in enumerate(index.column("codes")):
+                if code not in selection.codes:
+                    wanted[ordinal] = 0
+        if selection.has is not None:
+            for ordinal, unit in enumerate(index.column("units")):
+                if not selection.has(unit):
+                    wanted[ordinal] = 0
+        if selection.stages is not None and not every:
+            numbers = {n for n, s in enumerate(index.stage_names) if s in selection.stages}
+            for ordinal, stage in enumerate(index.column("stages")):
+                if stage not in numbers:
+                    wanted[ordinal] = 0
+        return wanted
+
+    def _ordered_stage(self, stage: str, selection: Selection) -> Iterator[Place]:
+        for near, low, upto in self._windows(stage, selection):
+            places = [place for run in near for place in run.places(low, upto)]
+            places.sort()
+            yield from places
+
+    def _windows(self, stage: str, selection: Selection) -> Iterator[tuple[list[_Run], int, int]]:
+        """Ascending ranges of rows of at most some ten thousand lines, with the runs they cut."""
+        runs = []
+        for segment, index in enumerate(self.indexes):
+            if stage in index.stage_names:
+                low, high, count = index.ranges()[index.stage_names.index(stage)]
+                runs.append(_Run(segment, _clamped(low), _clamped(high), count))
+        if not runs:
+            return
+        low, high = min(r.low for r in runs), max(r.high for r in runs) + 1
+        width = max(1, (high - low) * _WINDOW_LINES // sum(r.count for r in runs))
+        narrow = Selection(frozenset({stage}), selection.codes, selection.has)
+        while low < high:
+            upto = min(low + width, high)
+            near = [run for run in runs if run.low < upto and run.high >= low]
+            for run in near:
+                if run.keys is None:
+                    run.load(self.indexes[run.segment], self._wanted(run.segment, narrow))
+            while upto - low > 1 and sum(run.count_in(low, upto) for run in near) > _WINDOW_LINES:
+                upto = low + (upto - low) // 2
+            yield near, low, upto
+            low = upto
+            for run in near:
+                if run.high < low:
+                    run.drop()
+
+    def blocks(self) -> Iterator[Block]:
+        """All current lines in the order of :meth:`ordered`, some hundred at a time."""
+        for stage in self.stages():
+            for near, low, upto in self._windows(stage, Selection()):
+                ends = {run.low for run in near} | {run.high + 1 for run in near}
+                cuts = [low, *sorted(end for end in ends if low < end < upto), upto]
+                for begin, end in pairwise(cuts):
+                    yield from self._blocks_of(near, begin, end)
+
+    def _blocks_of(self, near: list[_Run], low: int, upto: int) -> Iterator[Block]:
+        """The lines with a row from ``low`` to below ``upto``; quickest where one run has them."""
+        live = [run for run in near if run.count_in(low, upto)]
+        if len(live) == 1 and not live[0].answered:
+            run = live[0]
+            for rows, offsets, lengths, codes in run.plain(low, upto):
+                for some in slices(lengths):
+                    texts = self._texts_of(run.segment, offsets[some], lengths[some])
+                    yield Block(rows[some], codes[some], texts)
+            return
+        places = [place for run in live for place in run.places(low, upto)]
+        places.sort()
+        for start in range(0, len(places), BLOCK_LINES):
+            block = places[start : start + BLOCK_LINES]
+            for part in slices([place.length for place in block]):
+                lines = block[part]
+                codes = bytes([place.code for place in lines])
+                yield Block([p.row for p in lines], codes, [text for _, text in self.texts(lines)])
+
+    def _texts_of(
+        self, segment: int, offsets: list[int], lengths: list[int]
+    ) -> list[bytes | memoryview]:
+        """Lines of one segment, each with its newline."""
+        low = min(offsets)
+        size = max(map(add, offsets, lengths)) - low
+        descriptor = self._descriptor(segment)
+        # An index file that came with a run directory may name any length.
+        most = self.indexes[segment].covered
+        if size <= max(2 * sum(lengths), _NEAR_BYTES):
+            data = os.pread(descriptor, min(size, most), low)
+            if len(data) == size:
+                view = memoryview(data)
+                return [view[o - low : o - low + n] for o, n in zip(offsets, lengths, strict=True)]
+        return [
+            os.pread(descriptor, min(n, most), o) for o, n in zip(offsets, lengths, strict=True)
+        ]
+
+    def read(self, place: Place) -> bytes:
+        """The line at a place, without its newline; empty where it cannot be read."""
+        most = self.indexes[place.segment].covered
+        data = os.pread(self._descriptor(place.segment), min(place.length - 1, most), place.offset)
+        return data if len(data) == place.length - 1 else b""
+
+    def texts(self, places: Iterable[Place]) -> Iterator[tuple[Place, bytes]]:
+        """Each place with its line and newline, in the order given; empty where it cannot be read.
+
+        Lines that lie near each other are read in one piece of at most 8 MiB.
+        """
+        left = iter(places)
+        while some := list(islice(left, BLOCK_LINES)):
+            blocks = self._blocks(some)
+            for place in some:
+                block = blocks.get(place.segment)
+                if block is None:
+                    line = self.read(place)
+                    yield place, line + b"\n" if line else line
+                else:
+                    start = place.offset - block[0]
+                    yield place, block[1][start : start + place.length]
+
+    def _blocks(self, places: list[Place]) -> dict[int, tuple[int, bytes]]:
+        """For segments whose lines lie near each other: an offset and the bytes from there."""
+        bounds: dict[int, tuple[int, int, int]] = {}
+        for _, _, segment, offset, length, _ in places:
+            low, high, wanted = bounds.get(segment, (offset, 0, 0))
+            bounds[segment] = (min(low, offset), max(high, offset + length), wanted + length)
+        blocks = {}
+        for segment, (low, high, wanted) in bounds.items():
+            if high - low <= min(2 * wanted, _BLOCK_BYTES):
+                data = os.pread(self._descriptor(segment), high - low, low)
+                if len(data) == high - low:
+                    blocks[segment] = (low, data)
+        return blocks
+
+    def location(self, place: Place) -> int:
+        """The location of a place, for :meth:`read_at` and to be kept in one integer."""
+        segment = self.indexes[place.segment].segment
+        return locate(self.parts.index(segment.part), segment.number, place.offset)
+
+    def read_at(self, location: int) -> bytes:
+        """The line at a location, without its newline."""
+        part, number, offset = place_of(location)
+        for place, index in enumerate(self.indexes):
+            if index.segment.number == number and index.segment.part == self.parts[part]:
+                return read_line(self._descriptor(place), offset)
+        raise LookupError(f"no segment {number} of part {part}")
+
+    def _descriptor(self, segment: int) -> int:
+        descriptor = self._descriptors.pop(segment, -1)
+        if descriptor < 0:
+            if len(self._descriptors) >= 64:
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            path = self.indexes[segment].segment.path
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptors[segment] = descriptor
+        return descriptor
+
+    def close(self) -> None:
+        """Close the segments."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def __enter__(self) -> CurrentLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Run:
+    """The wanted lines of one segment and stage, sorted by row; loaded only while needed."""
+
+    def __init__(self, segment: int, low: int, high: int, count: int) -> None:
+        self.segment = segment
+        self.low = low
+        self.high = high
+        self.count = count
+        self.keys: array[int] | None = None
+        self.answered = False
+        self._columns: list[array[int]] = []
+
+    def load(self, index: SegmentIndex, wanted: bytearray | None) -> None:
+        """Read the columns and sort the wanted lines by row."""
+        rows = index.column("rows")
+        if self.low > -_MOST_ROWS and self.high < _MOST_ROWS and wanted is None:
+            keys = [row << _ORDINAL_BITS | ordinal for ordinal, row in enumerate(rows)]
+        else:
+            flags: bytearray | bytes = b"\1" * len(rows) if wanted is None else wanted
+            keys = [
+                _clamped(row) << _ORDINAL_BITS | ordinal
+                for ordinal, (row, flag) in enumerate(zip(rows, flags, strict=True))
+                if flag
+            ]
+        keys.sort()
+        self.keys = array("q", keys)
+        names = ("rows", "answers", "offsets", "lengths", "codes")
+        self._columns = [index.column(name) for name in names]
+        self.answered = self._columns[1].count(0) < len(rows)
+
+    def drop(self) -> None:
+        """Forget the columns: no window reaches back."""
+        self.keys = array("q")
+        self._columns = []
+
+    def count_in(self, low: int, high: int) -> int:
+        """How many wanted lines have a row from ``low`` to below ``high``."""
+        keys = self.keys or array("q")
+        return bisect_left(keys, high << _ORDINAL_BITS) - bisect_left(keys, low << _ORDINAL_BITS)
+
+    def places(self, low: int, high: int) -> Iterator[Place]:
+        """The wanted lines with a row from ``low`` to below ``high``."""
+        keys = self.keys or array("q")
+        first = bisect_left(keys, low << _ORDINAL_BITS)
+        last = bisect_left(keys, high << _ORDINAL_BITS, first)
+        if first == last:
+            return
+        rows, answers, offsets, lengths, codes = self._columns
+        segment = self.segment
+        for key in keys[first:last]:
+            n = key & _ORDINALS
+            yield Place(rows[n], answers[n], segment, offsets[n], lengths[n], codes[n])
+
+    def plain(self, low: int, high: int) -> Iterator[tuple[list[int], list[int], list[int], bytes]]:
+        """Rows, offsets, lengths and codes of such lines, where all are first answers."""
+        keys = self.keys or array("q")
+        first = bisect_left(keys, low << _ORDINAL_BITS)
+        last = bisect_left(keys, high << _ORDINAL_BITS, first)
+        rows, _, offsets, lengths, codes = self._columns
+        for start in range(first, last, BLOCK_LINES):
+            some = [key & _ORDINALS for key in keys[start : min(start + BLOCK_LINES, last)]]
+            yield (
+                [rows[n] for n in some],
+                [offsets[n] for n in some],
+                [lengths[n] for n in some],
+                bytes([codes[n] for n in some]),
+            )
+
+
+def slices(lengths: Sequence[int], most: int = _BLOCK_BYTES) -> Iterator[slice]:
+    """Consecutive slices of lines of these lengths, each of at most so many bytes or one line."""
+    if sum(lengths) <= most:
+        yield slice(0, len(lengths))
+        return
+    start = size = 0
+    for end, length in enumerate(lengths):
+        if end > start and size + length > most:
+            yield slice(start, end)
+            start, size = end, 0
+        size += length
+    yield slice(start, len(lengths))
+
+
+def _clamped(row: int) -> int:
+    """Row numbers beyond 2^38 are sorted as equal."""
+    return max(-_MOST_ROWS, min(row, _MOST_ROWS))
+
+
+class EarlierOutcomes:
+    """Finds the current outcome of each finished unit of a journal as it is when this is made.
+
+    Memory: 32 bytes a line.
+
+    Args:
+        run_dir: the run directory.
+        done: which units are finished.
+        report: told about broken lines.
+    """
+
+    def __init__(self, run_dir: Path, done: DoneIndex, report: Report) -> None:
+        self._lines = CurrentLines(run_dir, report)
+        self._places = HashMap(self._lines.lines)
+        superseded = self._lines.superseded()
+        for number, index in enumerate(self._lines.indexes):
+            segment = index.segment
+            base = locate(self._lines.parts.index(segment.part), segment.number, 0)
+            lost = superseded.get(number)
+            units, offsets = index.column("units"), index.column("offsets")
+            for ordinal, (unit, offset) in enumerate(zip(units, offsets, strict=True)):
+                if (lost is None or not lost[ordinal]) and done.has(unit):
+                    self._places.add(unit, base | offset)
+
+    def find(self, unit: int) -> int | None:
+        """The place of a finished unit's outcome, None where it is not finished."""
+        return self._places.find(unit)
+
+    def keys_of(self, stage: str) -> Iterator[int]:
+        """The row keys of all current outcomes of a stage with one answer a row, good or bad."""
+        salt = salt_of(stage, 0)
+        superseded = self._lines.superseded()
+        for number, index in enumerate(self._lines.indexes):
+            if stage not in index.stage_names:
+                continue
+            wanted, lost = index.stage_names.index(stage), superseded.get(number)
+            columns = zip(index.column("units"), index.column("stages"), strict=True)
+            for ordinal, (unit, found) in enumerate(columns):
+                if found == wanted and (lost is None or not lost[ordinal]):
+                    yield unit ^ salt
+
+    def read_at(self, place: int) -> Outcome:
+        """The outcome at a place.
+
+        Raises:
+            msgspec.DecodeError: the line broke since.
+        """
+        return decode_outcome(self._lines.read_at(place))
+
+    def close(self) -> None:
+        """Close the segments."""
+        self._lines.close()

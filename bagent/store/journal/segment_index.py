@@ -1,0 +1,430 @@
+"""The index of one segment: what each line is and where, without its text.
+
+It is kept beside a segment in a compact file (``.idx``): a magic line, a JSON header, then one
+array per column, then the units of the ok lines in ascending order. The header names how many
+bytes of the segment it covers; lines that came later are read from the segment itself, and an
+index that does not fit its segment is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import compress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from bagent.files import open_inside
+from bagent.store.journal.codec import OK_CODE, Brief, code_of, decode_brief, salt_of
+from bagent.store.journal.segments import Report, Segment, whole_lines
+from bagent.types import Outcome
+
+MAGIC = b"bagent-index-1\n"
+COLUMNS: dict[str, str] = {
+    "units": "Q",
+    "requests": "Q",
+    "rows": "q",
+    "offsets": "I",
+    "lengths": "I",
+    "answers": "I",
+    "stages": "H",
+    "codes": "B",
+}
+"""Columns and their array type codes. ``requests`` is 0 where no request was sent."""
+
+WIDTH = sum(array(code).itemsize for code in COLUMNS.values())
+"""Bytes of one line over all columns."""
+
+
+class Totals(msgspec.Struct):
+    """Sums over all lines of a segment; ``unknown`` counts lines without token counts."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    reasoning: int = 0
+    cost: float = 0.0
+    costed: int = 0
+    unknown: int = 0
+    first: float | None = None
+    last: float | None = None
+
+    def add(self, line: Brief | Outcome) -> None:
+        """Count one line."""
+        prompt, completion = line.prompt_tokens, line.completion_tokens
+        if prompt is None and completion is None:
+            self.unknown += 1
+        else:
+            self.prompt += prompt or 0
+            self.completion += completion or 0
+            if line.cached_tokens:
+                self.cached += line.cached_tokens
+            if line.reasoning_tokens:
+                self.reasoning += line.reasoning_tokens
+        if line.cost_usd is not None:
+            self.cost += line.cost_usd
+            self.costed += 1
+        if line.finished_at is not None:
+            if self.first is None:
+                self.first = line.finished_at
+            self.last = line.finished_at
+
+
+class Header(msgspec.Struct):
+    """What an index file says of itself.
+
+    ``size`` is how many bytes of the segment it covers, ``ok`` how many ascending units follow the
+    columns; a file of an earlier version has none and -1 here.
+    """
+
+    size: int
+    mtime_ns: int
+    tail: str
+    byteorder: str
+    count: int
+    lines: int
+    stages: list[str]
+    ranges: list[tuple[int, int, int]]
+    totals: Totals
+    broken: int
+    ok: int = -1
+
+
+def read_header(handle: BinaryIO) -> tuple[Header, int] | None:
+    """The header of an index file and the byte where its columns begin; None if it is none.
+
+    Raises:
+        msgspec.DecodeError: the header is damaged.
+    """
+    if handle.read(len(MAGIC)) != MAGIC:
+        return None
+    size = int.from_bytes(handle.read(8), "little")
+    header = msgspec.json.decode(handle.read(min(size, 1 << 26)), type=Header)
+    base = len(MAGIC) + 8 + size
+    end = base + WIDTH * header.count + 8 * max(0, header.ok)
+    if header.byteorder != sys.byteorder or os.fstat(handle.fileno()).st_size != end:
+        return None
+    return header, base
+
+
+def identity(handle: BinaryIO) -> tuple[int, int, int]:
+    """What tells a file from another one that took its place."""
+    found = os.fstat(handle.fileno())
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Numbers(Sequence[int]):
+    """64-bit numbers in a file, from byte ``base`` on."""
+
+    def __init__(self, descriptor: int, base: int, count: int) -> None:
+        self._descriptor = descriptor
+        self._base = base
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: Any) -> Any:
+        data = os.pread(self._descriptor, 8, self._base + 8 * at)
+        return int.from_bytes(data, sys.byteorder)
+
+
+_TAIL = 4096
+_IS_OK = bytes([1]) + bytes(255)
+
+
+class _Layout(NamedTuple):
+    """Where in an index file the columns begin, of how many lines they are, how many ascending
+    units follow (-1: none), and which file it is."""
+
+    base: int
+    lines: int
+    ok: int
+    identity: tuple[int, int, int]
+
+
+class SegmentIndex:
+    """The index of one segment, in memory or (its columns) still in its file.
+
+    ``covered`` is how many bytes of the segment it describes, ``lines`` how many lines, broken
+    ones too. ``stage_names`` are the stages in order of first line.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.covered = 0
+        self.lines = 0
+        self.broken = 0
+        self.stage_names: list[str] = []
+        self.totals = Totals()
+        self._count = 0
+        self._layout = _Layout(-1, 0, -1, (0, 0, 0))
+        self._ascending: tuple[int, array[int]] = 0, array("Q")
+        self._arrays: dict[str, array[int]] | None = None
+        self._hold({name: array(code) for name, code in COLUMNS.items()})
+        self._stage_numbers: dict[str, int] = {}
+        self._ranges: list[tuple[int, int, int]] | None = None
+
+    def __len__(self) -> int:
+        """How many sound lines there are."""
+        return self._count
+
+    def add(self, line: Brief | Outcome, offset: int, length: int) -> None:
+        """Count a line of ``length`` bytes (newline included) that begins at ``offset``.
+
+        Raises:
+            ValueError: the key is not 16 hex digits, a number out of range, the status unknown.
+        """
+        stage = line.stage
+        answer = line.answer
+        number = self._stage_numbers.get(stage)
+        if number is None:
+            number = self._new_stage(stage)
+        if self._arrays is None:
+            self.columns()
+        units, requests, rows, offsets, lengths, answers, stages, codes = self._appends
+        try:
+            code = code_of(line.status, line.error_kind)
+            requests(int(line.request_hash, 16) if line.request_hash else 0)
+            rows(line.row)
+            answers(answer)
+            units(int(line.key, 16) ^ salt_of(stage, answer))
+        except (OverflowError, ValueError, KeyError, TypeError) as error:
+            for column in self.columns().values():
+                del column[self._count :]
+            raise ValueError(f"not a sound outcome: {error}") from error
+        offsets(offset)
+        lengths(length)
+        stages(number)
+        codes(code)
+        self.totals.add(line)
+        self._count += 1
+        self.lines += 1
+        self.covered = offset + length
+
+    def _new_stage(self, stage: str) -> int:
+        number = len(self.stage_names)
+        if number >= 1 << 16:
+            raise ValueError("too many stages in one segment")
+        self._stage_numbers[stage] = number
+        self.stage_names.append(stage)
+        return number
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """For each stage the smallest and the largest row and the number of lines."""
+        if self._ranges is None or sum(r[2] for r in self._ranges) != self._count:
+            self._ranges = self._find_ranges()
+        return self._ranges
+
+    def _find_ranges(self) -> list[tuple[int, int, int]]:
+        rows, stages = self.column("rows"), self.column("stages")
+        if len(self.stage_names) == 1:
+            return [(min(rows), max(rows), len(rows))] if rows else [(0, 0, 0)]
+        found = [(1 << 63, -1 << 63, 0)] * len(self.stage_names)
+        for row, stage in zip(rows, stages, strict=True):
+            low, high, count = found[stage]
+            found[stage] = (min(low, row), max(high, row), count + 1)
+        return found
+
+    def columns(self) -> dict[str, array[int]]:
+        """All columns, read from the index file on first use."""
+        if self._arrays is None:
+            return self._hold({name: self.column(name) for name in COLUMNS})
+        return self._arrays
+
+    def _hold(self, arrays: dict[str, array[int]]) -> dict[str, array[int]]:
+        self._arrays = arrays
+        self._appends = [column.append for column in arrays.values()]
+        return arrays
+
+    def column(self, name: str) -> array[int]:
+        """One column; read from the index file, and not kept, while the others are not needed."""
+        if self._arrays is not None:
+            return self._arrays[name]
+        values = array(COLUMNS[name])
+        with self.segment.sidecar.open("rb", buffering=0) as handle:
+            layout = self._layout_now(handle)
+            start = layout.base
+            for other, code in COLUMNS.items():
+                if other == name:
+                    break
+                start += array(code).itemsize * layout.lines
+            handle.seek(start)
+            values.frombytes(handle.read(values.itemsize * self._count))
+        if len(values) != self._count:
+            raise EOFError(f"{self.segment.sidecar} is cut off")
+        return values
+
+    def _layout_now(self, handle: BinaryIO) -> _Layout:
+        """Where things are in the file that is there now: its writer may have put one in its place
+        that covers more lines. Those of before are the first ones in it."""
+        if identity(handle) == self._layout.identity:
+            return self._layout
+        found = read_header(handle)
+        if found is None or found[0].count < self._count:
+            raise EOFError(f"{self.segment.sidecar} was changed meanwhile")
+        return _Layout(found[1], found[0].count, found[0].ok, identity(handle))
+
+    @property
+    def failures(self) -> bool:
+        """Whether any line is not ok."""
+        if self._arrays is None and self._layout.ok >= 0:
+            return self._layout.ok < self._count
+        codes = self.column("codes")
+        return codes.count(OK_CODE) < len(codes)
+
+    def ok_units(self, low: int = 0, high: int = 1 << 64) -> array[int]:
+        """The units of ok lines from ``low`` to below ``high``, ascending; repeats stay."""
+        if self._arrays is None and self._layout.ok >= 0:
+            return self._read_ok(low, high)
+        count, ascending = self._ascending
+        if count != self._count:
+            ascending = self._sort_ok()
+        return ascending[bisect_left(ascending, low) : bisect_left(ascending, high)]
+
+    def _sort_ok(self) -> array[int]:
+        ok = self.column("codes").tobytes().translate(_IS_OK)
+        ascending = array("Q", sorted(compress(self.column("units"), ok)))
+        self._ascending = self._count, ascending
+        return ascending
+
+    def _read_ok(self, low: int, high: int) -> array[int]:
+        values = array("Q")
+        with self.segment.sidecar.open("rb", buffering=0) as handle:
+            layout = self._layout_now(handle)
+            base = layout.base + layout.lines * WIDTH
+            numbers = Numbers(handle.fileno(), base, layout.ok)
+            start = bisect_left(numbers, low) if low else 0
+            end = bisect_left(numbers, high, start) if high < 1 << 64 else len(numbers)
+            values.frombytes(os.pread(handle.fileno(), 8 * (end - start), base + 8 * start))
+        if len(values) != end - start:
+            raise EOFError(f"{self.segment.sidecar} is cut off")
+        return values
+
+    def scan(self, end: int, report: Report) -> None:
+        """Read the lines from where this index ends to byte ``end`` of the segment.
+
+        A broken line is reported with file and line number and left out; so is one that was
+        written behind zero bytes, of which the whole line is kept.
+        """
+        with self.segment.path.open("rb") as handle:
+            for offset, line in whole_lines(handle, self.covered, end):
+                self._scan_line(offset, line, report)
+
+    def _scan_line(self, offset: int, line: bytes, report: Report) -> None:
+        whole = len(line) + 1
+        sound = line.lstrip(b"\0")
+        try:
+            if sound:
+                start = offset + len(line) - len(sound)
+                self.add(decode_brief(sound), start, len(sound) + 1)
+                return
+            if not line:
+                self.lines += 1
+                self.covered = offset + whole
+                return
+        except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
+            pass
+        self.lines += 1
+        self.broken += 1
+        self.covered = offset + whole
+        report(f"{self.segment.path}:{self.lines}: broken line of {len(line)} bytes, left out")
+
+    def save(self) -> None:
+        """Write the index file; what cannot be written is left out, it is made anew when needed."""
+        columns = self.columns()
+        ascending = self.ok_units()
+        header = msgspec.json.encode(
+            Header(
+                size=self.covered,
+                mtime_ns=_mtime_ns(self.segment.path),
+                tail=_tail_hash(self.segment.path, self.covered),
+                byteorder=sys.byteorder,
+                count=self._count,
+                lines=self.lines,
+                stages=self.stage_names,
+                ranges=self.ranges(),
+                totals=self.totals,
+                broken=self.broken,
+                ok=len(ascending),
+            )
+        )
+        target = self.segment.sidecar
+        temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            with temporary.open("wb") as handle:
+                handle.write(MAGIC + len(header).to_bytes(8, "little") + header)
+                for name in COLUMNS:
+                    handle.write(columns[name].tobytes())
+                handle.write(ascending.tobytes())
+            temporary.replace(target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+    def _load(self, handle: BinaryIO, size: int) -> bool:
+        found = read_header(handle)
+        if found is None:
+            return False
+        header, base = found
+        if header.size > size:
+            return False
+        if header.size == size and header.mtime_ns != _mtime_ns(self.segment.path):
+            return False
+        if header.tail != _tail_hash(self.segment.path, header.size):
+            return False
+        self.covered, self.lines, self.broken = header.size, header.lines, header.broken
+        self.stage_names, self._ranges, self.totals = header.stages, header.ranges, header.totals
+        self._stage_numbers = {name: number for number, name in enumerate(header.stages)}
+        self._count, self._arrays = header.count, None
+        self._layout = _Layout(base, header.count, header.ok, identity(handle))
+        return True
+
+
+def open_index(segment: Segment, report: Report, *, save: bool = False) -> SegmentIndex:
+    """The index of a segment as it is now: from its file where that fits, else by reading it.
+
+    Args:
+        segment: the segment.
+        report: told about broken lines, as ``FILE:LINE: ...``.
+        save: write the index file where it was missing or fell short.
+    """
+    size = segment.path.stat().st_size
+    index = SegmentIndex(segment)
+    try:
+        with open_inside(segment.sidecar) as handle:
+            if not index._load(handle, size):
+                index = SegmentIndex(segment)
+    except (OSError, msgspec.DecodeError):
+        index = SegmentIndex(segment)
+    if index.covered < size:
+        before = index.covered
+        index.scan(size, report)
+        if save and index.covered > before:
+            index.save()
+    return index
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _tail_hash(path: Path, size: int) -> str:
+    start = max(0, size - _TAIL)
+    try:
+        with path.open("rb") as handle:
+            handle.seek(start)
+            return blake2b(handle.read(size - start), digest_size=8).hexdigest()
+    except OSError:
+        return ""

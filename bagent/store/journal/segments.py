@@ -1,0 +1,239 @@
+"""The files of a journal: their names, their order, and the mending of a torn end.
+
+``RUN/journal/rows-all-000001.jsonl``: stream, part, number. A part is ``all`` or ``1-of-4``. Only
+the last segment of a part grows; the others are sealed. Each writer appends whole lines to files
+that nobody else writes, so no lock is needed on any file system.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from bagent.errors import UsageError, WriteError
+from bagent.files import link_refused
+
+Stream = Literal["rows", "turns", "attempts", "endpoints", "tools"]
+"""``rows`` and ``turns`` are the synced truth; the others are written without sync."""
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+"""Size in bytes from which a segment is sealed and the next one begun."""
+
+OFFSET_BITS = 32
+PART_SHIFT = 56
+_BLOCK = 1 << 20
+_NAME = re.compile(r"(rows|turns|attempts|endpoints|tools)-(all|\d+-of-\d+)-(\d{6,})\.jsonl")
+_PART = re.compile(r"all|[1-9]\d*-of-[1-9]\d*")
+
+Report = Callable[[str], None]
+"""Takes one line of words for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One journal file: its part, its number from 1, and where it is."""
+
+    part: str
+    number: int
+    path: Path
+
+    @property
+    def sidecar(self) -> Path:
+        """Where the index of this segment is kept."""
+        return self.path.with_suffix(".idx")
+
+
+def check_part(part: str) -> str:
+    """``part`` itself when it is ``all`` or like ``1-of-4``.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not _PART.fullmatch(part):
+        raise ValueError(f"not a part name: {part!r}")
+    return part
+
+
+def part_order(part: str) -> tuple[int, int]:
+    """Sort key of part names: ``all`` first, then by count and number."""
+    if part == "all":
+        return (0, 0)
+    number, _, count = part.partition("-of-")
+    return (int(count), int(number))
+
+
+def segment_path(journal: Path, stream: str, part: str, number: int) -> Path:
+    """The path of a segment."""
+    return journal / f"{stream}-{part}-{number:06d}.jsonl"
+
+
+def list_segments(
+    journal: Path, stream: Stream | None = None, part: str | None = None
+) -> list[Segment]:
+    """The segments of one stream, by part and number; None in place of a stream or part: of all.
+
+    Raises:
+        UsageError: the journal or a segment is a link, or a segment was packed or renamed: its
+            rows would be sent again.
+    """
+    if journal.is_symlink():
+        raise link_refused(journal)
+    try:
+        with os.scandir(journal) as entries:
+            regular = {entry.name: not entry.is_symlink() for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found: list[Segment] = []
+    renamed: list[str] = []
+    for name, is_regular in regular.items():
+        match = _NAME.match(name)
+        if not match or stream not in (None, match[1]) or part not in (None, match[2]):
+            continue
+        if match.end() < len(name):
+            if match[0] not in regular:
+                renamed.append(name)
+        elif is_regular:
+            found.append(Segment(match[2], int(match[3]), journal / name))
+        else:
+            raise link_refused(journal / name)
+    if renamed:
+        first = min(renamed)
+        raise UsageError(
+            f"{journal / first}: the journal is read from .jsonl files only"
+            + (f", so {len(renamed)} files of it are missing" if len(renamed) > 1 else ""),
+            hint=f"unpack or rename it to {_NAME.match(first)[0]}",  # type: ignore[index]
+        )
+    return sorted(found, key=lambda s: (part_order(s.part), s.number))
+
+
+def locate(part: int, segment: int, offset: int) -> int:
+    """A place in a journal in one integer: number of the part, of the segment, byte offset.
+
+    ``part`` counts the parts of a run directory from 0 in the order of :func:`list_segments`;
+    within a :class:`~bagent.store.journal.journal.Journal`, which has one part, it is 0.
+    """
+    return part << PART_SHIFT | segment << OFFSET_BITS | offset
+
+
+def place_of(location: int) -> tuple[int, int, int]:
+    """Part, segment number and byte offset of a location made by :func:`locate`."""
+    offset = location & ((1 << OFFSET_BITS) - 1)
+    segment = (location >> OFFSET_BITS) & ((1 << (PART_SHIFT - OFFSET_BITS)) - 1)
+    return location >> PART_SHIFT, segment, offset
+
+
+def read_line(descriptor: int, offset: int) -> bytes:
+    """The line that begins at byte ``offset``, without its newline."""
+    size = 4096
+    while True:
+        data = os.pread(descriptor, size, offset)
+        end = data.find(b"\n")
+        if end >= 0:
+            return data[:end]
+        if len(data) < size:
+            return data
+        size *= 4
+
+
+def whole_lines(handle: BinaryIO, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Each whole line in bytes ``start`` to ``end`` of a file: (offset, line without newline).
+
+    What follows the last newline is left out. Memory: one block of 1 MiB, or the longest line.
+    """
+    handle.seek(start)
+    left = end - start
+    rest = b""
+    while left > 0:
+        block = handle.read(min(_BLOCK, left))
+        if not block:
+            return
+        left -= len(block)
+        lines = (rest + block).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            yield start, line
+            start += len(line) + 1
+
+
+def mend_tail(path: Path, report: Report) -> None:
+    """Make the file end with a whole line, so that the next line cannot be glued to a torn one.
+
+    A torn last line is cut off and kept in ``torn-NAME-OFFSET`` beside it; a whole JSON line
+    without newline gets one; zero bytes that a crash left at the end are cut.
+
+    Raises:
+        WriteError: the file cannot be changed.
+    """
+    try:
+        with path.open("r+b", buffering=0) as handle:
+            size = handle.seek(0, os.SEEK_END)
+            start = _after_last_newline(handle, size)
+            if start == size:
+                return
+            handle.seek(start)
+            tail = _read_all(handle).rstrip(b"\0")
+            if _is_object(tail):
+                handle.truncate(start + len(tail))
+                handle.seek(0, os.SEEK_END)
+                handle.write(b"\n")
+                report(f"{path}: the last line had no newline; added")
+                return
+            kept = _keep_torn(path, start, tail)
+            handle.truncate(start)
+    except OSError as error:
+        raise write_error(path, error) from error
+    report(f"{path}: cut off {size - start} bytes of an unfinished last line{kept}")
+
+
+def _after_last_newline(handle: BinaryIO, size: int) -> int:
+    end = size
+    while end > 0:
+        begin = max(0, end - _BLOCK)
+        handle.seek(begin)
+        found = handle.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
+
+
+def _read_all(handle: BinaryIO) -> bytes:
+    pieces = []
+    while piece := handle.read(_BLOCK):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        line.decode()
+        msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _keep_torn(path: Path, start: int, tail: bytes) -> str:
+    if not tail:
+        return ""
+    torn = path.with_name(f"torn-{path.stem}-{start}")
+    try:
+        torn.write_bytes(tail)
+    except OSError:
+        return ""
+    return f" (kept in {torn.name})"
+
+
+def write_error(path: Path, error: OSError) -> WriteError:
+    """The error for a person when ``path`` cannot be written."""
+    words = os.strerror(error.errno) if error.errno else str(error)
+    return WriteError(
+        f"cannot write {path}: {words}",
+        hint="make room or mend the file system, then give the same command again",
+    )

@@ -1,0 +1,289 @@
+"""Reading results straight from the journal, without DuckDB, while a run goes on or after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from bagent.store.journal.codec import (
+    OK_CODE,
+    STATUSES,
+    OutcomeLine,
+    clean,
+    decode_brief,
+    decode_outcome,
+    decode_outcome_line,
+    status_of,
+)
+from bagent.store.journal.done_index import DoneIndex, HashMap, Policy, done_index
+from bagent.store.journal.reader import CurrentLines, Place, Selection
+from bagent.store.journal.segments import Report, locate
+from bagent.store.run_dir import RunInfo
+from bagent.store.tables.row_feed import InputFinder
+from bagent.store.tables.schema import RESULTS
+from bagent.store.totals import Totals, accept_truncated, accepts_truncated, last_stage_of
+from bagent.types import Json, Outcome
+
+RESULT_NAMES: tuple[str, ...] = tuple(name for name in RESULTS if name != "input")
+"""The columns of a result as JSON, in order; ``input`` follows only where it is asked for."""
+
+FindInput = Callable[[Path], InputFinder | None]
+
+_RECENT_LINES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which results, and in which order.
+
+    Args:
+        statuses: only these; None means all.
+        stages: only these; None means all.
+        ordered: by stage, row and answer; else in the order in which they were finished.
+        done: only units that this index has, for a run that will bring the others itself.
+    """
+
+    statuses: frozenset[str] | None = None
+    stages: frozenset[str] | None = None
+    ordered: bool = False
+    done: DoneIndex | None = None
+
+    def selection(self) -> Selection:
+        """The same, in the codes of the index."""
+        codes = None
+        if self.statuses is not None:
+            all_codes = range(len(STATUSES) << 5)
+            codes = frozenset(c for c in all_codes if status_of(c) in self.statuses)
+        return Selection(self.stages, codes, None if self.done is None else self.done.has)
+
+
+def iter_places(lines: CurrentLines, wanted: Wanted) -> Iterator[Place]:
+    """The places of the wanted results."""
+    return (lines.ordered if wanted.ordered else lines.written)(wanted.selection())
+
+
+def iter_results(
+    run_dir: Path,
+    wanted: Wanted | None = None,
+    *,
+    report: Report,
+    find_input: FindInput | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The current results as dicts with the columns of the ``results`` table.
+
+    ``output`` is raw JSON text (``msgspec.Raw``) or None. Memory: an index of the lines, never
+    their text. A line that broke since it was indexed is reported and left out.
+
+    Args:
+        run_dir: the run directory.
+        wanted: which, and in which order; None means all, as they were finished.
+        report: told about broken lines.
+        find_input: given a path for a copy of the input, makes what finds it; with it, results
+            have ``input`` as raw JSON text. Best used with ``ordered``, else the input is copied.
+    """
+    with CurrentLines(run_dir, report) as lines, _Inputs(find_input, report) as inputs:
+        for place in iter_places(lines, wanted or Wanted()):
+            line = lines.read(place)
+            try:
+                outcome = decode_outcome_line(line)
+            except msgspec.DecodeError:
+                path = lines.indexes[place.segment].segment.path
+                report(f"{path}: broken line at byte {place.offset}, left out")
+                continue
+            result = result_of(outcome)
+            if inputs.rows is not None:
+                text = inputs.rows.find(place.row, outcome.key, line).text
+                result["input"] = msgspec.Raw(text) if text is not None else None
+            yield result
+
+
+def result_of(outcome: Outcome | OutcomeLine) -> dict[str, Any]:
+    """One result with the columns of the ``results`` table, less ``input``."""
+    result = {name: getattr(outcome, name) for name in RESULT_NAMES}
+    output = outcome.output
+    if output is not None and not bytes(output):
+        result["output"] = None
+    return result
+
+
+class _Inputs:
+    """The input rows with a temporary directory for the copy, where the input is wanted."""
+
+    def __init__(self, find_input: FindInput | None, report: Report) -> None:
+        self.rows: InputFinder | None = None
+        self._report = report
+        self._directory: TemporaryDirectory[str] | None = None
+        if find_input is not None:
+            self._directory = TemporaryDirectory(prefix="bagent-")
+            self.rows = find_input(Path(self._directory.name) / "input")
+
+    def __enter__(self) -> _Inputs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.rows is not None:
+            self.rows.close()
+            if self.rows.problem is not None:
+                self._report(f"the input could not be read again: {self.rows.problem}")
+        if self._directory is not None:
+            self._directory.cleanup()
+
+
+def iter_outcomes(
+    run_dir: Path, wanted: Wanted | None = None, *, report: Report
+) -> Iterator[Outcome]:
+    """The current outcomes themselves, for a stage that reads what an earlier one wrote."""
+    with CurrentLines(run_dir, report) as lines:
+        for place in iter_places(lines, wanted or Wanted()):
+            try:
+                yield decode_outcome(lines.read(place))
+            except msgspec.DecodeError:
+                path = lines.indexes[place.segment].segment.path
+                report(f"{path}: broken line at byte {place.offset}, left out")
+
+
+class AnswerStore:
+    """Finds ok outcomes by unit or by request hash, also in another run (``--reuse``).
+
+    Memory: 32 bytes an ok line.
+
+    Args:
+        run_dir: the run directory.
+        report: told about broken lines.
+        by_request: look up by ``request_hash``, else by unit.
+    """
+
+    def __init__(self, run_dir: Path, report: Report, *, by_request: bool) -> None:
+        self._lines = CurrentLines(run_dir, report)
+        column = "requests" if by_request else "units"
+        self._places = HashMap(self._lines.lines)
+        for index in self._lines.indexes:
+            segment = index.segment
+            base = locate(self._lines.parts.index(segment.part), segment.number, 0)
+            columns = (index.column(column), index.column("codes"), index.column("offsets"))
+            for name, code, offset in zip(*columns, strict=True):
+                if code == OK_CODE and name:
+                    self._places.add(name, base | offset)
+
+    def __len__(self) -> int:
+        """How many names there are."""
+        return len(self._places)
+
+    def find(self, name: int) -> Outcome | None:
+        """The first ok outcome of a unit or request hash (as integer), or None."""
+        location = self._places.find(name)
+        if location is None:
+            return None
+        try:
+            return decode_outcome(self._lines.read_at(location))
+        except msgspec.DecodeError:
+            return None
+
+    def close(self) -> None:
+        """Close the segments."""
+        self._lines.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The counts of a run.
+
+    ``totals`` are those of the run, as :mod:`bagent.store.totals` defines them. ``statuses`` and
+    ``kinds`` count the current outcomes of all stages; ``stages`` has (ok, not ok) of each stage,
+    empty where there is only one.
+    Tokens and cost are sums over all lines, also of outcomes that later ones replaced; they are
+    None where no line has any. ``without_tokens`` lines have no token counts.
+    ``rows_per_second`` is the speed over the last lines, None where it cannot be told.
+    """
+
+    totals: Totals = field(default_factory=Totals)
+    statuses: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost_usd: float | None = None
+    without_tokens: int = 0
+    first_at: float | None = None
+    last_at: float | None = None
+    rows_per_second: float | None = None
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> int:
+        """How many units have an outcome."""
+        return sum(self.statuses.values())
+
+
+def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSummary:
+    """Count a run from its journal, in bounded memory.
+
+    Args:
+        run_dir: the run directory.
+        report: told about broken lines.
+        info: what its ``run.json`` says; None where it cannot be read.
+    """
+    last = last_stage_of(info)
+    accept = info is not None and accepts_truncated(info.job)
+    with CurrentLines(run_dir, report) as lines:
+        done = done_index(lines.indexes, Policy())
+        codes = done.codes if last is None else last.codes(run_dir, None)
+        totals = [index.totals for index in lines.indexes]
+        count = lines.lines
+        unknown = sum(t.unknown for t in totals)
+        known = count > unknown
+        firsts = [t.first for t in totals if t.first is not None]
+        lasts = [t.last for t in totals if t.last is not None]
+        return RunSummary(
+            totals=Totals.of(accept_truncated(codes) if accept else codes),
+            statuses=done.statuses,
+            kinds=done.kinds,
+            prompt_tokens=sum(t.prompt for t in totals) if known else None,
+            cached_tokens=sum(t.cached for t in totals) if known else None,
+            completion_tokens=sum(t.completion for t in totals) if known else None,
+            reasoning_tokens=sum(t.reasoning for t in totals) if known else None,
+            cost_usd=sum(t.cost for t in totals) if any(t.costed for t in totals) else None,
+            without_tokens=unknown,
+            first_at=min(firsts, default=None),
+            last_at=max(lasts, default=None),
+            rows_per_second=_speed(lines),
+            stages=lines.counts() if len(lines.stages()) > 1 else {},
+        )
+
+
+def _speed(lines: CurrentLines) -> float | None:
+    """Rows a second over the last thousand lines of the segment that was written last."""
+    indexes = [index for index in lines.indexes if index.totals.last is not None]
+    if not indexes:
+        return None
+    segment = max(
+        range(len(lines.indexes)), key=lambda n: lines.indexes[n].totals.last or float("-inf")
+    )
+    index = lines.indexes[segment]
+    offsets, lengths = index.column("offsets"), index.column("lengths")
+    times = []
+    for place in range(max(0, len(index) - _RECENT_LINES), len(index)):
+        line = lines.read(Place(0, 0, segment, offsets[place], lengths[place], 0))
+        try:
+            at = decode_brief(line).finished_at
+        except msgspec.DecodeError:
+            continue
+        if at is not None:
+            times.append(at)
+    span = max(times, default=0.0) - min(times, default=0.0)
+    return (len(times) - 1) / span if span > 0 else None
+
+
+def encode_result(result: dict[str, Any]) -> bytes:
+    """A result as one line of JSON, with its newline."""
+    value: Json = result
+    try:
+        return msgspec.json.encode(value) + b"\n"
+    except UnicodeEncodeError:  # a lone surrogate in the input
+        return msgspec.json.encode(clean(value)) + b"\n"

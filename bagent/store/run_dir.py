@@ -1,0 +1,504 @@
+"""The run directory: ``run.json``, the files beside it, and what may go on in it."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hmac
+import os
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from bagent.errors import ChangedError, OwnedError, UsageError
+from bagent.files import PRIVATE, make_private, read_inside
+from bagent.store.journal.segments import Report, part_order, write_error
+from bagent.store.lock import is_live, owners
+from bagent.types import Json
+
+_KEY_BYTES = 32
+
+
+def seal(run_dir: Path, content: bytes) -> str:
+    """The seal of what this process writes about a run; empty where no key can be kept."""
+    key = _read_key() or _make_key()
+    return _digest(key, run_dir, content) if key else ""
+
+
+def is_sealed(run_dir: Path, content: bytes, found: str) -> bool:
+    """Whether ``found`` is the seal that this user gave this content in this directory."""
+    key = _read_key()
+    return bool(key) and hmac.compare_digest(_digest(key, run_dir, content), found)
+
+
+def _digest(key: bytes, run_dir: Path, content: bytes) -> str:
+    place = os.fsencode(run_dir.resolve())
+    return hmac.digest(key, len(place).to_bytes(4, "big") + place + content, "sha256").hex()
+
+
+def _key_path() -> Path:
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "bagent" / "run.key"
+
+
+def _read_key() -> bytes:
+    with suppress(OSError, RuntimeError):
+        key = read_inside(_key_path())
+        return key if len(key) == _KEY_BYTES else b""
+    return b""
+
+
+def _make_key() -> bytes:
+    """Make the key, whole at once: others may make it at the same time."""
+    with suppress(OSError, RuntimeError):
+        path = _key_path()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_name(f"run.key.{secrets.token_hex(8)}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, secrets.token_bytes(_KEY_BYTES))
+            with suppress(FileExistsError):
+                path.hardlink_to(temporary)
+        finally:
+            os.close(descriptor)
+            temporary.unlink()
+    return _read_key()
+
+
+OnChange = Literal["refuse", "continue", "fresh"]
+"""What to do when the job changed: the words of ``--on-change``."""
+
+_TABLES = ("results", "answers", "attempts", "tool_calls", "endpoints")
+_OWN_NAMES = frozenset(
+    {"run.json", "journal", "run.duckdb", "run.new.duckdb", "failed.jsonl", "bad_lines.txt"}
+    | {"run.log", "input.jsonl", "stop", "tables.json", "report.html", "batches"}
+    | {f"{table}.parquet" for table in _TABLES}
+)
+_OWN_PATTERNS = ("run-*-of-*.json", "owner*.json*", "progress*.json", ".tables-*", "run.duckdb.*")
+
+
+class Start(msgspec.Struct, omit_defaults=True):
+    """One start of a run. Times are Unix seconds; ``exit_code`` is None while it goes on.
+
+    ``command`` is what goes on with the run, in words; ``reason`` and ``action`` say why it
+    stopped early and what a person must do first. ``resent`` are the kinds of failure that the
+    same command sends again once the run has ended, ``dropped`` the failed rows that stages left
+    out.
+    """
+
+    at: float
+    part: str = "all"
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    ended_at: float | None = None
+    exit_code: int | None = None
+    command: list[str] = msgspec.field(default_factory=list)
+    reason: str = ""
+    action: str = ""
+    resent: list[str] = msgspec.field(default_factory=list)
+    dropped: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class RunInfo(msgspec.Struct, omit_defaults=True):
+    """What ``run.json`` says.
+
+    ``job`` is the resolved job with secrets masked. ``fingerprints`` name what must not change
+    between two starts (``prompt``, ``schema``, ``model`` ...), each as a hash. ``rows`` is the
+    JSON of the rows configuration, to read the input again. ``answer_columns`` are the typed
+    columns of ``answers``: pairs of property name (None: the whole answer) and DuckDB type.
+    ``prices`` are those of each stage, as they were known at its last start. ``stages`` are those
+    of the results, in order; ``query_last``: the last one is a query, which may select no rows.
+    ``seal`` tells whether this user wrote it.
+    """
+
+    name: str
+    job: dict[str, Json] = msgspec.field(default_factory=dict)
+    fingerprints: dict[str, str] = msgspec.field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    endpoints: list[Json] = msgspec.field(default_factory=list)
+    rows: Json = None
+    prices: list[Json] = msgspec.field(default_factory=list)
+    stages: list[str] = msgspec.field(default_factory=list)
+    query_last: bool = False
+    answer_columns: list[tuple[str | None, str]] = msgspec.field(default_factory=list)
+    keep_input: bool = True
+    parquet: bool = True
+    duckdb: bool = True
+    total_rows: int | None = None
+    created_at: float | None = None
+    starts: list[Start] = msgspec.field(default_factory=list)
+    seal: str = ""
+
+    def sealed_content(self) -> bytes:
+        """What the seal vouches for: files that the run read, and what is done with them."""
+        content = (self.rows, self.job, self.keep_input)
+        return msgspec.json.encode(content, order="sorted")
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the run: the worst of the parts that it was last started in.
+
+        None while a part goes on, has not begun, or was killed before it could write its end.
+        """
+        if not self.starts:
+            return None
+        count = part_order(self.starts[-1].part)[0]
+        codes = {s.part: s.exit_code for s in self.starts if part_order(s.part)[0] == count}
+        ended = [code for code in codes.values() if code is not None]
+        return max(ended) if len(ended) == max(count, 1) else None
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts that it was last started in."""
+        if not self.starts:
+            return []
+        count = part_order(self.starts[-1].part)[0]
+        if count < 2:
+            return [self.starts[-1].part]
+        return [f"{number}-of-{count}" for number in range(1, count + 1)]
+
+    @property
+    def ended_at(self) -> float | None:
+        """When the last start ended, Unix seconds."""
+        times = [start.ended_at for start in self.starts if start.ended_at is not None]
+        return max(times, default=None)
+
+
+class RunDir:
+    """A run directory. Making this value does nothing on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, mode: int | None = None) -> RunDir:
+        """Make the directory, or take the one that is there.
+
+        Args:
+            path: the directory.
+            mode: who may enter it, as for ``chmod``; None: its owner alone where it is new.
+
+        Raises:
+            WriteError: it cannot be made.
+        """
+        try:
+            make_private(path)
+            if mode is not None:
+                path.chmod(path.stat().st_mode & ~0o777 | mode)
+        except OSError as error:
+            raise write_error(path, error) from error
+        return cls(path)
+
+    @property
+    def journal(self) -> Path:
+        """The folder of the journal."""
+        return self.path / "journal"
+
+    @property
+    def failed(self) -> Path:
+        """The input rows that did not come out ok."""
+        return self.path / "failed.jsonl"
+
+    @property
+    def bad_lines(self) -> Path:
+        """The input lines that could not be read."""
+        return self.path / "bad_lines.txt"
+
+    @property
+    def log(self) -> Path:
+        """The log of the run."""
+        return self.path / "run.log"
+
+    @property
+    def stop_file(self) -> Path:
+        """A file of this name stops the run."""
+        return self.path / "stop"
+
+    def stop_requested(self) -> bool:
+        """Whether somebody put the file ``stop`` into the directory."""
+        return self.stop_file.exists()
+
+    def clear_stop(self) -> None:
+        """Remove the file ``stop``: this start is newer than the wish."""
+        with contextlib.suppress(OSError):
+            self.stop_file.unlink()
+
+    def is_run(self) -> bool:
+        """Whether there is a run in the directory."""
+        return (self.path / "run.json").is_file() or self.journal.is_dir()
+
+    def load(self) -> RunInfo | None:
+        """What ``run.json`` and the files of the parts say; None where there is none.
+
+        Raises:
+            UsageError: ``run.json`` is damaged.
+        """
+        info = self._read(self.path / "run.json")
+        starts = list(info.starts) if info else []
+        for path in self.path.glob("run-*-of-*.json"):
+            other = self._read(path)
+            if other is not None:
+                starts += other.starts
+                info = info or other
+        if info is not None:
+            info.starts = sorted(starts, key=lambda s: (s.at, part_order(s.part)))
+        return info
+
+    def look(self, report: Report) -> RunInfo | None:
+        """What :meth:`load` finds, for who only reads: a damaged file is reported, and as none.
+
+        The journal is the truth; ``run.json`` adds what the job was and how the starts ended.
+        """
+        try:
+            return self.load()
+        except UsageError as error:
+            report(f"{error.message}; what only it says is left out")
+        return None
+
+    def is_own(self, info: RunInfo) -> bool:
+        """Whether this user wrote what ``run.json`` says of the input and the job."""
+        return is_sealed(self.path, info.sealed_content(), info.seal)
+
+    def _read(self, path: Path) -> RunInfo | None:
+        try:
+            return msgspec.json.decode(read_inside(path), type=RunInfo)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"cannot read {path}: {error}",
+                hint="move it aside to keep the journal, or begin again with --fresh",
+            ) from error
+
+    def save(self, info: RunInfo, part: str = "all") -> None:
+        """Write ``run.json``; a part has its own file, since parts start and end on their own.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        info.seal = seal(self.path, info.sealed_content())
+        own = RunInfo(**msgspec.structs.asdict(info))
+        own.starts = [start for start in info.starts if start.part == part]
+        if part == "all":
+            _write_whole(self.path / "run.json", own)
+            return
+        _write_whole(self.path / f"run-{part}.json", own)
+        if not (self.path / "run.json").exists():
+            own.starts = []
+            _write_whole(self.path / "run.json", own)
+
+    def check_fingerprint(self, now: Mapping[str, str], on_change: OnChange) -> list[str]:
+        """What changed since the run began; empty when nothing did.
+
+        Args:
+            now: a hash for each thing that must not change.
+            on_change: ``refuse`` raises when something changed; the caller acts on the others.
+
+        Raises:
+            ChangedError: something changed and ``on_change`` is ``refuse``.
+        """
+        info = self.load()
+        before = info.fingerprints if info else {}
+        if not before:
+            return []
+        changed = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
+        if changed and on_change == "refuse":
+            raise ChangedError(
+                f"{', '.join(changed)} changed since {self.path} was begun",
+                hint="--on-change continue keeps the finished rows, --fresh moves the old run"
+                " aside, --name NAME begins another run",
+            )
+        return changed
+
+    def move_aside(self, clock: Callable[[], float] = time.time) -> Path:
+        """Move the run to ``NAME.YYYYMMDD-HHMMSS`` beside it; where it went.
+
+        What else is in the directory stays where it is.
+
+        Raises:
+            OwnedError: a live process works on it.
+            UsageError: it cannot be moved.
+        """
+        for record in owners(self.path).values():
+            if is_live(record, clock()):
+                raise OwnedError(
+                    f"process {record.pid} on {record.host} is working on {self.path}",
+                    hint="stop it first, or give another --name",
+                )
+        path = self.path.absolute()
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(clock()))
+        try:
+            entries = list(path.iterdir())
+            own = [entry for entry in entries if _is_own(entry)]
+            target = _new_directory(path.with_name(f"{path.name}.{stamp}"))
+            if len(own) == len(entries):
+                path.rename(target)
+            else:
+                for entry in own:
+                    entry.rename(target / entry.name)
+        except OSError as error:
+            raise UsageError(
+                f"cannot move {self.path} aside: {error.strerror}",
+                hint="move it by hand, or give another --name",
+            ) from error
+        return target
+
+
+def _is_own(entry: Path) -> bool:
+    return entry.name in _OWN_NAMES or any(entry.match(p) for p in _OWN_PATTERNS)
+
+
+def _new_directory(path: Path) -> Path:
+    """Make ``path``, or where that is taken ``path-2`` and so on."""
+    number = 1
+    while True:
+        target = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            target.mkdir(PRIVATE)
+        except FileExistsError:
+            number += 1
+            continue
+        return target
+
+
+def _write_whole(path: Path, info: RunInfo) -> None:
+    """Write a file that is either the old one or the new one, whatever happens."""
+    text = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise write_error(path, error) from error
+
+
+def list_runs(runs_dir: Path) -> list[RunDir]:
+    """The runs directly under a folder, latest start first."""
+    try:
+        found = [RunDir(path) for path in runs_dir.iterdir() if RunDir(path).is_run()]
+    except OSError:
+        return []
+    return sorted(found, key=_latest, reverse=True)
+
+
+def _latest(run: RunDir) -> float:
+    with contextlib.suppress(UsageError):
+        info = run.load()
+        if info is not None and info.starts:
+            return info.starts[-1].at
+    with contextlib.suppress(OSError):
+        return (run.path / "run.json").stat().st_mtime
+    with contextlib.suppress(OSError):
+        return run.journal.stat().st_mtime
+    return 0.0
+
+
+def find_run(wanted: str | Path | None, runs_dir: Path = Path("runs")) -> RunDir:
+    """The run that a person means: a directory, else a name under ``runs_dir``; None: the latest.
+
+    Raises:
+        UsageError: there is none; the hint names what comes near.
+    """
+    if wanted is None:
+        runs = list_runs(runs_dir)
+        if not runs:
+            raise UsageError(
+                f"there is no run under {runs_dir}", hint="name a run directory: bagent COMMAND RUN"
+            )
+        return runs[0]
+    for path in (Path(wanted), runs_dir / wanted):
+        if RunDir(path).is_run():
+            return RunDir(path)
+    names = [run.path.name for run in list_runs(runs_dir)]
+    near = difflib.get_close_matches(str(wanted), names, 3, 0.5)
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    elif names:
+        hint = f"under {runs_dir} there are {', '.join(names[:8])}"
+    else:
+        hint = f"there is no run under {runs_dir}"
+    what = "is no run directory" if Path(wanted).is_dir() else "no such run"
+    raise UsageError(f"{wanted}: {what}", hint=hint)
+
+
+EVERY_S = 5.0
+"""Seconds between two notes: a parallel file system is asked for little."""
+
+
+class RunProgress(msgspec.Struct, frozen=True):
+    """What a start knew of its end at one moment; each number is None where nobody knew it.
+
+    ``at`` is in Unix seconds. The others are those of :class:`bagent.observe.Snapshot`.
+    """
+
+    at: float
+    total: int | None
+    total_is_exact: bool
+    remaining: int | None
+    eta_s: float | None
+
+
+class ProgressFile:
+    """Writes the progress of one part of a run, now and then.
+
+    Args:
+        run_dir: the run directory.
+        part: ``all``, or like ``1-of-4``.
+    """
+
+    def __init__(self, run_dir: Path, part: str) -> None:
+        self._path = _path(run_dir, part)
+        self._due = 0.0
+
+    def write(self, progress: RunProgress, *, last: bool = False) -> None:
+        """Write the file if it is due, or for the last time; a full disk stops nothing."""
+        if not last and time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + EVERY_S
+        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            fresh.write_bytes(msgspec.json.encode(progress))
+            fresh.replace(self._path)
+
+
+def read_progress(run_dir: Path, parts: Iterable[str]) -> RunProgress | None:
+    """Return the progress of all ``parts`` as one; None where one of them has written none.
+
+    The total of several parts is left to the caller: each of them knows its own rows alone.
+    """
+    found = []
+    for part in parts:
+        try:
+            data = read_inside(_path(run_dir, part))
+            found.append(msgspec.json.decode(data, type=RunProgress))
+        except (OSError, msgspec.DecodeError):
+            return None
+    if len(found) < 2:
+        return found[0] if found else None
+    remaining = [one.remaining for one in found if one.remaining is not None]
+    etas = [one.at + one.eta_s for one in found if one.eta_s is not None]
+    at = max(one.at for one in found)
+    return RunProgress(
+        at=at,
+        total=None,
+        total_is_exact=all(one.total_is_exact for one in found),
+        remaining=sum(remaining) if len(remaining) == len(found) else None,
+        eta_s=max(0.0, max(etas) - at) if len(etas) == len(found) else None,
+    )
+
+
+def _path(run_dir: Path, part: str) -> Path:
+    return run_dir / ("progress.json" if part == "all" else f"progress-{part}.json")

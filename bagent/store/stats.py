@@ -1,0 +1,104 @@
+"""The growth of the engines' cache counters over a run, from the ends of its sample files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from bagent.files import open_inside
+from bagent.store.journal.segments import list_segments, whole_lines
+
+HEAD = TAIL = 1 << 20
+"""Bytes at the begin and the end of each file that are read: thousands of endpoints' samples."""
+
+
+class _Sample(msgspec.Struct):
+    endpoint: str
+    at: float
+    cache_hits: int | None = None
+    cache_queries: int | None = None
+
+
+_decode_sample = msgspec.json.Decoder(_Sample).decode
+
+
+def cache_share(run_dir: Path) -> float | None:
+    """The share (0 to 1) of prompt tokens that prefix caches knew; None where no endpoint told.
+
+    Each endpoint's first reading is compared with its last; one that was restarted between counts
+    from its restart.
+    """
+    firsts: dict[str, _Sample] = {}
+    lasts: dict[str, _Sample] = {}
+    for segment in list_segments(run_dir / "journal", "endpoints"):
+        for one in _samples(segment.path):
+            first, last = firsts.get(one.endpoint), lasts.get(one.endpoint)
+            if first is None or one.at < first.at:
+                firsts[one.endpoint] = one
+            if last is None or one.at > last.at:
+                lasts[one.endpoint] = one
+    hits = queries = 0
+    for name, last in lasts.items():
+        first = firsts[name]
+        restarted = (last.cache_queries or 0) < (first.cache_queries or 0)
+        hits += (last.cache_hits or 0) - (0 if restarted else first.cache_hits or 0)
+        queries += (last.cache_queries or 0) - (0 if restarted else first.cache_queries or 0)
+    return hits / queries if queries else None
+
+
+def _samples(path: Path) -> Iterator[_Sample]:
+    """Those with counters, of the file's begin and end; a line that is not whole is passed over."""
+    with open_inside(path) as file:
+        lines = file.read(HEAD).split(b"\n")
+        size = file.seek(0, 2)
+        if size > HEAD:
+            file.seek(max(HEAD, size - TAIL))
+            lines += file.read().split(b"\n")
+    for line in lines:
+        try:
+            sample = _decode_sample(line)
+        except msgspec.DecodeError:
+            continue
+        if sample.cache_hits is not None and sample.cache_queries is not None:
+            yield sample
+
+
+class ToolCount(msgspec.Struct):
+    """Calls of one tool, those of them that failed, and the error of the last failed one."""
+
+    calls: int = 0
+    failed: int = 0
+    error: str | None = None
+
+
+class _Call(msgspec.Struct):
+    name: str
+    error: str | None = None
+
+
+_decode_call = msgspec.json.Decoder(_Call).decode
+
+
+def count_tools(run_dir: Path, part: str | None = None) -> dict[str, ToolCount]:
+    """Return the counts of each tool that was called, by name.
+
+    Args:
+        run_dir: the run directory.
+        part: one part's journal, or None for those of all parts.
+    """
+    counts: dict[str, ToolCount] = {}
+    for segment in list_segments(run_dir / "journal", "tools", part):
+        with segment.path.open("rb") as handle:
+            for _, line in whole_lines(handle, 0, segment.path.stat().st_size):
+                try:
+                    call = _decode_call(line)
+                except msgspec.DecodeError:
+                    continue
+                count = counts.setdefault(call.name, ToolCount())
+                count.calls += 1
+                if call.error is not None:
+                    count.failed += 1
+                    count.error = call.error
+    return counts

@@ -1,0 +1,1 @@
+"""Parquet and DuckDB tables, built from the journal."""

@@ -1,0 +1,101 @@
+"""Hiding fields of results, as SQL: a value goes, that there was one stays.
+
+A field is a column (``error``), a path into a JSON column (``output.name.first``, ``input.ssn``) or
+a plain name: the column, else that property of both ``input`` and ``output``. With a property of
+the output goes whatever repeats it word for word: text, reasoning, logprobs and the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from bagent.duck import literal, quoted
+from bagent.errors import UsageError
+from bagent.store.tables.schema import RESULTS
+
+MASK = "'***'"
+"""What stands for a hidden text, as SQL."""
+
+_JSON_MASK = "***"
+_REPEATS = ("text", "reasoning", "logprobs", "error")
+_WHOLE = frozenset({"row", "stage", "answer", "status"})
+
+
+def masked_columns(fields: Iterable[str]) -> dict[str, str]:
+    """For each column of ``results`` that is changed, the SQL of its new value.
+
+    Raises:
+        UsageError: a field is empty, or a column without which rows cannot be told apart.
+    """
+    paths: dict[str, list[list[str]]] = {}
+    whole: set[str] = set()
+    for field in fields:
+        head, *rest = field.split(".")
+        if not all([head, *rest]) or (field in _WHOLE):
+            raise UsageError(f"--redact {field}: no field to hide", hint="output.NAME, text, ...")
+        if field in RESULTS:
+            whole.add(field)
+            continue
+        columns = [head] if head in ("output", "input") and rest else ["output", "input"]
+        steps = rest if head in ("output", "input") and rest else [head, *rest]
+        for column in columns:
+            paths.setdefault(column, []).append(steps)
+        whole.update(("error", *_REPEATS) if "output" in columns else ("error",))
+    found = {name: _hidden(name) for name in sorted(whole)}
+    for column in sorted(paths.keys() - whole):
+        value = quoted(column)
+        for steps in paths[column]:
+            value = _without(value, steps)
+        found[column] = value
+    return found
+
+
+def masked_answers(fields: Iterable[str]) -> frozenset[str]:
+    """The columns of ``answers`` that are hidden."""
+    names = set()
+    for field in fields:
+        steps = field.removeprefix("output.").split(".")
+        if field not in RESULTS and not field.startswith("input."):
+            names.add(steps[0])
+    return frozenset(names)
+
+
+def _hidden(column: str) -> str:
+    kind = RESULTS[column]
+    if kind == "VARCHAR":
+        mask = MASK
+    elif kind == "JSON":
+        mask = f"""'"{_JSON_MASK}"'::JSON"""
+    else:
+        return f"NULL::{kind}"
+    return f"CASE WHEN {quoted(column)} IS NULL THEN NULL ELSE {mask} END"
+
+
+def _without(value: str, steps: list[str]) -> str:
+    """A JSON value less one property; what is no object on the way there is hidden whole."""
+    cases = []
+    for depth in range(len(steps), -1, -1):
+        pointer = literal("".join(f"/{_escaped(step)}" for step in steps[:depth]))
+        patch = _JSON_MASK if depth == 0 else _nested(steps[:depth])
+        patched = f"json_merge_patch({value}, {literal(msgspec.json.encode(patch).decode())})"
+        if depth == 0:
+            patched = f"""'"{_JSON_MASK}"'::JSON"""
+        kind = f"json_type({value}, {pointer})"
+        there = f"{kind} IS NOT NULL"
+        if depth < len(steps):
+            there = f"{kind} IN ('ARRAY', 'VARCHAR', 'UBIGINT', 'BIGINT', 'DOUBLE', 'BOOLEAN')"
+        cases.append(f"WHEN {there} THEN {patched}")
+    return f"CASE {' '.join(cases)} ELSE {value} END"
+
+
+def _nested(steps: list[str]) -> object:
+    value: object = _JSON_MASK
+    for step in reversed(steps):
+        value = {step: value}
+    return value
+
+
+def _escaped(step: str) -> str:
+    return step.replace("~", "~0").replace("/", "~1")

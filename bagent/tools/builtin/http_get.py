@@ -1,0 +1,250 @@
+"""``http_get``: one page by its address, from the hosts that the job lists."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+from bagent.tools.builtin.host_allowlist import Hosts
+from bagent.tools.threads import Threads
+from bagent.tools.types import Arguments, ToolFault
+from bagent.types import Json
+
+_SILENT = frozenset({"script", "style", "noscript", "template", "svg", "head"})
+_BREAKS = frozenset(
+    {"p", "div", "br", "li", "ul", "ol", "tr", "table", "section", "article", "header", "footer"}
+    | {"h1", "h2", "h3", "h4", "h5", "h6", "pre", "blockquote", "hr", "dt", "dd", "title"}
+)
+_VOID = frozenset({"br", "hr", "img", "input", "meta", "link", "base", "col", "source", "wbr"})
+
+MOST_SECONDS = 8.0
+"""Seconds of CPU for one page: the parser takes minutes for a few kilobytes that were made for
+it, in a thread that nobody can stop. Another page of 2 MiB takes two or three."""
+
+_DEEPEST = 64
+"""Silent elements inside one another that are looked through at each tag; no page has so many."""
+
+
+class _TooLongError(Exception):
+    """The page takes too much time."""
+
+
+class _Reader(HTMLParser):
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self._clock = clock
+        self._end = clock() + MOST_SECONDS
+        self._silent: list[str] = []
+        self._links: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._look_at_the_clock()
+        shown_title = tag == "title" and self._silent == ["head"]
+        if shown_title or tag in _SILENT:
+            if len(self._silent) < _DEEPEST:
+                self._silent.append(tag)
+        elif tag == "body":
+            self._silent.clear()  # also of a head that nobody closed
+        if tag == "a":
+            self._links.append(dict(attrs).get("href"))
+        if tag in _BREAKS:
+            self.parts.append("\n")
+        if tag in ("td", "th"):
+            self.parts.append("\t")
+
+    def _look_at_the_clock(self) -> None:
+        if self._clock() > self._end:
+            raise _TooLongError
+
+    def handle_endtag(self, tag: str) -> None:
+        self._look_at_the_clock()
+        if tag in self._silent:
+            del self._silent[self._silent.index(tag) :]
+        if tag == "a" and self._links:
+            target = self._links.pop()
+            if target and not self._silent and not target.startswith(("#", "javascript:")):
+                self.parts.append(f" ({target})")
+        if tag in _BREAKS and tag not in _VOID:
+            self.parts.append("\n")
+
+    def handle_comment(self, data: str) -> None:
+        self._look_at_the_clock()
+
+    def handle_data(self, data: str) -> None:
+        self._look_at_the_clock()
+        if not self._silent or self._silent[-1] == "title":
+            self.parts.append(re.sub(r"\s+", " ", data))
+
+
+def page_text(html: str, clock: Callable[[], float] = time.thread_time) -> str:
+    """The visible text, a line per block, links in brackets after their words.
+
+    Of a page that takes too much CPU, by ``clock`` in seconds, what was read until then.
+    """
+    reader = _Reader(clock)
+    try:
+        reader.feed(html)
+        reader.close()
+    except _TooLongError:
+        reader.parts.append("\n[cut: the rest of this page takes too long to read]")
+    lines = (
+        re.sub(r" *\t *", "\t", re.sub(r" +", " ", line)).strip()
+        for line in "".join(reader.parts).split("\n")
+    )
+    return "\n".join(line for line in lines if line)
+
+
+MOST_BYTES = 2 << 20
+"""What is read of a page."""
+
+MOST_HOPS = 5
+FAULT_BYTES = 500
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_TEXT = ("text/", "application/json", "application/xml", "application/xhtml", "application/yaml")
+
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {"url": {"type": "string", "description": "An http or https address."}},
+    "required": ["url"],
+    "additionalProperties": False,
+}
+WORDS = "Get the text of a web page or file by its address."
+
+
+class _Forbidden(OSError):
+    """The address of a host is not one that may be connected to."""
+
+
+class HttpGet:
+    """Asks only listed hosts, only at addresses that are public or listed; every hop is checked.
+
+    Args:
+        hosts: who may be asked.
+        threads: where pages are read; a nasty one may take the parser long.
+        resolver: finds addresses of names; None: the system's.
+    """
+
+    def __init__(
+        self, hosts: Hosts, threads: Threads, resolver: AbstractResolver | None = None
+    ) -> None:
+        self._hosts = hosts
+        self._resolver = resolver
+        self._threads = threads
+        self._session: aiohttp.ClientSession | None = None
+
+    async def run(self, arguments: Arguments) -> str:
+        """The text at ``url``; of a longer one the first 2 MiB.
+
+        Raises:
+            ToolFault: it may not be asked, it cannot be reached, it answers with an error or with
+                something that is not text.
+        """
+        url = _url(arguments["url"])
+        try:
+            return await self._follow(url)
+        except aiohttp.ClientConnectorError as error:
+            raise ToolFault(f"{url.host}: {_reason(error.os_error)}") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ToolFault(f"{url}: {error or type(error).__name__}") from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _follow(self, url: URL) -> str:
+        for _ in range(MOST_HOPS + 1):
+            self._check(url)
+            async with self._opened().get(url, allow_redirects=False) as response:
+                target = response.headers.get("Location")
+                if response.status not in _REDIRECTS or target is None:
+                    return await self._text(response)
+            url = _url(str(url.join(URL(target))))
+        raise ToolFault(f"{url} leads on more than {MOST_HOPS} times")
+
+    async def _text(self, response: aiohttp.ClientResponse) -> str:
+        kind = response.content_type
+        ok = response.status < 400
+        body, more = await _body(response, MOST_BYTES if ok else FAULT_BYTES)
+        is_text = kind.startswith(_TEXT) or kind.endswith(("+json", "+xml"))
+        if not is_text and b"\0" in body[:1024]:
+            raise ToolFault(f"{response.url} is {kind}, not text")
+        try:
+            text = body.decode(response.get_encoding(), "replace")
+        except (LookupError, RuntimeError):
+            text = body.decode("utf-8", "replace")
+        if "html" in kind:
+            page = text
+            text = await self._threads.run(lambda: page_text(page))
+        if not ok:
+            raise ToolFault(f"{response.url} answers {response.status} {response.reason}: {text}")
+        return f"{text}\n[cut: only the first {MOST_BYTES >> 20} MiB were read]" if more else text
+
+    def _check(self, url: URL) -> None:
+        if not self._hosts.allows_host(url.host or "", url.port or 0):
+            raise ToolFault(f"{url.host} may not be asked; allowed are: {self._hosts}")
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=0,
+                use_dns_cache=False,
+                resolver=self._resolver,
+                socket_factory=self._socket,
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers={"User-Agent": "bagent"},
+            )
+        return self._session
+
+    def _socket(self, info: Any) -> socket.socket:
+        """A socket for one address, looked at last: what is checked is what is connected to."""
+        family, kind, protocol, _, place = info
+        if not self._hosts.allows_address(str(place[0]), int(place[1])):
+            raise _Forbidden(f"{place[0]} is a private address and not in allow_hosts")
+        return socket.socket(family, kind, protocol)
+
+
+def _url(text: str) -> URL:
+    try:
+        url = URL(text.strip())
+        host, _ = url.host, url.port
+    except ValueError as error:
+        raise ToolFault(f"not an address: {error}") from None
+    if url.scheme not in ("http", "https") or not host:
+        raise ToolFault(f"not an http or https address: {text[:200]!r}")
+    if url.user is not None or url.password is not None:
+        raise ToolFault("an address with a user name is not asked")
+    return url
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, _Forbidden) or error.errno is None or error.errno < 0:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+async def _body(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
+    """The first bytes, and whether there were more; the rest is never read."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > most:
+            response.close()
+            return bytes(body[:most]), True
+    return bytes(body), False

@@ -1,0 +1,247 @@
+"""From the tools of a job to a pool of tools that can be called."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bagent.errors import Position, UsageError
+from bagent.job.spec.agent import ToolSpec
+from bagent.tools.builtin.loader import open_builtin
+from bagent.tools.command_tool import (
+    CLAUDE_CODE,
+    CLAUDE_CODE_ARGV,
+    CLAUDE_CODE_SCHEMA,
+    CLAUDE_CODE_WORDS,
+    Command,
+    places_schema,
+)
+from bagent.tools.executor import ToolPool
+from bagent.tools.factory import Room, load_schema, make_tool, policy_of, tool_environment
+from bagent.tools.mcp import McpConfig, McpServer, McpTool
+from bagent.tools.python_tool import Files, Function, read_function
+from bagent.tools.threads import Loops, Threads
+from bagent.tools.types import Arguments, Tool
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+_CHOOSE = "name those to be offered: mcp: {command: [...], tools: [...]}, or url: for command:"
+"""What a job can do about the tools that an MCP server lists: ``name:`` is only their prefix."""
+
+
+@asynccontextmanager
+async def open_tools(
+    specs: Sequence[ToolSpec],
+    base: Path,
+    env: Mapping[str, str],
+    *,
+    allow_code: bool = False,
+    places: Sequence[Position] = (),
+) -> AsyncIterator[ToolPool]:
+    """Check and open the tools of a job; they are closed, and their processes ended, at the end.
+
+    Args:
+        specs: the tools.
+        base: the job's folder: where commands run and where their relative paths start.
+        env: the environment of the run; tools get the ordinary part of it, and what they name.
+        allow_code: whether ``python_eval`` and ``shell`` may be among the tools.
+        places: where each of ``specs`` stands in the job file, for messages.
+
+    Raises:
+        UsageError: a tool cannot be opened, or two have one name; nothing stays open. It is
+            about the tool's place, or the line of the Python file that is wrong.
+        MissingPackage: a tool needs a package that is not installed.
+    """
+    async with AsyncExitStack() as stack:
+        scratch = Path(tempfile.mkdtemp(prefix="bagent-tools-"))
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        room = Room(base, env, scratch, stack, allow_code)
+        opener = _Opener(room)
+        # Servers start together: each may take a second or more.
+        known: Sequence[Position | None] = places or [None] * len(specs)
+        opened = await _all_opened(opener, specs, known)
+        pool = ToolPool(_distinct(opened, specs, known))
+        stack.push_async_callback(pool.close)
+        yield pool
+
+
+async def _all_opened(
+    opener: _Opener, specs: Sequence[ToolSpec], places: Sequence[Position | None]
+) -> list[list[Tool]]:
+    works = [_opened(opener, spec, at) for spec, at in zip(specs, places, strict=True)]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def _opened(opener: _Opener, spec: ToolSpec, at: Position | None) -> list[Tool]:
+    try:
+        return await opener.open(spec)
+    except UsageError as error:
+        if error.at is None:
+            error.at = at
+        raise
+
+
+def _distinct(
+    opened: list[list[Tool]], specs: Sequence[ToolSpec], places: Sequence[Position | None]
+) -> list[Tool]:
+    """The tools, if their names are usable and all different."""
+    found: dict[str, Tool] = {}
+    for tools, spec, at in zip(opened, specs, places, strict=True):
+        own: set[str] = set()
+        for tool in tools:
+            if not _NAME.fullmatch(tool.name):
+                raise UsageError(
+                    f"tool name {tool.name!r}: servers take letters, digits, _ and -, at most 64",
+                    hint=_CHOOSE if spec.mcp is not None else "give it another name:",
+                    at=at,
+                )
+            if tool.name in found:
+                words = f"two tools are named {tool.name}"
+                hint = _CHOOSE if tool.name in own else "give one another name:"
+                raise UsageError(words, hint=hint, at=at)
+            found[tool.name] = tool
+            own.add(tool.name)
+    return list(found.values())
+
+
+@dataclass
+class _Opener:
+    """Opens one tool after another; files of functions are imported once."""
+
+    room: Room
+    files: Files = field(default_factory=Files)
+    loops: dict[Path, Loops] = field(default_factory=dict)
+
+    async def open(self, spec: ToolSpec) -> list[Tool]:
+        """The tools of one entry: several of an MCP server, else one."""
+        if spec.mcp is not None:
+            return await self._mcp(spec)
+        if spec.builtin is not None:
+            return [open_builtin(spec, self.room)]
+        if spec.python is not None:
+            return [self._python(spec)]
+        return [self._command(spec)]
+
+    def _python(self, spec: ToolSpec) -> Tool:
+        assert spec.python is not None
+        function, signature, words = read_function(self.files, spec.python)
+        name = spec.name or spec.python.function
+        if spec.batch and spec.batch not in signature.lists:
+            raise UsageError(
+                f"{name}: batch: {spec.batch} is no parameter of {spec.python} that is a list",
+                hint=f"its lists: {' '.join(sorted(signature.lists)) or 'none'}",
+            )
+        threads = Threads(name)
+        self.room.stack.callback(threads.close)
+        loops = self._loops_of(spec.python.file.path)
+        policy = policy_of(spec, side_effects=True)
+        run = Function(
+            function, signature, words, threads, loops, spec.batch or "", policy.coalesce
+        )
+        return make_tool(
+            spec,
+            name,
+            words,
+            load_schema(signature.schema, self.room.base, name),
+            run.run,
+            run_many=run.run_many if spec.batch else None,
+            abandoned=lambda: threads.abandoned + loops.abandoned,
+        )
+
+    def _loops_of(self, file: Path) -> Loops:
+        """One event loop for the functions of one file: they may share clients and locks."""
+        if file not in self.loops:
+            self.loops[file] = Loops(file.stem)
+            self.room.stack.callback(self.loops[file].close)
+        return self.loops[file]
+
+    def _command(self, spec: ToolSpec) -> Tool:
+        preset = spec.command == CLAUDE_CODE
+        argv = CLAUDE_CODE_ARGV if preset else spec.command
+        name = spec.name or argv[0]
+        if preset:
+            name = spec.name or CLAUDE_CODE[0]
+        base = self.room.base
+        environment = tool_environment(self.room.env, spec.env)
+        parameters = spec.parameters
+        if parameters is None:
+            parameters = CLAUDE_CODE_SCHEMA if preset else places_schema(argv)
+        schema = load_schema(parameters, base, name)
+        program = find_program(argv[0], base, environment)
+        command = Command(
+            (program, *argv[1:]),
+            frozenset(schema.document.get("properties", {})),
+            base,
+            environment,
+            prompt="prompt" if preset and spec.parameters is None else "",
+            strip_preamble=spec.strip_preamble,
+        )
+        words = CLAUDE_CODE_WORDS if preset else ""
+        return make_tool(spec, name, words, schema, command.run)
+
+    async def _mcp(self, spec: ToolSpec) -> list[Tool]:
+        assert spec.mcp is not None
+        mcp, base = spec.mcp, self.room.base
+        environment = tool_environment(self.room.env, {**spec.env, **mcp.env})
+        command = mcp.command
+        if command:
+            command = (find_program(command[0], base, environment), *command[1:])
+        server = McpServer(McpConfig(mcp.url, mcp.headers, command, environment, base))
+        self.room.stack.push_async_callback(server.close)
+        listed = await server.open()
+        if mcp.tools is not None:
+            names = {tool.name for tool in listed}
+            missing = [name for name in mcp.tools if name not in names]
+            if missing:
+                raise UsageError(
+                    f"mcp: {server.config.shown} has no tool {missing[0]}",
+                    hint=f"it has {' '.join(sorted(names))}",
+                )
+            listed = [tool for tool in listed if tool.name in mcp.tools]
+        return [self._mcp_tool(spec, server, tool) for tool in listed]
+
+    def _mcp_tool(self, spec: ToolSpec, server: McpServer, tool: McpTool) -> Tool:
+        async def run(arguments: Arguments) -> str:
+            return await server.call(tool.name, arguments, again=tool.reads_only)
+
+        # Names of tools may hold dots and slashes; names of functions may not.
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)
+        if spec.name:
+            name = f"{spec.name}_{name}"
+        # A schema from elsewhere leads to no file here.
+        try:
+            schema = load_schema(tool.parameters, self.room.scratch, name)
+        except UsageError as error:
+            error.hint = _CHOOSE
+            raise
+        return make_tool(
+            spec, name, tool.description, schema, run, side_effects=not tool.reads_only
+        )
+
+
+def find_program(word: str, base: Path, env: Mapping[str, str]) -> str:
+    """The program that ``word`` names: a path relative to ``base``, or a name in ``PATH``.
+
+    Raises:
+        UsageError: there is none that can be run.
+    """
+    path = str(base / word) if "/" in word else word
+    found = shutil.which(path, path=env.get("PATH", ""))
+    if found is None:
+        is_there = "/" in word and Path(path).exists()
+        hint = f"chmod +x {word}" if is_there else "is it installed and in PATH?"
+        raise UsageError(f"cannot run {word}: {'no' if is_there else 'no such'} program", hint=hint)
+    return found
