@@ -15,15 +15,15 @@ from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, Request
-from bagent.fleet.batch_size import GroupRule
+from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.stages.dedupe import Sharing
-from bagent.stages.row_runner import Engine
-from bagent.stages.stop_rules import Guards
+from bagent.stages.dedupe import RequestDedupe
+from bagent.stages.row_runner import RowRunner
+from bagent.stages.stop_rules import StopRules
 from bagent.store.journal.journal import Journal, Syncer
-from bagent.tools import Tool, ToolPool
+from bagent.tools import Tool, ToolExecutor
 from bagent.types import Outcome, Reply, Row, ToolCall, Usage
 
 CONCURRENCY = 256
@@ -95,12 +95,12 @@ async def drive(rows: int, folder: Path, random: Random) -> int:
     """Run that many agents to their end; the turns that they took."""
     parameters = {"type": "object", "properties": {"topic": {"type": "string"}}}
     schema = OutputSchema.load(parameters, base=folder)
-    pool = ToolPool([Tool("look", "Look a topic up.", schema, _look, side_effects=False)])
+    pool = ToolExecutor([Tool("look", "Look a topic up.", schema, _look, side_effects=False)])
     journal = Journal.open(folder, "all", clock=time.monotonic, report=lambda _: None)
     syncer = Syncer(journal)
     syncer.start()
     state = EndpointState(Endpoint("e", "http://e/v1"), InFlightLimit(CONCURRENCY, CONCURRENCY))
-    config = FleetConfig(CONCURRENCY, group=GroupRule(single=True))
+    config = FleetConfig(CONCURRENCY, group=BatchSizeRule(single=True))
     fleet = Fleet(
         [state],
         Instant(),
@@ -120,12 +120,12 @@ async def drive(rows: int, folder: Path, random: Random) -> int:
         assert outcome.status == "ok" and outcome.turns == 2
         ended += 1
 
-    engine = Engine(
+    engine = RowRunner(
         plan,
         fleet,
         journal,
-        sharing=Sharing(journal.read_at, None, dedupe=False),
-        guards=Guards(canary=False, stop_after=None),
+        sharing=RequestDedupe(journal.read_at, None, dedupe=False),
+        guards=StopRules(canary=False, stop_after=None),
         emit=emit,
     )
 

@@ -26,7 +26,7 @@ from random import Random
 from simulated_fleet import Plan, bagent, modulo, rows_of
 
 from bagent.sim.config import EngineConfig
-from bagent.sim.engine import Engine, Request
+from bagent.sim.engine import SimEngine, SimRequest
 
 ENGINE = EngineConfig(max_num_seqs=64, decode=100.0, batch_slowdown=0.02, prefix_cache=False)
 SLOW = replace(ENGINE, decode=ENGINE.decode / 10, prefill=ENGINE.prefill / 10)
@@ -43,9 +43,9 @@ AIMS = {"equal": 1.05, "two slow": 1.15, "three dying": 1.25}
 
 def speed_of(config: EngineConfig, rows: list) -> float:
     """Rows a second of one engine that always has enough to do."""
-    engine = Engine(config)
+    engine = SimEngine(config)
     for row in rows:
-        engine.submit(Request(row.tokens, row.answer), 0.0)
+        engine.submit(SimRequest(row.tokens, row.answer), 0.0)
     ends = []
     while (due := engine.next_event()) is not None:
         ends += [seq.finished_at for seq in engine.advance(due) if seq.finished_at is not None]

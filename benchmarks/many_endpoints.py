@@ -73,10 +73,10 @@ async def watch(lags: list[tuple[float, float]]) -> None:
 def client(job: str, out: str) -> None:
     """The run, in this process, with a look at its event loop."""
     from bagent.cli.app import main
-    from bagent.runs.session import Session
+    from bagent.runs.session import RunSession
 
     lags: list[tuple[float, float]] = []
-    run = Session.run
+    run = RunSession.run
 
     async def watched(session):
         task = asyncio.ensure_future(watch(lags))
@@ -85,7 +85,7 @@ def client(job: str, out: str) -> None:
         finally:
             task.cancel()
 
-    Session.run = watched
+    RunSession.run = watched
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     code = main(["run", job, "-o", out, "--progress", "none"])
     used = resource.getrusage(resource.RUSAGE_SELF)

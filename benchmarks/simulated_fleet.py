@@ -18,16 +18,16 @@ from random import Random
 from bagent.backends.base import Exchange
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.engines.metrics import EngineLoad
-from bagent.backends.request import CallSettings, Request
+from bagent.backends.request import CallSettings, SimRequest
 from bagent.fleet.call import Call
 from bagent.job.load import JobRequest, load_job
 from bagent.runs.hostfile_reload import watch_loads
 from bagent.servers.fleet_factory import make_fleet
 from bagent.servers.resolve import Servers
 from bagent.sim.config import BLOCK, EngineConfig
-from bagent.sim.driver import Driver, Flight
-from bagent.sim.engine import Engine
-from bagent.sim.engine import Request as Generation
+from bagent.sim.driver import Driver, PendingCall
+from bagent.sim.engine import SimEngine
+from bagent.sim.engine import SimRequest as Generation
 from bagent.sim.tokens import block_hashes, pack
 from bagent.types import Failure, Reply, Usage
 
@@ -73,13 +73,13 @@ class Node:
     """One engine; it may be gone for a while."""
 
     config: EngineConfig
-    engine: Engine = field(init=False)
+    engine: SimEngine = field(init=False)
     driver: Driver = field(init=False)
     up: bool = True
-    flights: dict[Flight, asyncio.Future] = field(default_factory=dict)
+    flights: dict[PendingCall, asyncio.Future] = field(default_factory=dict)
 
     def start(self) -> None:
-        self.engine = Engine(self.config)
+        self.engine = SimEngine(self.config)
         self.driver = Driver(self.engine)
         self.up = True
 
@@ -95,7 +95,7 @@ class Node:
         """Whether the answers came: False where it is gone, or died meanwhile."""
         if not self.up:
             return False
-        flight, died = Flight(stream=False), asyncio.get_running_loop().create_future()
+        flight, died = PendingCall(stream=False), asyncio.get_running_loop().create_future()
         self.flights[flight] = died
         asked = []
         for row in rows:
@@ -124,14 +124,14 @@ class NodesBackend:
         self._nodes, self._rows, self._most = nodes, rows, most
         self.requests = 0
 
-    def group_key(self, request: Request) -> str:
+    def group_key(self, request: SimRequest) -> str:
         return "all"
 
-    def group_limit(self, endpoint: Endpoint, request: Request) -> int:
+    def group_limit(self, endpoint: Endpoint, request: SimRequest) -> int:
         return self._most
 
     async def count_tokens(
-        self, endpoint: Endpoint, request: Request, seconds: float
+        self, endpoint: Endpoint, request: SimRequest, seconds: float
     ) -> int | None:
         """Not told."""
         return None
@@ -253,7 +253,7 @@ async def _bagent(plan: Plan) -> tuple[float, int]:
     fleet.expect(True)
     for number in range(len(plan.rows)):
         await fleet.room()
-        request = Request(SETTINGS, b"%d" % number, prompt="", max_tokens=400)
+        request = SimRequest(SETTINGS, b"%d" % number, prompt="", max_tokens=400)
         fleet.submit(Call(ends, request, f"k{number}", number, "map", 0))
     fleet.expect(False)
     idle = loop.create_task(fleet.idle())

@@ -15,7 +15,7 @@ from bagent.backends.engines.metrics import LoadReader
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.clocks import SteadyUnix, unix
-from bagent.tools.executor import ToolPool
+from bagent.tools.executor import ToolExecutor
 from support.backend_calls import endpoint, request
 from support.routes_server import routes_server
 
@@ -58,7 +58,7 @@ def test_a_wall_clock_that_is_set_during_a_request_shows_in_no_time_of_it(jump):
         (AnthropicBackend, "clock"),
         (BedrockBackend, "clock"),
         (LoadReader, "clock"),
-        (ToolPool, "wall"),
+        (ToolExecutor, "wall"),
     ],
 )
 def test_whatever_measures_does_so_by_steady_stamps(maker, name):

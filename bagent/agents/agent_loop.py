@@ -10,25 +10,25 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from bagent.agents.compaction import Compacting, Summary
+from bagent.agents.compaction import Compactor, SummaryHandler
 from bagent.agents.conversation import Conversation, text_bytes
 from bagent.agents.plan import AgentHost, AgentPlan, StagePlan
-from bagent.agents.streaming import FirstCall
+from bagent.agents.streaming import FirstToolCallTimer
 from bagent.agents.text_tool_calls import UnreadCallError, parse_text_tool_calls
 from bagent.agents.token_budget import TokenBudget
 from bagent.agents.tool_turn import (
     INTERRUPTED,
     MAY_HAVE_RUN,
-    Desk,
-    TurnWork,
-    Unit,
+    ConversationKey,
+    ToolTurn,
+    ToolTurnRunner,
     answer_message,
-    begun_message,
+    assign_call_ids,
     calls_of,
-    own_calls,
+    pending_calls_message,
     turn_message,
 )
-from bagent.answers.evaluate import GOOD_ENDS, Verdict
+from bagent.answers.evaluate import GOOD_ENDS, AnswerResult
 from bagent.backends.request import Request, Watch, encode_payload
 from bagent.clocks import unix
 from bagent.fleet.call import Call, Delivery
@@ -64,16 +64,16 @@ class AgentConversation(Conversation):
         super().__init__(plan, row, answer, host)
         self._agent = agent
         self._agent_host = host
-        self._desk: Desk | None = None
+        self._desk: ToolTurnRunner | None = None
         self._endpoint: str | None = None
         self._faulty = 0
-        self._first_call = FirstCall(host.now)
+        self._first_call = FirstToolCallTimer(host.now)
         self._known: tuple[int, int] | None = None
         self._noted = False
         self._rounds = 0
         self._start = 0
         self._used: set[str] = set()
-        self._compacting: Compacting | None = None
+        self._compacting: Compactor | None = None
 
     # --- the first call, of the row or of what an earlier start left ----------------------------
 
@@ -84,8 +84,10 @@ class AgentConversation(Conversation):
             return call
         request_hash = f"{self.request_hash:016x}"
         row = self.row
-        unit = Unit(self.key, row.index, self.plan.name, self.answer, request_hash, row.id)
-        self._desk = Desk(
+        unit = ConversationKey(
+            self.key, row.index, self.plan.name, self.answer, request_hash, row.id
+        )
+        self._desk = ToolTurnRunner(
             self._agent,
             unit,
             self._agent_host.spawn,
@@ -131,7 +133,7 @@ class AgentConversation(Conversation):
         self._agent_host.spawn(self._do(work))
         return None
 
-    def _desk_now(self) -> Desk:
+    def _desk_now(self) -> ToolTurnRunner:
         assert self._desk is not None
         return self._desk
 
@@ -159,7 +161,7 @@ class AgentConversation(Conversation):
         if reply.usage.prompt is not None and reply.usage.completion is not None:
             self._known = size, reply.usage.prompt + reply.usage.completion
         self._attempts += call.tries
-        calls = own_calls(reply, self._turns, self._used)
+        calls = assign_call_ids(reply, self._turns, self._used)
         if not self._may_call():
             most = self._agent.max_turns
             names = ", ".join(dict.fromkeys(one.name for one in calls))
@@ -169,7 +171,7 @@ class AgentConversation(Conversation):
         self._used.update(one.id for one in calls)
         asked = call.request.messages or []
         head = [*asked[len(self._messages or ()) :], turn_message(reply, calls)]
-        work = TurnWork(self._turns, head, calls, {})
+        work = ToolTurn(self._turns, head, calls, {})
         self._noted = True
         if self._agent_host.closing:
             self._desk.postpone(work)
@@ -198,7 +200,7 @@ class AgentConversation(Conversation):
                 return
         super().failed(call, failure, delivery)
 
-    async def _do(self, work: TurnWork) -> None:
+    async def _do(self, work: ToolTurn) -> None:
         """Run a turn's tools, note the turn, ask the next."""
         added, results = await self._desk_now().answer(work)
         self._desk_now().note(work.turn, added)
@@ -247,7 +249,7 @@ class AgentConversation(Conversation):
         """What the answer of a turn may take, where the job says so."""
         return self.plan.settings.max_tokens
 
-    def send(self, request: Request, handler: Summary) -> None:
+    def send(self, request: Request, handler: SummaryHandler) -> None:
         """Send a call whose answer ``handler`` takes; it counts for this row."""
         call = Call(
             handler, request, self.key, self.row.index, self.plan.name, self.answer, self._turns
@@ -293,16 +295,16 @@ class AgentConversation(Conversation):
         again.tool_choice = "none" if request.settings.apart else None
         return again
 
-    def _after_cut(self, call: Call, verdict: Verdict) -> Call | None:
+    def _after_cut(self, call: Call, verdict: AnswerResult) -> Call | None:
         """Where nothing bound the answer to the schema it may never have ended: bind it."""
         unbound = call.request.settings.apart and call.request.tool_choice != "none"
         if unbound and self._reasks < self.plan.reasks:
             return self._reask(call, verdict)
         return super()._after_cut(call, verdict)
 
-    def _shortener(self) -> Compacting:
+    def _shortener(self) -> Compactor:
         if self._compacting is None:
-            self._compacting = Compacting(self, self._agent, self._start)
+            self._compacting = Compactor(self, self._agent, self._start)
         return self._compacting
 
     def note_compaction(self, call: ToolCall, result: ToolResult) -> None:
@@ -326,16 +328,18 @@ def _asks_for_tools(reply: Reply) -> bool:
     return bool(reply.tool_calls) and ended and not (reply.refusal or "").strip()
 
 
-def _work_of(turn: Turn) -> TurnWork:
+def _work_of(turn: Turn) -> ToolTurn:
     """What an earlier start left of its last turn."""
     place = next(
         (n for n in reversed(range(len(turn.messages))) if turn.messages[n].get("tool_calls")), None
     )
     if place is None:
-        return TurnWork(turn.turn, [*turn.messages, begun_message(turn.begun)], turn.begun, {})
+        return ToolTurn(
+            turn.turn, [*turn.messages, pending_calls_message(turn.begun)], turn.begun, {}
+        )
     head, rest = turn.messages[: place + 1], turn.messages[place + 1 :]
     answers = {str(one.get("tool_call_id")): str(one.get("content")) for one in rest}
-    return TurnWork(turn.turn, head, calls_of(turn.messages[place]), answers)
+    return ToolTurn(turn.turn, head, calls_of(turn.messages[place]), answers)
 
 
 def _broken(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str | None:

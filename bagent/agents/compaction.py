@@ -44,7 +44,7 @@ _WORDS = (
 _HEADING = "Summary of the work so far, in place of the turns themselves:"
 
 
-class Owner(Protocol):
+class CompactionHost(Protocol):
     """The conversation that is made shorter."""
 
     @property
@@ -57,7 +57,7 @@ class Owner(Protocol):
         """What the answer of a turn may take, where the job says so."""
         ...
 
-    def send(self, request: Request, handler: Summary) -> None:
+    def send(self, request: Request, handler: SummaryHandler) -> None:
         """Send a call whose answer ``handler`` takes."""
         ...
 
@@ -70,14 +70,14 @@ class Owner(Protocol):
         ...
 
 
-class Compacting:
+class Compactor:
     """Decides when one conversation is too long, and makes it shorter.
 
     Args:
         start: how many messages are the row's own prompt; they stay as they are.
     """
 
-    def __init__(self, owner: Owner, agent: AgentPlan, start: int) -> None:
+    def __init__(self, owner: CompactionHost, agent: AgentPlan, start: int) -> None:
         self._owner = owner
         self._agent = agent
         self._start = start
@@ -147,7 +147,7 @@ class Compacting:
         request = Request(
             settings, encode_payload(asked), messages=asked, max_tokens=SUMMARY_TOKENS
         )
-        self._owner.send(request, Summary(self, messages, recent))
+        self._owner.send(request, SummaryHandler(self, messages, recent))
         return True
 
     def take_summary(
@@ -176,10 +176,10 @@ class Compacting:
         self._owner.note_compaction(call, ToolResult("", latency_ms=latency, started=unix()))
 
 
-class Summary:
+class SummaryHandler:
     """Takes the summary that a model makes; a :class:`bagent.fleet.call.CallHandler`."""
 
-    def __init__(self, compacting: Compacting, messages: list[Message], recent: int) -> None:
+    def __init__(self, compacting: Compactor, messages: list[Message], recent: int) -> None:
         self._compacting = compacting
         self._messages = messages
         self._recent = recent

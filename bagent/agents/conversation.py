@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bagent.agents.plan import Host, StagePlan
-from bagent.answers.evaluate import Verdict, judge
-from bagent.answers.retry_prompt import describe, reask
+from bagent.agents.plan import ConversationHost, StagePlan
+from bagent.answers.evaluate import AnswerResult, evaluate
+from bagent.answers.retry_prompt import describe, retry_messages
 from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
 from bagent.backends.request import Request, encode_payload
 from bagent.fleet.call import Call, Delivery
@@ -56,7 +56,7 @@ def received_json(body: bytes) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(clean(value)))
 
 
-class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+class ConversationState(msgspec.Struct, frozen=True, omit_defaults=True):
     """A conversation that waits for the answer to one call, without its row and its prompt.
 
     ``max_tokens``, ``tries`` and ``counted`` are those of the call; ``messages`` are what it
@@ -112,7 +112,7 @@ class Conversation:
         "row",
     )  # fmt: skip
 
-    def __init__(self, plan: StagePlan, row: Row, answer: int, host: Host) -> None:
+    def __init__(self, plan: StagePlan, row: Row, answer: int, host: ConversationHost) -> None:
         self.plan = plan
         self.row = row
         self.answer = answer
@@ -134,7 +134,7 @@ class Conversation:
         self._queue_ms = 0.0
         self._delivery: Delivery | None = None
         self._last: Reply | None = None
-        self._verdict: Verdict | None = None
+        self._verdict: AnswerResult | None = None
 
     # --- the first call -----------------------------------------------------------------------
 
@@ -223,9 +223,9 @@ class Conversation:
     def replied(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
         """Judge a reply: end the row, ask again, or have the fleet send it again."""
         if reply.vectors is not None:
-            verdict = Verdict("ok", output=msgspec.Raw(msgspec.json.encode(reply.vectors)))
+            verdict = AnswerResult("ok", output=msgspec.Raw(msgspec.json.encode(reply.vectors)))
         else:
-            verdict = judge(reply, self.plan.schema, tools=self.plan.offers_tools)
+            verdict = evaluate(reply, self.plan.schema, tools=self.plan.offers_tools)
         self._last, self._verdict = reply, verdict
         self._note(delivery)
         self._add_usage(reply.usage, text_bytes(call.request.payload))
@@ -275,12 +275,12 @@ class Conversation:
                 return
         self._end("refused" if failure.kind == "refused" else "failed", failure)
 
-    def _reask(self, call: Call, verdict: Verdict) -> Call | None:
+    def _reask(self, call: Call, verdict: AnswerResult) -> Call | None:
         if self._messages is None or self.plan.schema is None:
             return None
         self._reasks += 1
         wrong = verdict.violations or (verdict.error or "",)
-        messages = reask(self._messages, verdict.text or "", wrong, self.plan.schema)
+        messages = retry_messages(self._messages, verdict.text or "", wrong, self.plan.schema)
         return self._call(self._asking_again(call.request, messages))
 
     def _asking_again(self, request: Request, messages: list[Message]) -> Request:
@@ -289,7 +289,7 @@ class Conversation:
             request, payload=encode_payload(messages), messages=messages, stream=False
         )
 
-    def _after_cut(self, call: Call, verdict: Verdict) -> Call | None:
+    def _after_cut(self, call: Call, verdict: AnswerResult) -> Call | None:
         """Ask again, with more room, for an answer that was cut off."""
         asked = call.request.max_tokens
         if asked is None or self.plan.grow <= 1 or self._grown:
@@ -335,10 +335,10 @@ class Conversation:
 
     # --- over more than one process ------------------------------------------------------------
 
-    def kept(self, call: Call) -> Kept:
+    def kept(self, call: Call) -> ConversationState:
         """What :meth:`resumed` needs to take the answer to ``call``, besides the row."""
         messages = call.request.messages
-        return Kept(
+        return ConversationState(
             max_tokens=call.request.max_tokens,
             tries=call.tries,
             counted=call.counted,
@@ -353,7 +353,7 @@ class Conversation:
             started=self._started,
         )
 
-    def resumed(self, kept: Kept) -> Call | None:
+    def resumed(self, kept: ConversationState) -> Call | None:
         """The call of which ``kept`` was taken, or None where the row ended (the host was told)."""
         call = self.open()
         if call is None:
@@ -416,7 +416,7 @@ class Conversation:
                 outcome.response = None  # of an attempt before the last
         self.host.finish(self, outcome)
 
-    def _put_answer(self, outcome: Outcome, verdict: Verdict, reply: Reply) -> None:
+    def _put_answer(self, outcome: Outcome, verdict: AnswerResult, reply: Reply) -> None:
         outcome.text = verdict.text
         outcome.reasoning = verdict.reasoning
         outcome.finish_reason = reply.finish_reason

@@ -7,7 +7,7 @@ from bagent.agents.plan import AgentHost, StagePlan
 from bagent.types import Row
 
 
-def converse(plan: StagePlan, row: Row, answer: int, host: AgentHost) -> Conversation:
+def make_conversation(plan: StagePlan, row: Row, answer: int, host: AgentHost) -> Conversation:
     """The conversation of one answer of a row."""
     if plan.program is not None:
         from bagent.agents.external_agent import ProgramConversation

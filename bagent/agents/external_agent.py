@@ -11,8 +11,8 @@ import msgspec
 
 from bagent.agents.conversation import Conversation
 from bagent.agents.plan import AgentHost, StagePlan
-from bagent.answers.evaluate import judge
-from bagent.answers.retry_prompt import reask
+from bagent.answers.evaluate import evaluate
+from bagent.answers.retry_prompt import retry_messages
 from bagent.backends.openai.chat import content_text
 from bagent.clocks import unix
 from bagent.fleet.call import Call, Delivery
@@ -20,7 +20,7 @@ from bagent.job.spec.agent import PROGRAM_PLACE
 from bagent.store.journal.segments import write_error
 from bagent.text.unicode import wire_text
 from bagent.tools.command_tool import answer_of, without_preamble
-from bagent.tools.subprocess_runner import Child, run_child
+from bagent.tools.subprocess_runner import CommandChild, run_child
 from bagent.tools.types import ToolFault
 from bagent.types import ErrorKind, Failure, Json, Message, Reply, Row, Usage
 
@@ -80,7 +80,7 @@ class ProgramConversation(Conversation):
             began = unix()
             self._attempts += 1
             try:
-                text = await self._run(words_of(asked))
+                text = await self._run(prompt_text(asked))
             except ToolFault as fault:
                 passing = fault.kind == "timeout"
                 self._finish(began, unix())
@@ -88,7 +88,7 @@ class ProgramConversation(Conversation):
                 self._end("failed", Failure(kind, fault.message, passing=passing))
                 return
             reply = Reply(text, "stop", model=self._program.model)
-            verdict = judge(reply, self.plan.schema)
+            verdict = evaluate(reply, self.plan.schema)
             self._last, self._verdict = reply, verdict
             if self.plan.schema is not None and self._first_valid is None:
                 self._first_valid = verdict.status == "ok"
@@ -97,7 +97,7 @@ class ProgramConversation(Conversation):
                 self._end(verdict.status, None)
                 return
             self._reasks += 1
-            asked = reask(messages, verdict.text, verdict.violations, self.plan.schema)
+            asked = retry_messages(messages, verdict.text, verdict.violations, self.plan.schema)
 
     def _finish(self, began: float, ended: float) -> None:
         self._usage, self._turns = self._program.usage(self._name)
@@ -135,7 +135,7 @@ class ProgramConversation(Conversation):
         stdin = b"" if any("{prompt}" in word for word in program.argv) else prompt.encode()
         try:
             async with asyncio.timeout(self._left()):
-                ended = await run_child(Child(argv, stdin, folder, env))
+                ended = await run_child(CommandChild(argv, stdin, folder, env))
         except TimeoutError:
             raise ToolFault("the program took too long and was stopped", "timeout") from None
         text = without_preamble(answer_of(ended)).strip()
@@ -149,7 +149,7 @@ class ProgramConversation(Conversation):
         return max(0.0, self.give_up_at - asyncio.get_running_loop().time())
 
 
-def words_of(messages: Sequence[Message]) -> str:
+def prompt_text(messages: Sequence[Message]) -> str:
     """A prompt as one text: system and user by paragraphs, others after who said them."""
     parts = []
     for message in messages:
@@ -196,7 +196,7 @@ ANSWER_SHARE = 4
 """An answer may take a quarter of the context where the job names no ``max_tokens``."""
 
 
-class Service(msgspec.Struct, frozen=True):
+class ProxyTarget(msgspec.Struct, frozen=True):
     """The service that a program is pointed at.
 
     ``base_url`` ends with ``/v1``. ``context`` is the model's context length in tokens, and
@@ -216,7 +216,7 @@ class Service(msgspec.Struct, frozen=True):
         return max(1, self.context // ANSWER_SHARE)
 
 
-def environment_for(service: Service) -> dict[str, str]:
+def environment_for(service: ProxyTarget) -> dict[str, str]:
     """The variables by which programs find ``service``, besides the key."""
     found = {
         **QUIET,
@@ -236,7 +236,7 @@ def environment_for(service: Service) -> dict[str, str]:
     return found
 
 
-def opencode_config(service: Service) -> dict[str, Json]:
+def opencode_config(service: ProxyTarget) -> dict[str, Json]:
     """OpenCode's configuration: the proxy as its one provider; the key comes from the environment.
 
     Without the limits OpenCode neither shortens long sessions nor asks for answers that fit.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from bagent.agents.streaming import StreamChoice
+from bagent.agents.streaming import StreamPolicy
 from bagent.agents.token_budget import TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.request import CallSettings
@@ -79,7 +79,7 @@ class AgentPlan(msgspec.Struct, eq=False):
     shares: bool = False
     log_text: Callable[[str], None] = _ignore
     fail_on_tool: bool = False
-    streaming: StreamChoice | None = None
+    streaming: StreamPolicy | None = None
 
 
 STREAM_EVERY = 50
@@ -162,7 +162,7 @@ class StagePlan(msgspec.Struct, eq=False):
         return int.from_bytes(digest.digest(), "big")
 
 
-class Host(Protocol):
+class ConversationHost(Protocol):
     """Sends the calls of conversations and takes their end; the stage engine is one."""
 
     def now(self) -> float:
@@ -178,7 +178,7 @@ class Host(Protocol):
         ...
 
 
-class AgentHost(Host, Protocol):
+class AgentHost(ConversationHost, Protocol):
     """What a conversation with tools needs besides."""
 
     @property

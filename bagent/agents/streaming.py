@@ -32,7 +32,7 @@ class _Turns(msgspec.Struct):
     told: deque[tuple[float, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_KEPT))
 
 
-class StreamChoice:
+class StreamPolicy:
     """Streams turns as long as tools that start before the end of their turn save enough time.
 
     First turns, second ones and so on are told apart: the last one of an agent is its answer, where
@@ -59,7 +59,7 @@ class StreamChoice:
         return self._turns[min(turn, _MOST) - 1]
 
 
-class FirstCall:
+class FirstToolCallTimer:
     """Notes when the first call of a streamed answer was whole, and passes each on.
 
     Args:

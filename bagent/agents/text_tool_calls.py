@@ -30,7 +30,7 @@ MOST_CODE = 100_000
 """Characters of a call in Python's syntax that are parsed, at most."""
 
 
-class Dialect(NamedTuple):
+class ToolCallDialect(NamedTuple):
     """How a model family writes calls: ``read`` gets the text from the first mark on.
 
     It returns what it could read; an empty list or a ValueError means that nothing could be read.
@@ -379,8 +379,8 @@ _GLM_ARGUMENT = (
 )
 
 
-def _dialect(mark: str, parser: str, read: Callable[[str, Schemas], Calls]) -> Dialect:
-    return Dialect(re.compile(mark), parser, read)
+def _dialect(mark: str, parser: str, read: Callable[[str, Schemas], Calls]) -> ToolCallDialect:
+    return ToolCallDialect(re.compile(mark), parser, read)
 
 
 DIALECTS = (

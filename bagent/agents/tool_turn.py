@@ -19,7 +19,7 @@ MOST_CALLS = 64
 """Most tool calls of one turn that are run; the others are answered with a fault."""
 
 
-def own_calls(reply: Reply, turn: int, used: Container[str]) -> tuple[ToolCall, ...]:
+def assign_call_ids(reply: Reply, turn: int, used: Container[str]) -> tuple[ToolCall, ...]:
     """The calls of ``reply``, each with an id that no other call of the conversation has.
 
     Some servers send no ids, the same one for all, or start again with ``call_0`` each turn. Where
@@ -46,12 +46,13 @@ def turn_message(reply: Reply, calls: Sequence[ToolCall]) -> Message:
     Arguments are the JSON text of one object: servers parse them to fill in their templates.
     """
     wired = tuple(
-        msgspec.structs.replace(call, arguments=object_text(call.arguments)) for call in calls
+        msgspec.structs.replace(call, arguments=normalize_arguments(call.arguments))
+        for call in calls
     )
     return assistant_message(msgspec.structs.replace(reply, tool_calls=wired))
 
 
-def begun_message(calls: Sequence[ToolCall]) -> Message:
+def pending_calls_message(calls: Sequence[ToolCall]) -> Message:
     """The assistant's message for calls whose own turn was lost before it was whole."""
     return turn_message(Reply(None, "tool_calls"), calls)
 
@@ -61,7 +62,7 @@ def answer_message(call: ToolCall, text: str) -> Message:
     return {"role": "tool", "tool_call_id": call.id, "content": text}
 
 
-def object_text(arguments: str) -> str:
+def normalize_arguments(arguments: str) -> str:
     """``arguments`` as JSON text that decodes once, to an object.
 
     Text within text is taken out of it, nothing is an empty object, and what is no object stands
@@ -111,7 +112,7 @@ INTERRUPTED = "may_have_run"
 Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 
 
-class Unit(msgspec.Struct, frozen=True):
+class ConversationKey(msgspec.Struct, frozen=True):
     """Whose calls they are; ``request_hash`` as in :class:`bagent.types.Turn`."""
 
     key: str
@@ -122,7 +123,7 @@ class Unit(msgspec.Struct, frozen=True):
     id: Json = None
 
 
-class Started(msgspec.Struct, eq=False):
+class PendingToolCall(msgspec.Struct, eq=False):
     """A call that was started."""
 
     call: ToolCall
@@ -131,7 +132,7 @@ class Started(msgspec.Struct, eq=False):
     result: ToolResult | None = None
 
 
-class TurnWork(msgspec.Struct):
+class ToolTurn(msgspec.Struct):
     """One turn's calls; ``head`` are the turn's messages up to the assistant's, with the calls.
 
     ``answers`` are the texts known already, by the id of the call.
@@ -143,7 +144,7 @@ class TurnWork(msgspec.Struct):
     answers: dict[str, str]
 
 
-class Desk:
+class ToolTurnRunner:
     """The tools of one conversation.
 
     Args:
@@ -155,7 +156,7 @@ class Desk:
     def __init__(
         self,
         agent: AgentPlan,
-        unit: Unit,
+        unit: ConversationKey,
         spawn: Spawn,
         deadline: Callable[[], float | None],
         spent: Callable[[], tuple[Usage, int]],
@@ -166,7 +167,7 @@ class Desk:
         self._deadline = deadline
         self._spent = spent
         self._turn = 0
-        self._early: dict[tuple[str, str], list[Started]] = {}
+        self._early: dict[tuple[str, str], list[PendingToolCall]] = {}
 
     # --- calls that begin before their turn is whole ------------------------------------------
 
@@ -190,15 +191,15 @@ class Desk:
 
         return on_call
 
-    def _begin(self, call: ToolCall, turn: int) -> Started:
-        begun = Started(call, self._agent.tools.has_side_effects(call.name))
+    def _begin(self, call: ToolCall, turn: int) -> PendingToolCall:
+        begun = PendingToolCall(call, self._agent.tools.has_side_effects(call.name))
         if begun.risky:
             waiting = [s.call for some in self._early.values() for s in some if s.risky]
             self.note(turn, [], [*waiting, call])
         begun.task = self._spawn(self._run(begun))
         return begun
 
-    async def _run(self, begun: Started) -> None:
+    async def _run(self, begun: PendingToolCall) -> None:
         begun.result = await self._call(begun.call)
 
     async def _call(self, call: ToolCall) -> ToolResult:
@@ -215,13 +216,13 @@ class Desk:
 
     # --- a whole turn ---------------------------------------------------------------------------
 
-    def postpone(self, work: TurnWork) -> None:
+    def postpone(self, work: ToolTurn) -> None:
         """Note a turn whose calls are to run at another time; those begun may have run."""
         self._turn = 0
         early = self._claimed(work.calls)
         self.note(work.turn, work.head, [one.call for one in early.values() if one.risky])
 
-    async def answer(self, work: TurnWork) -> tuple[list[Message], list[ToolResult]]:
+    async def answer(self, work: ToolTurn) -> tuple[list[Message], list[ToolResult]]:
         """Run the calls side by side: the messages of the whole turn, and what the calls gave."""
         self._turn = 0
         started = self._claimed(work.calls)
@@ -241,7 +242,7 @@ class Desk:
             results[todo[0].id] = await self._call(todo[0])
         else:
             for call in todo:
-                begun = Started(call, self._agent.tools.has_side_effects(call.name))
+                begun = PendingToolCall(call, self._agent.tools.has_side_effects(call.name))
                 begun.task = self._spawn(self._run(begun))
                 started[call.id] = begun
             results |= await self._gather(work, started)
@@ -251,7 +252,9 @@ class Desk:
                 self.record(work.turn, call, results[call.id])
         return self._messages(work), list(results.values())
 
-    async def _gather(self, work: TurnWork, started: dict[str, Started]) -> dict[str, ToolResult]:
+    async def _gather(
+        self, work: ToolTurn, started: dict[str, PendingToolCall]
+    ) -> dict[str, ToolResult]:
         """Wait for all; what tools with side effects did is noted while others still run."""
         results: dict[str, ToolResult] = {}
         waiting = {one.task: one for one in started.values() if one.task is not None}
@@ -267,9 +270,9 @@ class Desk:
                 self.note_part(work, [one.call for one in waiting.values() if one.risky])
         return results
 
-    def _claimed(self, calls: Sequence[ToolCall]) -> dict[str, Started]:
+    def _claimed(self, calls: Sequence[ToolCall]) -> dict[str, PendingToolCall]:
         """The calls that are running already, by the id that they have in the conversation."""
-        found: dict[str, Started] = {}
+        found: dict[str, PendingToolCall] = {}
         for call in calls if self._early else ():
             same = self._early.get(call_key(call))
             if same:
@@ -303,11 +306,11 @@ class Desk:
         for call, begun in zip(calls, kept, strict=True):
             if begun.result is not None:
                 self.record(turn, call, begun.result)
-        return [begun_message(calls), *answers] if calls else []
+        return [pending_calls_message(calls), *answers] if calls else []
 
     # --- notes ----------------------------------------------------------------------------------
 
-    def note_part(self, work: TurnWork, begun: Sequence[ToolCall]) -> None:
+    def note_part(self, work: ToolTurn, begun: Sequence[ToolCall]) -> None:
         """Note a turn that is not whole, with the calls that may be running."""
         risky = [call for call in begun if self._agent.tools.has_side_effects(call.name)]
         self.note(work.turn, self._messages(work), risky)
@@ -333,7 +336,7 @@ class Desk:
         )
 
     @staticmethod
-    def _messages(work: TurnWork) -> list[Message]:
+    def _messages(work: ToolTurn) -> list[Message]:
         return work.head + [
             answer_message(call, work.answers[call.id])
             for call in work.calls

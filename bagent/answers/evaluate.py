@@ -17,7 +17,7 @@ from bagent.answers.extract import (
     extract_json,
     why_not_json,
 )
-from bagent.answers.reasoning import Split, split_reasoning
+from bagent.answers.reasoning import ReasoningSplit, split_reasoning
 from bagent.answers.validation_messages import shorten
 from bagent.text.unicode import clean_text
 from bagent.types import ErrorKind, Json, Reply, Status
@@ -51,7 +51,7 @@ REFUSED_ENDS = frozenset(
 """Finish reasons of answers that the model or a filter in front of it refused."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class AnswerResult(msgspec.Struct, frozen=True):
     """What a reply is worth.
 
     ``status`` is ``ok``, ``invalid``, ``truncated``, ``refused`` or ``failed``; ``error_kind``,
@@ -75,7 +75,7 @@ class Verdict(msgspec.Struct, frozen=True):
     violations: tuple[str, ...] = ()
 
 
-def judge(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) -> Verdict:
+def evaluate(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) -> AnswerResult:
     """Return what ``reply`` is worth, with ``schema`` or, where that is None, as text.
 
     Args:
@@ -94,7 +94,7 @@ def judge(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) -> 
         if value is not NOT_JSON and schema.accepts_clean(value):
             output = msgspec.Raw(msgspec.json.encode(value))
             reasoning = _clean(reply.reasoning)
-            return Verdict(
+            return AnswerResult(
                 "ok", output=output, value=value, text=text, reasoning=reasoning, how="plain"
             )
     parted = _parted(reply)
@@ -103,11 +103,11 @@ def judge(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) -> 
     if schema is None:
         if tools and reply.tool_calls:
             return _calls(reply, parted)
-        return Verdict("ok", text=parted.text, reasoning=parted.reasoning)
+        return AnswerResult("ok", text=parted.text, reasoning=parted.reasoning)
     return _with_schema(clean_text(text or ""), schema, parted)
 
 
-def _with_schema(text: str, schema: OutputSchema, parted: Split) -> Verdict:
+def _with_schema(text: str, schema: OutputSchema, parted: ReasoningSplit) -> AnswerResult:
     found = extract_json(text, schema.accepts_clean)
     if found is not None and found.accepted:
         return _ok(found, parted.text, parted.reasoning)
@@ -120,8 +120,8 @@ def _with_schema(text: str, schema: OutputSchema, parted: Split) -> Verdict:
     return _invalid(error, violations, parted)
 
 
-def _ok(found: Extracted, text: str, reasoning: str | None) -> Verdict:
-    return Verdict(
+def _ok(found: Extracted, text: str, reasoning: str | None) -> AnswerResult:
+    return AnswerResult(
         "ok",
         output=msgspec.Raw(found.raw),
         value=found.value,
@@ -131,8 +131,8 @@ def _ok(found: Extracted, text: str, reasoning: str | None) -> Verdict:
     )
 
 
-def _invalid(error: str, violations: list[str], parted: Split) -> Verdict:
-    return Verdict(
+def _invalid(error: str, violations: list[str], parted: ReasoningSplit) -> AnswerResult:
+    return AnswerResult(
         "invalid",
         error_kind="schema",
         error=error,
@@ -142,7 +142,7 @@ def _invalid(error: str, violations: list[str], parted: Split) -> Verdict:
     )
 
 
-def _calls(reply: Reply, parted: Split) -> Verdict:
+def _calls(reply: Reply, parted: ReasoningSplit) -> AnswerResult:
     """Calls of tools as the answer, in the form in which OpenAI's API has them in a message."""
     value = {
         "tool_calls": [
@@ -159,10 +159,12 @@ def _calls(reply: Reply, parted: Split) -> Verdict:
     }
     output = msgspec.Raw(msgspec.json.encode(value))
     text = parted.text or None
-    return Verdict("ok", output=output, value=value, text=text, reasoning=parted.reasoning)
+    return AnswerResult("ok", output=output, value=value, text=text, reasoning=parted.reasoning)
 
 
-def _without_text(reply: Reply, schema: OutputSchema | None, parted: Split, tools: bool) -> Verdict:
+def _without_text(
+    reply: Reply, schema: OutputSchema | None, parted: ReasoningSplit, tools: bool
+) -> AnswerResult:
     """A good end without an answer."""
     if reply.tool_calls and schema is None:
         if tools:
@@ -182,7 +184,7 @@ def _without_text(reply: Reply, schema: OutputSchema | None, parted: Split, tool
     return _failure("failed", "empty", error, parted, passing=True)
 
 
-def _bad_end(reply: Reply, reason: str) -> Verdict:
+def _bad_end(reply: Reply, reason: str) -> AnswerResult:
     parted = _parted(reply)
     told = f"finish_reason {shorten(clean_text(reply.finish_reason or ''), 60)}"
     if reason in CUT_ENDS:
@@ -199,9 +201,9 @@ def _bad_end(reply: Reply, reason: str) -> Verdict:
 
 
 def _failure(
-    status: Status, kind: ErrorKind, error: str, parted: Split, *, passing: bool = False
-) -> Verdict:
-    return Verdict(
+    status: Status, kind: ErrorKind, error: str, parted: ReasoningSplit, *, passing: bool = False
+) -> AnswerResult:
+    return AnswerResult(
         status,
         error_kind=kind,
         error=error,
@@ -211,11 +213,11 @@ def _failure(
     )
 
 
-def _parted(reply: Reply) -> Split:
+def _parted(reply: Reply) -> ReasoningSplit:
     """The reply's text and thinking as valid UTF-8; blank text and thinking are none."""
     text = clean_text(reply.text or "")
     reasoning = _clean(reply.reasoning)
-    parted = split_reasoning(text) if reasoning is None else Split(reasoning, text)
+    parted = split_reasoning(text) if reasoning is None else ReasoningSplit(reasoning, text)
     if parted.reasoning is None and parted.text.strip():
         return parted
     return parted._replace(

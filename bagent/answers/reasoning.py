@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 
-class Family(NamedTuple):
+class ReasoningFormat(NamedTuple):
     """The marks of a model family, as patterns that ignore case.
 
     ``stray`` says whether the closing mark may stand without its opening mark.
@@ -22,19 +22,21 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family(r"<think(?:\s[^<>]{0,100})?>", r"</think\s*>", stray=True),  # DeepSeek, Qwen, GLM
-    Family(r"<thinking(?:\s[^<>]{0,100})?>", r"</thinking\s*>"),
-    Family(r"<thought(?:\s[^<>]{0,100})?>", r"</thought\s*>"),
-    Family(r"<reasoning(?:\s[^<>]{0,100})?>", r"</reasoning\s*>"),
-    Family(r"<seed:think(?:\s[^<>]{0,100})?>", r"</seed:think\s*>", stray=True),
-    Family(r"\[THINK\]", r"\[/THINK\]", stray=True),  # Mistral
-    Family(r"◁think▷", r"◁/think▷", stray=True),  # Kimi
-    Family(r"<\|open\|>think<\|sep\|>", r"<\|close\|>think<\|sep\|>"),  # Kimi
-    Family(r"<\|channel>thought\b", r"<channel\|>"),  # Gemma
-    Family(r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),  # Cohere
-    Family(r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),  # Apertus
-    Family(r"\[unused16\]", r"\[unused17\]"),  # Pangu
-    Family(
+    ReasoningFormat(
+        r"<think(?:\s[^<>]{0,100})?>", r"</think\s*>", stray=True
+    ),  # DeepSeek, Qwen, GLM
+    ReasoningFormat(r"<thinking(?:\s[^<>]{0,100})?>", r"</thinking\s*>"),
+    ReasoningFormat(r"<thought(?:\s[^<>]{0,100})?>", r"</thought\s*>"),
+    ReasoningFormat(r"<reasoning(?:\s[^<>]{0,100})?>", r"</reasoning\s*>"),
+    ReasoningFormat(r"<seed:think(?:\s[^<>]{0,100})?>", r"</seed:think\s*>", stray=True),
+    ReasoningFormat(r"\[THINK\]", r"\[/THINK\]", stray=True),  # Mistral
+    ReasoningFormat(r"◁think▷", r"◁/think▷", stray=True),  # Kimi
+    ReasoningFormat(r"<\|open\|>think<\|sep\|>", r"<\|close\|>think<\|sep\|>"),  # Kimi
+    ReasoningFormat(r"<\|channel>thought\b", r"<channel\|>"),  # Gemma
+    ReasoningFormat(r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),  # Cohere
+    ReasoningFormat(r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),  # Apertus
+    ReasoningFormat(r"\[unused16\]", r"\[unused17\]"),  # Pangu
+    ReasoningFormat(
         r"<\|channel\|>\s*(?:analysis|commentary)\b(?:<\|message\|>)?",
         r"<\|end\|>(?:\s*<\|start\|>assistant)?(?:\s*<\|channel\|>final[^<]{0,40}"
         r"(?:<\|constrain\|>\w+)?<\|message\|>)?"
@@ -82,7 +84,7 @@ _HARMONY_PLAIN = re.compile(
 )  # a server that dropped the special tokens
 
 
-class Split(NamedTuple):
+class ReasoningSplit(NamedTuple):
     """An answer divided into reasoning and the rest.
 
     ``reasoning`` is None where the text has none. ``closed`` is False where the text ends inside
@@ -137,7 +139,7 @@ def harmony_messages(text: str) -> list[HarmonyMessage]:
     return messages
 
 
-def split_reasoning(text: str) -> Split:
+def split_reasoning(text: str) -> ReasoningSplit:
     """Divide ``text`` into its reasoning and the answer; blanks around both are removed.
 
     Reasoning is at the start: one or more blocks, or all before a closing mark whose opening mark
@@ -149,13 +151,13 @@ def split_reasoning(text: str) -> Split:
     for pattern in (_HARMONY_PLAIN, _GRANITE):
         match = pattern.fullmatch(text)
         if match is not None:
-            return Split(match[1].strip(), match[2].strip())
+            return ReasoningSplit(match[1].strip(), match[2].strip())
     blocks: list[str] = []
     split = _first_block(text)
     while split.reasoning is not None:
         blocks.append(split.reasoning)
         if not split.closed:
-            return Split("\n".join(filter(None, blocks)), "", closed=False)
+            return ReasoningSplit("\n".join(filter(None, blocks)), "", closed=False)
         if not _LEADING.match(split.text):
             break
         split = _first_block(split.text)
@@ -165,32 +167,32 @@ def split_reasoning(text: str) -> Split:
         blocks.append(re.sub(r"\A<think>|</think>\Z", "", last[1], flags=re.I).strip())
         rest = rest[: last.start()].strip()
     rest = _without_wrapper(rest, tags=bool(blocks))
-    return Split("\n".join(filter(None, blocks)) if blocks else None, rest)
+    return ReasoningSplit("\n".join(filter(None, blocks)) if blocks else None, rest)
 
 
-def _split_harmony(messages: list[HarmonyMessage]) -> Split:
+def _split_harmony(messages: list[HarmonyMessage]) -> ReasoningSplit:
     final = [message.content for message in messages if message.channel == "final"]
     rest = [message.content for message in messages if message.channel != "final"]
     closed = bool(final) or messages[-1].ended
-    return Split("\n".join(rest) if rest else None, "\n".join(final), closed)
+    return ReasoningSplit("\n".join(rest) if rest else None, "\n".join(final), closed)
 
 
-def _first_block(text: str) -> Split:
+def _first_block(text: str) -> ReasoningSplit:
     """Divide the first block of reasoning from the rest."""
     leading = _LEADING.match(text)
     if leading is not None:
         end = closing(leading.group(1), text, leading.end())
         if end is None:
-            return Split(text[leading.end() :].strip(), "", closed=False)
-        return Split(text[leading.end() : end.start()].strip(), text[end.end() :].strip())
+            return ReasoningSplit(text[leading.end() :].strip(), "", closed=False)
+        return ReasoningSplit(text[leading.end() : end.start()].strip(), text[end.end() :].strip())
     # Plain substring searches first: the pattern takes a hundred times as long.
     has_mark = "</" in text or "[/" in text or "◁/" in text
     if not has_mark or "think" not in text.lower():
-        return Split(None, text)
+        return ReasoningSplit(None, text)
     stray = _STRAY_AT_LINE_END.search(text) or _STRAY_IN_LINE.search(text)
     if stray is None or _OPEN.search(text, 0, stray.start()):
-        return Split(None, text)
-    return Split(text[: stray.start()].strip(), text[stray.end() :].strip())
+        return ReasoningSplit(None, text)
+    return ReasoningSplit(text[: stray.start()].strip(), text[stray.end() :].strip())
 
 
 def _without_wrapper(text: str, *, tags: bool) -> str:

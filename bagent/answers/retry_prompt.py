@@ -22,7 +22,7 @@ LIMIT_CHARS = 2000
 _MOST_VIOLATIONS = 5
 
 
-def reask(
+def retry_messages(
     messages: Sequence[Message],
     reply_text: str | None,
     violations: Sequence[str],

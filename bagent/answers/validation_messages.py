@@ -36,7 +36,7 @@ def pointer(path: Iterable[str | int]) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
-def phrases(errors: Iterable[ValidationError], limit: int) -> list[str]:
+def validation_messages(errors: Iterable[ValidationError], limit: int) -> list[str]:
     """Return up to ``limit`` different one-line messages, each at most MAX_WORDS long.
 
     A message is ``POINTER: WORDS``; the pointer ``/`` stands for the whole value. Where no branch

@@ -23,13 +23,13 @@ LONGEST_ID = 64
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 
-class Text(msgspec.Struct, frozen=True):
+class TextPart(msgspec.Struct, frozen=True):
     """Plain text, never blank."""
 
     text: str
 
 
-class Image(msgspec.Struct, frozen=True):
+class ImagePart(msgspec.Struct, frozen=True):
     """An image: base64 ``data`` of ``media_type``, or where neither is known its ``url``."""
 
     media_type: str = ""
@@ -37,7 +37,7 @@ class Image(msgspec.Struct, frozen=True):
     url: str = ""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ToolUse(msgspec.Struct, frozen=True):
     """A tool call of the assistant; ``arguments`` is an object."""
 
     id: str
@@ -45,35 +45,35 @@ class Asked(msgspec.Struct, frozen=True):
     arguments: dict[str, Json]
 
 
-class Result(msgspec.Struct, frozen=True):
+class ToolResultPart(msgspec.Struct, frozen=True):
     """What a tool answered."""
 
     id: str
-    parts: tuple[Text | Image, ...]
+    parts: tuple[TextPart | ImagePart, ...]
     failed: bool = False
 
 
-class Own(msgspec.Struct, frozen=True):
+class ProviderBlocks(msgspec.Struct, frozen=True):
     """A block in the provider's own form, given back unchanged."""
 
     block: dict[str, Json]
 
 
-Part = Text | Image | Asked | Result | Own
+Part = TextPart | ImagePart | ToolUse | ToolResultPart | ProviderBlocks
 
 
-class Turn(msgspec.Struct):
+class ChatTurn(msgspec.Struct):
     """Everything that one side said in a row; ``role`` is ``user`` or ``assistant``."""
 
     role: str
     parts: list[Part]
 
 
-class Talk(msgspec.Struct):
+class ChatMessages(msgspec.Struct):
     """A conversation: its system texts in order, and its turns, which alternate."""
 
     system: list[str]
-    turns: list[Turn]
+    turns: list[ChatTurn]
 
 
 def assistant_message(reply: Reply) -> Message:
@@ -96,7 +96,7 @@ def assistant_message(reply: Reply) -> Message:
     return message
 
 
-def read_talk(messages: Sequence[Message], *, typed: bool | None = None) -> Talk:
+def read_conversation(messages: Sequence[Message], *, typed: bool | None = None) -> ChatMessages:
     """System texts and alternating turns of ``messages``; blank texts are left out.
 
     The user begins, ids of tool calls are unique, and each call has its result at the beginning of
@@ -110,7 +110,7 @@ def read_talk(messages: Sequence[Message], *, typed: bool | None = None) -> Talk
     Raises:
         ValueError: a role or a part of a message that cannot be told in turns.
     """
-    talk = Talk([], [])
+    talk = ChatMessages([], [])
     for message in messages:
         role = message.get("role")
         if role in ("system", "developer"):
@@ -125,15 +125,15 @@ def read_talk(messages: Sequence[Message], *, typed: bool | None = None) -> Talk
         else:
             raise ValueError(f"a message with the role {role!r}")
     if talk.turns and talk.turns[0].role == "assistant":
-        talk.turns.insert(0, Turn("user", [Text(_BEGINNING)]))
+        talk.turns.insert(0, ChatTurn("user", [TextPart(_BEGINNING)]))
     _pair(talk.turns)
     return talk
 
 
-def _pair(turns: list[Turn]) -> None:
+def _pair(turns: list[ChatTurn]) -> None:
     """Give calls ids of their own, and each its result where the provider looks for it."""
     used: set[str] = set()
-    asked: list[Asked] = []
+    asked: list[ToolUse] = []
     names: list[str] = []
     for turn in turns:
         if turn.role == "user":
@@ -141,13 +141,13 @@ def _pair(turns: list[Turn]) -> None:
             continue
         asked, names = [], []
         for place, part in enumerate(turn.parts):
-            if isinstance(part, Asked):
+            if isinstance(part, ToolUse):
                 new = turn.parts[place] = msgspec.structs.replace(part, id=_new_id(part.id, used))
                 asked.append(new)
                 names.append(part.id)
-            elif isinstance(part, Own) and (own := _id_of(part.block)):
+            elif isinstance(part, ProviderBlocks) and (own := _id_of(part.block)):
                 used.add(own)
-                asked.append(Asked(own, "", {}))
+                asked.append(ToolUse(own, "", {}))
                 names.append(own)
 
 
@@ -169,14 +169,14 @@ def _id_of(block: dict[str, Json]) -> str:
     return str(block.get("id") or "") if block.get("type") == "tool_use" else ""
 
 
-def _with_results(parts: list[Part], asked: list[Asked], names: list[str]) -> list[Part]:
+def _with_results(parts: list[Part], asked: list[ToolUse], names: list[str]) -> list[Part]:
     """The parts of a user's turn after calls were asked for, which had ``names`` as their ids: the
     results first, one for each call. A result that nobody asked for is told as text."""
     results: list[Part] = []
     others: list[Part] = []
     left = list(zip(names, asked, strict=True))
     for part in parts:
-        if not isinstance(part, Result):
+        if not isinstance(part, ToolResultPart):
             others.append(part)
             continue
         found = [pair for pair in left if pair[0] == part.id]
@@ -187,28 +187,28 @@ def _with_results(parts: list[Part], asked: list[Asked], names: list[str]) -> li
             results.append(msgspec.structs.replace(part, id=found[0][1].id))
         else:
             others += part.parts
-    results += [Result(call.id, (Text(_NO_RESULT),), failed=True) for _, call in left]
+    results += [ToolResultPart(call.id, (TextPart(_NO_RESULT),), failed=True) for _, call in left]
     return results + others
 
 
-def _add(talk: Talk, role: str, parts: list[Part]) -> None:
+def _add(talk: ChatMessages, role: str, parts: list[Part]) -> None:
     if not parts:
         return
     if talk.turns and talk.turns[-1].role == role:
         talk.turns[-1].parts += parts
     else:
-        talk.turns.append(Turn(role, parts))
+        talk.turns.append(ChatTurn(role, parts))
 
 
 def _assistant_parts(message: Message, typed: bool | None) -> list[Part]:
     own = message.get(OWN_BLOCKS)
     if isinstance(own, list) and own and _is_own(own, typed):
-        return [Own(block) for block in own]
+        return [ProviderBlocks(block) for block in own]
     parts: list[Part] = list(_parts(message))
     for place, call in enumerate(message.get("tool_calls") or ()):
         function = call.get("function") or {}
         name, told = str(function.get("name") or ""), function.get("arguments")
-        parts.append(Asked(str(call.get("id") or f"call_{place}"), name, _arguments(told)))
+        parts.append(ToolUse(str(call.get("id") or f"call_{place}"), name, _arguments(told)))
     return parts
 
 
@@ -228,10 +228,10 @@ def _arguments(told: Json) -> dict[str, Json]:
     return value if isinstance(value, dict) else {"arguments": value}
 
 
-def _result(message: Message) -> Result:
-    parts = tuple(part for part in _parts(message) if isinstance(part, Text | Image))
+def _result(message: Message) -> ToolResultPart:
+    parts = tuple(part for part in _parts(message) if isinstance(part, TextPart | ImagePart))
     call_id = str(message.get("tool_call_id") or message.get("name") or "")
-    return Result(call_id, parts, bool(message.get("is_error")))
+    return ToolResultPart(call_id, parts, bool(message.get("is_error")))
 
 
 def _parts(message: Message) -> list[Part]:
@@ -240,19 +240,19 @@ def _parts(message: Message) -> list[Part]:
         found = [_part(entry) for entry in content]
         return [part for part in found if part is not None]
     text = content if isinstance(content, str) else "" if content is None else encode_json(content)
-    return [Text(text)] if text.strip() else []
+    return [TextPart(text)] if text.strip() else []
 
 
-def _part(entry: Json) -> Text | Image | None:
+def _part(entry: Json) -> TextPart | ImagePart | None:
     if isinstance(entry, str):
-        return Text(entry) if entry.strip() else None
+        return TextPart(entry) if entry.strip() else None
     kind = entry.get("type") if isinstance(entry, dict) else None
     if kind == "text":
         text = str(entry.get("text") or "")
-        return Text(text) if text.strip() else None
+        return TextPart(text) if text.strip() else None
     if kind == "image_url":
         told = entry.get("image_url")
         url = str(told.get("url") if isinstance(told, dict) else told)
         found = _DATA_URL.fullmatch(url)
-        return Image(found[1].lower(), found[2]) if found else Image(url=url)
+        return ImagePart(found[1].lower(), found[2]) if found else ImagePart(url=url)
     raise ValueError(f"a part of the kind {kind!r} in a message")

@@ -59,7 +59,7 @@ class Form(msgspec.Struct, frozen=True):
 FIRST_FORM = Form()
 
 
-class Forms:
+class EndpointForms:
     """The form that each endpoint takes.
 
     Args:

@@ -13,7 +13,7 @@ from bagent.backends.base import Backend
 from bagent.backends.bedrock.wire import LEFT_OUT as BEDROCK_LEFT_OUT
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
-from bagent.backends.wrappers import RekeyedBackend
+from bagent.backends.wrappers import KeyRotatingBackend
 from bagent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def make_backend(
         found = OpenAIBackend(
             transport, enforce=config.enforce, batching=config.batching, notice=notice
         )
-    return found if config.keys is None else RekeyedBackend(found, config.keys)
+    return found if config.keys is None else KeyRotatingBackend(found, config.keys)
 
 
 def check_asked(kind: str, sampling: AbstractSet[str], *, raw: bool, batching: str) -> None:
@@ -97,7 +97,7 @@ def check_asked(kind: str, sampling: AbstractSet[str], *, raw: bool, batching: s
         )
 
 
-class Skips(msgspec.Struct, frozen=True):
+class UnsupportedSettings(msgspec.Struct, frozen=True):
     """``lacks`` is what cannot be asked for, ``untold`` what the server does not tell."""
 
     lacks: tuple[str, ...] = ()
@@ -114,20 +114,22 @@ class Skips(msgspec.Struct, frozen=True):
 RAW, LISTS, CHATS, EMBEDDINGS = "raw prompts", "lists of prompts", "batches of chats", "embeddings"
 TEMPLATE, WAIT, LIMITS = "/tokenize", "Retry-After", "rate limits"
 
-_NONE = Skips()
+_NONE = UnsupportedSettings()
 _SKIPS = {
-    "openai": Skips((CHATS, TEMPLATE)),
-    "anthropic": Skips((RAW, LISTS, CHATS, EMBEDDINGS, TEMPLATE, *sorted(ANTHROPIC_LEFT_OUT))),
-    "bedrock": Skips(
+    "openai": UnsupportedSettings((CHATS, TEMPLATE)),
+    "anthropic": UnsupportedSettings(
+        (RAW, LISTS, CHATS, EMBEDDINGS, TEMPLATE, *sorted(ANTHROPIC_LEFT_OUT))
+    ),
+    "bedrock": UnsupportedSettings(
         (RAW, LISTS, CHATS, EMBEDDINGS, TEMPLATE, *sorted(BEDROCK_LEFT_OUT)), (WAIT, LIMITS)
     ),
-    "vllm": Skips((), (LIMITS,)),
-    "sglang": Skips((CHATS,), (LIMITS,)),
-    "dynamo": Skips((CHATS, TEMPLATE), (LIMITS,)),
-    "llama.cpp": Skips((CHATS,), (LIMITS,)),
+    "vllm": UnsupportedSettings((), (LIMITS,)),
+    "sglang": UnsupportedSettings((CHATS,), (LIMITS,)),
+    "dynamo": UnsupportedSettings((CHATS, TEMPLATE), (LIMITS,)),
+    "llama.cpp": UnsupportedSettings((CHATS,), (LIMITS,)),
 }
 
 
-def skips_of(kind: str | None) -> Skips:
+def unsupported_settings(kind: str | None) -> UnsupportedSettings:
     """What a backend of this kind, or an engine of this name, does without."""
     return _SKIPS.get(kind or "", _NONE)

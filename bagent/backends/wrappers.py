@@ -10,12 +10,12 @@ import msgspec
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.keys import KeySource, with_key
-from bagent.backends.profile import Forms
+from bagent.backends.profile import EndpointForms
 from bagent.backends.request import Request
 from bagent.types import Failure, Reply
 
 
-class AroundBackend:
+class BackendWrapper:
     """Passes every call on to ``inner``; see :class:`bagent.backends.base.Backend`."""
 
     def __init__(self, inner: Backend) -> None:
@@ -60,7 +60,7 @@ class AroundBackend:
         await self._inner.close()
 
 
-class RekeyedBackend:
+class KeyRotatingBackend:
     """Sends through ``inner``; after a 401 gets a new key and sends once more.
 
     Args:
@@ -142,7 +142,7 @@ def _refused(exchange: Exchange) -> bool:
     )
 
 
-class AloneBackend(ABC):
+class SingleRequestBackend(ABC):
     """The part of :class:`bagent.backends.base.Backend` that speaks of groups: there are none.
 
     Args:
@@ -150,7 +150,7 @@ class AloneBackend(ABC):
         clock: Unix seconds.
     """
 
-    def __init__(self, forms: Forms, clock: Callable[[], float]) -> None:
+    def __init__(self, forms: EndpointForms, clock: Callable[[], float]) -> None:
         self._forms = forms
         self._clock = clock
 

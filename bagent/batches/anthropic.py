@@ -22,12 +22,12 @@ from bagent.backends.prefix_cache import SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import CallSettings, Request
 from bagent.batches.http import PIECE, Web, fetch_all
-from bagent.batches.record import BatchRecord, Limits, Look
+from bagent.batches.record import BatchRecord, BatchStatus, ServiceLimits
 from bagent.batches.service import Answer, LearnedForms, number_of
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply
 
-LIMITS = Limits(rows=100_000, bytes=250_000_000)
+LIMITS = ServiceLimits(rows=100_000, bytes=250_000_000)
 CLOCK_SKEW = 600.0
 LIST_SIZE = 100
 _PATH = "/messages/batches"
@@ -157,7 +157,7 @@ class AnthropicBatches(LearnedForms):
         words = shorten(encode_json(made), 200)
         return Failure("bad_response", f"no id of a batch in the answer: {words}", True, 200)
 
-    async def look(self, record: BatchRecord) -> Look | Failure:
+    async def look(self, record: BatchRecord) -> BatchStatus | Failure:
         """GET the batch. Its counts stand still until it has ended."""
         found = await self._web.get(f"{_PATH}/{record.batch_id}")
         if isinstance(found, Failure):
@@ -168,7 +168,7 @@ class AnthropicBatches(LearnedForms):
             )
         counts = _counts(found)
         ended = sum(counts.values()) - counts.get("processing", 0)
-        look = Look(
+        look = BatchStatus(
             word=found["processing_status"],
             over=found["processing_status"] == "ended",
             ended=ended,

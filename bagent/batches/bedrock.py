@@ -27,13 +27,13 @@ from bagent.backends.openai.raw_request import unpacked
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form
 from bagent.backends.request import Request, encode_payload
-from bagent.batches.record import BatchRecord, Fault, Limits, Look
+from bagent.batches.record import BatchError, BatchRecord, BatchStatus, ServiceLimits
 from bagent.batches.service import Answer, LearnedForms
 from bagent.store.journal.segments import write_error
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply
 
-LIMITS = Limits(rows=50_000, bytes=1_000_000_000, least=100)
+LIMITS = ServiceLimits(rows=50_000, bytes=1_000_000_000, least=100)
 HOURS = 24
 OVER = frozenset({"Completed", "PartiallyCompleted", "Stopped", "Expired", "Failed"})
 PIECE = 1 << 20
@@ -42,7 +42,7 @@ _STATUS = {"ThrottlingException": 429, "ValidationException": 400, "AccessDenied
 _T = TypeVar("_T")
 
 
-class Place(msgspec.Struct, frozen=True):
+class S3Location(msgspec.Struct, frozen=True):
     """Where files go, ``s3://BUCKET/FOLDER``, and the role by which Bedrock may touch them."""
 
     s3_uri: str
@@ -85,7 +85,7 @@ class BedrockBatches(LearnedForms):
         self,
         endpoint: Endpoint,
         config: BedrockConfig,
-        place: Place,
+        place: S3Location,
         *,
         enforce: str,
         notice: Callable[[str], None],
@@ -171,7 +171,7 @@ class BedrockBatches(LearnedForms):
         )
         return made if isinstance(made, Failure) else str(made["jobArn"])
 
-    async def look(self, record: BatchRecord) -> Look | Failure:
+    async def look(self, record: BatchRecord) -> BatchStatus | Failure:
         """``GetModelInvocationJob``; once it is over, where its answers lie."""
         job = await self._ask(
             "bedrock", "get_model_invocation_job", {"jobIdentifier": record.batch_id}
@@ -275,17 +275,17 @@ class BedrockBatches(LearnedForms):
         return found
 
 
-def read_job(job: Mapping[str, Any]) -> Look:
+def read_job(job: Mapping[str, Any]) -> BatchStatus:
     """A job as a look at it."""
     word = str(job.get("status") or "")
     ended_at = job.get("endTime")
     words = str(job.get("message") or "the job failed, and no reason was told")
-    return Look(
+    return BatchStatus(
         word=word,
         over=word in OVER,
         ended=int(job.get("processedRecordCount") or 0),
         failed=int(job.get("errorRecordCount") or 0),
-        faults=(Fault(words),) if word == "Failed" else (),
+        faults=(BatchError(words),) if word == "Failed" else (),
         ended_at=ended_at.timestamp() if ended_at is not None else None,
     )
 

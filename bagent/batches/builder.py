@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bagent.backends.request import Request
-from bagent.batches.files import FOLDER, Item, ParcelFiles, ParcelWriter, units_of
+from bagent.batches.files import FOLDER, BatchFiles, BatchFileWriter, BatchItem, units_of
 from bagent.batches.record import LIVE, BatchRecord, Ledger, ledger_path, parts_of, read_ledger
 from bagent.batches.service import BatchService
 from bagent.stages.dedupe import RecentAnswers
@@ -21,7 +21,7 @@ MOST_OPEN = 16
 _BITS = 24
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class BatchLimits(msgspec.Struct, frozen=True):
     """What bounds a batch besides the provider: rows of the job's ``batching.size`` (None: no such
     limit), the tokens of a model's quota, and dollars; each is asked when a batch is filled."""
 
@@ -30,14 +30,14 @@ class Bounds(msgspec.Struct, frozen=True):
     usd: Callable[[], float | None]
 
 
-class Weight(msgspec.Struct, frozen=True):
+class RequestCost(msgspec.Struct, frozen=True):
     """What a request may take: tokens of its prompt, and dollars."""
 
     tokens: int
     usd: float
 
 
-class Spool:
+class BatchBuilder:
     """Fills batches and seals them into the ledger.
 
     Args:
@@ -56,7 +56,7 @@ class Spool:
         prefix: str,
         stage: str,
         service: BatchService,
-        bounds: Bounds,
+        bounds: BatchLimits,
     ) -> None:
         self._run_dir = run_dir
         self._part = part
@@ -64,8 +64,8 @@ class Spool:
         self._stage = stage
         self._service = service
         self._bounds = bounds
-        self._open: dict[str, ParcelWriter] = {}
-        self._small: list[ParcelWriter] = []
+        self._open: dict[str, BatchFileWriter] = {}
+        self._small: list[BatchFileWriter] = []
         self._recent = RecentAnswers()
         self._loaded: list[tuple[BatchRecord, UnitSet]] = []
         self.ledgers: dict[str, Ledger] = {}
@@ -116,7 +116,7 @@ class Spool:
         for path in (self._run_dir / FOLDER).glob(f"{own}*"):
             label = path.name.partition(".")[0]
             if label not in live:
-                ParcelFiles(self._run_dir, label).remove()
+                BatchFiles(self._run_dir, label).remove()
 
     def has(self, unit: int) -> bool:
         """Whether a row's answer is in a batch that an earlier process made."""
@@ -131,7 +131,9 @@ class Spool:
 
     # --- filling ----------------------------------------------------------------------------------
 
-    def put(self, request: Request, item: Item, weight: Weight, *, again: bool) -> tuple[str, int]:
+    def put(
+        self, request: Request, item: BatchItem, weight: RequestCost, *, again: bool
+    ) -> tuple[str, int]:
         """Add a request to the open batch of its kind; its batch's label and its number there.
 
         Raises:
@@ -159,11 +161,11 @@ class Spool:
         parcel.again += again
         return label, number
 
-    def _new(self, group: str, request: Request) -> ParcelWriter:
+    def _new(self, group: str, request: Request) -> BatchFileWriter:
         if len(self._open) >= MOST_OPEN:
             self._seal(max(self._open.values(), key=lambda one: one.rows))
-        files = ParcelFiles(self._run_dir, self._label(self._next))
-        parcel = ParcelWriter(files, self._next, group, self._service.form(request))
+        files = BatchFiles(self._run_dir, self._label(self._next))
+        parcel = BatchFileWriter(files, self._next, group, self._service.form(request))
         self._next += 1
         self._open[group] = parcel
         return parcel
@@ -171,7 +173,9 @@ class Spool:
     def _label(self, number: int) -> str:
         return f"{self._prefix}-{self._part}-{number}"
 
-    def _is_full(self, parcel: ParcelWriter, size: int, weight: Weight, again: bool) -> bool:
+    def _is_full(
+        self, parcel: BatchFileWriter, size: int, weight: RequestCost, again: bool
+    ) -> bool:
         limits, bounds = self._service.limits, self._bounds
         if parcel.rows >= min(limits.rows, bounds.rows or limits.rows):
             return True
@@ -204,13 +208,13 @@ class Spool:
             return self._label(batch), number
         return None
 
-    def copy(self, label: str, item: Item) -> None:
+    def copy(self, label: str, item: BatchItem) -> None:
         """Add a row that takes the answer of line ``item.of`` of a batch.
 
         Raises:
             WriteError: the disk refuses.
         """
-        ParcelFiles(self._run_dir, label).append_copy(item)
+        BatchFiles(self._run_dir, label).append_copy(item)
 
     # --- sealing ----------------------------------------------------------------------------------
 
@@ -234,7 +238,7 @@ class Spool:
         for parcel in list(self._open.values()):
             self._seal(parcel)
 
-    def _seal(self, parcel: ParcelWriter) -> None:
+    def _seal(self, parcel: BatchFileWriter) -> None:
         del self._open[parcel.group]
         parcel.seal()
         self.seals += 1
@@ -254,7 +258,7 @@ class Spool:
         )
         self.save(record)
 
-    def small(self) -> Iterator[ParcelFiles]:
+    def small(self) -> Iterator[BatchFiles]:
         """Sealed files with too few rows for a batch; each is removed once the next is asked."""
         while self._small:
             yield self._small[0].files
@@ -291,6 +295,6 @@ class Spool:
         """Note a batch as it is now. Raises WriteError."""
         self.ledgers[record.part].save(record, sync=sync)
 
-    def files(self, record: BatchRecord) -> ParcelFiles:
+    def files(self, record: BatchRecord) -> BatchFiles:
         """The files of a batch."""
-        return ParcelFiles(self._run_dir, record.label)
+        return BatchFiles(self._run_dir, record.label)

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import msgspec
 
 from bagent.agents.conversation import Conversation, text_bytes
-from bagent.agents.conversation_factory import converse
+from bagent.agents.conversation_factory import make_conversation
 from bagent.agents.plan import StagePlan
-from bagent.batches.builder import Spool, Weight
-from bagent.batches.files import Item, encode_item
+from bagent.batches.builder import BatchBuilder, RequestCost
+from bagent.batches.files import BatchItem, encode_item
 from bagent.fleet.call import Call
 from bagent.fleet.fleet import Fleet
 from bagent.money.prices import Price, pricer
-from bagent.stages.dedupe import Sharing, copy_outcome
+from bagent.stages.dedupe import RequestDedupe, copy_outcome
 from bagent.stages.row_runner import OutcomeLog
-from bagent.stages.stop_rules import Guards, StopAdvice
+from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import PASSING_KINDS, Failure, Outcome, Row
 
 UNLIMITED = 4096
@@ -37,8 +37,8 @@ class RowTools:
     plan: StagePlan
     journal: OutcomeLog
     fleet: Fleet
-    sharing: Sharing
-    guards: Guards
+    sharing: RequestDedupe
+    guards: StopRules
     emit: Callable[[Outcome, int, Row], None]
     price: Price | None = None
     single_price: Price | None = None
@@ -53,16 +53,16 @@ class BatchRows:
     journal; :meth:`forget` clears both. ``advice`` gets the reason to stop, once there is one.
     """
 
-    def __init__(self, tools: RowTools, spool: Spool) -> None:
+    def __init__(self, tools: RowTools, spool: BatchBuilder) -> None:
         self.plan = tools.plan
         self._single = msgspec.structs.replace(tools.plan, price=pricer(tools.single_price))
         self._tools = tools
         self._spool = spool
-        self._alone: dict[Conversation, list[Item]] = {}
+        self._alone: dict[Conversation, list[BatchItem]] = {}
         self._none_alone = asyncio.Event()
         self.placed: tuple[str, int] | None = None
         self.ended: tuple[Outcome, int] | None = None
-        self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
+        self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
 
     def forget(self) -> None:
         """Ready for the next row."""
@@ -70,7 +70,7 @@ class BatchRows:
 
     def begin(self, row: Row, answer: int) -> None:
         """Ask about a row, unless an equal request has an answer or will have one."""
-        conversation = converse(self.plan, row, answer, self)
+        conversation = make_conversation(self.plan, row, answer, self)
         call = conversation.open()
         if call is None:
             return
@@ -80,13 +80,13 @@ class BatchRows:
             return
         leader = self._spool.leader(conversation.request_hash) if self._tools.dedupe else None
         if leader is not None:
-            self._spool.copy(leader[0], Item(row, answer, of=leader[1]))
+            self._spool.copy(leader[0], BatchItem(row, answer, of=leader[1]))
             return
         self.send(conversation, call, again=False)
 
     def send(self, conversation: Conversation, call: Call, *, again: bool = True) -> None:
         """Put a call into a batch; what cannot be asked there ends its row."""
-        item = Item(conversation.row, conversation.answer, conversation.kept(call))
+        item = BatchItem(conversation.row, conversation.answer, conversation.kept(call))
         try:
             self.placed = self._spool.put(call.request, item, self._weight(call), again=again)
         except ValueError as error:
@@ -95,13 +95,13 @@ class BatchRows:
         if self._tools.dedupe and call.turn == 1:
             self._spool.remember(conversation.request_hash, *self.placed)
 
-    def _weight(self, call: Call) -> Weight:
+    def _weight(self, call: Call) -> RequestCost:
         request, price = call.request, self._tools.price
         tokens = self.plan.budget.whole(text_bytes(request.payload))
         most = request.max_tokens or UNLIMITED
-        return Weight(tokens, 0.0 if price is None else price.at_most(tokens, most))
+        return RequestCost(tokens, 0.0 if price is None else price.at_most(tokens, most))
 
-    def most_alone(self, items: list[tuple[Item, list[Item]]]) -> float:
+    def most_alone(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> float:
         """Dollars that so many single calls may cost; 0 where no price is known."""
         price, most = self._tools.single_price, 0.0
         for item, _ in items:
@@ -110,11 +110,11 @@ class BatchRows:
             most += 0.0 if price is None else price.at_most(self.plan.budget.whole(size), asked)
         return most
 
-    async def send_alone(self, items: list[tuple[Item, list[Item]]]) -> None:
+    async def send_alone(self, items: list[tuple[BatchItem, list[BatchItem]]]) -> None:
         """Send rows as single calls, and wait until each has ended; each with its copies."""
         self._tools.fleet.expect(True)
         for item, copies in items:
-            conversation = converse(self._single, item.row, item.answer, self)
+            conversation = make_conversation(self._single, item.row, item.answer, self)
             call = conversation.resumed(item.kept)
             if call is not None:
                 self._alone[conversation] = copies
@@ -161,13 +161,13 @@ class BatchRows:
             self.copy_to(copies, outcome)
             self._none_alone.set()
 
-    def copy_to(self, copies: list[Item], outcome: Outcome) -> None:
+    def copy_to(self, copies: list[BatchItem], outcome: Outcome) -> None:
         """Give the answer to the rows that asked the same; after a passing failure they ask."""
         for item in copies:
             if outcome.error_kind in PASSING_KINDS:
                 self.begin(item.row, item.answer)
                 continue
-            conversation = converse(self.plan, item.row, item.answer, self)
+            conversation = make_conversation(self.plan, item.row, item.answer, self)
             if conversation.open() is not None:
                 copy = copy_outcome(conversation, outcome, self.now(), outcome.key)
                 self.finish(conversation, copy)

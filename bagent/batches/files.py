@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from bagent.agents.conversation import Kept
+from bagent.agents.conversation import ConversationState
 from bagent.backends.profile import Form
 from bagent.batches.record import sync_folder
 from bagent.store.journal.codec import unit_of
@@ -29,29 +29,29 @@ FOLDER = "batches"
 """Where these files are, in the run directory."""
 
 
-class Item(msgspec.Struct):
+class BatchItem(msgspec.Struct):
     """One row's part in a batch; ``of`` is the line whose answer a copy takes."""
 
     row: Row
     answer: int
-    kept: Kept = Kept()
+    kept: ConversationState = ConversationState()
     of: int | None = None
 
 
-def encode_item(item: Item) -> bytes:
+def encode_item(item: BatchItem) -> bytes:
     """A line; whatever rows hold (lone surrogates, NaN) comes back as it was."""
     return json.dumps(msgspec.to_builtins(item), separators=(",", ":")).encode() + b"\n"
 
 
-def decode_item(line: bytes) -> Item:
+def decode_item(line: bytes) -> BatchItem:
     """The item of a line. Raises ValueError where the line is broken."""
     try:
-        return msgspec.convert(decode_json(line), Item)
+        return msgspec.convert(decode_json(line), BatchItem)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
 
 
-class ParcelFiles:
+class BatchFiles:
     """The paths of one batch's files."""
 
     def __init__(self, run_dir: Path, label: str) -> None:
@@ -67,7 +67,7 @@ class ParcelFiles:
             with suppress(OSError):
                 path.unlink()
 
-    def append_copy(self, item: Item) -> None:
+    def append_copy(self, item: BatchItem) -> None:
         """Add a row that takes the answer of another one.
 
         Raises:
@@ -80,7 +80,7 @@ class ParcelFiles:
             raise write_error(self.copies, error) from error
 
 
-class ParcelWriter:
+class BatchFileWriter:
     """A batch that is being filled.
 
     ``again`` counts rows that stood in an earlier batch.
@@ -89,7 +89,7 @@ class ParcelWriter:
         WriteError: the disk refuses.
     """
 
-    def __init__(self, files: ParcelFiles, number: int, group: str, form: Form) -> None:
+    def __init__(self, files: BatchFiles, number: int, group: str, form: Form) -> None:
         self.files = files
         self.number = number
         self.group = group
@@ -107,7 +107,7 @@ class ParcelWriter:
         except OSError as error:
             raise write_error(files.rows, error) from error
 
-    def add(self, line: bytes, item: Item) -> None:
+    def add(self, line: bytes, item: BatchItem) -> None:
         """Add a request, a line without its end, as number ``rows``."""
         try:
             self._requests.write(line + b"\n")
@@ -139,14 +139,14 @@ class ParcelWriter:
         self.files.remove()
 
 
-class ParcelReader:
+class BatchFileReader:
     """The rows of a sealed batch by number, and their copies; close it.
 
     Raises:
         OSError: the files are not there.
     """
 
-    def __init__(self, files: ParcelFiles) -> None:
+    def __init__(self, files: BatchFiles) -> None:
         self._rows = os.open(files.rows, os.O_RDONLY | os.O_CLOEXEC)
         self._copies = -1
         self._of: dict[int, array[int]] = {}
@@ -163,11 +163,11 @@ class ParcelReader:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def item(self, number: int) -> Item:
+    def item(self, number: int) -> BatchItem:
         """The row of request ``number``, from 0."""
         return decode_item(read_line(self._rows, self._offsets[number]))
 
-    def copies(self, number: int) -> Iterator[Item]:
+    def copies(self, number: int) -> Iterator[BatchItem]:
         """The rows that ask the same."""
         for offset in self._of.get(number, ()):
             yield decode_item(read_line(self._copies, offset))
@@ -179,14 +179,14 @@ class ParcelReader:
             os.close(self._copies)
 
 
-def _items(path: Path) -> Iterator[tuple[int, Item]]:
+def _items(path: Path) -> Iterator[tuple[int, BatchItem]]:
     with path.open("rb") as handle:
         for offset, line in whole_lines(handle, 0, os.fstat(handle.fileno()).st_size):
             with suppress(ValueError):  # a line that a crash tore; its row comes again
                 yield offset, decode_item(line)
 
 
-def units_of(files: ParcelFiles, stage: str) -> Iterator[int]:
+def units_of(files: BatchFiles, stage: str) -> Iterator[int]:
     """The (row, answer) units that a batch has, copies among them."""
     for path in (files.rows, files.copies):
         if path.exists():

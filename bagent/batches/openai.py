@@ -24,12 +24,12 @@ from bagent.backends.openai.raw_request import CHAT, read_by_route
 from bagent.backends.profile import Form
 from bagent.backends.request import Request
 from bagent.batches.http import Web, fetch_all
-from bagent.batches.record import BatchRecord, Fault, Limits, Look
+from bagent.batches.record import BatchError, BatchRecord, BatchStatus, ServiceLimits
 from bagent.batches.service import Answer, LearnedForms
 from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json
 
-LIMITS = Limits(rows=50_000, bytes=200_000_000)
+LIMITS = ServiceLimits(rows=50_000, bytes=200_000_000)
 WINDOW = "24h"
 OVER = frozenset({"completed", "expired", "cancelled", "failed"})
 LIST_SIZE = 100
@@ -135,7 +135,7 @@ class OpenAIBatches(LearnedForms):
         }
         return _id_of(await self._web.post("/batches", body), "a batch")
 
-    async def look(self, record: BatchRecord) -> Look | Failure:
+    async def look(self, record: BatchRecord) -> BatchStatus | Failure:
         """GET ``/batches/ID``."""
         found = await self._web.get(f"/batches/{record.batch_id}")
         return found if isinstance(found, Failure) else read_batch(found)
@@ -153,7 +153,7 @@ class OpenAIBatches(LearnedForms):
         await self._web.close()
 
 
-def read_batch(batch: Json) -> Look | Failure:
+def read_batch(batch: Json) -> BatchStatus | Failure:
     """A batch object as a look at it."""
     if not isinstance(batch, dict) or not isinstance(batch.get("status"), str):
         return Failure("bad_response", f"no batch: {shorten(encode_json(batch), 200)}", True, 200)
@@ -163,15 +163,18 @@ def read_batch(batch: Json) -> Look | Failure:
     outputs = (batch.get("output_file_id"), batch.get("error_file_id"))
     listed = (batch.get("errors") or {}).get("data") or []
     faults = tuple(
-        Fault(str(one.get("message") or one.get("code") or "refused"), str(one.get("code") or ""),
-              one.get("line") if isinstance(one.get("line"), int) else None)
+        BatchError(
+            str(one.get("message") or one.get("code") or "refused"),
+            str(one.get("code") or ""),
+              one.get("line") if isinstance(one.get("line"), int) else None,
+        )
         for one in listed if isinstance(one, dict)
     )  # fmt: skip
     if word == "failed" and not faults:
-        faults = (Fault("the batch failed, and no reason was told"),)
+        faults = (BatchError("the batch failed, and no reason was told"),)
     completed, failed = (int(counts.get(name) or 0) for name in ("completed", "failed"))
     ended_at = batch.get(f"{word}_at")
-    return Look(
+    return BatchStatus(
         word=word,
         over=word in OVER,
         ended=completed + failed,

@@ -26,7 +26,7 @@ OUT: frozenset[str] = frozenset({"sending", "waiting"})
 """States in which a batch may take of the account's quota."""
 
 
-class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+class BatchError(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a provider would not have a batch; ``line`` counts from 1, None where it is the whole."""
 
     message: str
@@ -62,7 +62,7 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
     ended: int = 0
     failed: int = 0
     outputs: tuple[str, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[BatchError, ...] = ()
     doubtful: bool = False
     not_ours: tuple[str, ...] = ()
     most_usd: float | None = None
@@ -79,7 +79,7 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
         return self.group.partition(" ")[2]
 
 
-class Look(msgspec.Struct, frozen=True):
+class BatchStatus(msgspec.Struct, frozen=True):
     """A batch as its provider tells of it.
 
     ``over`` says that nothing more will come; ``outputs`` then name what is to be read, and
@@ -91,11 +91,11 @@ class Look(msgspec.Struct, frozen=True):
     ended: int = 0
     failed: int = 0
     outputs: tuple[str, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[BatchError, ...] = ()
     ended_at: float | None = None
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ServiceLimits(msgspec.Struct, frozen=True):
     """What one batch may hold: rows, and bytes of its file. Fewer rows than ``least`` make none."""
 
     rows: int
@@ -232,7 +232,7 @@ def standing(run_dir: Path, report: Report) -> list[str]:
     ]
 
 
-def left_there(run_dir: Path) -> str:
+def outstanding_warning(run_dir: Path) -> str:
     """Words about batches of a run that is put aside and that the provider goes on with, if any."""
     found = [
         record.batch_id

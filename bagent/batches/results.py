@@ -9,11 +9,11 @@ from collections.abc import Callable
 import msgspec
 
 from bagent.agents.conversation import Conversation
-from bagent.agents.conversation_factory import converse
+from bagent.agents.conversation_factory import make_conversation
 from bagent.backends.base import Exchange
-from bagent.batches.builder import Spool
+from bagent.batches.builder import BatchBuilder
 from bagent.batches.conversation_host import BatchRows
-from bagent.batches.files import Item, ParcelReader
+from bagent.batches.files import BatchFileReader, BatchItem
 from bagent.batches.record import BatchRecord
 from bagent.batches.service import BatchService, number_of
 from bagent.fleet.call import Call, Delivery, attempt_record
@@ -35,7 +35,7 @@ class ReadRules(msgspec.Struct, frozen=True):
     is_done: Callable[[int], bool]
 
 
-class Reading:
+class ResultReader:
     """Reads one batch; use it once.
 
     ``refusal`` is a failure of the account that some rows met: they stand in a later batch, and a
@@ -46,7 +46,7 @@ class Reading:
         self,
         record: BatchRecord,
         rows: BatchRows,
-        spool: Spool,
+        spool: BatchBuilder,
         service: BatchService,
         rules: ReadRules,
         on_attempt: Callable[[Attempt], None],
@@ -70,7 +70,7 @@ class Reading:
 
     async def answers(self) -> None:
         """Take what was fetched; rows without an answer go into a later batch."""
-        reader = ParcelReader(self._files)
+        reader = BatchFileReader(self._files)
         seen = bytearray(len(reader))
         try:
             with self._files.answers.open("rb") as handle:
@@ -89,7 +89,7 @@ class Reading:
 
     async def again(self, faults: dict[int, Failure]) -> None:
         """Put all rows into later batches, at no cost of a try, but for those with a fault."""
-        reader = ParcelReader(self._files)
+        reader = BatchFileReader(self._files)
         try:
             for number in range(len(reader)):
                 self._take(reader, number, faults.get(number))
@@ -98,7 +98,7 @@ class Reading:
         finally:
             reader.close()
 
-    def _line(self, line: bytes, reader: ParcelReader, seen: bytearray) -> None:
+    def _line(self, line: bytes, reader: BatchFileReader, seen: bytearray) -> None:
         try:
             name, result = self._service.read(line, self._record)
         except ValueError:
@@ -120,7 +120,7 @@ class Reading:
             self.cost = None if cost is None else self.cost + cost
         self._take(reader, number, result)
 
-    def _take(self, reader: ParcelReader, number: int, result: Reply | Failure | None) -> None:
+    def _take(self, reader: BatchFileReader, number: int, result: Reply | Failure | None) -> None:
         item, rows = reader.item(number), self._rows
         copies = list(reader.copies(number))
         rows.forget()
@@ -138,14 +138,14 @@ class Reading:
             for copy in copies:
                 rows.begin(copy.row, copy.answer)
 
-    def _is_taken(self, item: Item) -> bool:
+    def _is_taken(self, item: BatchItem) -> bool:
         """Whether the answer was taken before, by a process that did not get to the end."""
         unit = unit_of(item.row.key, self._rows.plan.name, item.answer)
         return self._rules.is_done(unit) or self._spool.has_later(self._record, unit)
 
-    def _judge(self, item: Item, result: Reply | Failure | None) -> None:
+    def _judge(self, item: BatchItem, result: Reply | Failure | None) -> None:
         rows = self._rows
-        conversation = converse(rows.plan, item.row, item.answer, rows)
+        conversation = make_conversation(rows.plan, item.row, item.answer, rows)
         call = conversation.resumed(item.kept)
         if call is None:
             return

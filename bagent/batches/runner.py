@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bagent.batches.builder import Spool
+from bagent.batches.builder import BatchBuilder
 from bagent.batches.conversation_host import BatchRows
-from bagent.batches.files import Item, ParcelReader
-from bagent.batches.record import OUT, BatchRecord, Look
-from bagent.batches.results import Reading, ReadRules
-from bagent.batches.scheduler import Desk, Feed, Step, is_quota
+from bagent.batches.files import BatchFileReader, BatchItem
+from bagent.batches.record import OUT, BatchRecord, BatchStatus
+from bagent.batches.results import ReadRules, ResultReader
+from bagent.batches.scheduler import Action, InputState, ProviderBatchScheduler, is_quota
 from bagent.batches.service import BatchService
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.stages.feeder import Work
@@ -43,7 +43,7 @@ Shelter = Callable[[Coroutine[None, None, str | Failure]], Awaitable[str | Failu
 
 
 @dataclass(frozen=True)
-class PostTools:
+class SubmitterTools:
     """What sending needs besides batches.
 
     ``shelter`` runs a request whose end a stop waits for; ``note`` shows how things stand,
@@ -56,10 +56,16 @@ class PostTools:
     clock: Callable[[], float] = time.time
 
 
-class Post:
+class BatchSubmitter:
     """Makes batches of what is on disk, and follows them until they have ended."""
 
-    def __init__(self, service: BatchService, spool: Spool, desk: Desk, tools: PostTools) -> None:
+    def __init__(
+        self,
+        service: BatchService,
+        spool: BatchBuilder,
+        desk: ProviderBatchScheduler,
+        tools: SubmitterTools,
+    ) -> None:
         self._service = service
         self._spool = spool
         self._desk = desk
@@ -200,7 +206,7 @@ class Post:
             with suppress(OSError):
                 self._spool.files(record).requests.unlink()
 
-    def _take_look(self, record: BatchRecord, found: Look, now: float) -> None:
+    def _take_look(self, record: BatchRecord, found: BatchStatus, now: float) -> None:
         record.word, record.ended, record.failed = found.word, found.ended, found.failed
         record.looked_at = round(now, 3)
         if found.over:
@@ -226,7 +232,7 @@ class EngineTools:
     """What the engine needs besides rows and batches; ``pause`` waits by the clock of ``post``."""
 
     rules: ReadRules
-    post: PostTools
+    post: SubmitterTools
     on_attempt: Callable[[Attempt], None]
     gate: Callable[[], Awaitable[None]] | None = None
     budget: float | None = None
@@ -237,7 +243,12 @@ class BatchEngine:
     """Runs all rows of a stage through batches; see :class:`bagent.stages.row_runner.Engine`."""
 
     def __init__(
-        self, service: BatchService, spool: Spool, rows: BatchRows, desk: Desk, tools: EngineTools
+        self,
+        service: BatchService,
+        spool: BatchBuilder,
+        rows: BatchRows,
+        desk: ProviderBatchScheduler,
+        tools: EngineTools,
     ) -> None:
         self._service = service
         self._spool = spool
@@ -248,7 +259,7 @@ class BatchEngine:
         self._changed = asyncio.Event()
         self._sent = asyncio.Event()
         self._fed = False
-        self._post = Post(service, spool, desk, tools.post)
+        self._post = BatchSubmitter(service, spool, desk, tools.post)
         self._clock, self._notice = tools.post.clock, tools.post.notice
 
     async def run(self, source: AsyncIterable[Work]) -> None:
@@ -294,10 +305,10 @@ class BatchEngine:
                 f" {'them' if len(left) > 1 else 'it'}"
             )
 
-    def _next(self) -> Step:
+    def _next(self) -> Action:
         settling = {record.label for record in self._settling}
         records = [one for one in self._spool.records if one.label not in settling]
-        feed = Feed(self._fed, self._spool.open)
+        feed = InputState(self._fed, self._spool.open)
         return self._desk.next(records, feed, self._spool.spent, self._clock())
 
     # --- rows ---------------------------------------------------------------------------------
@@ -325,7 +336,7 @@ class BatchEngine:
 
     # --- steps --------------------------------------------------------------------------------
 
-    async def _do(self, step: Step) -> None:
+    async def _do(self, step: Action) -> None:
         record = step.record
         if step.kind == "seal":
             await self._seal()
@@ -364,9 +375,9 @@ class BatchEngine:
 
     # --- what came back -----------------------------------------------------------------------
 
-    def _reading(self, record: BatchRecord) -> Reading:
+    def _reading(self, record: BatchRecord) -> ResultReader:
         tools = self._tools
-        return Reading(
+        return ResultReader(
             record, self._rows, self._spool, self._service, tools.rules, tools.on_attempt
         )
 
@@ -441,7 +452,7 @@ class BatchEngine:
     async def _seal(self) -> None:
         self._spool.seal_all()
         for files in self._spool.small():
-            reader = ParcelReader(files)
+            reader = BatchFileReader(files)
             try:
                 rows = [(reader.item(n), list(reader.copies(n))) for n in range(len(reader))]
             finally:
@@ -449,7 +460,7 @@ class BatchEngine:
             await self._alone(rows)
         self._settle()
 
-    async def _alone(self, rows: list[tuple[Item, list[Item]]]) -> None:
+    async def _alone(self, rows: list[tuple[BatchItem, list[BatchItem]]]) -> None:
         if not self._desk.affords(
             self._spool.records, self._rows.most_alone(rows), self._spool.spent
         ):

@@ -44,7 +44,7 @@ def is_quota(words: str) -> bool:
     return bool(_QUOTA.search(words))
 
 
-class Quota:
+class EnqueuedTokenQuota:
     """The quota of one model, in tokens of prompts.
 
     ``cap`` is what may be with the provider at once, None where nothing is known of it.
@@ -109,7 +109,7 @@ LONGEST_PAUSE = 300.0
 Kind = Literal["read", "send", "split", "look", "seal", "wait", "broke", "over"]
 
 
-class Step(msgspec.Struct, frozen=True):
+class Action(msgspec.Struct, frozen=True):
     """The next thing to do; ``until`` (Unix seconds) is when waiting is over, None: at an event.
 
     ``broke``: the budget has no room for the next batch, and nothing is out that may cost less.
@@ -120,14 +120,14 @@ class Step(msgspec.Struct, frozen=True):
     until: float | None = None
 
 
-class Feed(msgspec.Struct, frozen=True):
+class InputState(msgspec.Struct, frozen=True):
     """Whether all rows have been put into batches, and whether some stand in an open one."""
 
     over: bool
     open: bool
 
 
-class Desk:
+class ProviderBatchScheduler:
     """Decides; who asks does what it says and tells it what came of it.
 
     Args:
@@ -136,16 +136,18 @@ class Desk:
 
     def __init__(self, budget: float | None = None) -> None:
         self._budget = budget
-        self._quotas: dict[str, Quota] = {}
+        self._quotas: dict[str, EnqueuedTokenQuota] = {}
         self._due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
 
-    def quota(self, group: str) -> Quota:
+    def quota(self, group: str) -> EnqueuedTokenQuota:
         """What is known of the quota of a group's model."""
         model = group.partition(" ")[2]
-        return self._quotas.setdefault(model, Quota())
+        return self._quotas.setdefault(model, EnqueuedTokenQuota())
 
-    def next(self, records: Sequence[BatchRecord], feed: Feed, spent: float, now: float) -> Step:
+    def next(
+        self, records: Sequence[BatchRecord], feed: InputState, spent: float, now: float
+    ) -> Action:
         """The next step with ``records``, those that are not done, by number.
 
         Args:
@@ -154,22 +156,22 @@ class Desk:
         """
         for record in records:
             if record.state == "ended" and self._is_due(record, now):
-                return Step("read", record)
+                return Action("read", record)
         step = self._send(records, spent, now)
         if step.kind != "wait":
             return step
         for record in records:
             if record.state == "waiting" and self._is_due(record, now):
-                return Step("look", record)
+                return Action("look", record)
         if feed.over and feed.open and all(record.state != "ended" for record in records):
-            return Step("seal")
+            return Action("seal")
         if not records and feed.over:
-            return Step("over")
+            return Action("over")
         dues = [self._due.get(record.label, now) for record in records if record.state != "sealed"]
         dues += [] if step.until is None else [step.until]
-        return Step("wait", until=min(dues, default=None))
+        return Action("wait", until=min(dues, default=None))
 
-    def _send(self, records: Sequence[BatchRecord], spent: float, now: float) -> Step:
+    def _send(self, records: Sequence[BatchRecord], spent: float, now: float) -> Action:
         until: float | None = None
         broke = False
         held: set[str] = set()
@@ -180,12 +182,12 @@ class Desk:
                 until = _sooner(until, self._due[record.label])
                 continue
             if record.state == "sending":
-                return Step("send", record)
+                return Action("send", record)
             if record.model in held:
                 continue
             quota, out = self.quota(record.group), self.out(records, record)
             if quota.too_large(record.tokens) and record.rows > 1:
-                return Step("split", record)
+                return Action("split", record)
             if not quota.admits(record.tokens, out, now):
                 held.add(record.model)
                 if quota.again_at > now:
@@ -193,9 +195,9 @@ class Desk:
             elif not self.affords(records, record.most_usd or 0.0, spent):
                 broke = True
             else:
-                return Step("send", record)
+                return Action("send", record)
         out_now = any(record.state in (*OUT, "ended") for record in records)
-        return Step("broke" if broke and not out_now and until is None else "wait", until=until)
+        return Action("broke" if broke and not out_now and until is None else "wait", until=until)
 
     def affords(self, records: Sequence[BatchRecord], most: float, spent: float) -> bool:
         """Whether the budget has room for ``most`` dollars beside what is spent and out."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.profile import Form, Forms
+from bagent.backends.profile import EndpointForms, Form
 from bagent.backends.request import Request
-from bagent.batches.record import BatchRecord, Limits, Look
+from bagent.batches.record import BatchRecord, BatchStatus, ServiceLimits
 from bagent.errors import JobError
 from bagent.types import Failure, Reply
 
@@ -30,7 +30,7 @@ class BatchService(Protocol):
     """
 
     name: str
-    limits: Limits
+    limits: ServiceLimits
 
     def group(self, request: Request) -> str:
         """What requests must share to be in one batch: ``ROUTE MODEL``."""
@@ -71,7 +71,7 @@ class BatchService(Protocol):
         """Make the batch; its id."""
         ...
 
-    async def look(self, record: BatchRecord) -> Look | Failure:
+    async def look(self, record: BatchRecord) -> BatchStatus | Failure:
         """How the batch stands."""
         ...
 
@@ -113,12 +113,12 @@ class LearnedForms:
     """
 
     def __init__(
-        self, endpoint: Endpoint, limits: Limits, enforce: str, notice: Callable[[str], None]
+        self, endpoint: Endpoint, limits: ServiceLimits, enforce: str, notice: Callable[[str], None]
     ) -> None:
         self.name = endpoint.name
         self.limits = limits
         self._endpoint = endpoint
-        self._forms = Forms(enforce, notice)
+        self._forms = EndpointForms(enforce, notice)
         self._enforce = enforce
 
     def form(self, request: Request) -> Form:

@@ -14,7 +14,7 @@ from bagent.backends.batching.wire import read_group
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import (
     NETWORK_ERRORS,
-    Patience,
+    StreamTimeout,
     Transport,
     network_failure,
     reused,
@@ -24,10 +24,10 @@ from bagent.backends.http.request import whole_body
 from bagent.backends.openai.chat import read_reply, read_usage
 from bagent.backends.openai.errors import from_status
 from bagent.backends.openai.stream import StreamReader
-from bagent.bench.plan import Target
-from bagent.bench.prompts import AnswerPlan, Lengths, PromptText, body_of, fixed_fields
+from bagent.bench.plan import BenchTarget
+from bagent.bench.prompts import AnswerPlan, Lengths, PromptMaker, body_of, fixed_fields
 from bagent.bench.records import RequestRow
-from bagent.bench.workload import Shot
+from bagent.bench.workload import LoadRequest
 from bagent.text.json import decode_json
 from bagent.types import Failure, Reply, Usage
 
@@ -37,10 +37,10 @@ EASE_SECONDS = 0.1
 _WORDS = 200
 
 
-async def fire(
+async def send_request(
     transport: Transport,
     endpoint: Endpoint,
-    shot: Shot,
+    shot: LoadRequest,
     row: RequestRow,
     limits: tuple[Timeouts, Callable[[], float]],
 ) -> Reply | None:
@@ -90,7 +90,7 @@ async def fire(
 async def _exchange(
     transport: Transport,
     endpoint: Endpoint,
-    shot: Shot,
+    shot: LoadRequest,
     row: RequestRow,
     reader: StreamReader | None,
     limits: tuple[Timeouts, Callable[[], float]],
@@ -99,7 +99,7 @@ async def _exchange(
     timeouts, clock = limits
     first, idle = (timeouts.first_token, timeouts.idle) if reader else (None, None)
     async with (
-        Patience(first, idle) as patience,
+        StreamTimeout(first, idle) as patience,
         transport.post(endpoint, shot.path, shot.body, timeouts) as response,
     ):
         row.code = response.status
@@ -121,7 +121,7 @@ async def _exchange(
 async def _read_stream(
     response: aiohttp.ClientResponse | PlainResponse,
     reader: StreamReader,
-    patience: Patience,
+    patience: StreamTimeout,
     row: RequestRow,
     clock: Callable[[], float],
 ) -> None:
@@ -212,7 +212,7 @@ async def count_tokens(
 
 
 async def prompt_tokens_by_usage(
-    transport: Transport, endpoint: Endpoint, shot: Shot, timeouts: Timeouts
+    transport: Transport, endpoint: Endpoint, shot: LoadRequest, timeouts: Timeouts
 ) -> int | Failure:
     """The prompt tokens that a real, unstreamed request is told to have."""
     try:
@@ -246,7 +246,7 @@ class PromptSizes(msgspec.Struct, frozen=True):
 
 
 async def calibrate(
-    transport: Transport, targets: Sequence[Target], wanted: PromptSizes, salt: str
+    transport: Transport, targets: Sequence[BenchTarget], wanted: PromptSizes, salt: str
 ) -> dict[str, Lengths]:
     """Sizes in words for each model among ``targets``, measured on its first endpoint."""
     found: dict[str, Lengths] = {}
@@ -262,12 +262,12 @@ class _Scale:
     """Weighs prompts of one endpoint."""
 
     def __init__(
-        self, transport: Transport, target: Target, wanted: PromptSizes, salt: str
+        self, transport: Transport, target: BenchTarget, wanted: PromptSizes, salt: str
     ) -> None:
         self._transport = transport
         self._target = target
         self._wanted = wanted
-        self._text = PromptText(salt)
+        self._text = PromptMaker(salt)
         self._weighed = 0
         self._way = "/tokenize"
 
@@ -316,7 +316,7 @@ class _Scale:
             self._way = "usage of two requests"
         fields = fixed_fields(target.model, AnswerPlan(1), None)
         path = "/chat/completions" if self._wanted.chat else "/completions"
-        shot = Shot(path, body_of(fields, key, value), False)
+        shot = LoadRequest(path, body_of(fields, key, value), False)
         told = await prompt_tokens_by_usage(
             self._transport, target.endpoint, shot, Timeouts(total=_SECONDS)
         )

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.backends.http.client import Transport
-from bagent.bench.client import fire
+from bagent.bench.client import send_request
 from bagent.bench.monitors import ClientWatch
 from bagent.bench.plan import LoadConfig
-from bagent.bench.prompts import Groups
+from bagent.bench.prompts import PromptGroups
 from bagent.bench.records import ClientRow, RequestRow, RowFile
-from bagent.bench.routing import Placer
-from bagent.bench.schedule import StageSpec, arrivals, replayed, share
-from bagent.bench.workload import ShotMaker, Spot
+from bagent.bench.routing import EndpointPicker
+from bagent.bench.schedule import LoadStage, arrivals, replayed, share
+from bagent.bench.workload import RequestFactory, ScheduleSlot
 from bagent.types import Reply
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _FAR = 1e9
 _NOW = -1.0
 
 
-class Part(msgspec.Struct):
+class WorkerShare(msgspec.Struct):
     """How one worker's part of a stage went; times in seconds since the test's start."""
 
     began: float
@@ -53,7 +53,7 @@ class Part(msgspec.Struct):
     failed: int = 0
 
 
-class Load:
+class LoadGenerator:
     """Sends the stages of a load test, one after the other, over one pool of connections.
 
     Args:
@@ -64,12 +64,12 @@ class Load:
     def __init__(self, config: LoadConfig, transport: Transport) -> None:
         self._config = config
         self._transport = transport
-        self._maker = ShotMaker(config)
+        self._maker = RequestFactory(config)
         folder = Path(config.folder)
         self._rows = RowFile(folder / f"requests-{config.worker}.jsonl")
         self._client = RowFile(folder / f"client-{config.worker}.jsonl")
         self.stopping = asyncio.Event()
-        self.part = Part(0, 0, 0)
+        self.part = WorkerShare(0, 0, 0)
 
     def close(self) -> None:
         """Write all rows out."""
@@ -80,7 +80,7 @@ class Load:
         """Seconds since the start of the test."""
         return time.monotonic() - self._config.origin
 
-    async def run(self, stage: StageSpec, start_at: float) -> Part:
+    async def run(self, stage: LoadStage, start_at: float) -> WorkerShare:
         """Send this worker's part of ``stage`` from ``start_at`` on; returns how it went."""
         gc.collect()  # not while requests are timed
         await asyncio.sleep(max(0.0, start_at - self.now()))
@@ -105,13 +105,15 @@ class Load:
         """Write the row of a request that was never sent."""
         self._rows.write(row)
 
-    async def send(self, row: RequestRow, stage: StageSpec, spot: Spot, place: int) -> Reply | None:
+    async def send(
+        self, row: RequestRow, stage: LoadStage, spot: ScheduleSlot, place: int
+    ) -> Reply | None:
         """Make the request for ``spot``, send it, and write its ``row``; a good answer, or None."""
         shot = self._maker.make(stage, spot, place)
         endpoint = self._config.targets[place].endpoint
         limits = self._config.timeouts, self.now
         try:
-            reply = await fire(self._transport, endpoint, shot, row, limits)
+            reply = await send_request(self._transport, endpoint, shot, row, limits)
         finally:
             self._rows.write(row)
         if reply is not None and spot.turn < stage.turns:
@@ -122,7 +124,9 @@ class Load:
 class _StageRun:
     """One stage in one worker."""
 
-    def __init__(self, load: Load, config: LoadConfig, stage: StageSpec, start: float) -> None:
+    def __init__(
+        self, load: LoadGenerator, config: LoadConfig, stage: LoadStage, start: float
+    ) -> None:
         self._load = load
         self._config = config
         self._stage = stage
@@ -130,10 +134,10 @@ class _StageRun:
         self._now: Callable[[], float] = load.now
         names = [target.endpoint.name for target in config.targets]
         among = [i for i, name in enumerate(names) if stage.only in (None, name)]
-        self._placer = Placer(stage.routing, among, config.worker, self._router(among))
+        self._placer = EndpointPicker(stage.routing, among, config.worker, self._router(among))
         self._queue: deque[asyncio.Future[None]] = deque()
         seed = f"{stage.seed}/{stage.load}/{stage.repeat}/{config.worker}"
-        self._groups = Groups(config.groups, config.skew, seed) if config.groups else None
+        self._groups = PromptGroups(config.groups, config.skew, seed) if config.groups else None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._fault: BaseException | None = None
@@ -144,7 +148,7 @@ class _StageRun:
             else None
         )
         self.end = start + stage.seconds if stage.seconds is not None else _FAR
-        self.part = Part(start, start, start)
+        self.part = WorkerShare(start, start, start)
 
     def _router(self, among: Sequence[int]) -> RunRouter | None:
         """What chooses endpoints as a run does, where that is asked for."""
@@ -186,7 +190,7 @@ class _StageRun:
         count = self._stage.requests or 1
         for place in list(self._placer.among):
             for _ in range(count):  # at once: a slow endpoint is not to take the time of each
-                self._begin(self._one(place, Spot(self._number())))
+                self._begin(self._one(place, ScheduleSlot(self._number())))
 
     async def _closed_loop(self) -> None:
         for _ in range(self._slots()):
@@ -202,7 +206,7 @@ class _StageRun:
                     return
                 self._left -= 1
             to: int | None = place
-            spot = Spot(self._number())
+            spot = ScheduleSlot(self._number())
             if self._groups is not None:
                 alone = self._stage.turns == 1  # else an endpoint gets conversations, not groups
                 own = self._placer.groups_of(place, self._groups.count) if alone else None
@@ -233,7 +237,7 @@ class _StageRun:
                 if self._now() > self.end + LATEST_SECONDS:
                     return
             group = self._groups.next() if self._groups is not None else None
-            spot = Spot(number, group, due)
+            spot = ScheduleSlot(number, group, due)
             place = None if self._queue else self._pick(spot)
             if place is not None:
                 self._begin(self._talk(place, spot))
@@ -242,11 +246,11 @@ class _StageRun:
             else:
                 return
 
-    def _pick(self, spot: Spot, home: int | None = None) -> int | None:
+    def _pick(self, spot: ScheduleSlot, home: int | None = None) -> int | None:
         alone = self._stage.turns == 1
         return self._placer.pick(spot.number, spot.group if alone else None, home)
 
-    async def _place(self, spot: Spot, home: int | None = None) -> int | None:
+    async def _place(self, spot: ScheduleSlot, home: int | None = None) -> int | None:
         """Where ``spot`` goes, once there is room; None where all endpoints are out."""
         place = None if self._queue else self._pick(spot, home)
         take_place = self._queue.append
@@ -270,7 +274,7 @@ class _StageRun:
             if not turn.done():
                 turn.set_result(None)
 
-    async def _later(self, spot: Spot) -> None:
+    async def _later(self, spot: ScheduleSlot) -> None:
         """Send ``spot`` once an endpoint has room: late, and its lateness counts."""
         try:
             place = await self._place(spot)
@@ -297,7 +301,7 @@ class _StageRun:
             return False
         return True
 
-    async def _talk(self, place: int, spot: Spot) -> bool:
+    async def _talk(self, place: int, spot: ScheduleSlot) -> bool:
         """Send one request, or the turns of a conversation; whether the last ended well.
 
         A turn that is due after the stage's time is not sent.
@@ -316,7 +320,7 @@ class _StageRun:
             place = to
         return False
 
-    async def _one(self, place: int, spot: Spot) -> bool:
+    async def _one(self, place: int, spot: ScheduleSlot) -> bool:
         """Send one request; whether it ended well."""
         stage, part = self._stage, self.part
         row = self._row(self._config.targets[place].endpoint.name, spot)
@@ -336,7 +340,7 @@ class _StageRun:
     def _fed_until(self, at: float) -> None:
         self.part.feeding_ended = max(self.part.feeding_ended, min(at, self.end))
 
-    def _row(self, endpoint: str, spot: Spot) -> RequestRow:
+    def _row(self, endpoint: str, spot: ScheduleSlot) -> RequestRow:
         return RequestRow(
             self._stage.number,
             self._config.worker,

@@ -7,7 +7,7 @@ from typing import Any
 from bagent.bench.monitors import ClientState
 from bagent.bench.plan import Slo
 from bagent.bench.routing import REFUSALS
-from bagent.bench.tables import Tables
+from bagent.bench.tables import BenchTables
 
 LATENCIES = ("ttft", "ttfot", "tpot", "ntpot", "e2e", "e2e_sent", "lag", "pace")
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
@@ -76,7 +76,7 @@ _ONE_PIECE = "status = 'ok' and len(chunk_at) = 1 and completion_tokens >= 2"
 """A stream that came all at once: nothing can be told of the time between its tokens."""
 
 
-def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
+def load_numbers(tables: BenchTables, slo: Slo, keys: str = "load") -> list[Numbers]:
     """The numbers of each load, all its repeats together, in the order of sending.
 
     Args:
@@ -138,7 +138,7 @@ def load_numbers(tables: Tables, slo: Slo, keys: str = "load") -> list[Numbers]:
     )
 
 
-def pace_spreads(tables: Tables) -> dict[tuple[str, str], float | None]:
+def pace_spreads(tables: BenchTables) -> dict[tuple[str, str], float | None]:
     """By load and endpoint: standard deviation of the logarithm of the pace, or of E2E where no
     request has a pace; None below two requests."""
     rows = tables.rows(
@@ -153,7 +153,7 @@ def pace_spreads(tables: Tables) -> dict[tuple[str, str], float | None]:
     return {(row["load"], row["endpoint"]): row["spread"] for row in rows}
 
 
-def gap_numbers(tables: Tables) -> dict[str, Numbers]:
+def gap_numbers(tables: BenchTables) -> dict[str, Numbers]:
     """ITL or ICL by load: ``itl`` where every stream told its tokens chunk by chunk."""
     rows = tables.rows(
         f"select load, bool_and(by_token) as by_token, {_quantiles('gap_ms', 'gap')} "
@@ -167,7 +167,7 @@ def gap_numbers(tables: Tables) -> dict[str, Numbers]:
     return found
 
 
-def peak_tokens(tables: Tables) -> dict[str, float]:
+def peak_tokens(tables: BenchTables) -> dict[str, float]:
     """The best second of each load: output tokens that came in it, over all endpoints. A second
     begins at any twentieth of one."""
     rows = tables.rows(
@@ -191,7 +191,7 @@ def peak_tokens(tables: Tables) -> dict[str, float]:
     return {row["load"]: row["peak"] for row in rows}
 
 
-def conversations(tables: Tables, turns: int) -> dict[str, Numbers]:
+def conversations(tables: BenchTables, turns: int) -> dict[str, Numbers]:
     """By load: the conversations that began in the window and whose ``turns`` all ended well
     (``conversations``), how long they took, thinking included, and whole ones a second
     (``conversations_s``), each with the part of its time that lay in the window."""
@@ -217,7 +217,7 @@ def conversations(tables: Tables, turns: int) -> dict[str, Numbers]:
     return {row.pop("load"): row for row in rows}
 
 
-def failures(tables: Tables) -> list[Numbers]:
+def failures(tables: BenchTables) -> list[Numbers]:
     """Failures by load, endpoint and kind, with one of the errors in words."""
     return tables.rows(
         """
@@ -229,7 +229,7 @@ def failures(tables: Tables) -> list[Numbers]:
     )
 
 
-def client_states(tables: Tables) -> list[ClientState]:
+def client_states(tables: BenchTables) -> list[ClientState]:
     """What the client was like in each load."""
     rows = tables.rows(
         """
@@ -251,7 +251,7 @@ def client_states(tables: Tables) -> list[ClientState]:
     return [ClientState(row["load"], row["loop_lag"], row["cpu"], row["lag"]) for row in rows]
 
 
-def server_numbers(tables: Tables) -> list[Numbers]:
+def server_numbers(tables: BenchTables) -> list[Numbers]:
     """What the endpoints' own counters told, by load and endpoint: means, maxima and deltas.
 
     A counter that fell from one look to the next was reset by a restart: its delta is not known.
@@ -285,7 +285,7 @@ def server_numbers(tables: Tables) -> list[Numbers]:
     )
 
 
-def heat(tables: Tables) -> list[Numbers]:
+def heatmap(tables: BenchTables) -> list[Numbers]:
     """By endpoint and slice of time: the median pace of the requests that were going on in it,
     and how many ended in it, well (``ok``) or not (``bad``)."""
     return tables.rows(
@@ -306,7 +306,7 @@ def heat(tables: Tables) -> list[Numbers]:
     )
 
 
-def gone(tables: Tables) -> dict[str, str]:
+def dead_endpoints(tables: BenchTables) -> dict[str, str]:
     """Endpoints where the requests sent last all found nobody, with the last error in words.
 
     One that was cut off while it was answered may end after them.

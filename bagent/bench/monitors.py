@@ -10,7 +10,7 @@ import msgspec
 
 from bagent.backends.engines.metrics import EngineLoad, LoadReader
 from bagent.backends.http.client import Transport
-from bagent.bench.plan import Target
+from bagent.bench.plan import BenchTarget
 from bagent.bench.records import RowFile, ServerRow
 
 SAMPLE_SECONDS = 0.02
@@ -96,7 +96,7 @@ class ServerWatch:
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        targets: Sequence[BenchTarget],
         transport: Transport,
         file: RowFile,
         clock: Callable[[], float],
@@ -130,7 +130,7 @@ class ServerWatch:
                 task.cancel()
             await asyncio.gather(*reads, return_exceptions=True)
 
-    async def _read(self, stage: int, target: Target) -> None:
+    async def _read(self, stage: int, target: BenchTarget) -> None:
         load = await self._reader.read(target.endpoint, _PATIENCE, target.model)
         if load is not None:
             self._file.write(_row(stage, target.endpoint.name, self._clock(), load))

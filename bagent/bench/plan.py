@@ -12,7 +12,7 @@ from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.bench.prompts import AnswerPlan, Lengths
 from bagent.bench.records import Routing, Way
-from bagent.bench.schedule import Arrival, Recorded, StageSpec, TraceInfo
+from bagent.bench.schedule import Arrival, LoadStage, Recorded, TraceInfo
 
 
 class Slo(msgspec.Struct, frozen=True):
@@ -141,7 +141,7 @@ def make_plan(preset: str | None, given: dict[str, Any]) -> BenchPlan:
     return plan
 
 
-def stages(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[StageSpec]:
+def stages(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[LoadStage]:
     """The stages of all repeats, in the order of sending; a sweep makes its own.
 
     Every second repeat goes backwards, so that what drifts with time favours no stage.
@@ -160,7 +160,7 @@ def load_names(plan: BenchPlan) -> list[str]:
     return list(dict.fromkeys(stage.load for stage in once))
 
 
-def _once(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[StageSpec]:
+def _once(plan: BenchPlan, endpoints: Sequence[str]) -> Iterator[LoadStage]:
     for routing in plan.routings:
         targets = endpoints if routing == "isolated" else (None,)
         for only in targets:
@@ -185,14 +185,14 @@ def stage_of(
     routing: Routing = "balanced",
     only: str | None = None,
     **more: Any,
-) -> StageSpec:
+) -> LoadStage:
     """A stage of the plan; ``shape`` is the part of its name that says how much load it is."""
     words = [shape]
     if len(plan.ways) > 1:
         words.append(way)
     if len(plan.routings) > 1:
         words.append(routing)
-    return StageSpec(
+    return LoadStage(
         number=more.pop("number", 0),
         load=" ".join(words),
         way=way,
@@ -222,7 +222,7 @@ def expected_seconds(plan: BenchPlan, endpoints: int) -> float | None:
     return seconds * rounds * len(plan.ways) * plan.repeats
 
 
-class Target(msgspec.Struct, frozen=True):
+class BenchTarget(msgspec.Struct, frozen=True):
     """One endpoint under load: how it is reached, and what it is asked for."""
 
     endpoint: Endpoint
@@ -253,7 +253,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
         worker, workers: which of the workers this is.
     """
 
-    targets: list[Target]
+    targets: list[BenchTarget]
     lengths: dict[str, Lengths]
     answer: AnswerPlan
     timeouts: Timeouts
@@ -270,7 +270,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
 
 
-class Material(msgspec.Struct, frozen=True):
+class Workload(msgspec.Struct, frozen=True):
     """What is sent in place of made prompts: the bodies of a job, the times and lengths of a
     recorded load; empty where there is none."""
 

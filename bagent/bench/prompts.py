@@ -52,7 +52,7 @@ class Lengths(msgspec.Struct, frozen=True):
         return max(1, round((tokens - self.extra) / self.per_word))
 
 
-class PromptText:
+class PromptMaker:
     """Makes the texts of prompts.
 
     Args:
@@ -79,7 +79,7 @@ class PromptText:
         return found
 
 
-class Groups:
+class PromptGroups:
     """Which group of a shared prefix each request belongs to.
 
     Args:

@@ -78,7 +78,7 @@ class RequestRow(msgspec.Struct, omit_defaults=True):
     chunk_tokens: list[int] = []
 
 
-class StageRow(msgspec.Struct):
+class LoadStageRow(msgspec.Struct):
     """One stage as it went.
 
     ``load`` names what all repeats of it share; ``feeding_ended`` is when the last request was

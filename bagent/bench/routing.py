@@ -16,7 +16,7 @@ REFUSALS = 3
 """Connections in a row that could not be made, after which an endpoint is out of the stage."""
 
 
-class Placer:
+class EndpointPicker:
     """Chooses endpoints by their place in the list of targets.
 
     An endpoint to which no connection can be made is out for the rest of the stage: a closed loop

@@ -14,31 +14,37 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bagent.backends.engines.probe import Prover
+from bagent.backends.engines.probe import CompletionProbe
 from bagent.backends.http.client import Transport
-from bagent.backends.http.resolver import NamesLoop
+from bagent.backends.http.resolver import ResolverLoop
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.bench.client import PromptSizes, calibrate
-from bagent.bench.load_generator import Part
+from bagent.bench.load_generator import WorkerShare
 from bagent.bench.monitors import ServerWatch
 from bagent.bench.plan import (
     BenchPlan,
+    BenchTarget,
     LoadConfig,
-    Material,
-    Target,
+    Workload,
     expected_seconds,
     portable,
     stages,
 )
 from bagent.bench.prompts import AnswerPlan, Lengths
-from bagent.bench.records import RowFile, StageRow
-from bagent.bench.schedule import Recorded, StageSpec, window
-from bagent.bench.sweep import Light, Saturation, sweep
-from bagent.bench.workers import Crew, LocalCrew, ProcessCrew
+from bagent.bench.records import LoadStageRow, RowFile
+from bagent.bench.schedule import LoadStage, Recorded, window
+from bagent.bench.sweep import RequestSummary, Saturation, sweep
+from bagent.bench.workers import InProcessWorkers, ProcessWorkers, Workers
 from bagent.clocks import unix
 from bagent.errors import StoppedEarly, UsageError, WriteError
 from bagent.files import make_private
-from bagent.fleet.health_check import Called, RollCall, RollCallPlan, counts, grouped
+from bagent.fleet.health_check import (
+    FleetHealthCheck,
+    HealthCheckPlan,
+    HealthResult,
+    counts,
+    grouped,
+)
 from bagent.observe.formatting import counted, duration, rate
 from bagent.runs.shutdown import raise_file_limit
 from bagent.servers.resolve import Servers
@@ -46,7 +52,7 @@ from bagent.servers.resolve import Servers
 if TYPE_CHECKING:
     from bagent.backends.endpoint import Endpoint
     from bagent.bench.plan import JobBody
-    from bagent.runs.context import Prepared
+    from bagent.runs.context import RunContext
 
 TELL_SECONDS = 5.0
 """Between two words about a stage that goes on."""
@@ -56,18 +62,18 @@ WARMUP = -1
 """The number of the stage that warms up."""
 
 
-class Course(msgspec.Struct):
+class TestRecord(msgspec.Struct):
     """How a test went, beside its raw rows. Times as in :mod:`bagent.bench.records`."""
 
     salt: str
     started_at: float
     lengths: dict[str, Lengths]
-    stages: list[StageRow]
+    stages: list[LoadStageRow]
     stopped: bool = False
     saturation: Saturation | None = None
 
 
-class Session:
+class LoadTestSession:
     """Runs a test and leaves raw rows in ``folder``.
 
     Args:
@@ -79,14 +85,14 @@ class Session:
     def __init__(
         self,
         plan: BenchPlan,
-        called: Sequence[Called],
+        called: Sequence[HealthResult],
         folder: Path,
-        material: Material,
+        material: Workload,
         tell: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._targets = [
-            Target(portable(one.endpoint), one.model, one.known.engine if one.known else None)
+            BenchTarget(portable(one.endpoint), one.model, one.known.engine if one.known else None)
             for one in called
             if one.ready
         ]
@@ -94,10 +100,10 @@ class Session:
         self._material = material
         self._tell = tell
         self._origin = time.monotonic()
-        self._crew: Crew | None = None
+        self._crew: Workers | None = None
         self._transport = Transport()
         self._light = _LightReader(folder)
-        self.course = Course(secrets.token_hex(4), unix(), {}, [])
+        self.course = TestRecord(secrets.token_hex(4), unix(), {}, [])
 
     def now(self) -> float:
         """Seconds since the test's start."""
@@ -109,7 +115,7 @@ class Session:
         if self._crew is not None:
             self._crew.stop()
 
-    async def run(self) -> Course:
+    async def run(self) -> TestRecord:
         """Calibrate, warm up, send all stages."""
         stage_file = RowFile(self._folder / "stages.jsonl")
         server_file = RowFile(self._folder / "servers.jsonl")
@@ -117,8 +123,12 @@ class Session:
             if not self._material.job:
                 await self._calibrate()
             config = self._config()
-            crew: LocalCrew | ProcessCrew
-            crew = ProcessCrew(config) if config.workers > 1 else LocalCrew(config, self._transport)
+            crew: InProcessWorkers | ProcessWorkers
+            crew = (
+                ProcessWorkers(config)
+                if config.workers > 1
+                else InProcessWorkers(config, self._transport)
+            )
             watch = ServerWatch(self._targets, self._transport, server_file, self.now)
             async with crew:
                 self._crew = crew
@@ -162,11 +172,11 @@ class Session:
             workers=plan.workers,
         )
 
-    async def _send_all(self, crew: Crew, watch: ServerWatch, file: RowFile) -> None:
+    async def _send_all(self, crew: Workers, watch: ServerWatch, file: RowFile) -> None:
         plan = self._plan
         if plan.warmup and self._targets:
             for way in plan.ways:
-                spec = StageSpec(
+                spec = LoadStage(
                     number=WARMUP, load="warm-up", way=way, requests=plan.warmup, warmup=True
                 )
                 self._tell(f"warm-up: {counted(plan.warmup, 'request')} to each endpoint")
@@ -174,7 +184,7 @@ class Session:
                     return
                 await crew.run(spec)
 
-        async def send(spec: StageSpec) -> tuple[StageRow, list[Light]]:
+        async def send(spec: LoadStage) -> tuple[LoadStageRow, list[RequestSummary]]:
             row = await self._stage(crew, watch, spec)
             file.write(row)
             file.flush()
@@ -195,7 +205,7 @@ class Session:
                 return
             await send(spec)
 
-    async def _stage(self, crew: Crew, watch: ServerWatch, spec: StageSpec) -> StageRow:
+    async def _stage(self, crew: Workers, watch: ServerWatch, spec: LoadStage) -> LoadStageRow:
         name = spec.load + (f" {spec.only}" if spec.only else "")
         if self._plan.repeats > 1:
             name += f" (repeat {spec.repeat + 1} of {self._plan.repeats})"
@@ -216,7 +226,7 @@ class Session:
         self._tell(f"{name}: {_went(parts, row.ended - row.began)}")
         return row
 
-    async def _progress(self, crew: Crew, name: str, spec: StageSpec) -> None:
+    async def _progress(self, crew: Workers, name: str, spec: LoadStage) -> None:
         began = self.now()
         while True:
             await asyncio.sleep(TELL_SECONDS)
@@ -225,7 +235,7 @@ class Session:
             self._tell(f"{name} [{duration(gone)}{of}]: {_went(crew.parts, gone)}")
 
 
-def _went(parts: Sequence[Part], seconds: float) -> str:
+def _went(parts: Sequence[WorkerShare], seconds: float) -> str:
     sent, done = sum(part.sent for part in parts), sum(part.done for part in parts)
     failed = sum(part.failed for part in parts)
     words = f"{done:,} done, {failed:,} failed, {sent - done - failed:,} open"
@@ -233,8 +243,13 @@ def _went(parts: Sequence[Part], seconds: float) -> str:
 
 
 def stage_row(
-    spec: StageSpec, parts: Sequence[Part], endpoints: int, size: int = 1, *, cut: bool = False
-) -> StageRow:
+    spec: LoadStage,
+    parts: Sequence[WorkerShare],
+    endpoints: int,
+    size: int = 1,
+    *,
+    cut: bool = False,
+) -> LoadStageRow:
     """How a stage went, from how its parts did; ``size`` calls travel in each request."""
     began = min(part.began for part in parts)
     fed = max(part.feeding_ended for part in parts)
@@ -243,7 +258,7 @@ def stage_row(
     in_flight = (spec.concurrency or 0) * taking * spec.turns / size
     rounds = sum(part.sent for part in parts) / in_flight if in_flight else math.inf
     low, high = window(spec, began, fed, ended, rounds)
-    return StageRow(
+    return LoadStageRow(
         stage=spec.number,
         load=spec.load,
         repeat=spec.repeat,
@@ -271,11 +286,11 @@ class _LightReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
-        self._decode = msgspec.json.Decoder(Light).decode
+        self._decode = msgspec.json.Decoder(RequestSummary).decode
 
-    def rows_of(self, stage: int) -> list[Light]:
+    def rows_of(self, stage: int) -> list[RequestSummary]:
         """The new rows that belong to ``stage``."""
-        found: list[Light] = []
+        found: list[RequestSummary] = []
         for path in sorted(self._folder.glob("requests-*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -332,8 +347,8 @@ def make_folder(folder: Path) -> None:
 
 
 def send_all(
-    wanted: BenchRequest, job: Prepared | None, tell: Callable[[str], None]
-) -> tuple[list[Called], Course]:
+    wanted: BenchRequest, job: RunContext | None, tell: Callable[[str], None]
+) -> tuple[list[HealthResult], TestRecord]:
     """Call the endpoints and send the load to those that are ready.
 
     The first Ctrl-C, or SIGTERM, ends the load; what was measured by then is kept. A second
@@ -343,16 +358,16 @@ def send_all(
         StoppedEarly: a signal came before anything was sent.
     """
     try:
-        with asyncio.Runner(loop_factory=NamesLoop) as runner:
+        with asyncio.Runner(loop_factory=ResolverLoop) as runner:
             return runner.run(_send_all(wanted, job, tell))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
 async def _send_all(
-    wanted: BenchRequest, job: Prepared | None, tell: Callable[[str], None]
-) -> tuple[list[Called], Course]:
-    switch = _Switch(tell)
+    wanted: BenchRequest, job: RunContext | None, tell: Callable[[str], None]
+) -> tuple[list[HealthResult], TestRecord]:
+    switch = LoadTestStop(tell)
     try:
         called = await switch.or_stop(_call(wanted, tell))
         if job is None and not wanted.trace:
@@ -363,8 +378,8 @@ async def _send_all(
 
             bodies = await asyncio.to_thread(job_bodies, job, called)
             tell(f"{len(bodies)} rows of the job are sent in turn")
-        material = Material(bodies, _fitting(wanted.trace, called, tell))
-        session = Session(wanted.plan, called, wanted.folder, material, tell)
+        material = Workload(bodies, _fitting(wanted.trace, called, tell))
+        session = LoadTestSession(wanted.plan, called, wanted.folder, material, tell)
         switch.session = session
         if switch.stopped:
             session.stop()
@@ -373,7 +388,9 @@ async def _send_all(
         switch.close()
 
 
-def _check_context(plan: BenchPlan, called: Sequence[Called], tell: Callable[[str], None]) -> None:
+def _check_context(
+    plan: BenchPlan, called: Sequence[HealthResult], tell: Callable[[str], None]
+) -> None:
     """Refuse a load of which no ready endpoint could answer anything, and say where it is some.
 
     Raises:
@@ -396,7 +413,7 @@ def _check_context(plan: BenchPlan, called: Sequence[Called], tell: Callable[[st
 
 
 def _fitting(
-    trace: Sequence[Recorded], called: Sequence[Called], tell: Callable[[str], None]
+    trace: Sequence[Recorded], called: Sequence[HealthResult], tell: Callable[[str], None]
 ) -> list[Recorded]:
     """The recorded requests that the shortest context of the ready endpoints holds."""
     known = [one.known.context for one in called if one.ready and one.known]
@@ -412,7 +429,7 @@ def _fitting(
     return found
 
 
-class _Switch:
+class LoadTestStop:
     """Ends a load test early at the first signal, and at once at the second Ctrl-C."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -420,7 +437,7 @@ class _Switch:
         self._tell = tell
         self._task = asyncio.current_task()
         self._asked = asyncio.Event()
-        self.session: Session | None = None
+        self.session: LoadTestSession | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._signalled, number)
 
@@ -440,7 +457,7 @@ class _Switch:
             )
             self.session.stop()
 
-    async def or_stop(self, calling: Any) -> list[Called]:
+    async def or_stop(self, calling: Any) -> list[HealthResult]:
         """The endpoints as they were found, unless a signal comes first."""
         work = asyncio.ensure_future(calling)
         stop = asyncio.ensure_future(self._asked.wait())
@@ -450,7 +467,7 @@ class _Switch:
             work.cancel()
             await asyncio.wait([work])
             raise StoppedEarly("stopped by a signal before any load was sent")
-        found: list[Called] = work.result()
+        found: list[HealthResult] = work.result()
         return found
 
     def close(self) -> None:
@@ -459,7 +476,7 @@ class _Switch:
             self._loop.remove_signal_handler(number)
 
 
-async def _call(wanted: BenchRequest, tell: Callable[[str], None]) -> list[Called]:
+async def _call(wanted: BenchRequest, tell: Callable[[str], None]) -> list[HealthResult]:
     if wanted.servers is not None:
         from bagent.servers.resolve import call_one
 
@@ -472,25 +489,27 @@ async def _call(wanted: BenchRequest, tell: Callable[[str], None]) -> list[Calle
     return called
 
 
-async def _call_fleet(wanted: BenchRequest, tell: Callable[[str], None]) -> list[Called]:
+async def _call_fleet(wanted: BenchRequest, tell: Callable[[str], None]) -> list[HealthResult]:
     count = len(wanted.endpoints)
     calls = max(wanted.plan.concurrency, default=64) * count
     room = raise_file_limit(max(2 * count, calls))
     if room < calls:
         tell(f"this machine allows {room} open connections, fewer than {calls} calls in flight")
-    plan = RollCallPlan(CALL_SECONDS, min(MOST_AT_ONCE, count), count, wanted.model)
+    plan = HealthCheckPlan(CALL_SECONDS, min(MOST_AT_ONCE, count), count, wanted.model)
     transport = Transport()
     try:
         backend = OpenAIBackend(transport)
-        return await RollCall(wanted.endpoints, plan, transport, Prover(backend)).run()
+        return await FleetHealthCheck(
+            wanted.endpoints, plan, transport, CompletionProbe(backend)
+        ).run()
     finally:
         await transport.close()
 
 
 def write_results(
     wanted: BenchRequest,
-    called: Sequence[Called],
-    course: Course,
+    called: Sequence[HealthResult],
+    course: TestRecord,
     old: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Make all results from the raw rows in the folder; returns the summary.
@@ -500,13 +519,13 @@ def write_results(
     """
     from bagent.bench import metrics as measure
     from bagent.bench.summary import summarise
-    from bagent.bench.tables import Tables, write_csv
+    from bagent.bench.tables import BenchTables, write_csv
     from bagent.report.load_test import page
 
     folder = wanted.folder
-    with Tables(folder) as tables:
+    with BenchTables(folder) as tables:
         summary = summarise(tables, wanted.plan, course, called, wanted.command)
-        heat = measure.heat(tables)
+        heat = measure.heatmap(tables)
         tables.write_parquet()
     write_csv(folder / ENDPOINTS, [_flat(one) for one in summary["endpoints"]])
     loads = summary["loads"]

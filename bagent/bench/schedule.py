@@ -202,7 +202,7 @@ Arrival = Literal["constant", "poisson", "gamma"]
 """How the requests of an open loop come: evenly, at random, or at random with bursts."""
 
 
-class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+class LoadStage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a load test; with ``rate`` an open loop, with ``concurrency`` a closed one.
 
     Attributes:
@@ -244,7 +244,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replayed(
-    stage: StageSpec, trace: Sequence[Recorded], part: int = 0, parts: int = 1
+    stage: LoadStage, trace: Sequence[Recorded], part: int = 0, parts: int = 1
 ) -> Iterator[tuple[int, float]]:
     """The send times of a trace, as :func:`arrivals` gives them."""
     for number, one in enumerate(trace[: stage.requests]):
@@ -255,7 +255,7 @@ def replayed(
             yield number, at
 
 
-def arrivals(stage: StageSpec, part: int = 0, parts: int = 1) -> Iterator[tuple[int, float]]:
+def arrivals(stage: LoadStage, part: int = 0, parts: int = 1) -> Iterator[tuple[int, float]]:
     """The send times of an open loop: (number, seconds from the stage's start), without end
     unless ``requests`` or ``seconds`` bound them.
 
@@ -276,14 +276,14 @@ def arrivals(stage: StageSpec, part: int = 0, parts: int = 1) -> Iterator[tuple[
         at += next(gaps) / _rate_at(stage, stage.rate, at)
 
 
-def _rate_at(stage: StageSpec, rate: float, at: float) -> float:
+def _rate_at(stage: LoadStage, rate: float, at: float) -> float:
     """The rate ``at`` seconds after the start."""
     if stage.rate_to is None or not stage.seconds:
         return rate
     return rate + (stage.rate_to - rate) * min(1.0, at / stage.seconds)
 
 
-def _gaps(stage: StageSpec) -> Iterator[float]:
+def _gaps(stage: LoadStage) -> Iterator[float]:
     """Gaps between requests at a rate of one a second."""
     if stage.arrival == "constant":
         while True:
@@ -304,7 +304,7 @@ def share(count: int, part: int, parts: int) -> int:
 
 
 def window(
-    stage: StageSpec,
+    stage: LoadStage,
     began: float,
     feeding_ended: float,
     last_done: float,

@@ -17,11 +17,11 @@ from bagent.bench import metrics as measure
 from bagent.bench.monitors import limits_met
 from bagent.bench.plan import BenchPlan
 from bagent.bench.prompts import AnswerPlan
-from bagent.bench.runner import Course
-from bagent.bench.tables import WORDS, Tables
+from bagent.bench.runner import TestRecord
+from bagent.bench.tables import WORDS, BenchTables
 from bagent.bench.thresholds import SCHEMA_VERSION
-from bagent.bench.verdict import Judged, Seen, Verdict, judge, main_kinds
-from bagent.fleet.health_check import Called
+from bagent.bench.verdict import EndpointStats, EndpointVerdict, Verdict, judge, main_kinds
+from bagent.fleet.health_check import HealthResult
 
 LoadSummary = Mapping[str, Any]
 
@@ -32,7 +32,7 @@ FEW = 0.1
 """Answers of an endpoint that came in one piece by chance: below this share of all."""
 
 
-def doubts(
+def warnings(
     endpoints: Sequence[LoadSummary], most: int | None = None, requested: float | None = None
 ) -> list[str]:
     """What is to be known of the numbers, from those of each endpoint over all loads.
@@ -130,7 +130,11 @@ Numbers = dict[str, Any]
 
 
 def summarise(
-    tables: Tables, plan: BenchPlan, course: Course, called: Sequence[Called], command: str
+    tables: BenchTables,
+    plan: BenchPlan,
+    course: TestRecord,
+    called: Sequence[HealthResult],
+    command: str,
 ) -> Numbers:
     """The whole summary as JSON values; the keys of each load and endpoint are its columns."""
     servers = measure.server_numbers(tables)
@@ -172,7 +176,7 @@ def summarise(
         "prompts": msgspec.to_builtins(course.lengths),
         "fleet": fleet,
         "saturation": msgspec.to_builtins(found) if found else None,
-        "doubts": doubts(by_endpoint, _most_tokens(plan), _requested_tokens(plan)),
+        "doubts": warnings(by_endpoint, _most_tokens(plan), _requested_tokens(plan)),
         "client_limited": limited,
         "client_states": msgspec.to_builtins(states),
         "loads": loads,
@@ -199,11 +203,11 @@ def _requested_tokens(plan: BenchPlan) -> float | None:
     return None if _most_tokens(plan) is None or plan.as_json else plan.output_tokens
 
 
-def _simulated(one: Called) -> bool:
+def _simulated(one: HealthResult) -> bool:
     return bool(one.known and one.known.version and SIMULATED in one.known.version)
 
 
-def _loads(tables: Tables, plan: BenchPlan, servers: Sequence[Numbers]) -> list[Numbers]:
+def _loads(tables: BenchTables, plan: BenchPlan, servers: Sequence[Numbers]) -> list[Numbers]:
     """The numbers of each load, with the lowest and highest of its repeats."""
     gaps, peaks = measure.gap_numbers(tables), measure.peak_tokens(tables)
     loads = measure.load_numbers(tables, plan.slo)
@@ -225,16 +229,16 @@ def _loads(tables: Tables, plan: BenchPlan, servers: Sequence[Numbers]) -> list[
 
 
 def _judged(
-    tables: Tables, plan: BenchPlan, called: Sequence[Called], causes: Mapping[str, str]
-) -> list[Judged]:
+    tables: BenchTables, plan: BenchPlan, called: Sequence[HealthResult], causes: Mapping[str, str]
+) -> list[EndpointVerdict]:
     not_ready = {one.endpoint.name: _not_ready(one) for one in called if not one.ready}
-    for name, words in measure.gone(tables).items():
-        not_ready[name] = Judged(name, "dead", words)
+    for name, words in measure.dead_endpoints(tables).items():
+        not_ready[name] = EndpointVerdict(name, "dead", words)
     gpus = _gpus(called)
     models = {one.endpoint.name: one.model for one in called}
     spreads = measure.pace_spreads(tables)
     seen = [
-        Seen(
+        EndpointStats(
             one["endpoint"],
             one["load"],
             one["requests"],
@@ -253,12 +257,12 @@ def _judged(
     return judge([one.endpoint.name for one in called], not_ready, seen, causes)
 
 
-def _not_ready(one: Called) -> Judged:
+def _not_ready(one: HealthResult) -> EndpointVerdict:
     verdict: Verdict = "dead" if one.state in ("dead", "silent") else "failing"
-    return Judged(one.endpoint.name, verdict, f"{one.state}: {one.reason}")
+    return EndpointVerdict(one.endpoint.name, verdict, f"{one.state}: {one.reason}")
 
 
-def _gpus(called: Sequence[Called]) -> dict[str, int]:
+def _gpus(called: Sequence[HealthResult]) -> dict[str, int]:
     """GPUs by endpoint, where every endpoint's line tells them (``gpus=``)."""
     found = {one.endpoint.name: one.endpoint.tags.get("gpus") for one in called}
     if any(value is None for value in found.values()):
@@ -273,8 +277,8 @@ def _per_gpu(value: float | None, gpus: int | None) -> float | None:
 def _endpoints(
     counters: Sequence[Numbers],
     rows: Sequence[Numbers],
-    called: Sequence[Called],
-    judged: Sequence[Judged],
+    called: Sequence[HealthResult],
+    judged: Sequence[EndpointVerdict],
 ) -> list[Numbers]:
     """A row for each endpoint of the hostfile, over all loads."""
     numbers = {one["endpoint"]: one for one in rows}

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import msgspec
 
 from bagent.bench.plan import BenchPlan, stage_of
-from bagent.bench.records import StageRow
-from bagent.bench.schedule import StageSpec
+from bagent.bench.records import LoadStageRow
+from bagent.bench.schedule import LoadStage
 
 LEAST_GAIN = 0.10
 """More calls in flight that bring less than this are past the knee."""
@@ -25,7 +25,7 @@ _GROWTH = 0.3
 _FEWEST = 20
 
 
-class Light(msgspec.Struct, frozen=True):
+class RequestSummary(msgspec.Struct, frozen=True):
     """The part of a raw row that decisions are made from; see
     :class:`bagent.bench.records.RequestRow`, whose defaults it shares."""
 
@@ -38,7 +38,7 @@ class Light(msgspec.Struct, frozen=True):
     first_token: float | None = None
 
 
-Send = Callable[[StageSpec], Awaitable[tuple[StageRow, list[Light]]]]
+Send = Callable[[LoadStage], Awaitable[tuple[LoadStageRow, list[RequestSummary]]]]
 """Sends a stage; returns how it went and its rows."""
 
 
@@ -56,14 +56,14 @@ class Saturation(msgspec.Struct):
     over_rate: float | None = None
 
 
-def served_rate(stage: StageRow, rows: Sequence[Light]) -> float:
+def served_rate(stage: LoadStageRow, rows: Sequence[RequestSummary]) -> float:
     """Calls a second that ended well within the steady window."""
     low, high = stage.window_from, stage.window_to
     done = sum(row.size for row in rows if row.status == "ok" and low <= row.done < high)
     return done / (high - low) if high > low else 0.0
 
 
-def over_saturated(stage: StageRow, rows: Sequence[Light]) -> bool:
+def over_saturated(stage: LoadStageRow, rows: Sequence[RequestSummary]) -> bool:
     """Whether an open loop was more than the fleet could serve.
 
     It was where both the calls in flight and the waiting time (to the first token, else to the
@@ -106,7 +106,7 @@ def _grows(points: Sequence[tuple[float, float]]) -> bool:
 
 async def sweep(
     plan: BenchPlan, endpoints: int, send: Send, first: int = 0
-) -> AsyncIterator[tuple[StageSpec, Saturation]]:
+) -> AsyncIterator[tuple[LoadStage, Saturation]]:
     """Run a sweep; yields each stage after it was sent, with what is known by then.
 
     Args:

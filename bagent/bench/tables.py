@@ -207,7 +207,7 @@ _SOURCES = {
 }
 
 
-class Tables:
+class BenchTables:
     """The tables of one load test, in ``bench.duckdb`` of its folder; use it with ``with``.
 
     Args:
@@ -274,7 +274,7 @@ class Tables:
         """Write all out and close the database."""
         self.connection.close()
 
-    def __enter__(self) -> Tables:
+    def __enter__(self) -> BenchTables:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -280,7 +280,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     return found
 
 
-def unlike(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Why two tests can hardly be compared: settings that differ, in words."""
     found = []
     for name in _SETTINGS:
@@ -308,7 +308,7 @@ def _loaded(summary: Mapping[str, Any]) -> int | None:
     return None if rows is None else sum(bool(one.get("requests")) for one in rows)
 
 
-def turned(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def verdict_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Endpoints with another verdict than before, those that are not ok now first, in words."""
     before = {one["endpoint"]: one["verdict"] for one in old.get("endpoints", ())}
     found = [

@@ -52,7 +52,7 @@ _OF_MEDIAN = math.sqrt(math.pi / 2)
 """How much more a median varies than a mean does."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class EndpointStats(msgspec.Struct, frozen=True):
     """One endpoint in one load.
 
     Attributes:
@@ -88,7 +88,7 @@ class Seen(msgspec.Struct, frozen=True):
         return max(1.0, self.requests / max(1.0, self.in_flight))
 
 
-class Judged(msgspec.Struct, frozen=True):
+class EndpointVerdict(msgspec.Struct, frozen=True):
     """The verdict on one endpoint and the reason in words; ``speed`` is its speed as a share of
     the median of the others (the median over all loads), None where there is nothing to compare."""
 
@@ -100,10 +100,10 @@ class Judged(msgspec.Struct, frozen=True):
 
 def judge(
     endpoints: Sequence[str],
-    not_ready: Mapping[str, Judged],
-    seen: Iterable[Seen],
+    not_ready: Mapping[str, EndpointVerdict],
+    seen: Iterable[EndpointStats],
     causes: Mapping[str, str] | None = None,
-) -> list[Judged]:
+) -> list[EndpointVerdict]:
     """A verdict for each endpoint, in the order given.
 
     Args:
@@ -111,10 +111,10 @@ def judge(
         seen: what is known of the others, load by load.
         causes: the most frequent failure of an endpoint in words.
     """
-    by_name: dict[str, list[Seen]] = defaultdict(list)
+    by_name: dict[str, list[EndpointStats]] = defaultdict(list)
     for row in seen:
         by_name[row.endpoint].append(row)
-    found: dict[str, Judged] = {}
+    found: dict[str, EndpointVerdict] = {}
     for name in endpoints:
         verdict = _alone(name, not_ready, by_name[name], (causes or {}).get(name))
         if verdict is not None:
@@ -137,13 +137,13 @@ def judge(
 _Key = tuple[str, str | None, bool]
 
 
-def _key(row: Seen) -> _Key:
+def _key(row: EndpointStats) -> _Key:
     """What endpoints must share to be compared: also what their times are of."""
     return row.load, row.model, row.tokens is None
 
 
-def _grouped(rows: Iterable[Seen]) -> dict[_Key, list[Seen]]:
-    found: dict[_Key, list[Seen]] = defaultdict(list)
+def _grouped(rows: Iterable[EndpointStats]) -> dict[_Key, list[EndpointStats]]:
+    found: dict[_Key, list[EndpointStats]] = defaultdict(list)
     for row in rows:
         found[_key(row)].append(row)
     return found
@@ -152,7 +152,7 @@ def _grouped(rows: Iterable[Seen]) -> dict[_Key, list[Seen]]:
 class _Peers:
     """Endpoints of one model in one load, sorted once: a fleet has thousands."""
 
-    def __init__(self, rows: Sequence[Seen]) -> None:
+    def __init__(self, rows: Sequence[EndpointStats]) -> None:
         self.count = len(rows)
         self._works = sorted(row.output_tok_s for row in rows if row.output_tok_s is not None)
         self._waits = sorted(row.pace_ms for row in rows if row.pace_ms is not None)
@@ -161,7 +161,7 @@ class _Peers:
         # Of the others' median, which is one of as many endpoints.
         self._error = _OF_MEDIAN * self._spread / math.sqrt(rounds * max(1, self.count - 1))
 
-    def work(self, own: Seen) -> float | None:
+    def work(self, own: EndpointStats) -> float | None:
         """Its tokens a second by the others' median; None where that cannot be told."""
         if not own.closed or own.output_tok_s is None:
             return None
@@ -172,14 +172,14 @@ class _Peers:
         # The others stood still.
         return math.inf if own.output_tok_s and middle is not None else None
 
-    def wait(self, own: Seen) -> float | None:
+    def wait(self, own: EndpointStats) -> float | None:
         """The others' median time by its own; None where that cannot be told."""
         if not own.pace_ms:
             return None
         middle = _without(self._waits, own.pace_ms, (len(self._waits) - 2) // 2)
         return None if middle is None else middle / own.pace_ms
 
-    def error(self, own: Seen) -> float:
+    def error(self, own: EndpointStats) -> float:
         """By how much the logarithm of its speed varies by chance (standard deviation)."""
         of_others = self._spread**2
         known = own.requests - 1 if own.spread is not None else 0
@@ -188,7 +188,7 @@ class _Peers:
         return math.hypot(_OF_MEDIAN * math.sqrt(spread / own.rounds), self._error)
 
 
-def _usual_spread(rows: Sequence[Seen]) -> float:
+def _usual_spread(rows: Sequence[EndpointStats]) -> float:
     """How much requests' times spread at an endpoint: the median of what is known of each, so
     that one which comes and goes says nothing of the others."""
     found, weight = [], 0.0
@@ -211,8 +211,11 @@ def _without(values: Sequence[float], own: float, place: int) -> float | None:
 
 
 def _alone(
-    name: str, not_ready: Mapping[str, Judged], own: Sequence[Seen], cause: str | None
-) -> Judged | None:
+    name: str,
+    not_ready: Mapping[str, EndpointVerdict],
+    own: Sequence[EndpointStats],
+    cause: str | None,
+) -> EndpointVerdict | None:
     """The verdict that needs no other endpoint, None where there is none."""
     if name in not_ready:
         return not_ready[name]
@@ -221,15 +224,17 @@ def _alone(
     why = f", mostly {cause}" if cause else ""
     if sent and not ok and not any(row.tokens for row in own):
         if failed == sent:
-            return Judged(name, "dead", f"all of {sent} requests failed{why}")
-        return Judged(name, "dead", f"none of {sent} requests ended well{why}")
+            return EndpointVerdict(name, "dead", f"all of {sent} requests failed{why}")
+        return EndpointVerdict(name, "dead", f"none of {sent} requests ended well{why}")
     share = failed / sent if sent else 0.0
     if share > FAILING and (failed >= FEWEST_FAILURES or share >= 0.1):
-        return Judged(name, "failing", f"{failed} of {sent} requests failed{why}")
+        return EndpointVerdict(name, "failing", f"{failed} of {sent} requests failed{why}")
     return None
 
 
-def _compared(name: str, rows: Sequence[Seen], peers: Mapping[_Key, _Peers]) -> Judged:
+def _compared(
+    name: str, rows: Sequence[EndpointStats], peers: Mapping[_Key, _Peers]
+) -> EndpointVerdict:
     """The verdict by the other endpoints' speed; the worst of its two measures counts."""
     works: list[tuple[float, float]] = []
     waits: list[tuple[float, float]] = []
@@ -240,19 +245,19 @@ def _compared(name: str, rows: Sequence[Seen], peers: Mapping[_Key, _Peers]) -> 
                 found.append((share, others.error(row)))
     measures = [_over_loads(found) for found in (works, waits) if found]
     if not measures:
-        return Judged(name, "ok", "nothing to compare it with")
+        return EndpointVerdict(name, "ok", "nothing to compare it with")
     speed, error = min(measures)
     if speed >= SLOW:
-        return Judged(name, "ok", "", speed if math.isfinite(speed) else None)
+        return EndpointVerdict(name, "ok", "", speed if math.isfinite(speed) else None)
     words = f"{speed:.2f} times as fast as the median of the others (below {SLOW:g})"
     count = max(peers[_key(row)].count for row in rows)
     sure = statistics.NormalDist().inv_cdf(1 - CHANCE / (len(measures) * count))
     if speed and math.log(speed / ALIKE) > -sure * error:
         requests = sum(row.requests for row in rows)
-        return Judged(
+        return EndpointVerdict(
             name, "ok", f"{words}, which may be chance: {counted(requests, 'request')}", speed
         )
-    return Judged(name, "slow", words, speed)
+    return EndpointVerdict(name, "slow", words, speed)
 
 
 def _over_loads(found: Sequence[tuple[float, float]]) -> tuple[float, float]:

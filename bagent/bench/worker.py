@@ -1,8 +1,8 @@
 """One worker of a load test as a process: ``python -m bagent.bench.worker``.
 
 Its stdin holds a line of :class:`~bagent.bench.plan.LoadConfig`, then one of
-:class:`~bagent.bench.workers.Order` for each stage; its stdout gets lines of
-:class:`~bagent.bench.workers.Word`. It ends with its stdin.
+:class:`~bagent.bench.workers.WorkerCommand` for each stage; its stdout gets lines of
+:class:`~bagent.bench.workers.LoadWorkerProgress`. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 import msgspec
 
 from bagent.backends.http.client import Transport
-from bagent.backends.http.resolver import NamesLoop
-from bagent.bench.load_generator import Load
+from bagent.backends.http.resolver import ResolverLoop
+from bagent.bench.load_generator import LoadGenerator
 from bagent.bench.plan import LoadConfig
-from bagent.bench.workers import TELL_SECONDS, Order, Word
+from bagent.bench.workers import TELL_SECONDS, LoadWorkerProgress, WorkerCommand
 from bagent.errors import EXIT_OK, BagentError
 
 LINE_LIMIT = 1 << 30
@@ -34,12 +34,12 @@ async def work() -> None:
     if not first:
         return
     transport = Transport()
-    load = Load(msgspec.json.decode(first, type=LoadConfig), transport)
+    load = LoadGenerator(msgspec.json.decode(first, type=LoadConfig), transport)
     loop.add_signal_handler(signal.SIGTERM, load.stopping.set)
     gc.freeze()
     try:
         while line := await reader.readline():
-            order = msgspec.json.decode(line, type=Order)
+            order = msgspec.json.decode(line, type=WorkerCommand)
             if order.stage is None:
                 break
             telling = asyncio.ensure_future(_tell(load))
@@ -47,19 +47,19 @@ async def work() -> None:
                 part = await load.run(order.stage, order.start_at)
             finally:
                 telling.cancel()
-            _say(Word(part, over=True))
+            _say(LoadWorkerProgress(part, over=True))
     finally:
         load.close()
         await transport.close()
 
 
-async def _tell(load: Load) -> None:
+async def _tell(load: LoadGenerator) -> None:
     while True:
         await asyncio.sleep(TELL_SECONDS)
-        _say(Word(load.part))
+        _say(LoadWorkerProgress(load.part))
 
 
-def _say(word: Word) -> None:
+def _say(word: LoadWorkerProgress) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -67,7 +67,7 @@ def _say(word: Word) -> None:
 def main() -> int:
     """Work to the end; returns the exit code."""
     try:
-        with asyncio.Runner(loop_factory=NamesLoop) as runner:
+        with asyncio.Runner(loop_factory=ResolverLoop) as runner:
             runner.run(work())
     except BagentError as error:
         sys.stderr.write(f"worker: {error}\n")

@@ -15,9 +15,9 @@ from typing import Protocol, Self
 import msgspec
 
 from bagent.backends.http.client import Transport
-from bagent.bench.load_generator import Load, Part
+from bagent.bench.load_generator import LoadGenerator, WorkerShare
 from bagent.bench.plan import LoadConfig
-from bagent.bench.schedule import StageSpec
+from bagent.bench.schedule import LoadStage
 from bagent.errors import EXIT_CANNOT_WRITE, NeedsPerson, WriteError
 
 START_SECONDS = 0.25
@@ -30,29 +30,29 @@ TELL_SECONDS = 0.5
 """Between two words of a worker about its progress."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class WorkerCommand(msgspec.Struct, frozen=True):
     """What a worker is to do next: a stage from ``start_at`` on (test's clock), or to stop."""
 
-    stage: StageSpec | None = None
+    stage: LoadStage | None = None
     start_at: float = 0.0
 
 
-class Word(msgspec.Struct, frozen=True):
+class LoadWorkerProgress(msgspec.Struct, frozen=True):
     """What a worker tells: how its part goes, and whether it is over."""
 
-    part: Part
+    part: WorkerShare
     over: bool = False
 
 
-class Crew(Protocol):
+class Workers(Protocol):
     """Sends stages."""
 
     @property
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[WorkerShare]:
         """How the running stage goes, by worker."""
         ...
 
-    async def run(self, stage: StageSpec) -> list[Part]:
+    async def run(self, stage: LoadStage) -> list[WorkerShare]:
         """Send one stage to its end."""
         ...
 
@@ -70,18 +70,18 @@ class Crew(Protocol):
     ) -> None: ...
 
 
-class LocalCrew:
+class InProcessWorkers:
     """This process is the only worker."""
 
     def __init__(self, config: LoadConfig, transport: Transport) -> None:
-        self._load = Load(config, transport)
+        self._load = LoadGenerator(config, transport)
 
     @property
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[WorkerShare]:
         """How the running stage goes."""
         return [self._load.part]
 
-    async def run(self, stage: StageSpec) -> list[Part]:
+    async def run(self, stage: LoadStage) -> list[WorkerShare]:
         """Send one stage to its end."""
         return [await self._load.run(stage, self._load.now() + START_SECONDS)]
 
@@ -101,16 +101,16 @@ class LocalCrew:
         self._load.close()
 
 
-class ProcessCrew:
+class ProcessWorkers:
     """``config.workers`` processes of this host; they share its monotonic clock."""
 
     def __init__(self, config: LoadConfig) -> None:
         self._config = config
         self._processes: list[asyncio.subprocess.Process] = []
-        self._parts: list[Part] = [Part(0, 0, 0)] * config.workers
+        self._parts: list[WorkerShare] = [WorkerShare(0, 0, 0)] * config.workers
 
     @property
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[WorkerShare]:
         """How the running stage goes, by worker."""
         return self._parts
 
@@ -129,21 +129,21 @@ class ProcessCrew:
             self._say(process, msgspec.json.encode(config))
         return self
 
-    async def run(self, stage: StageSpec) -> list[Part]:
+    async def run(self, stage: LoadStage) -> list[WorkerShare]:
         """Send one stage to its end."""
         now = time.monotonic() - self._config.origin
-        order = Order(stage, now + START_SECONDS)
+        order = WorkerCommand(stage, now + START_SECONDS)
         for process in self._processes:
             self._say(process, msgspec.json.encode(order))
-        self._parts = [Part(now, now, now)] * len(self._processes)
+        self._parts = [WorkerShare(now, now, now)] * len(self._processes)
         heard = [self._hear(number, process) for number, process in enumerate(self._processes)]
         return list(await asyncio.gather(*heard))
 
-    async def _hear(self, number: int, process: asyncio.subprocess.Process) -> Part:
+    async def _hear(self, number: int, process: asyncio.subprocess.Process) -> WorkerShare:
         """Listen to a worker until its part is over."""
         assert process.stdout is not None
         while line := await process.stdout.readline():
-            word = msgspec.json.decode(line, type=Word)
+            word = msgspec.json.decode(line, type=LoadWorkerProgress)
             self._parts[number] = word.part
             if word.over:
                 return word.part

@@ -16,16 +16,16 @@ from bagent.bench.plan import JobBody, LoadConfig
 from bagent.bench.prompts import (
     AnswerPlan,
     Lengths,
-    PromptText,
+    PromptMaker,
     body_of,
     fixed_fields,
     stream_fields,
 )
-from bagent.bench.schedule import StageSpec
+from bagent.bench.schedule import LoadStage
 from bagent.check.sample import open_rows_as_requests
 from bagent.errors import JobError
-from bagent.fleet.health_check import Called
-from bagent.runs.context import Prepared, RunOptions, open_input, prepare
+from bagent.fleet.health_check import HealthResult
+from bagent.runs.context import RunContext, RunOptions, open_input, prepare
 from bagent.runs.plan import make_plan, resolve_model
 from bagent.servers.resolve import Servers
 from bagent.types import Json
@@ -38,7 +38,7 @@ _PATHS = {
 }
 
 
-class Shot(msgspec.Struct, frozen=True):
+class LoadRequest(msgspec.Struct, frozen=True):
     """One request, ready to go; ``size`` calls travel in it."""
 
     path: str
@@ -47,7 +47,7 @@ class Shot(msgspec.Struct, frozen=True):
     size: int = 1
 
 
-class Spot(msgspec.Struct):
+class ScheduleSlot(msgspec.Struct):
     """A place in a stage's schedule.
 
     Attributes:
@@ -64,16 +64,16 @@ class Spot(msgspec.Struct):
     said: list[tuple[str, str]] = []
 
 
-class ShotMaker:
+class RequestFactory:
     """Makes the requests of a load test; equal places give equal requests in every process."""
 
     def __init__(self, config: LoadConfig) -> None:
         self._config = config
-        self._text = PromptText(config.salt)
+        self._text = PromptMaker(config.salt)
         self._fields: dict[tuple[int, int, bool], dict[str, Json]] = {}
         self._prefixes: dict[tuple[str, int], str] = {}
 
-    def make(self, stage: StageSpec, spot: Spot, target: int) -> Shot:
+    def make(self, stage: LoadStage, spot: ScheduleSlot, target: int) -> LoadRequest:
         """The request for ``spot`` of ``stage``, to the endpoint with the place ``target``."""
         if stage.way == "job":
             return self._job(spot.number, target)
@@ -83,20 +83,20 @@ class ShotMaker:
         texts = [self._prompt(stage, spot, target, place) for place in range(size)]
         path = _PATHS[stage.way]
         if stage.way == "chat":
-            return Shot(path, body_of(fields, "messages", _chat(texts[0], spot.said)), True)
+            return LoadRequest(path, body_of(fields, "messages", _chat(texts[0], spot.said)), True)
         if stage.way == "completions":
             text = "".join(f"{asked}{answer}\n" for asked, answer in spot.said) + texts[0]
-            return Shot(path, body_of(fields, "prompt", text), True)
+            return LoadRequest(path, body_of(fields, "prompt", text), True)
         if stage.way == "list":
-            return Shot(path, body_of(fields, "prompt", texts), False, size)
+            return LoadRequest(path, body_of(fields, "prompt", texts), False, size)
         chats: list[Any] = [_chat(text) for text in texts]
-        return Shot(path, body_of(fields, "messages", chats), False, size)
+        return LoadRequest(path, body_of(fields, "messages", chats), False, size)
 
-    def asked(self, stage: StageSpec, spot: Spot, target: int) -> str:
+    def asked(self, stage: LoadStage, spot: ScheduleSlot, target: int) -> str:
         """What ``spot`` adds to its conversation, before it is answered."""
         return self._prompt(stage, spot, target, 0)
 
-    def _answer(self, stage: StageSpec, spot: Spot) -> AnswerPlan:
+    def _answer(self, stage: LoadStage, spot: ScheduleSlot) -> AnswerPlan:
         plan = self._config.answer
         if stage.speed is None:
             return plan
@@ -114,7 +114,7 @@ class ShotMaker:
             self._fields[key] = found
         return found
 
-    def _prompt(self, stage: StageSpec, spot: Spot, target: int, place: int) -> str:
+    def _prompt(self, stage: LoadStage, spot: ScheduleSlot, target: int, place: int) -> str:
         model = self._config.targets[target].model or ""
         lengths = self._config.lengths.get(model) or Lengths(100)
         name = f"{stage.number}/{'w' if stage.warmup else ''}{spot.number}/{place}"
@@ -133,11 +133,11 @@ class ShotMaker:
             prefix = self._prefixes[key] = self._text.own(lengths.prefix, key[0])
         return f"{prefix} {own}"
 
-    def _job(self, number: int, target: int) -> Shot:
+    def _job(self, number: int, target: int) -> LoadRequest:
         one = self._config.job[number % len(self._config.job)]
         stream = stream_fields(self._config.targets[target].engine)
         end = encode_payload(stream)[1:]
-        return Shot(one.path, one.body[:-1].encode() + b"," + end, True)
+        return LoadRequest(one.path, one.body[:-1].encode() + b"," + end, True)
 
 
 def _chat(text: str, said: Sequence[tuple[str, str]] = ()) -> list[dict[str, str]]:
@@ -153,7 +153,9 @@ MOST_ROWS = 2000
 """Rows of a job that are read; a longer load sends them again."""
 
 
-def prepare_job(job: Path, env: Mapping[str, str], cwd: Path, sets: Sequence[str] = ()) -> Prepared:
+def prepare_job(
+    job: Path, env: Mapping[str, str], cwd: Path, sets: Sequence[str] = ()
+) -> RunContext:
     """The checked job; nothing is sent.
 
     Raises:
@@ -162,7 +164,7 @@ def prepare_job(job: Path, env: Mapping[str, str], cwd: Path, sets: Sequence[str
     return prepare(RunOptions(job, env=env, cwd=cwd, sets=tuple(sets)))
 
 
-def job_bodies(prepared: Prepared, called: Sequence[Called]) -> list[JobBody]:
+def job_bodies(prepared: RunContext, called: Sequence[HealthResult]) -> list[JobBody]:
     """The bodies of the job's first rows, for the endpoints that are ready.
 
     Raises:

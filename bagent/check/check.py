@@ -27,7 +27,7 @@ from bagent.check.estimate import (
 )
 from bagent.check.facts import effects_of, puts_variables_into_bodies
 from bagent.check.prefix_sharing import BLOCK, PACKED, shares, warming
-from bagent.check.probe import Probed, Target, find_target, known_of, probe_all
+from bagent.check.probe import CheckTarget, Probed, find_target, known_of, probe_all
 from bagent.check.prompt_reorder import suggest, yaml_of
 from bagent.check.report import CheckReport, ReorderReport, ShareReport
 from bagent.check.sample import Sampled, open_rows_as_requests
@@ -38,22 +38,22 @@ from bagent.job.templates.prompt import Prompt
 from bagent.money.prices import Price
 from bagent.observe.formatting import counted
 from bagent.redaction import Redactor
-from bagent.rows import RowSource
+from bagent.rows import RowReader
 from bagent.runs.agents_setup import opened_tools, runs_nothing, with_tools
-from bagent.runs.context import Prepared, RunOptions, open_input, prepare
+from bagent.runs.context import RunContext, RunOptions, open_input, prepare
 from bagent.runs.plan import deduped, make_plan, resolve_model
 from bagent.servers.pricing import price_of
 from bagent.stages.loop import Board
 from bagent.stages.prepare import PreparedStage
 from bagent.stages.row import input_response, responses
-from bagent.stages.topologies import lay_out, written_out
+from bagent.stages.topologies import expand_topology, topology_yaml
 from bagent.types import Row
 
 if TYPE_CHECKING:
-    from bagent.tools import ToolPool
+    from bagent.tools import ToolExecutor
 
 
-def first_view(prepared: Prepared) -> tuple[Prepared, str | None]:
+def first_view(prepared: RunContext) -> tuple[RunContext, str | None]:
     """The job as its first stage that asks sees it, and the stages of a topology as YAML.
 
     A job of one map is looked at as it is.
@@ -63,15 +63,15 @@ def first_view(prepared: Prepared) -> tuple[Prepared, str | None]:
         return prepared, None
     asking = stage.asking[0]
     view = replace(prepared, job=asking.job, prompt=asking.prompt, schema=asking.schema)
-    laid = lay_out(prepared.job)
-    return view, None if prepared.job.stages else written_out(laid, prepared.job)
+    laid = expand_topology(prepared.job)
+    return view, None if prepared.job.stages else topology_yaml(laid, prepared.job)
 
 
-def _first(prepared: Prepared) -> PreparedStage | None:
+def _first(prepared: RunContext) -> PreparedStage | None:
     return next((stage for stage in prepared.stages if stage.asking), None)
 
 
-def as_asked(prepared: Prepared, rows: Sequence[Row]) -> list[Row]:
+def as_asked(prepared: RunContext, rows: Sequence[Row]) -> list[Row]:
     """Input rows as the first stage that asks gets them: alone, on a board, or as one group."""
     stage = _first(prepared)
     if stage is None or not rows:
@@ -98,7 +98,7 @@ COUNT_ROWS = 200_000
 
 
 class Source(Protocol):
-    """Where rows come from: a :class:`bagent.rows.RowSource`."""
+    """Where rows come from: a :class:`bagent.rows.RowReader`."""
 
     def batches(self) -> Iterable[list[Row]]:
         """All rows, in lists."""
@@ -190,7 +190,7 @@ class CheckOptions:
 
 
 @without_installs()
-def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport:
+def run_check(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport:
     """Load the job as a run does, ask its endpoints what they are, and estimate.
 
     Raises:
@@ -216,7 +216,7 @@ def look(options: CheckOptions, *, stdin: BinaryIO | None = None) -> CheckReport
         source.close()
 
 
-async def _report(options: CheckOptions, prepared: Prepared, source: RowSource) -> CheckReport:
+async def _report(options: CheckOptions, prepared: RunContext, source: RowReader) -> CheckReport:
     async with AsyncExitStack() as stack:
         target = await find_target(prepared.job, options.run.env, stack, keys=options.open)
         found = measure(source, options.rows, limit=options.run.limit, piped=prepared.piped)
@@ -234,10 +234,10 @@ class _Look:
     def __init__(
         self,
         options: CheckOptions,
-        prepared: Prepared,
-        target: Target,
+        prepared: RunContext,
+        target: CheckTarget,
         found: tuple[list[Row], Volume],
-        pool: ToolPool | None,
+        pool: ToolExecutor | None,
     ) -> None:
         self._pool = pool
         self._options = options

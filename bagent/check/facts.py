@@ -26,7 +26,7 @@ from bagent.errors import JobError, UsageError
 from bagent.fleet.hostfile import read_hostfile
 from bagent.job.redaction import mask_text
 from bagent.job.spec.job import Job, JobPath, stage_parts
-from bagent.runs.context import Prepared
+from bagent.runs.context import RunContext
 from bagent.servers.resolve import key_variables, server_address
 from bagent.servers.startup_probe import named_models
 from bagent.types import Json, Row
@@ -73,7 +73,7 @@ def endpoint_report(one: Probed, secrets: frozenset[str] = frozenset()) -> Endpo
     )
 
 
-def schema_report(prepared: Prepared, plan: StagePlan) -> SchemaReport | None:
+def schema_report(prepared: RunContext, plan: StagePlan) -> SchemaReport | None:
     """How answers are made to fit the schema; None where there is none."""
     schema = plan.schema
     if schema is None:
@@ -141,7 +141,7 @@ def counting(tokenizer: Tokenizer | None, sizes: Sizes) -> tuple[str, str]:
     return kind, tokenizer.name
 
 
-def brace_warnings(prepared: Prepared, rows: Sequence[Row]) -> list[str]:
+def brace_warnings(prepared: RunContext, rows: Sequence[Row]) -> list[str]:
     """Fields that the prompt names in single braces, which are sent as they are."""
     data = [row.data for row in rows if row.error is None]
     if prepared.prompt is None or not data:
@@ -152,7 +152,7 @@ def brace_warnings(prepared: Prepared, rows: Sequence[Row]) -> list[str]:
         return []
 
 
-def doubts(prepared: Prepared, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
+def doubts(prepared: RunContext, plan: StagePlan, probed: Sequence[Probed]) -> list[str]:
     """What may go wrong although the job is right."""
     found = _endpoint_doubts(probed, plan.settings.model) + _unlisted_models(prepared, probed)
     alive = [one for one in probed if one.alive]
@@ -166,7 +166,7 @@ def doubts(prepared: Prepared, plan: StagePlan, probed: Sequence[Probed]) -> lis
     return found
 
 
-def _unlisted_models(prepared: Prepared, probed: Sequence[Probed]) -> list[str]:
+def _unlisted_models(prepared: RunContext, probed: Sequence[Probed]) -> list[str]:
     """The models that lines of a batch file name and no endpoint lists."""
     listed = [one.found.models for one in probed if one.found is not None and one.found.models]
     if prepared.job.model != "auto" or not listed or len(listed) < len(probed):

@@ -32,7 +32,7 @@ _VERSION_ROUTES = (("/version", "version"), ("/server_info", "version"), ("/prop
 """Where vLLM, SGLang and llama.cpp's server tell their version, and under which name."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class CheckTarget(msgspec.Struct, frozen=True):
     """What the job would talk to.
 
     ``planned`` says in words what a run would start by itself, None where servers are there
@@ -69,7 +69,7 @@ class Probed(msgspec.Struct, frozen=True):
 
 async def find_target(
     job: Job, env: Mapping[str, str], stack: AsyncExitStack, *, keys: bool
-) -> Target:
+) -> CheckTarget:
     """The endpoints that ``job`` names; servers that a run would start are not started.
 
     Without ``keys`` no ``api_key_command`` is run, and the endpoints have neither key nor headers
@@ -90,7 +90,7 @@ async def find_target(
         job, env, stack, log_file=nowhere, notice=lambda _: None, run_commands=keys
     )
     if keys:
-        return Target(servers)
+        return CheckTarget(servers)
     reasons = {one.name: reason_not_to_ask(one, servers.kind, job) for one in servers.endpoints}
     not_asked = {name: reason for name, reason in reasons.items() if reason is not None}
     bare = without_keys(servers, job)
@@ -99,7 +99,7 @@ async def find_target(
         for one, other in zip(servers.endpoints, bare.endpoints, strict=True)
         if servers.keys or (one.headers, one.query) != (other.headers, other.query)
     }
-    return Target(bare, withheld=frozenset(withheld), not_asked=not_asked)
+    return CheckTarget(bare, withheld=frozenset(withheld), not_asked=not_asked)
 
 
 def without_keys(servers: Servers, job: Job) -> Servers:
@@ -138,16 +138,16 @@ def reason_not_to_ask(endpoint: Endpoint, kind: str, job: Job) -> str | None:
     return None
 
 
-def _simulated(ref: BackendRef) -> Target:
+def _simulated(ref: BackendRef) -> CheckTarget:
     from bagent.sim.config import parse_sim_url
 
     config = parse_sim_url(ref.url.given if ref.url else "sim")
     engines = "1 engine" if config.replicas == 1 else f"{config.replicas} engines"
     servers = Servers([], "sim", simulated=True, context=config.engine.max_model_len)
-    return Target(servers, f"a run simulates {engines} in its own process", config.model)
+    return CheckTarget(servers, f"a run simulates {engines} in its own process", config.model)
 
 
-def _local(ref: BackendRef) -> Target:
+def _local(ref: BackendRef) -> CheckTarget:
     from bagent.backends.engines.local import local_config, start_local
 
     file = ref.url.file.path if ref.url and ref.url.file else None
@@ -156,10 +156,10 @@ def _local(ref: BackendRef) -> Target:
     local = start_local(local_config(file, options, Path(os.devnull)))
     servers = Servers([], "local", context=local.context, slots=local.parallel)
     words = f"a run starts {local.model} on this machine, {local.parallel} rows at once"
-    return Target(servers, words, local.model)
+    return CheckTarget(servers, words, local.model)
 
 
-async def probe_all(backend: Backend, transport: Transport, target: Target) -> list[Probed]:
+async def probe_all(backend: Backend, transport: Transport, target: CheckTarget) -> list[Probed]:
     """Ask all endpoints of ``target`` in parallel what they serve, in their order."""
     servers = target.servers
     gate = asyncio.Semaphore(PROBES_AT_ONCE)

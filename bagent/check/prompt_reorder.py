@@ -38,7 +38,7 @@ _SENTENCE_END = re.compile(r".*[.!?][)\"'*]*\s*", re.DOTALL)
 _BACK = re.compile(r"\b(above|preceding|previous|earlier|before this|foregoing)\b", re.IGNORECASE)
 
 
-class Cut(msgspec.Struct, frozen=True):
+class TemplateSplit(msgspec.Struct, frozen=True):
     """A template's parts in order of a new template: ``front`` stays first, ``moved`` goes behind
     it, ``rest`` differs by row. Each part is a paragraph without the blank lines around it."""
 
@@ -63,17 +63,17 @@ class Cut(msgspec.Struct, frozen=True):
         return found[0] if found else None
 
 
-class Atom(msgspec.Struct, frozen=True):
+class TemplateToken(msgspec.Struct, frozen=True):
     """A stretch of a template that is not cut: plain text up to a line's end, or a tag."""
 
     text: str
     plain: bool
 
 
-Line = list[Atom]
+Line = list[TemplateToken]
 
 
-def cut(template: str, differs: Differs) -> Cut | None:
+def cut(template: str, differs: Differs) -> TemplateSplit | None:
     """The parts of ``template``, None where its tags leave no safe way to cut it."""
     atoms = _atoms(template)
     if atoms is None:
@@ -105,17 +105,17 @@ def cut(template: str, differs: Differs) -> Cut | None:
         if tail:
             moved.append(tail)
     (moved if rest else front).extend(held)
-    return Cut(tuple(front), tuple(moved), (*rest, *cue))
+    return TemplateSplit(tuple(front), tuple(moved), (*rest, *cue))
 
 
-def _atoms(template: str) -> list[Atom] | None:
+def _atoms(template: str) -> list[TemplateToken] | None:
     """Text and tags in order; a block with all that is in it is one atom.
 
     None for what changes its neighbours: space control, ``set``, macros.
     """
     if _SPACE_CONTROL.search(template):
         return None
-    atoms: list[Atom] = []
+    atoms: list[TemplateToken] = []
     depth = 0
     block = ""
     expecting = False
@@ -130,10 +130,10 @@ def _atoms(template: str) -> list[Atom] | None:
             expecting = expecting or kind == "block_begin"
             block += value
             if kind == "data" and not depth and block == value:
-                atoms.append(Atom(value, True))
+                atoms.append(TemplateToken(value, True))
                 block = ""
             elif not depth and kind in ("variable_end", "block_end", "comment_end", "raw_end"):
-                atoms.append(Atom(block, False))
+                atoms.append(TemplateToken(block, False))
                 block = ""
     except TemplateSyntaxError:
         return None
@@ -141,12 +141,12 @@ def _atoms(template: str) -> list[Atom] | None:
     return atoms if whole == template and not block else None
 
 
-def _lines(atoms: Sequence[Atom]) -> Iterator[Line]:
+def _lines(atoms: Sequence[TemplateToken]) -> Iterator[Line]:
     line: Line = []
     for atom in atoms:
         pieces = atom.text.splitlines(keepends=True) if atom.plain else [atom.text]
         for piece in pieces:
-            line.append(Atom(piece, atom.plain))
+            line.append(TemplateToken(piece, atom.plain))
             if atom.plain and piece.endswith("\n"):
                 yield line
                 line = []
@@ -228,8 +228,8 @@ def _split_before(paragraph: list[Line], differs: Differs) -> tuple[str, list[Li
         atom = line[0]
         ends = [found.end() for found in _SENTENCE.finditer(atom.text)] if atom.plain else []
         if ends:
-            opening = [*paragraph[:first], [Atom(atom.text[: ends[-1]], True)]]
-            left = [Atom(atom.text[ends[-1] :], True), *line[1:]]
+            opening = [*paragraph[:first], [TemplateToken(atom.text[: ends[-1]], True)]]
+            left = [TemplateToken(atom.text[ends[-1] :], True), *line[1:]]
             return _joined(opening), [left, *paragraph[first + 1 :]]
     return _joined(paragraph[:end]), paragraph[end:]
 
@@ -258,8 +258,8 @@ def _split_line(line: Line, differs: Differs) -> tuple[Line, Line]:
         atom = line[place]
         found = _SENTENCE.search(atom.text) if atom.plain else None
         if found:
-            here = Atom(atom.text[: found.end()], True)
-            there = Atom(atom.text[found.end() :], True)
+            here = TemplateToken(atom.text[: found.end()], True)
+            there = TemplateToken(atom.text[found.end() :], True)
             return [*line[:place], here], [there, *line[place + 1 :]]
     return line, []
 
@@ -379,7 +379,9 @@ def _texts(spec: PromptSpec, source: JobSource) -> dict[str, str]:
     return texts
 
 
-def _candidates(texts: dict[str, str], cuts: dict[str, Cut | None]) -> list[dict[str, str]]:
+def _candidates(
+    texts: dict[str, str], cuts: dict[str, TemplateSplit | None]
+) -> list[dict[str, str]]:
     """Each part in a better order; and the differing text of the system message moved as well."""
     better = {key: _reordered(texts[key], found) for key, found in cuts.items()}
     found = [better]
@@ -392,7 +394,7 @@ def _candidates(texts: dict[str, str], cuts: dict[str, Cut | None]) -> list[dict
     return [candidate for candidate in found if candidate != texts]
 
 
-def _reordered(text: str, found: Cut | None) -> str:
+def _reordered(text: str, found: TemplateSplit | None) -> str:
     if found is None or not found.moved:
         return text
     return _end(text, (found.fixed, found.differing))

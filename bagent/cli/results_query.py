@@ -21,7 +21,7 @@ TABLE_ROWS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ResultsRequest:
     """What ``bagent results`` was asked for; each field is the option of that name.
 
     ``names`` are the columns, None for the usual ones; ``limit`` None is no limit.
@@ -56,7 +56,7 @@ class Asked:
         return set(self.names or ()) <= {*RESULT_NAMES, "input"}
 
 
-def write_by_tables(asked: Asked) -> Iterator[bytes]:
+def write_by_tables(asked: ResultsRequest) -> Iterator[bytes]:
     """Print CSV or a table, or copy to a file; JSON lines are yielded for the caller to write.
 
     Raises:
@@ -95,7 +95,7 @@ def write_by_tables(asked: Asked) -> Iterator[bytes]:
             raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
 
 
-def _sql(asked: Asked, connection: Any) -> str:
+def _sql(asked: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
     from bagent.store.tables.masking import masked_answers, masked_columns
 
@@ -125,7 +125,7 @@ def _json_as_text(sql: str, connection: Any) -> str:
     return f"select * replace ({replaced}) from ({sql})"
 
 
-def _condition(asked: Asked) -> str:
+def _condition(asked: ResultsRequest) -> str:
     from bagent.duck import literal
 
     parts = [f"({asked.where}\n)"] if asked.where else []
@@ -135,7 +135,7 @@ def _condition(asked: Asked) -> str:
     return f" where {' and '.join(parts)}" if parts else ""
 
 
-def _order(asked: Asked) -> str:
+def _order(asked: ResultsRequest) -> str:
     """The tables stand in input order; those of shards must be brought together."""
     from bagent.duck import literal
 
@@ -226,7 +226,7 @@ def _cell(name: str, kind: str) -> str:
     return f"to_json({quoted(name)})" if is_nested(kind) else quoted(name)
 
 
-def _columns(asked: Asked, connection: Any, answers: Columns) -> str:
+def _columns(asked: ResultsRequest, connection: Any, answers: Columns) -> str:
     """Return the columns to select: those that were named, else the answers first."""
     from bagent.duck import quoted
     from bagent.store.tables.schema import RESULTS
@@ -246,7 +246,9 @@ def _columns(asked: Asked, connection: Any, answers: Columns) -> str:
     return ", ".join(f"{sql} as {quoted(name)}" for name, sql in chosen.items())
 
 
-def _usual_columns(asked: Asked, own: Columns, answers: Columns, connection: Any) -> Columns:
+def _usual_columns(
+    asked: ResultsRequest, own: Columns, answers: Columns, connection: Any
+) -> Columns:
     """Return ``id``, ``status``, the fields of the answers or their text, and the error."""
     if asked.form == "table":
         head = {name: own[name] for name in ("id", "stage", "answer", "status")}
@@ -295,7 +297,7 @@ def _pointer(name: str) -> str:
     return "/" + name.replace("~", "~0").replace("/", "~1")
 
 
-def _print(asked: Asked, head: list[str], cursor: Any) -> None:
+def _print(asked: ResultsRequest, head: list[str], cursor: Any) -> None:
     from bagent.cli.render.tables import csv_lines, write_lines, write_rows
     from bagent.store.query import plain_rows
 
@@ -327,7 +329,7 @@ def _plain(name: str, names: Sequence[str]) -> str:
     return own if own in ("id", "stage", "answer") and own not in names else name
 
 
-def _tells(name: str, values: list[Any], asked: Asked) -> bool:
+def _tells(name: str, values: list[Any], asked: ResultsRequest) -> bool:
     """Whether a column of a table for people says anything."""
     if asked.names or name in ("id", "status"):
         return True

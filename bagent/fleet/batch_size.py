@@ -27,7 +27,7 @@ LONG_LINGER = 0.25
 """The same where the user named the size of groups."""
 
 
-class GroupRule(msgspec.Struct, frozen=True):
+class BatchSizeRule(msgspec.Struct, frozen=True):
     """``size`` is the user's number, None for automatic; ``single`` sends each row alone.
 
     Where groups are wanted but an endpoint takes none, one call in ``stream_every`` is streamed
@@ -48,7 +48,7 @@ class Supply(msgspec.Struct, frozen=True):
 
 
 def group_size(
-    rule: GroupRule, most: int, limit: int, room: int, supply: Supply, expected: float
+    rule: BatchSizeRule, most: int, limit: int, room: int, supply: Supply, expected: float
 ) -> int:
     """Rows for the next request to an endpoint, at least 1.
 
@@ -69,7 +69,7 @@ def by_load(limit: int) -> int:
     return max(1, limit // IN_FLIGHT, min(LEAST, limit // 2))
 
 
-def too_little_room(rule: GroupRule, most: int, limit: int, room: int, supply: Supply) -> bool:
+def too_little_room(rule: BatchSizeRule, most: int, limit: int, room: int, supply: Supply) -> bool:
     """Whether an endpoint at work should rather finish more before it takes the next group.
 
     Else groups fall to pieces: each small one that comes back makes room for another small one.
@@ -79,11 +79,11 @@ def too_little_room(rule: GroupRule, most: int, limit: int, room: int, supply: S
     return room < min(least, supply.ready)
 
 
-def waits_for_more(rule: GroupRule, supply: Supply, full: int, waited: float) -> bool:
+def waits_for_more(rule: BatchSizeRule, supply: Supply, full: int, waited: float) -> bool:
     """Whether a group should wait, since ``full`` rows could go, fewer are ready and more come."""
     return supply.more and supply.ready < full and waited < linger(rule)
 
 
-def linger(rule: GroupRule) -> float:
+def linger(rule: BatchSizeRule) -> float:
     """Seconds for which a group waits to be full."""
     return LINGER if rule.size is None else LONG_LINGER

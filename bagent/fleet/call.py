@@ -10,8 +10,8 @@ import msgspec
 
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.request import Request
-from bagent.fleet.limits.account import NO_TOKENS, NOTHING, Account, Started, Tokens
-from bagent.fleet.prefix_affinity import Family
+from bagent.fleet.limits.account import NO_TOKENS, NOTHING, Account, RequestReservation, TokenUse
+from bagent.fleet.prefix_affinity import PrefixGroup
 from bagent.types import Attempt, Failure, Json, Reply
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Call(msgspec.Struct, eq=False):
     avoid: str | None = None
     only: str | None = None
     prefer: str | None = None
-    family: Family | None = None
+    family: PrefixGroup | None = None
     group_key: Hashable = None
     id: Json = None
     ready_at: float = 0.0
@@ -92,7 +92,7 @@ class Call(msgspec.Struct, eq=False):
     least: int = 0
 
 
-class Carrier(msgspec.Struct, eq=False):
+class InFlightRequest(msgspec.Struct, eq=False):
     """One HTTP request in flight. ``started`` is on the fleet's clock; ``tokens`` were reserved of
     the account's limit, which stood at ``mark`` then; ``given_up`` says why the fleet ended it.
     ``begun`` says that a part of its answer has been passed on: it can not be had elsewhere any
@@ -101,8 +101,8 @@ class Carrier(msgspec.Struct, eq=False):
     state: EndpointState
     group: list[Call]
     started: float
-    tokens: Tokens = NO_TOKENS
-    mark: Started = NOTHING
+    tokens: TokenUse = NO_TOKENS
+    mark: RequestReservation = NOTHING
     task: asyncio.Task[None] | None = None
     given_up: str = ""
     begun: bool = False

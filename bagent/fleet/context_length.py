@@ -20,7 +20,7 @@ from bagent.backends.endpoint import Capabilities
 from bagent.backends.request import Request
 from bagent.fleet.call import Call
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.state import Core
+from bagent.fleet.state import FleetState
 from bagent.types import Failure
 
 TEMPLATE_TOKENS = 128
@@ -59,14 +59,14 @@ STRICT = frozenset({"vllm", "bagent-sim"})
 """Engines that refuse a prompt which, with all of ``max_tokens``, would not fit."""
 
 
-class Fitter:
+class ContextRouter:
     """Knows the contexts of a fleet, and which rows need a long one.
 
     Args:
         hand_over: takes a call that was counted, and whether it is urgent.
     """
 
-    def __init__(self, core: Core, hand_over: Callable[[Call, bool], None]) -> None:
+    def __init__(self, core: FleetState, hand_over: Callable[[Call, bool], None]) -> None:
         self._core = core
         self._hand_over = hand_over
         self._ratio = FIRST_RATIO

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
-from bagent.fleet.call import Call, Carrier
+from bagent.fleet.call import Call, InFlightRequest
 from bagent.fleet.limits.account import Account
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.limits.load_feedback import LoadSignal
+from bagent.fleet.limits.load_feedback import LoadFeedback
 from bagent.types import Failure
 
 COOL_DOWN = 1.0
@@ -76,7 +76,7 @@ class EndpointState:
         self.account = account or Account(None, None, ALL_TOLD)
         self.weight = weight
         self.in_flight = 0
-        self.carriers: dict[Carrier, None] = {}  # the oldest first
+        self.carriers: dict[InFlightRequest, None] = {}  # the oldest first
         self.up = True
         self.probing = False
         self.doubted = False
@@ -103,7 +103,7 @@ class EndpointState:
         self.faults = 0
         self.refusals = 0
         self.turns = 0.0
-        self.signal: LoadSignal | None = None
+        self.signal: LoadFeedback | None = None
         self._cool_down = COOL_DOWN
         self._rest = COOL_DOWN
         self._tolerance = 1

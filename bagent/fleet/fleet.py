@@ -15,20 +15,20 @@ from random import Random
 from bagent.backends.base import Backend, Exchange
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.engines.metrics import EngineLoad
-from bagent.backends.engines.probe import Prover
-from bagent.fleet.call import Call, Carrier, in_a_hurry, timeouts_for
-from bagent.fleet.context_length import NOT_TOLD, Fitter, fits
+from bagent.backends.engines.probe import CompletionProbe
+from bagent.fleet.call import Call, InFlightRequest, in_a_hurry, timeouts_for
+from bagent.fleet.context_length import NOT_TOLD, ContextRouter, fits
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.health import Check, Health, Verdict
-from bagent.fleet.prefix_affinity import Kinship
-from bagent.fleet.results import Settler
-from bagent.fleet.scheduler import Picker
-from bagent.fleet.state import Core, FleetConfig, Together
+from bagent.fleet.health import Check, Health, HealthVerdict
+from bagent.fleet.prefix_affinity import PrefixAffinity
+from bagent.fleet.results import ResultHandler
+from bagent.fleet.scheduler import BatchScheduler
+from bagent.fleet.state import FleetConfig, FleetState, Together
 from bagent.fleet.tail_latency import Hedger
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 
 
-class Members:
+class FleetMembers:
     """Who belongs to a fleet now.
 
     Args:
@@ -36,7 +36,7 @@ class Members:
     """
 
     def __init__(
-        self, core: Core, health: Health, forgotten: Callable[[EndpointState], None]
+        self, core: FleetState, health: Health, forgotten: Callable[[EndpointState], None]
     ) -> None:
         self._core = core
         self._health = health
@@ -69,10 +69,10 @@ class Members:
 LOOK_SECONDS = 0.25
 
 
-class Overdue:
+class TimeoutSweep:
     """Ends the waiting calls whose row's time limit is over, and those that nobody can take."""
 
-    def __init__(self, core: Core, settler: Settler, fitter: Fitter) -> None:
+    def __init__(self, core: FleetState, settler: ResultHandler, fitter: ContextRouter) -> None:
         self._core = core
         self._fitter = fitter
         self._settler = settler
@@ -155,7 +155,7 @@ class Fleet:
         on_sample: Callable[[EndpointSample], None] | None = None,
         together: Together = nullcontext,
     ) -> None:
-        self._core = core = Core(
+        self._core = core = FleetState(
             states,
             backend,
             config,
@@ -168,15 +168,15 @@ class Fleet:
         core.pump = self._pump
         self._config = config
         self._waiting, self._endpoints = core.waiting, core.endpoints
-        self._health = Health(core, check or Prover(backend).check)
-        self._members = Members(core, self._health, self._forgotten)
-        self._fitter = Fitter(core, self._line_up)
-        self._settler = Settler(core, self._health, self._fitter)
+        self._health = Health(core, check or CompletionProbe(backend).check)
+        self._members = FleetMembers(core, self._health, self._forgotten)
+        self._fitter = ContextRouter(core, self._line_up)
+        self._settler = ResultHandler(core, self._health, self._fitter)
         self._health.judge, self._health.told = self._settler.judge, self._fitter.told
         self._health.resume = self._settler.resume
-        self._hedger, self._picker = Hedger(core), Picker(core)
-        self._overdue = Overdue(core, self._settler, self._fitter)
-        self._kinship = Kinship(config.prefix)
+        self._hedger, self._picker = Hedger(core), BatchScheduler(core)
+        self._overdue = TimeoutSweep(core, self._settler, self._fitter)
+        self._kinship = PrefixAffinity(config.prefix)
         self._connections = config.connections or config.concurrency
         self._started, self._timer_due = 0, 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -271,7 +271,7 @@ class Fleet:
         self._fitter.left(state)
         for held in self._waiting.release(state.name):
             self._core.sleep(held.call, self._core.clock())
-        self._settler.resume(state, Verdict.SICK)
+        self._settler.resume(state, HealthVerdict.SICK)
 
     @property
     def states(self) -> Sequence[EndpointState]:
@@ -373,7 +373,7 @@ class Fleet:
             self._start(state, hurried, now)
             group = [call for call in group if call not in hurried]
         core, size = self._core, len(group)
-        carrier = Carrier(state, group, now)
+        carrier = InFlightRequest(state, group, now)
         carrier.begin(state.account)
         if not self._started:
             core.loop.call_soon(self._next_turn)
@@ -451,7 +451,7 @@ class Fleet:
 
     # --- one request ------------------------------------------------------------------------
 
-    async def _carry(self, carrier: Carrier) -> None:
+    async def _carry(self, carrier: InFlightRequest) -> None:
         core, state, group = self._core, carrier.state, carrier.group
         timeouts = timeouts_for(group, self._config.timeouts, carrier.started)
         began = core.unix()

@@ -12,7 +12,7 @@ from bagent.fleet.call import Call, Delivery
 from bagent.fleet.endpoint_state import LONGEST_COOL_DOWN, EndpointState
 from bagent.fleet.outage import Outage
 from bagent.fleet.retry import Blame, blame_of
-from bagent.fleet.state import Core
+from bagent.fleet.state import FleetState
 from bagent.types import Failure
 
 DEADLY = 2
@@ -50,7 +50,7 @@ LATELY_SERVED = 30.0
 many seconds; else one call tries it."""
 
 
-class Verdict(Enum):
+class HealthVerdict(Enum):
     """What is known of an endpoint that failed calls: it works for later ones, it works again after
     it had failed several in a row, or it does not work."""
 
@@ -68,7 +68,7 @@ class Health:
         check: asks an endpoint that failed calls for a proof that it works.
     """
 
-    def __init__(self, core: Core, check: Check) -> None:
+    def __init__(self, core: FleetState, check: Check) -> None:
         self._core = core
         self._check_with = check
         self._outage = Outage(core.config.outage)
@@ -78,7 +78,7 @@ class Health:
         self._watched_at = core.clock()
         self._gate = asyncio.Semaphore(PROBES_AT_ONCE)
         self.judge: Judge = lambda state, call, failure, delivery, sent: None
-        self.resume: Callable[[EndpointState, Verdict], None] = lambda state, verdict: None
+        self.resume: Callable[[EndpointState, HealthVerdict], None] = lambda state, verdict: None
         self.prove: Prove | None = None
         self.told: Callable[[EndpointState, Capabilities], None] = lambda state, found: None
 
@@ -210,7 +210,7 @@ class Health:
         core = self._core
         first = not state.resting
         pause = state.open_circuit(fault)
-        self.resume(state, Verdict.SICK)
+        self.resume(state, HealthVerdict.SICK)
         if first:
             self.tell(f"{state.name} serves nothing and gets no more rows: {fault.message}")
         core.sample(state, fault.message)
@@ -243,7 +243,7 @@ class Health:
         """A proof that was asked for at ``sent`` shows that the endpoint works."""
         core = self._core
         now = core.clock()
-        verdict = Verdict.WELL_AGAIN if state.suspect or state.resting else Verdict.WELL
+        verdict = HealthVerdict.WELL_AGAIN if state.suspect or state.resting else HealthVerdict.WELL
         if state.resting:
             self.tell(f"{state.name} serves again")
         unsure = now - state.last_served > LATELY_SERVED and core.endpoints.others(state)

@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.engines.detect import learn_more, model_of
+from bagent.backends.engines.detect import detect_capabilities, model_of
 from bagent.backends.engines.metrics import EngineLoad
-from bagent.backends.engines.probe import Proof, Prover
+from bagent.backends.engines.probe import CompletionProbe, ProbeResult
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.models import learn_models
 from bagent.types import Failure
@@ -32,7 +32,7 @@ STATES: tuple[State, ...] = get_args(State)
 _LOADING = re.compile(r"loading|starting|warm(ing)?[ -]?up|not (yet )?ready|initiali[sz]", re.I)
 
 
-class Called(msgspec.Struct, frozen=True):
+class HealthResult(msgspec.Struct, frozen=True):
     """One endpoint as it was found.
 
     ``model`` is what it was asked for, ``proof`` the real request that it answered; ``reason``
@@ -45,7 +45,7 @@ class Called(msgspec.Struct, frozen=True):
     model: str | None = None
     known: Capabilities | None = None
     load: EngineLoad | None = None
-    proof: Proof | None = None
+    proof: ProbeResult | None = None
 
     @property
     def ready(self) -> bool:
@@ -73,9 +73,11 @@ def state_of(failure: Failure) -> State:
     return "broken"
 
 
-def not_ready(endpoint: Endpoint, failure: Failure, known: Capabilities | None = None) -> Called:
+def not_ready(
+    endpoint: Endpoint, failure: Failure, known: Capabilities | None = None
+) -> HealthResult:
     """The endpoint, whose request came to ``failure``."""
-    return Called(endpoint, state_of(failure), failure.message, known=known)
+    return HealthResult(endpoint, state_of(failure), failure.message, known=known)
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -86,7 +88,7 @@ class Group(msgspec.Struct, frozen=True):
 
     key: tuple[State, str]
     count: int
-    first: Called
+    first: HealthResult
 
     def words(self) -> str:
         """``80 dead, such as: cannot connect to node3:8000: Connection refused``."""
@@ -95,9 +97,9 @@ class Group(msgspec.Struct, frozen=True):
         return f"{self.count} {self.key[0]}{', such as' if self.count > 1 else ''}: {told}"
 
 
-def grouped(called: Iterable[Called]) -> list[Group]:
+def grouped(called: Iterable[HealthResult]) -> list[Group]:
     """The endpoints that are not ready by reason, the largest groups first."""
-    groups: dict[tuple[State, str], list[Called]] = {}
+    groups: dict[tuple[State, str], list[HealthResult]] = {}
     for one in called:
         if not one.ready:
             reason = re.sub(r"[0-9][0-9.]*", "0", one.reason.replace(one.endpoint.name, ""))
@@ -106,7 +108,7 @@ def grouped(called: Iterable[Called]) -> list[Group]:
     return sorted(found, key=lambda group: -group.count)
 
 
-def counts(called: Sequence[Called | None]) -> str:
+def counts(called: Sequence[HealthResult | None]) -> str:
     """``12 of 100 ready, 80 dead, 3 loading, 5 no answer yet``."""
     number = dict.fromkeys(STATES, 0)
     for one in called:
@@ -132,7 +134,7 @@ _TO_BE_ASKED, _AFTER_ALL_WERE_ASKED = 0.0, 0.001
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 1.5
 
 
-class RollCallPlan(msgspec.Struct, frozen=True):
+class HealthCheckPlan(msgspec.Struct, frozen=True):
     """How a roll call goes.
 
     Attributes:
@@ -150,7 +152,7 @@ class RollCallPlan(msgspec.Struct, frozen=True):
     again: bool = False
 
 
-class RollCall:
+class FleetHealthCheck:
     """One roll call of ``endpoints``; ``called`` is what is known of each so far, in their order.
 
     ``ready`` counts those that are ready so far.
@@ -163,11 +165,11 @@ class RollCall:
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
-        plan: RollCallPlan,
+        plan: HealthCheckPlan,
         transport: Transport,
-        prover: Prover,
+        prover: CompletionProbe,
     ) -> None:
-        self.called: list[Called | None] = [None] * len(endpoints)
+        self.called: list[HealthResult | None] = [None] * len(endpoints)
         self._endpoints = endpoints
         self._plan = plan
         self._transport = transport
@@ -182,7 +184,7 @@ class RollCall:
         self._to_learn: set[int] = set()
         self.ready = 0
 
-    async def run(self) -> list[Called]:
+    async def run(self) -> list[HealthResult]:
         """Call all; what is known of each at the end, in their order."""
         self._end = _now() + self._plan.seconds
         for number in range(len(self._endpoints)):
@@ -220,12 +222,12 @@ class RollCall:
                 if (self.ready, len(self._to_learn)) == before or left < GRACE_SECONDS:
                     return
 
-    def _left_over(self, number: int, asked: bool) -> Called:
+    def _left_over(self, number: int, asked: bool) -> HealthResult:
         endpoint = self._endpoints[number]
         end = "enough others were ready" if self._enough.is_set() else "the time was over"
         if asked:
-            return Called(endpoint, "silent", f"no answer from {endpoint.name} before {end}")
-        return Called(endpoint, "unasked", f"{end} before it was asked")
+            return HealthResult(endpoint, "silent", f"no answer from {endpoint.name} before {end}")
+        return HealthResult(endpoint, "unasked", f"{end} before it was asked")
 
     async def _work(self) -> None:
         """Ask one endpoint after the other, the one first whose turn is next."""
@@ -259,7 +261,7 @@ class RollCall:
         one = self.called[number]
         left = min(LEARN_SECONDS, self._end - _now() - _MARGIN)
         if one is not None and one.known is not None:
-            more = await learn_more(self._transport, one.endpoint, one.known, left)
+            more = await detect_capabilities(self._transport, one.endpoint, one.known, left)
             known = more.capabilities
             if one.proof is not None and one.proof.cached_tokens:
                 known = msgspec.structs.replace(known, cached_tokens=True)
@@ -275,10 +277,10 @@ class RollCall:
         share = left / rounds
         return min(share, _MOST_AT_ONCE) if self._plan.again else share
 
-    async def _ask(self, endpoint: Endpoint, seconds: float) -> Called:
+    async def _ask(self, endpoint: Endpoint, seconds: float) -> HealthResult:
         end = _now() + seconds
         if seconds < _LEAST:
-            return Called(endpoint, "unasked", "the time was over before it was asked")
+            return HealthResult(endpoint, "unasked", "the time was over before it was asked")
         known = await learn_models(self._transport, endpoint, seconds)
         if isinstance(known, Failure):
             return not_ready(endpoint, known)
@@ -287,22 +289,22 @@ class RollCall:
             return refused
         model = model_of(known, endpoint, self._plan.model)
         proof = await self._prover.prove(endpoint, model, end - _now())
-        if not isinstance(proof, Proof):
+        if not isinstance(proof, ProbeResult):
             return msgspec.structs.replace(not_ready(endpoint, proof, known), model=model)
-        return Called(endpoint, "ready", model=model, known=known, proof=proof)
+        return HealthResult(endpoint, "ready", model=model, known=known, proof=proof)
 
-    def _unfit(self, endpoint: Endpoint, known: Capabilities) -> Called | None:
+    def _unfit(self, endpoint: Endpoint, known: Capabilities) -> HealthResult | None:
         """The endpoint that serves no model yet, or not the one that is wanted; else None."""
         if not known.models:
             if known.models_route:
-                return Called(endpoint, "loading", f"{endpoint.name} serves no model yet")
+                return HealthResult(endpoint, "loading", f"{endpoint.name} serves no model yet")
             return None
         wanted = self._plan.model or endpoint.tags.get("model")
         if wanted is None or wanted in known.models:
             return None
         served = ", ".join(known.models[:3])
         words = f"{endpoint.name} serves {served}, not {wanted}"
-        return Called(endpoint, "refuses", words, known=known)
+        return HealthResult(endpoint, "refuses", words, known=known)
 
 
 def _now() -> float:

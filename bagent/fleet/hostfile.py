@@ -46,7 +46,7 @@ _WHOLE = re.compile(r"[0-9]{1,9}")
 _PORT_WORD = re.compile(r"[0-9]+(-[0-9]*)?")
 
 
-class Host(msgspec.Struct, frozen=True):
+class HostEntry(msgspec.Struct, frozen=True):
     """One endpoint of a hostfile: ``name`` is ``host:port``, ``url`` the base with ``/v1``."""
 
     name: str
@@ -55,7 +55,7 @@ class Host(msgspec.Struct, frozen=True):
     line: int
 
 
-def read_hostfile(path: Path) -> list[Host]:
+def read_hostfile(path: Path) -> list[HostEntry]:
     """The endpoints of a hostfile, in its order, exact repeats once.
 
     Raises:
@@ -79,7 +79,7 @@ def _given_once(path: Path, device: int, inode: int) -> bytes:
     return path.read_bytes()
 
 
-def hosts_in(content: bytes, path: Path | str) -> list[Host]:
+def hosts_in(content: bytes, path: Path | str) -> list[HostEntry]:
     """The endpoints of a hostfile's ``content``; as :func:`read_hostfile`, but for the reading."""
     try:
         text = content.decode("utf-8-sig")
@@ -91,9 +91,9 @@ def hosts_in(content: bytes, path: Path | str) -> list[Host]:
     return hosts
 
 
-def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[Host]:
+def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[HostEntry]:
     """The endpoints of a hostfile's ``text``; ``path`` is named in errors."""
-    found: dict[str, Host] = {}
+    found: dict[str, HostEntry] = {}
     names: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = _COMMENT.sub("", line).split()
@@ -116,7 +116,7 @@ def parse_hostfile(text: str, path: Path | str = "hostfile") -> list[Host]:
     return list(found.values())
 
 
-def _line(words: list[str], number: int, at: Position) -> Iterator[Host]:
+def _line(words: list[str], number: int, at: Position) -> Iterator[HostEntry]:
     address, rest = words[0], words[1:]
     port = None
     if rest and _PORT_WORD.fullmatch(rest[0]):
@@ -150,7 +150,7 @@ def _line(words: list[str], number: int, at: Position) -> Iterator[Host]:
     for name in _expand(host, at):
         shown = _check_host(name, at)
         for one in ports:
-            yield Host(f"{shown}:{one}", f"http://{shown}:{one}/v1", tags, number)
+            yield HostEntry(f"{shown}:{one}", f"http://{shown}:{one}/v1", tags, number)
 
 
 def _tags(words: list[str], at: Position) -> dict[str, str]:
@@ -183,7 +183,7 @@ def _tags(words: list[str], at: Position) -> dict[str, str]:
 
 def _from_url(
     url: re.Match[str], tags: dict[str, str], number: int, at: Position
-) -> Iterator[Host]:
+) -> Iterator[HostEntry]:
     scheme, place, base, rest = url.groups()
     if "@" in place:
         raise HostfileError(
@@ -203,7 +203,7 @@ def _from_url(
         shown = _check_host(name, at)
         for one in ports:
             address = f"{scheme.lower()}://{shown}{one}{base or '/v1'}"
-            yield Host(f"{shown}{one}{shown_base}", address, tags, number)
+            yield HostEntry(f"{shown}{one}{shown_base}", address, tags, number)
 
 
 def _place(url: str) -> str:
@@ -296,7 +296,7 @@ def _check_host(name: str, at: Position) -> str:
     return name
 
 
-def host_line(host: Host) -> str:
+def host_line(host: HostEntry) -> str:
     """The line of a hostfile that stands for ``host``: read again, it is the same endpoint."""
     # Without a port a URL means port 80, a bare name another; small ports need a URL.
     port = urlsplit(host.url).port or 0
@@ -304,14 +304,14 @@ def host_line(host: Host) -> str:
     return " ".join([host.name if plain else host.url, *(f"{k}={v}" for k, v in host.tags.items())])
 
 
-def hostfile_text(hosts: Sequence[Host], kept: Collection[str], source: str) -> str:
+def hostfile_text(hosts: Sequence[HostEntry], kept: Collection[str], source: str) -> str:
     """A hostfile of those ``hosts`` whose address (``url``) is in ``kept``.
 
     A line of ``source``, the text that ``hosts`` was read from, stays as it was written where all
     its endpoints are kept; where some are gone, each other one gets a line of its own.
     """
     lines = source.splitlines()
-    groups: dict[int, list[Host]] = {}
+    groups: dict[int, list[HostEntry]] = {}
     for host in hosts:
         groups.setdefault(host.line, []).append(host)
     out: list[str] = []
@@ -353,9 +353,9 @@ _ONE_KEPT = "endpoint stays as it was"
 class HostChanges(msgspec.Struct, frozen=True):
     """What a reload brought, by address: new hosts, gone hosts, hosts with other tags (as now)."""
 
-    joined: tuple[Host, ...] = ()
-    left: tuple[Host, ...] = ()
-    changed: tuple[Host, ...] = ()
+    joined: tuple[HostEntry, ...] = ()
+    left: tuple[HostEntry, ...] = ()
+    changed: tuple[HostEntry, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.joined or self.left or self.changed)
@@ -377,10 +377,10 @@ class HostfileWatch:
     def __init__(
         self,
         path: Path,
-        hosts: Sequence[Host],
+        hosts: Sequence[HostEntry],
         clock: Callable[[], float],
         notice: Callable[[str], None] = lambda _: None,
-        choose: Callable[[Sequence[Host]], list[Host]] = list,
+        choose: Callable[[Sequence[HostEntry]], list[HostEntry]] = list,
     ) -> None:
         self.hosts = list(hosts)
         self._path = path
@@ -424,7 +424,7 @@ class HostfileWatch:
         return changes or None
 
 
-def host_changes(before: Sequence[Host], after: Sequence[Host]) -> HostChanges:
+def host_changes(before: Sequence[HostEntry], after: Sequence[HostEntry]) -> HostChanges:
     """What is different between two lists of endpoints, each known by its address."""
     old = {host.url: host for host in before}
     new = {host.url: host for host in after}

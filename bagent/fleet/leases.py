@@ -10,12 +10,12 @@ import msgspec
 
 from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.backends.request import Request
-from bagent.fleet.call import Carrier
+from bagent.fleet.call import InFlightRequest
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.fleet import Members
+from bagent.fleet.fleet import FleetMembers
 from bagent.fleet.health import Check, Health
 from bagent.fleet.retry import Blame, blame_of
-from bagent.fleet.state import Core
+from bagent.fleet.state import FleetState
 from bagent.types import Failure
 
 MUCH_BUSIER = 0.5
@@ -27,7 +27,7 @@ class Closed(Exception):
     """No endpoint is lent any more."""
 
 
-class Lease(Carrier, eq=False):
+class EndpointLease(InFlightRequest, eq=False):
     """One endpoint's slot for one request. Whoever has it may name the ``task`` that sends the
     request: where others should take it, the task is cancelled, and ``given_up`` says why."""
 
@@ -35,12 +35,12 @@ class Lease(Carrier, eq=False):
 class _Waiter(msgspec.Struct, eq=False):
     """A request that waits for an endpoint: which it failed at, which holds what precedes it."""
 
-    future: asyncio.Future[Lease]
+    future: asyncio.Future[EndpointLease]
     avoid: frozenset[str]
     prefer: str | None
 
 
-class Lessor:
+class EndpointLeaser:
     """Lends endpoints with the fleet's balance, limits and health; for one event loop.
 
     Args:
@@ -48,11 +48,11 @@ class Lessor:
         check: asks an endpoint that takes requests and answers none, or badly, for a real answer.
     """
 
-    def __init__(self, core: Core, check: Check) -> None:
+    def __init__(self, core: FleetState, check: Check) -> None:
         self._core = core
         self._health = Health(core, check)
         self._health.prove = lambda endpoint: check(endpoint, None)
-        self._members = Members(core, self._health, lambda _: None)
+        self._members = FleetMembers(core, self._health, lambda _: None)
         self._waiters: deque[_Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
         core.pump = self._serve
@@ -86,7 +86,7 @@ class Lessor:
         """Look for endpoints that take requests and answer none; call it about every second."""
         self._health.tick()
 
-    async def take(self, avoid: frozenset[str], prefer: str | None = None) -> Lease:
+    async def take(self, avoid: frozenset[str], prefer: str | None = None) -> EndpointLease:
         """Wait for an endpoint with room; one that is not in ``avoid`` where there is another.
 
         It is the one called ``prefer`` where that has room too and is not much busier.
@@ -96,7 +96,7 @@ class Lessor:
         """
         if self._core.closed:
             raise Closed
-        future: asyncio.Future[Lease] = self._core.loop.create_future()
+        future: asyncio.Future[EndpointLease] = self._core.loop.create_future()
         self._waiters.append(_Waiter(future, avoid, None if prefer in avoid else prefer))
         self._serve()
         try:
@@ -110,7 +110,7 @@ class Lessor:
         """Whether an endpoint that is not in ``avoid`` may be sent something, or may soon."""
         return any(one.usable and one.name not in avoid for one in self._core.endpoints.states)
 
-    def told(self, lease: Lease, limits: RateLimits, *, good: bool) -> None:
+    def told(self, lease: EndpointLease, limits: RateLimits, *, good: bool) -> None:
         """The head of the answer to the lease's request told the account's limits; ``good``: it
         was let in."""
         account = lease.state.account
@@ -118,7 +118,7 @@ class Lessor:
         if news:
             self._core.notice(f"{lease.state.name} {news}")
 
-    def went_on(self, lease: Lease) -> None:
+    def went_on(self, lease: EndpointLease) -> None:
         """A piece of the answer came, and goes on to who asked."""
         core, state = self._core, lease.state
         now = core.clock()
@@ -132,7 +132,7 @@ class Lessor:
             core.endpoints.changed(state)
             self._serve()
 
-    def served(self, lease: Lease, tokens: int | None = None) -> None:
+    def served(self, lease: EndpointLease, tokens: int | None = None) -> None:
         """The request of the lease was answered well."""
         core, state = self._core, lease.state
         now = core.clock()
@@ -145,13 +145,15 @@ class Lessor:
             core.latencies.append(now - lease.started)
         self._release(lease)
 
-    def failed(self, lease: Lease, failure: Failure | None, request: Request | None = None) -> None:
+    def failed(
+        self, lease: EndpointLease, failure: Failure | None, request: Request | None = None
+    ) -> None:
         """The request of the lease failed; None where nobody waits for it any more."""
         if failure is not None:
             self.judge(lease, failure, request)
         self._release(lease)
 
-    def judge(self, lease: Lease, failure: Failure, request: Request | None) -> None:
+    def judge(self, lease: EndpointLease, failure: Failure, request: Request | None) -> None:
         """Take what a failure of ``request`` says of the endpoint that had the lease."""
         core, state = self._core, lease.state
         now = core.clock()
@@ -169,7 +171,7 @@ class Lessor:
             if sick and core.endpoints.others(state):
                 self._health.suspect(state, request, sick=True)
 
-    def _release(self, lease: Lease) -> None:
+    def _release(self, lease: EndpointLease) -> None:
         state = lease.state
         state.in_flight -= 1
         del state.carriers[lease]
@@ -203,7 +205,7 @@ class Lessor:
             state.in_flight += 1
             state.turns += 1 / state.weight
             core.in_flight += 1
-            lease = Lease(state, [], now, mark=state.account.started(now))
+            lease = EndpointLease(state, [], now, mark=state.account.started(now))
             state.carriers[lease] = None
             future.set_result(lease)
         for state in passed:

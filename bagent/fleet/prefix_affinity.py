@@ -67,7 +67,7 @@ class PrefixRule(msgspec.Struct, frozen=True):
         return self.mode == "always" or (self.mode == "auto" and not own)
 
 
-class Family:
+class PrefixGroup:
     """Calls whose prompts begin alike; ``homes`` are the endpoints that have met that beginning."""
 
     __slots__ = ("homes",)
@@ -83,14 +83,14 @@ class Family:
                 del self.homes[next(iter(self.homes))]
 
 
-class Kinship:
+class PrefixAffinity:
     """Finds the families of calls, apart for each settings."""
 
     def __init__(self, rule: PrefixRule) -> None:
         self._rule = rule
         self._by_settings: dict[CallSettings, Prefixes] = {}
 
-    def family_of(self, request: Request) -> Family | None:
+    def family_of(self, request: Request) -> PrefixGroup | None:
         """See :meth:`Prefixes.family_of`."""
         found = self._by_settings.get(request.settings)
         if found is None:
@@ -110,8 +110,8 @@ class Prefixes:
 
     def __init__(self, *, always: bool = False) -> None:
         self._always = always
-        self._young: dict[int, Family] = {}
-        self._old: dict[int, Family] = {}
+        self._young: dict[int, PrefixGroup] = {}
+        self._old: dict[int, PrefixGroup] = {}
         self._start: bytes | None = None
         self._starts: deque[int] = deque(maxlen=WINDOWS)
         self._rows = self._bytes = self._kin = 0
@@ -123,7 +123,7 @@ class Prefixes:
         now = len(self._start) if self._start is not None else 0
         return min(now, *self._starts) if self._starts else now
 
-    def family_of(self, payload: bytes) -> Family | None:
+    def family_of(self, payload: bytes) -> PrefixGroup | None:
         """The family of a call with this prompt, new if there is none yet; None: not looked at."""
         self._note(payload)
         if self._skip or len(payload) < LEAST + BLOCK:
@@ -139,7 +139,7 @@ class Prefixes:
         common = self.common
         alike = depth * BLOCK - common
         if family is None or alike < max(LEAST, LEAST_SHARE * (len(payload) - common)):
-            family = Family()
+            family = PrefixGroup()
         else:
             self._kin += alike
         for name in chain[depth:]:

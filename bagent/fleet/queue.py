@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 import msgspec
 
 from bagent.fleet.call import Call, Delivery
-from bagent.fleet.prefix_affinity import Family
+from bagent.fleet.prefix_affinity import PrefixGroup
 from bagent.types import Failure
 
 LOOKED_AT = 16
@@ -45,10 +45,12 @@ class _Queue:
     def __init__(self) -> None:
         self.count = 0
         self._single: deque[Call] = deque()
-        self._kin: dict[Family, deque[Call]] = {}
-        self._new: dict[Family, None] = {}
-        self._at: dict[str, dict[Family, None]] = {}
-        self._listed: dict[Family, tuple[str, ...]] = {}  # others may have changed its homes since
+        self._kin: dict[PrefixGroup, deque[Call]] = {}
+        self._new: dict[PrefixGroup, None] = {}
+        self._at: dict[str, dict[PrefixGroup, None]] = {}
+        self._listed: dict[
+            PrefixGroup, tuple[str, ...]
+        ] = {}  # others may have changed its homes since
 
     def add(self, call: Call) -> None:
         self.count += 1
@@ -62,14 +64,14 @@ class _Queue:
             self._list(family)
         calls.append(call)
 
-    def _list(self, family: Family) -> None:
+    def _list(self, family: PrefixGroup) -> None:
         homes = self._listed[family] = tuple(family.homes)
         if not homes:
             self._new[family] = None
         for name in homes:
             self._at.setdefault(name, {})[family] = None
 
-    def _unlist(self, family: Family) -> None:
+    def _unlist(self, family: PrefixGroup) -> None:
         self._new.pop(family, None)
         for name in self._listed.pop(family):
             there = self._at[name]
@@ -124,7 +126,7 @@ class _Queue:
             return []
         return self._of(max(free, key=lambda one: len(self._kin[one])), endpoint, most)
 
-    def _of(self, family: Family, endpoint: str, most: int) -> list[Call]:
+    def _of(self, family: PrefixGroup, endpoint: str, most: int) -> list[Call]:
         calls = self._kin[family]
         part = [calls.popleft() for _ in range(min(most, len(calls)))]
         self.count -= len(part)
@@ -161,7 +163,7 @@ class _Queue:
         return itertools.chain(self._single, *self._kin.values())
 
 
-class Line:
+class ReadyQueue:
     """Ready calls in order of arrival, parted by what may share a request.
 
     The calls of the furthest turn go first: a conversation that is nearly over frees its memory,
@@ -232,7 +234,7 @@ def _never(homes: Iterable[str], busier: float) -> bool:
     return False
 
 
-class Held(msgspec.Struct, frozen=True):
+class UnprobedCall(msgspec.Struct, frozen=True):
     """A call whose request, sent at ``sent``, found no server; ``connected``: the server had taken
     it. What that means for the call is known once a probe is back."""
 
@@ -253,7 +255,7 @@ class SuspendedCall(msgspec.Struct, frozen=True):
     sent: float
 
 
-class Waiting:
+class CallQueues:
     """The fleet's waiting rooms. Times are on the fleet's monotonic clock.
 
     ``counted`` are calls of which the tokens are being counted.
@@ -264,15 +266,15 @@ class Waiting:
         self._forget()
 
     def _forget(self) -> None:
-        self._line = Line()
-        self._urgent = Line()
+        self._line = ReadyQueue()
+        self._urgent = ReadyQueue()
         self._halves: deque[list[Call]] = deque()
         self._halved = 0
-        self._pinned: dict[str, Line] = {}
+        self._pinned: dict[str, ReadyQueue] = {}
         self._pins = 0
         self._last: deque[Call] = deque()
         self._sleeping: list[tuple[float, int, Call]] = []
-        self._limbo: dict[str, list[Held]] = {}
+        self._limbo: dict[str, list[UnprobedCall]] = {}
         self._in_limbo = 0
         self._suspended: dict[str, list[SuspendedCall]] = {}
         self._suspensions = 0
@@ -300,7 +302,7 @@ class Waiting:
         if urgent or call.only is not None:
             call.family = None  # it goes where it must, or where there is room first
         if call.only is not None:
-            self._pinned.setdefault(call.only, Line()).add(call)
+            self._pinned.setdefault(call.only, ReadyQueue()).add(call)
             self._pins += 1
         else:
             (self._urgent if urgent else self._line).add(call)
@@ -364,12 +366,12 @@ class Waiting:
         call.ready_at = due
         heapq.heappush(self._sleeping, (due, next(self._serial), call))
 
-    def hold(self, endpoint: str, held: Held) -> None:
+    def hold(self, endpoint: str, held: UnprobedCall) -> None:
         """Take a call until a probe of ``endpoint`` is back."""
         self._limbo.setdefault(endpoint, []).append(held)
         self._in_limbo += 1
 
-    def release(self, endpoint: str) -> list[Held]:
+    def release(self, endpoint: str) -> list[UnprobedCall]:
         """Hand out the calls held for ``endpoint``."""
         held = self._limbo.pop(endpoint, [])
         self._in_limbo -= len(held)

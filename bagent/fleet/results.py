@@ -10,11 +10,11 @@ import msgspec
 from bagent.backends.base import Exchange
 from bagent.backends.http.rate_limit_headers import RateLimits
 from bagent.errors import StoppedEarly
-from bagent.fleet.call import Call, Carrier, Delivery, attempt_record
-from bagent.fleet.context_length import Fitter
+from bagent.fleet.call import Call, Delivery, InFlightRequest, attempt_record
+from bagent.fleet.context_length import ContextRouter
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.health import Health, Verdict
-from bagent.fleet.queue import Held, SuspendedCall
+from bagent.fleet.health import Health, HealthVerdict
+from bagent.fleet.queue import SuspendedCall, UnprobedCall
 from bagent.fleet.retry import (
     FREE_TRIES,
     ROW_STATUS,
@@ -25,7 +25,7 @@ from bagent.fleet.retry import (
     decide,
     note_pause,
 )
-from bagent.fleet.state import Core
+from bagent.fleet.state import FleetState
 from bagent.types import Failure, Reply
 
 LEAST_REFUSALS, MOST_REFUSALS = 2, 3
@@ -38,17 +38,17 @@ LATELY_SERVED = 30.0
 LEARNING_RATE = 0.05
 
 
-class Settler:
+class ResultHandler:
     """Takes what requests came to: ends calls, sends them again, tells limits and health."""
 
-    def __init__(self, core: Core, health: Health, fitter: Fitter) -> None:
+    def __init__(self, core: FleetState, health: Health, fitter: ContextRouter) -> None:
         self._core = core
         self._health = health
         self._fitter = fitter
         self._serial = itertools.count(1)
         self._served = core.config.retry.while_served()
 
-    def settle(self, carrier: Carrier, exchange: Exchange) -> None:
+    def settle(self, carrier: InFlightRequest, exchange: Exchange) -> None:
         """Take the results of a request."""
         core, state, group = self._core, carrier.state, carrier.group
         group_id = f"{state.name}/{next(self._serial)}"
@@ -63,7 +63,7 @@ class Settler:
         else:
             self._take(carrier, exchange, group_id)
 
-    def _take(self, carrier: Carrier, exchange: Exchange, group_id: str) -> None:
+    def _take(self, carrier: InFlightRequest, exchange: Exchange, group_id: str) -> None:
         """Take the result of each call."""
         core, state, group = self._core, carrier.state, carrier.group
         sent, done = exchange.sent, exchange.done
@@ -85,7 +85,7 @@ class Settler:
             state.limit.succeeded(served, state.in_flight + len(group))
         self.look(state)
 
-    def _told(self, carrier: Carrier, limits: RateLimits, *, good: bool) -> None:
+    def _told(self, carrier: InFlightRequest, limits: RateLimits, *, good: bool) -> None:
         """The answer told the account's limits; its headers may have come some time ago."""
         core, state = self._core, carrier.state
         at = core.clock() - max(0.0, core.unix() - limits.at)
@@ -94,7 +94,12 @@ class Settler:
             self._health.tell(f"{state.name} {news}")
 
     def _reply(
-        self, carrier: Carrier, call: Call, reply: Reply, exchange: Exchange, delivery: Delivery
+        self,
+        carrier: InFlightRequest,
+        call: Call,
+        reply: Reply,
+        exchange: Exchange,
+        delivery: Delivery,
     ) -> int:
         core, state = self._core, carrier.state
         now = core.clock()
@@ -134,7 +139,7 @@ class Settler:
                 if call in carrier.group:
                     carrier.give_up("another endpoint answered first")
 
-    def _halve(self, carrier: Carrier, exchange: Exchange, group_id: str) -> None:
+    def _halve(self, carrier: InFlightRequest, exchange: Exchange, group_id: str) -> None:
         """A group was refused for what is in it: its halves go on until the bad row is alone."""
         core, group = self._core, carrier.group
         for call, result in zip(group, exchange.results, strict=True):
@@ -154,7 +159,7 @@ class Settler:
 
     def _failure(
         self,
-        carrier: Carrier,
+        carrier: InFlightRequest,
         call: Call,
         failure: Failure,
         exchange: Exchange,
@@ -189,20 +194,20 @@ class Settler:
             elif not state.up:
                 core.sleep(call, now)  # it costs no try, and others may take the call
             else:
-                held = Held(call, failure, delivery, started, exchange.connected)
+                held = UnprobedCall(call, failure, delivery, started, exchange.connected)
                 core.waiting.hold(state.name, held)
                 self._broke(carrier, now)
         else:
             self._bad_answer(carrier, call, failure, delivery, now)
 
-    def _broke(self, carrier: Carrier, now: float) -> None:
+    def _broke(self, carrier: InFlightRequest, now: float) -> None:
         """The connection of a request failed or broke: is anybody there?"""
         state = carrier.state
         if state.up:
             self._health.doubt(state, stop=state.broke(carrier.started, now))
 
     def _bad_answer(
-        self, carrier: Carrier, call: Call, failure: Failure, delivery: Delivery, now: float
+        self, carrier: InFlightRequest, call: Call, failure: Failure, delivery: Delivery, now: float
     ) -> None:
         """A failure that an answering server caused, or the row itself."""
         core, state = self._core, carrier.state
@@ -249,33 +254,33 @@ class Settler:
         waiting = self._core.waiting
         if state.suspect or state.resting or waiting.suspended(state.name) is None:
             return
-        self.resume(state, Verdict.WELL)
+        self.resume(state, HealthVerdict.WELL)
         call = waiting.suspended(state.name)
         if call is not None and not (state.in_flight or waiting.ready):
             self._health.suspect(state, call.request)  # nothing is on the way that could show it
 
-    def resume(self, state: EndpointState, verdict: Verdict) -> None:
+    def resume(self, state: EndpointState, verdict: HealthVerdict) -> None:
         """End the calls that were suspended for ``state``, or send them again."""
         core = self._core
         now = core.clock()
         most = max(LEAST_REFUSALS, min(MOST_REFUSALS, len(core.endpoints.states)))
-        sent = math.inf if verdict is Verdict.SICK else state.works_since
+        sent = math.inf if verdict is HealthVerdict.SICK else state.works_since
         for one in core.waiting.resume(state.name, sent):
             call = one.call
-            if verdict is Verdict.SICK:
+            if verdict is HealthVerdict.SICK:
                 again = True
             else:
                 call.refusals += 1
                 passing = one.failure.passing
                 limit = LEAST_REFUSALS if passing or call.only is not None else most
-                again = call.refusals < limit and not (passing and verdict is Verdict.WELL)
+                again = call.refusals < limit and not (passing and verdict is HealthVerdict.WELL)
             if again:
                 call.counted = max(0, call.counted - 1)
                 core.sleep(call, now)
             elif not core.closed:
                 core.fail(call, one.failure, one.delivery)
 
-    def _throttled(self, carrier: Carrier, failure: Failure, now: float) -> None:
+    def _throttled(self, carrier: InFlightRequest, failure: Failure, now: float) -> None:
         core, state = self._core, carrier.state
         core.throttle_answers += 1
         before = state.account.paused(now)

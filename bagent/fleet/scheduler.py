@@ -19,7 +19,7 @@ from bagent.fleet.context_length import fits
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.prefix_affinity import BYTES_PER_TOKEN, WARM_TOKENS, warming_saves
 from bagent.fleet.queue import MUCH_BUSIER, Leave, Size
-from bagent.fleet.state import Core
+from bagent.fleet.state import FleetState
 
 WAIT_SECONDS = 10.0
 """The others wait no longer: 100,000 tokens are read in less."""
@@ -31,10 +31,10 @@ WARMING_SAMPLES = 16
 """So many calls are compared."""
 
 
-class Warmer:
+class CacheWarmer:
     """Decides which endpoint is warmed, and ends that."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: FleetState) -> None:
         self._core = core
 
     def pays(self, state: EndpointState, call: Call, now: float) -> bool | None:
@@ -75,7 +75,7 @@ class Warmer:
         self._core.endpoints.changed(state)
 
 
-__all__ = ["MUCH_BUSIER", "Picker"]
+__all__ = ["MUCH_BUSIER", "BatchScheduler"]
 
 SAMPLES = 8
 """So many ready calls are shown to a backend that has to find out how an endpoint wants groups."""
@@ -89,7 +89,7 @@ COUNT_SECONDS = 0.1
 """How often it is counted what the endpoints that work could take together."""
 
 
-class Picker:
+class BatchScheduler:
     """Forms groups.
 
     ``linger_due`` is when a group that waits for company should go without; it goes at once when
@@ -98,10 +98,10 @@ class Picker:
     group.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: FleetState) -> None:
         self._core = core
         self._alone = 0
-        self.warmer = Warmer(core)
+        self.warmer = CacheWarmer(core)
         self._learners = 0
         self._begin_at: float | None = None
         self._home: EndpointState | None = None

@@ -13,13 +13,13 @@ import msgspec
 from bagent.backends.base import Backend, Timeouts
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.clocks import unix
-from bagent.fleet.batch_size import GroupRule
+from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.endpoint_pool import Endpoints
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.outage import OutagePatience
 from bagent.fleet.prefix_affinity import PrefixRule
-from bagent.fleet.queue import Waiting
+from bagent.fleet.queue import CallQueues
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Attempt, EndpointSample, Failure, FleetStats
 
@@ -43,7 +43,7 @@ MARGIN = 1.5
 of some decides."""
 
 
-class Ending:
+class TailRule:
     """Judges who may still take rows near the end; times are on the fleet's clock."""
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class FleetConfig(msgspec.Struct, frozen=True):
     lookahead: int = 256
     outage: OutagePatience = OutagePatience()
     probe_seconds: float = 5.0
-    group: GroupRule = GroupRule()
+    group: BatchSizeRule = BatchSizeRule()
     hedge: float | None = None
     connections: int | None = None
     first_expected: float = 64.0
     prefix: PrefixRule = PrefixRule()
 
 
-class Core:
+class FleetState:
     """The shared state of a fleet; make it inside the event loop.
 
     ``expecting`` says that more rows come, ``left`` how many are still to end, None where that is
@@ -128,7 +128,7 @@ class Core:
         together: Together = nullcontext,
     ) -> None:
         self.endpoints = Endpoints(states)
-        self.waiting = Waiting()
+        self.waiting = CallQueues()
         self.backend = backend
         self.config = config
         self.on_attempt = on_attempt
@@ -148,7 +148,7 @@ class Core:
         self.expected = config.first_expected
         self.last_served = float("-inf")
         self.latencies: deque[float] = deque(maxlen=RECENT)
-        self.ending = Ending()
+        self.ending = TailRule()
         self.left: int | None = None
         self.lengths: set[int] = set()
         self.tasks: set[asyncio.Task[None]] = set()

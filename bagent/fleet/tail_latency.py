@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bagent.fleet.call import Carrier
-from bagent.fleet.state import Core
+from bagent.fleet.call import InFlightRequest
+from bagent.fleet.state import FleetState
 
 AUTO_FACTOR = 3.0
 """A call is late when it takes so many times what nine of ten recent calls took."""
@@ -17,11 +17,11 @@ MOST_SHARE = 0.1
 class Hedger:
     """Finds late calls; nothing is hedged while rows wait for a slot."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: FleetState) -> None:
         self._core = core
         self._looked_at = core.clock()
 
-    def late(self) -> list[Carrier]:
+    def late(self) -> list[InFlightRequest]:
         """Requests of one call each that should be sent again elsewhere; call it often."""
         core = self._core
         after = core.config.hedge

@@ -34,7 +34,7 @@ _ARRAY = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCI
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]+)?", re.ASCII)
 
 
-class Place(msgspec.Struct, frozen=True):
+class LauncherPlace(msgspec.Struct, frozen=True):
     """One of several: ``index`` counts from 0, ``count`` is None where nobody tells it."""
 
     index: int
@@ -60,8 +60,8 @@ class Allocation(msgspec.Struct, frozen=True):
     node_file: Path | None = None
     node: str | None = None
     restarts: int = 0
-    task: Place | None = None
-    rank: Place | None = None
+    task: LauncherPlace | None = None
+    rank: LauncherPlace | None = None
     end: float | None = None
 
 
@@ -132,7 +132,7 @@ def _shards(env: Mapping[str, str]) -> _Indexes | None:
     return _Indexes(first, max(0, last - first) // max(1, step) + 1, max(1, step))
 
 
-def _array_part(env: Mapping[str, str]) -> Place | None:
+def _array_part(env: Mapping[str, str]) -> LauncherPlace | None:
     """The part of this task of a job array.
 
     The scheduler tells the first and the last index and how many tasks there are, not which: where
@@ -155,7 +155,7 @@ def _array_part(env: Mapping[str, str]) -> Place | None:
     number, beside = divmod(index - array.first, array.step)
     if beside or not 0 <= number < array.count:
         raise _unknown_parts(f"{array.count}, and this is number {index} of {_text(env, SHARDS)}")
-    return Place(number, array.count)
+    return LauncherPlace(number, array.count)
 
 
 def _has_gaps(env: Mapping[str, str]) -> bool:
@@ -174,33 +174,35 @@ def _unknown_parts(reason: str) -> UsageError:
     )
 
 
-def _task(env: Mapping[str, str]) -> Place | None:
+def _task(env: Mapping[str, str]) -> LauncherPlace | None:
     index = _whole(env, "SLURM_ARRAY_TASK_ID")
     if index is not None:
         first = _whole(env, "SLURM_ARRAY_TASK_MIN") or 0
         step = _whole(env, "SLURM_ARRAY_TASK_STEP") or 1
-        return Place((index - first) // step, _whole(env, "SLURM_ARRAY_TASK_COUNT"))
+        return LauncherPlace((index - first) // step, _whole(env, "SLURM_ARRAY_TASK_COUNT"))
     index = _whole(env, "PBS_ARRAY_INDEX")
-    return Place(index, None) if index is not None else None
+    return LauncherPlace(index, None) if index is not None else None
 
 
-def _rank(env: Mapping[str, str]) -> Place | None:
+def _rank(env: Mapping[str, str]) -> LauncherPlace | None:
     for name, sizes in _RANKS:
         index = _whole(env, name)
         if index is not None:
             count = next((n for n in (_whole(env, s) for s in sizes) if n), None)
-            return _sized(Place(index, count), env)
+            return _sized(LauncherPlace(index, count), env)
     # A batch script is process 0 of the job's tasks by its variables, though it is alone: only
     # in a step do they say which of several a process is.
     if _text(env, "SLURM_STEP_ID") and (index := _whole(env, "SLURM_PROCID")) is not None:
-        return Place(index, _whole(env, "SLURM_STEP_NUM_TASKS") or _whole(env, "SLURM_NTASKS"))
+        return LauncherPlace(
+            index, _whole(env, "SLURM_STEP_NUM_TASKS") or _whole(env, "SLURM_NTASKS")
+        )
     return None
 
 
-def _sized(place: Place, env: Mapping[str, str]) -> Place:
+def _sized(place: LauncherPlace, env: Mapping[str, str]) -> LauncherPlace:
     """SLURM tells the size of a step also where its PMI library does not."""
     if place.count is None and _text(env, "SLURM_STEP_ID"):
-        return Place(place.index, _whole(env, "SLURM_STEP_NUM_TASKS"))
+        return LauncherPlace(place.index, _whole(env, "SLURM_STEP_NUM_TASKS"))
     return place
 
 

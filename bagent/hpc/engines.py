@@ -158,7 +158,7 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineProcess:
     """One engine's process on one node: its command, what its environment adds, its port.
 
     ``address`` is the node's for others, ``serves`` whether a port is opened here at all.
@@ -172,7 +172,7 @@ class Engine:
     address: str = "127.0.0.1"
 
 
-def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[Engine]:
+def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[EngineProcess]:
     """The engines of the node at ``position``; none where it is left over from even groups."""
     first = position // plan.span * plan.span
     if first + plan.span > len(nodes):
@@ -208,11 +208,11 @@ def node_engines(plan: NodePlan, nodes: Sequence[str], position: int) -> list[En
         if plan.gpus and plan.mask:
             share = plan.gpus // len(plan.ports)
             env[plan.mask] = ",".join(map(str, range(slot * share, (slot + 1) * share)))
-        engines.append(Engine(tuple(words), env, slot, port, rank == 0, here))
+        engines.append(EngineProcess(tuple(words), env, slot, port, rank == 0, here))
     return engines
 
 
-def with_own_cache(engine: Engine) -> Engine:
+def with_own_cache(engine: EngineProcess) -> EngineProcess:
     """Return ``engine`` with a cache folder that is this user's alone.
 
     Engines run what they find compiled there. Where another user has made the usual folder, a new
@@ -239,7 +239,7 @@ def _filled(word: str, values: Mapping[str, object]) -> str:
     return word
 
 
-class Keeper:
+class EngineSupervisor:
     """Keeps one engine running: starts it, notes what becomes of it, starts it again.
 
     Args:
@@ -252,7 +252,7 @@ class Keeper:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineProcess,
         state: EngineState,
         folder: Path,
         restarts: int,
@@ -352,7 +352,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class HeadNode:
     """The batch script: the file that it renews, and the seconds without that after which it is
     gone. ``position`` is this node's among the job's."""
 
@@ -362,7 +362,11 @@ class Head:
 
 
 async def supervise(
-    engines: Sequence[Engine], folder: Path, node: str, restarts: int, head: Head | None = None
+    engines: Sequence[EngineProcess],
+    folder: Path,
+    node: str,
+    restarts: int,
+    head: HeadNode | None = None,
 ) -> int:
     """Keep the engines of this node until a signal (TERM, INT, HUP, USR2); 1 if all of them died.
 
@@ -370,7 +374,7 @@ async def supervise(
     are stopped, and the job is given back.
     """
     keepers = [
-        Keeper(engine, EngineState(node, engine.slot, engine.port), folder, restarts)
+        EngineSupervisor(engine, EngineState(node, engine.slot, engine.port), folder, restarts)
         for engine in engines
     ]
     stops: set[asyncio.Task[None]] = set()
@@ -428,5 +432,5 @@ def supervise_step(argv: list[str]) -> int:
     position = this_position(nodes)
     node = short(nodes[position]) or socket.gethostname()
     engines = [with_own_cache(engine) for engine in node_engines(plan, nodes, position)]
-    head = Head(given.alive, given.silence, position) if given.alive is not None else None
+    head = HeadNode(given.alive, given.silence, position) if given.alive is not None else None
     return asyncio.run(supervise(engines, given.folder, node, plan.restarts, head))

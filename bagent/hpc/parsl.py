@@ -62,7 +62,7 @@ class PoolPlan(msgspec.Struct, frozen=True):
         return self.jobs * self.nodes * self.workers
 
 
-class Around(msgspec.Struct, frozen=True):
+class BatchSettings(msgspec.Struct, frozen=True):
     """What surrounds the command: its environment, folder and interpreter; ``ask`` as in
     :func:`bagent.hpc.scheduler_queries.ask`."""
 
@@ -72,7 +72,7 @@ class Around(msgspec.Struct, frozen=True):
     ask: Ask = ask
 
 
-def make_pool_plan(job: Job, workers: int, around: Around) -> PoolPlan:
+def make_pool_plan(job: Job, workers: int, around: BatchSettings) -> PoolPlan:
     """Where the chunks of ``job`` run, ``workers`` at once on each node.
 
     Raises:

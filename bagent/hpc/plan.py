@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from bagent.errors import JobError, Position
-from bagent.hpc.site import Queue, Site, merged
+from bagent.hpc.site import ClusterSite, Queue, merged
 from bagent.job.spec.cluster import ClusterSpec, Scheduler
 from bagent.job.spec.job import Job
 
@@ -46,7 +46,7 @@ def check_staging(cluster: ClusterSpec, at: Position) -> None:
         )
 
 
-def check_gpus(cluster: ClusterSpec, site: Site, at: Position) -> None:
+def check_gpus(cluster: ClusterSpec, site: ClusterSite, at: Position) -> None:
     """Refuse engines that would get no GPUs, or not as many as they work with.
 
     Raises:
@@ -120,7 +120,7 @@ LAUNCHERS = {"slurm": "srun", "pbs": "hydra"}
 _ONLY_SLURM = ("qos", "constraint", "reservation")
 
 
-class Request(msgspec.Struct, frozen=True):
+class ResourceRequest(msgspec.Struct, frozen=True):
     """What was typed: options of ``bagent submit``, and where.
 
     ``run_options`` are passed to ``bagent run`` as they are; ``python`` is the interpreter that
@@ -134,13 +134,13 @@ class Request(msgspec.Struct, frozen=True):
     run_options: tuple[str, ...] = ()
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BatchPlan(msgspec.Struct, frozen=True):
     """Everything a batch script needs; nothing is left open."""
 
     job: Job
-    site: Site
+    site: ClusterSite
     cluster: ClusterSpec
-    request: Request
+    request: ResourceRequest
     scheduler: Scheduler
     launcher: str
     queue: str | None
@@ -178,7 +178,7 @@ class Plan(msgspec.Struct, frozen=True):
         return self.run_folder.with_name(f"{self.run}.batch")
 
 
-def make_plan(job: Job, site: Site, request: Request) -> Plan:
+def make_plan(job: Job, site: ClusterSite, request: ResourceRequest) -> BatchPlan:
     """Bring job, site and options together.
 
     Raises:
@@ -195,7 +195,7 @@ def make_plan(job: Job, site: Site, request: Request) -> Plan:
     _check_fit(cluster, scheduler, nodes, at)
     check_staging(cluster, at)
     check_gpus(cluster, site, at)
-    return Plan(
+    return BatchPlan(
         job=job,
         site=site,
         cluster=cluster,
@@ -210,7 +210,7 @@ def make_plan(job: Job, site: Site, request: Request) -> Plan:
 
 
 def _refuse_missing(
-    cluster: ClusterSpec, site: Site, scheduler: Scheduler | None, at: Position
+    cluster: ClusterSpec, site: ClusterSite, scheduler: Scheduler | None, at: Position
 ) -> None:
     needed = ["walltime", "engine", *site.needs]
     missing = [key for key in dict.fromkeys(needed) if not getattr(cluster, key)]

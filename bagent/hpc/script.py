@@ -16,7 +16,7 @@ from bagent.hpc.plan import (
     REQUEUES,
     RESTARTS,
     START_SECONDS,
-    Plan,
+    BatchPlan,
     clock,
     engine_words,
 )
@@ -32,7 +32,7 @@ STAGE_TO = "/tmp/bagent-$USER"  # nosec B108 # own_folder looks whose it is
 """Where files are staged on a node; the script puts the user's name in."""
 
 
-def batch_script(plan: Plan) -> str:
+def batch_script(plan: BatchPlan) -> str:
     """The whole script: one file that can be read, changed and submitted by hand."""
     parts = [
         _HEAD,
@@ -50,7 +50,7 @@ def batch_script(plan: Plan) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _words(plan: Plan) -> Iterator[str]:
+def _words(plan: BatchPlan) -> Iterator[str]:
     # PBS allows no comment between its directives, so what there is to say comes after them.
     yield f"# Made by bagent submit for {plan.site.name}."
     for text in (plan.site.about, *(f"Not tried: {text}" for text in plan.site.untried)):
@@ -59,14 +59,14 @@ def _words(plan: Plan) -> Iterator[str]:
     yield "# shellcheck disable=SC2329,SC2016"
 
 
-def _directives(plan: Plan) -> Iterator[str]:
+def _directives(plan: BatchPlan) -> Iterator[str]:
     mark = "#SBATCH" if plan.scheduler == "slurm" else "#PBS"
     lines = _slurm(plan) if plan.scheduler == "slurm" else _pbs(plan)
     for line in (*lines, *plan.cluster.directives):
         yield f"{mark} {line}"
 
 
-def _slurm(plan: Plan) -> Iterator[str]:
+def _slurm(plan: BatchPlan) -> Iterator[str]:
     cluster = plan.cluster
     yield f"--job-name={plan.name}"
     named = {
@@ -93,7 +93,7 @@ def _slurm(plan: Plan) -> Iterator[str]:
     yield f"--output={plan.name}.%j.out"
 
 
-def _pbs(plan: Plan) -> Iterator[str]:
+def _pbs(plan: BatchPlan) -> Iterator[str]:
     cluster = plan.cluster
     yield f"-N {plan.name[:15]}"
     if cluster.account:
@@ -111,7 +111,7 @@ def _pbs(plan: Plan) -> Iterator[str]:
     yield "-j oe"
 
 
-def _settings(plan: Plan) -> Iterator[str]:
+def _settings(plan: BatchPlan) -> Iterator[str]:
     cluster, request = plan.cluster, plan.request
     engines = cluster.engines_per_node or 1
     gpus = cluster.gpus_per_node or 0
@@ -158,7 +158,7 @@ def _settings(plan: Plan) -> Iterator[str]:
     yield "END_OF_NODE_SETUP"
 
 
-def _engine(plan: Plan) -> list[str]:
+def _engine(plan: BatchPlan) -> list[str]:
     """The engine's command as words; a single text is split as a shell would."""
     words = engine_words(plan.cluster)
     if plan.cluster.api_servers is not None:
@@ -166,12 +166,12 @@ def _engine(plan: Plan) -> list[str]:
     return words
 
 
-def _beside_job(plan: Plan, item: str) -> str:
+def _beside_job(plan: BatchPlan, item: str) -> str:
     """A path of the job file, which is relative to it, as an absolute one."""
     return str(plan.job.source.folder / item)
 
 
-def _tags(plan: Plan, gpus: int) -> str:
+def _tags(plan: BatchPlan, gpus: int) -> str:
     model = plan.job.model
     tags = [] if model == "auto" or any(c.isspace() for c in model) else [f"model={model}"]
     tags.append("role=worker")
@@ -199,7 +199,7 @@ def _shell(name: str) -> str:
 PROGRAMS = {"slurm": ("sbatch", "--parsable"), "pbs": ("qsub",)}
 
 
-def write_script(plan: Plan, text: str) -> Path:
+def write_script(plan: BatchPlan, text: str) -> Path:
     """Write the script beside the run, so that it can be looked at and sent again.
 
     It may hold secrets of ``cluster.env``, so only its owner may read it.
@@ -217,7 +217,7 @@ def write_script(plan: Plan, text: str) -> Path:
     return path
 
 
-def submit_script(plan: Plan, path: Path) -> str:
+def submit_script(plan: BatchPlan, path: Path) -> str:
     """Submit the script from the folder in which the job will run; returns the job's id.
 
     Raises:

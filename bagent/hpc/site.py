@@ -43,7 +43,7 @@ class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.name} {most} nodes{hours}"
 
 
-class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClusterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A profile, a YAML file under ``deploy/sites``.
 
     ``untried`` says what of it nobody could try. ``cluster`` has the keys of a job's section and
@@ -79,7 +79,7 @@ def site_names() -> list[str]:
     return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name[-5:] == ".yaml")
 
 
-def load_site(name: str) -> Site:
+def load_site(name: str) -> ClusterSite:
     """The site of that name, or the profile in the file of that path.
 
     Raises:
@@ -103,14 +103,14 @@ def load_site(name: str) -> Site:
     return read_site(file.read_text(encoding="utf-8"), Path(str(file)))
 
 
-def read_site(text: str, path: Path) -> Site:
+def read_site(text: str, path: Path) -> ClusterSite:
     """The profile in ``text``; ``path`` is named in errors.
 
     Raises:
         JobError: it is no profile.
     """
     try:
-        site = msgspec.convert(yaml.safe_load(text), Site)
+        site = msgspec.convert(yaml.safe_load(text), ClusterSite)
         ClusterSpec.model_validate(dict(site.cluster))
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise JobError(f"not a site profile: {error}", at=Position(path)) from None
@@ -121,7 +121,7 @@ def read_site(text: str, path: Path) -> Site:
     return site
 
 
-def merged(site: Site, job: ClusterSpec) -> ClusterSpec:
+def merged(site: ClusterSite, job: ClusterSpec) -> ClusterSpec:
     """The job's section over the site's: lists and ``env`` of both, else the job's where given."""
     base = ClusterSpec.model_validate(dict(site.cluster))
     update: dict[str, Any] = {}

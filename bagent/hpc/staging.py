@@ -25,7 +25,7 @@ SENTINEL = ".staged"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class StagingTarget:
     """Where files go: ``folder`` on this node's disk, ``done`` the shared folder in which each
     node leaves a file of its name, ``signature`` what tells equal sources."""
 
@@ -64,7 +64,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def is_staged(target: Target) -> bool:
+def is_staged(target: StagingTarget) -> bool:
     """Whether the node has these very files, whole, in a folder of this user alone."""
     try:
         own_folder(target.folder)
@@ -73,7 +73,7 @@ def is_staged(target: Target) -> bool:
         return False
 
 
-def stage(target: Target, names: Sequence[str], fill: Callable[[Path], None]) -> bool:
+def stage(target: StagingTarget, names: Sequence[str], fill: Callable[[Path], None]) -> bool:
     """Bring files to ``target``; False where they were there already.
 
     They are made by ``fill`` in a folder aside, then moved into place, then vouched for: a half
@@ -110,7 +110,7 @@ def stage(target: Target, names: Sequence[str], fill: Callable[[Path], None]) ->
     return True
 
 
-def vouch(target: Target, seconds: float) -> None:
+def mark_staged(target: StagingTarget, seconds: float) -> None:
     """Tell the job that this node has its files."""
     name = short(this_node())
     (target.done / name).write_text(f"{seconds:.1f}\n", encoding="utf-8")
@@ -155,9 +155,9 @@ def target_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def target_of(given: argparse.Namespace) -> Target:
+def target_of(given: argparse.Namespace) -> StagingTarget:
     """The target that the options of :func:`target_parser` name."""
-    return Target(Path(os.path.expandvars(given.to)), given.done, given.signature)
+    return StagingTarget(Path(os.path.expandvars(given.to)), given.done, given.signature)
 
 
 def signature_step(argv: list[str]) -> int:
@@ -183,7 +183,7 @@ def stage_step(argv: list[str]) -> int:
     finally:
         if archive is not None:
             archive.unlink(missing_ok=True)
-    vouch(target, time.monotonic() - begun)
+    mark_staged(target, time.monotonic() - begun)
     return 0
 
 
@@ -270,12 +270,14 @@ def broadcast_step(argv: list[str]) -> int:
     target = target_of(given)
     # All or none take part: a broadcast waits for every process.
     if not all(comm.allgather(is_staged(target))):
-        spread(comm, target, given.sources)
-    vouch(target, time.monotonic() - begun)
+        mpi_broadcast(comm, target, given.sources)
+    mark_staged(target, time.monotonic() - begun)
     return 0
 
 
-def spread(comm: Comm, target: Target, sources: Sequence[Path], chunk: int = CHUNK) -> None:
+def mpi_broadcast(
+    comm: Comm, target: StagingTarget, sources: Sequence[Path], chunk: int = CHUNK
+) -> None:
     """Send ``sources`` from process 0 to the ``target`` of every process.
 
     Raises:

@@ -64,7 +64,7 @@ def lines_of(path: Path) -> list[str]:
         return []
 
 
-def hopeless(hosts: int, failed: int, min_fraction: float) -> bool:
+def cannot_reach_minimum(hosts: int, failed: int, min_fraction: float) -> bool:
     """Whether too many engines of ``hosts`` have failed for ``min_fraction`` to be reached."""
     return hosts - failed < max(1, math.ceil(min_fraction * hosts - 1e-9))
 
@@ -117,7 +117,7 @@ def wait_step(argv: list[str]) -> int:
 
     def reason() -> str:
         failed = folder.failed()
-        if hopeless(hosts, len(failed), given.min_fraction):
+        if cannot_reach_minimum(hosts, len(failed), given.min_fraction):
             return (
                 f"{len(failed)} of {hosts} engines failed, {given.min_fraction:g} of all are needed"
             )

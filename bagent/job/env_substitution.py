@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bagent.errors import Position
 from bagent.job.validation import LoadContext
-from bagent.job.yaml.parser import Spot, YamlList, YamlMap
+from bagent.job.yaml.parser import YamlList, YamlMap, YamlSpot
 from bagent.job.yaml.scalars import SourceText, resolve_plain
 from bagent.types import Json
 
@@ -37,7 +37,7 @@ class Substitution:
         self._text = text
         self.uses: list[VariableUse] = []
 
-    def apply(self, value: Json, spot: Spot, path: tuple[str | int, ...] = ()) -> Json:
+    def apply(self, value: Json, spot: YamlSpot, path: tuple[str | int, ...] = ()) -> Json:
         """``value`` at ``path`` with variables replaced; faults go to the context's problems."""
         if isinstance(value, YamlMap):
             result = YamlMap()
@@ -54,7 +54,7 @@ class Substitution:
             return value
         return self._scalar(value, spot, path)
 
-    def _scalar(self, value: str, spot: Spot, path: tuple[str | int, ...]) -> Json:
+    def _scalar(self, value: str, spot: YamlSpot, path: tuple[str | int, ...]) -> Json:
         count = 0
 
         def replaced(found: re.Match[str]) -> str:
@@ -72,7 +72,7 @@ class Substitution:
         return SourceText.of(text, from_command=from_command, from_variable=whole)
 
     def _value(
-        self, found: re.Match[str], value: str, spot: Spot, path: tuple[str | int, ...]
+        self, found: re.Match[str], value: str, spot: YamlSpot, path: tuple[str | int, ...]
     ) -> str:
         name, has_default, default = found[2], found[3], found[4]
         if name is None:
@@ -97,7 +97,7 @@ class Substitution:
             self.uses.append(VariableUse(name, set_to, path))
         return set_to
 
-    def _position(self, spot: Spot, piece: str) -> Position:
+    def _position(self, spot: YamlSpot, piece: str) -> Position:
         """Where ``piece`` of a scalar stands in the file; the scalar itself if not found."""
         offset = self._text.find(piece, spot.start, spot.end) if spot.end else -1
         if offset < 0:

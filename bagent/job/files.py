@@ -12,9 +12,9 @@ from bagent.errors import JobError
 from bagent.job.spec.base import Section
 from bagent.job.spec.job import Job
 from bagent.job.spec.output import OutputSpec
-from bagent.job.spec.paths import Place, shown_path
+from bagent.job.spec.paths import JobPlace, shown_path
 from bagent.job.validation import LoadContext
-from bagent.job.yaml.parser import Spot, decode, find
+from bagent.job.yaml.parser import YamlSpot, decode, find
 from bagent.types import Json
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -30,7 +30,7 @@ class NamedFile:
     """A file that the job names: ``path`` leads to the key, ``kind`` is ``text`` or ``schema``."""
 
     path: KeyPath
-    place: Place
+    place: JobPlace
     kind: str = "text"
 
 
@@ -39,7 +39,7 @@ def named_files(job: Job) -> Iterator[NamedFile]:
     yield from _walk(job, ())
 
 
-def read_files(job: Job, data: Json, root: Spot, context: LoadContext) -> dict[Path, str]:
+def read_files(job: Job, data: Json, root: YamlSpot, context: LoadContext) -> dict[Path, str]:
     """The texts of all named files by absolute path; schemas with the files they refer to.
 
     A missing, unreadable or non-UTF-8 file is a fault at the key that names it.
@@ -59,7 +59,7 @@ def read_files(job: Job, data: Json, root: Spot, context: LoadContext) -> dict[P
     return texts
 
 
-def read_text(place: Place, cwd: Path) -> str:
+def read_text(place: JobPlace, cwd: Path) -> str:
     """The text of a file with LF line ends; ``cwd`` is where positions in it are seen from.
 
     Raises:
@@ -81,13 +81,13 @@ def read_text(place: Place, cwd: Path) -> str:
 
 
 def _walk(value: object, path: KeyPath) -> Iterator[NamedFile]:
-    if isinstance(value, OutputSpec) and isinstance(value.schema_, Place):
+    if isinstance(value, OutputSpec) and isinstance(value.schema_, JobPlace):
         yield NamedFile((*path, "schema"), value.schema_, "schema")
     if isinstance(value, Section):
         for name, field in type(value).model_fields.items():
             key = field.alias or name
             item = getattr(value, name)
-            if key == "file" and isinstance(item, Place):
+            if key == "file" and isinstance(item, JobPlace):
                 yield NamedFile((*path, key), item)
             elif key == "python" and item is not None:
                 yield NamedFile((*path, key), item.file)
@@ -117,7 +117,7 @@ def _add_references(schema: Path, texts: dict[Path, str], cwd: Path) -> None:
             if target in texts or not target.is_file():
                 continue
             try:
-                texts[target] = read_text(Place(target, str(target)), cwd)
+                texts[target] = read_text(JobPlace(target, str(target)), cwd)
             except JobError:
                 continue
             todo.append(target)

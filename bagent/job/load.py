@@ -19,7 +19,7 @@ from bagent.job.files import read_files
 from bagent.job.spec.backend import ENGINES
 from bagent.job.spec.job import Job, JobSource
 from bagent.job.validation import LoadContext, note_faults
-from bagent.job.yaml.parser import Spot, YamlFile, YamlMap, at_option, decode, read_yaml
+from bagent.job.yaml.parser import YamlFile, YamlMap, YamlSpot, at_option, decode, read_yaml
 from bagent.job.yaml.scalars import SourceText
 from bagent.text.suggest import shown
 from bagent.types import Json
@@ -91,7 +91,7 @@ def job_for_batch_file(request: JobRequest) -> Job:
     data.put("input", value, spot)
     if option == "-":
         data.put("name", "stdin", spot)
-    return _load(request, YamlFile(data, "", Spot(option)))
+    return _load(request, YamlFile(data, "", YamlSpot(option)))
 
 
 def _text(request: JobRequest) -> str:
@@ -172,7 +172,7 @@ def _apply_set(data: YamlMap, option: str, substitution: Substitution) -> None:
     overrides.put(data, key, substitution.apply(marked, spot, path), name)
 
 
-def _validated(data: YamlMap, root: Spot, context: LoadContext) -> Job | None:
+def _validated(data: YamlMap, root: YamlSpot, context: LoadContext) -> Job | None:
     try:
         return Job.model_validate(data, context=context)
     except ValidationError as error:
@@ -190,7 +190,7 @@ def _name(data: YamlMap, request: JobRequest) -> None:
     ]
     name = "".join(kept).strip().lstrip(".-")
     if name:
-        data.put("name", name, Spot(str(request.path)))
+        data.put("name", name, YamlSpot(str(request.path)))
 
 
 def _stem(path: Path) -> str:
@@ -213,10 +213,12 @@ def _settle_endpoints(data: YamlMap, request: JobRequest) -> None:
         preset = request.env.get("BAGENT_HOSTFILE", "").strip()
         if preset and _needs_hostfile(backend):
             value = SourceText.of(preset, from_command=True)
-            data.put("hostfile", value, Spot("BAGENT_HOSTFILE"))
+            data.put("hostfile", value, YamlSpot("BAGENT_HOSTFILE"))
         front = request.env.get("BAGENT_PROXY_URL", "").strip()
         if front and not preset and backend is None:
-            data.put("backend", SourceText.of(front, from_command=True), Spot("BAGENT_PROXY_URL"))
+            data.put(
+                "backend", SourceText.of(front, from_command=True), YamlSpot("BAGENT_PROXY_URL")
+            )
         return
     if backend is None or _needs_hostfile(backend):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bagent.errors import JobError, Position
-from bagent.job.yaml.parser import Spot, YamlList, YamlMap, at_option, child_spot, read_yaml
+from bagent.job.yaml.parser import YamlList, YamlMap, YamlSpot, at_option, child_spot, read_yaml
 from bagent.job.yaml.scalars import SourceText, resolve_plain
 from bagent.types import Json
 
@@ -96,7 +96,7 @@ def _child(target: Json, part: str, where: tuple[list[str], int], option: str) -
     if not isinstance(target, YamlMap):
         key = _index(target, part, path, option)
         if key == len(target):
-            target.put(YamlMap(), Spot(option))
+            target.put(YamlMap(), YamlSpot(option))
     spot = child_spot(target, key)
     child = target[key] if spot else None
     if isinstance(child, (YamlMap, YamlList)):
@@ -104,9 +104,9 @@ def _child(target: Json, part: str, where: tuple[list[str], int], option: str) -
     if child is None:
         longer: YamlMap | YamlList = YamlList() if parts[depth + 1] == "0" else YamlMap()
     else:
-        longer = _long_form(path, child, spot or Spot(option), option)
+        longer = _long_form(path, child, spot or YamlSpot(option), option)
     target[key] = longer
-    target.spots[key] = spot or Spot(option)
+    target.spots[key] = spot or YamlSpot(option)
     return longer
 
 
@@ -122,7 +122,7 @@ def _index(target: Json, part: str, path: list[str], option: str) -> int:
     return int(part)
 
 
-def _long_form(path: list[str], value: Json, spot: Spot, option: str) -> YamlMap:
+def _long_form(path: list[str], value: Json, spot: YamlSpot, option: str) -> YamlMap:
     """The mapping that a short form stands for; its values keep their place in the file."""
     key = path[-1]
     result = YamlMap()

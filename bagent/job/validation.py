@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from bagent.errors import JobError, Position
 from bagent.job.overrides import option_name
-from bagent.job.yaml.parser import Spot, YamlMap, child_spot, find
+from bagent.job.yaml.parser import YamlMap, YamlSpot, child_spot, find
 from bagent.text.suggest import dotted, shown
 from bagent.types import Json
 
@@ -63,7 +63,7 @@ class LoadContext:
 ErrorPath = tuple[str | int, ...]
 
 
-def note_faults(error: ValidationError, data: Json, root: Spot, problems: Problems) -> None:
+def note_faults(error: ValidationError, data: Json, root: YamlSpot, problems: Problems) -> None:
     """Add every complaint of ``error`` about ``data`` to ``problems``, each at its place."""
     for item in error.errors(include_url=False):
         path = tuple(item["loc"])
@@ -112,7 +112,7 @@ def _explain(item: ErrorDetails) -> tuple[str, str, ErrorPath]:
     return item["msg"].lower(), "", ()
 
 
-def _place(data: Json, path: ErrorPath, root: Spot) -> Position:
+def _place(data: Json, path: ErrorPath, root: YamlSpot) -> Position:
     """The value's own position; for a mapping or list on later lines, its key's."""
     if not path:
         return Position(root.file, root.line, root.column) if root.line else Position(root.file)

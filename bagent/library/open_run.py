@@ -112,10 +112,12 @@ class OpenedRun:
             statuses: only these.
             with_input: read the input again, for :attr:`Result.input`.
         """
-        from bagent.store.results import Wanted, encode_result, iter_results
+        from bagent.store.results import ResultQuery, encode_result, iter_results
         from bagent.store.run_input import find_input
 
-        wanted = Wanted(statuses=None if statuses is None else frozenset(statuses), ordered=True)
+        wanted = ResultQuery(
+            statuses=None if statuses is None else frozenset(statuses), ordered=True
+        )
         info = self._directory.look(_warn)
         find = None
         if with_input and info is not None:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
-from bagent.backends.wrappers import AroundBackend
+from bagent.backends.wrappers import BackendWrapper
 from bagent.money.prices import Price
 from bagent.types import Failure, Reply
 
 
-class Spending:
+class BudgetLedger:
     """Lets calls begin only as long as all of them together cannot pass the budget.
 
     Args:
@@ -77,14 +77,14 @@ UNLIMITED = 4096
 """Tokens of an answer where the request names no limit."""
 
 
-class MeteredBackend(AroundBackend):
+class BudgetedBackend(BackendWrapper):
     """Sends through ``inner`` what fits the budget.
 
     A call that ended without an answer is taken to have cost all it might have, unless the
     server refused it: who answered nothing may still send a bill.
     """
 
-    def __init__(self, inner: Backend, price: Price, spending: Spending) -> None:
+    def __init__(self, inner: Backend, price: Price, spending: BudgetLedger) -> None:
         super().__init__(inner)
         self._price = price
         self.spending = spending

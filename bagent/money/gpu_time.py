@@ -10,7 +10,7 @@ import msgspec
 from bagent.backends.base import Backend, Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import Request
-from bagent.backends.wrappers import AroundBackend
+from bagent.backends.wrappers import BackendWrapper
 from bagent.types import Failure, Reply
 
 HOUR = 3600.0
@@ -37,7 +37,7 @@ class SharedTime:
         return self._share
 
 
-class GpuTimeBackend(AroundBackend):
+class GpuTimeBackend(BackendWrapper):
     """Sends through ``inner``; replies then tell their share of GPU time in their usage.
 
     An endpoint has as many GPUs as its tag ``gpus`` says, else 1.

@@ -2,10 +2,10 @@
 
 This room reads what the others report and decides nothing. Whoever wants to show a run in
 another way (a full-screen view, a metrics endpoint, a report page) reads a :class:`Snapshot`,
-or the live histograms of a :class:`Tally`.
+or the live histograms of a :class:`RunCounters`.
 """
 
-from bagent.observe.counters import Tally
+from bagent.observe.counters import RunCounters
 from bagent.observe.live_state import EndpointLine, Live
 from bagent.observe.progress import Mode, Progress, make_progress
 from bagent.observe.run_log import RunLog
@@ -19,7 +19,7 @@ from bagent.observe.snapshot import (
     StageCount,
     StartCounts,
     TokenCount,
-    Tokens,
+    TokenTotals,
 )
 from bagent.observe.summary import EndInfo, summary_lines
 
@@ -33,14 +33,14 @@ __all__ = [
     "Mode",
     "Progress",
     "Rates",
+    "RunCounters",
     "RunLog",
     "RunTotals",
     "Snapshot",
     "StageCount",
     "StartCounts",
-    "Tally",
     "TokenCount",
-    "Tokens",
+    "TokenTotals",
     "make_progress",
     "summary_lines",
 ]

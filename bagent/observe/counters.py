@@ -19,7 +19,7 @@ from bagent.observe.snapshot import (
     StageCount,
     StartCounts,
     TokenCount,
-    Tokens,
+    TokenTotals,
 )
 from bagent.store.journal.codec import ACCEPTED_CODE, OK_CODE, code_of
 from bagent.store.totals import Totals
@@ -156,7 +156,7 @@ class _Sum(Generic[N]):
         return self.total if self.unknown < answers else None
 
 
-class Tally:
+class RunCounters:
     """Counts finished rows and requests.
 
     ``latency`` and ``ttft`` are live histograms in milliseconds, for whoever exports them. They
@@ -387,12 +387,12 @@ class Tally:
             for stage, done in self._by_stage.items()
         }
 
-    def _tokens(self) -> Tokens:
+    def _tokens(self) -> TokenTotals:
         prompt, cached, completion, reasoning = (
             TokenCount(total=column.known(self._answers), unknown=column.unknown)
             for column in (self._prompt, self._cached, self._completion, self._reasoning)
         )
-        return Tokens(prompt, cached, completion, reasoning, without_counts=self._no_counts)
+        return TokenTotals(prompt, cached, completion, reasoning, without_counts=self._no_counts)
 
     def _speeds(self, now: float, elapsed: float) -> tuple[Rates, Rates, float]:
         """Recent and overall speed, and the one (rows per second) to reckon the end with."""

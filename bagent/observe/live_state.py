@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from bagent.observe.counters import Tally
+    from bagent.observe.counters import RunCounters
     from bagent.types import Outcome
 
 
@@ -60,7 +60,7 @@ class Live:
         states: the endpoints at this moment.
     """
 
-    def __init__(self, tally: Tally, states: Callable[[], Sequence[EndpointLike]]) -> None:
+    def __init__(self, tally: RunCounters, states: Callable[[], Sequence[EndpointLike]]) -> None:
         self.tally = tally
         self._states = states
 

@@ -17,7 +17,7 @@ from bagent.errors import JobError
 from bagent.observe.formatting import visible
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.status_text import one_line
-from bagent.text.terminal import Outlet, unguarded
+from bagent.text.terminal import SafeTextStream, unguarded
 
 if TYPE_CHECKING:
     from bagent.observe.live_state import Live
@@ -161,7 +161,7 @@ class PlainProgress:
 
     interval_s = 1.0
 
-    def __init__(self, out: Outlet, clock: Callable[[], float]) -> None:
+    def __init__(self, out: SafeTextStream, clock: Callable[[], float]) -> None:
         self._out = out
         self._schedule = _Schedule(clock)
         self._changes = _Changes(clock)
@@ -205,7 +205,7 @@ class JsonProgress:
 
     interval_s = 1.0
 
-    def __init__(self, out: Outlet, clock: Callable[[], float]) -> None:
+    def __init__(self, out: SafeTextStream, clock: Callable[[], float]) -> None:
         self._out = out
         self._schedule = _Schedule(clock)
         self._once = Once()
@@ -281,7 +281,7 @@ def make_progress(
     env = os.environ if env is None else env
     if mode == "none" or stream is None:
         return NoProgress()
-    out = Outlet(unguarded(stream))
+    out = SafeTextStream(unguarded(stream))
     if mode == "json":
         return JsonProgress(out, clock)
     can_move = is_tty and env.get("TERM", "").lower() not in ("", "dumb", "unknown")

@@ -107,7 +107,7 @@ class TokenCount(msgspec.Struct, frozen=True):
     unknown: int
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class TokenTotals(msgspec.Struct, frozen=True):
     """Tokens of all answers that were sent for (copied answers cost nothing and add nothing).
 
     ``without_counts`` is how many answers lack the prompt or the completion count. A row that
@@ -231,7 +231,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     by_kind: dict[str, int]
     this_start: StartCounts
     skipped: int
-    tokens: Tokens
+    tokens: TokenTotals
     cost_usd: float | None
     cost_unknown: int
     first_try_valid: int

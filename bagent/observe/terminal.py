@@ -20,7 +20,7 @@ from bagent.observe.live_state import Live as LiveRun
 from bagent.observe.progress import Once
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.status_text import Phrase, arrival, position, results, speed, stages, work
-from bagent.text.terminal import Outlet
+from bagent.text.terminal import SafeTextStream
 
 _STYLES = {"": "", "good": "green", "bad": "red", "wait": "yellow"}
 
@@ -30,7 +30,7 @@ _BAR_WIDEST = 30
 _BAR_NARROWEST = 6
 
 
-def make_console(out: Outlet, env: Mapping[str, str], width: int | None) -> Console:
+def make_console(out: SafeTextStream, env: Mapping[str, str], width: int | None) -> Console:
     """A console on ``out``; ``width`` None follows the terminal. NO_COLOR is respected."""
     return Console(
         file=cast(IO[str], out),

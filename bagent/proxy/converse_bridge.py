@@ -27,7 +27,7 @@ from bagent.backends.openai.chat import OWN_BLOCKS
 from bagent.backends.registry import BackendConfig, make_backend
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.proxy.auth import address_guard, new_token, token_guard
-from bagent.proxy.forward import gone
+from bagent.proxy.forward import client_closed_response
 from bagent.servers.resolve import Servers
 from bagent.text.json import decode_json
 from bagent.types import Failure, Json, Reply, Usage
@@ -236,7 +236,7 @@ class Bridge:
             await answer.write_eof()
             return answer
         except ConnectionError:
-            return gone(request)
+            return client_closed_response(request)
         finally:
             asking.cancel()
 

@@ -18,7 +18,7 @@ from bagent.backends.http.client import NETWORK_ERRORS, Transport
 from bagent.backends.http.request import whole_body
 from bagent.backends.openai.models import model_entries
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.leases import Lessor
+from bagent.fleet.leases import EndpointLeaser
 from bagent.proxy.auth import refusal
 from bagent.text.json import decode_json
 from bagent.types import Json
@@ -38,7 +38,7 @@ class EngineRoutes:
         timeouts: limits of one request for the tokens of a text.
     """
 
-    def __init__(self, transport: Transport, lessor: Lessor, timeouts: Timeouts) -> None:
+    def __init__(self, transport: Transport, lessor: EndpointLeaser, timeouts: Timeouts) -> None:
         self._transport = transport
         self._lessor = lessor
         self._timeouts = timeouts

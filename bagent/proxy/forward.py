@@ -14,15 +14,15 @@ from aiohttp import web
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.http.client import NETWORK_ERRORS, Patience, Transport, network_failure
+from bagent.backends.http.client import NETWORK_ERRORS, StreamTimeout, Transport, network_failure
 from bagent.backends.http.rate_limit_headers import read_rate_limits
 from bagent.backends.http.request import whole_body
 from bagent.backends.openai.errors import error_in, from_status
 from bagent.backends.request import CallSettings, Request
 from bagent.clocks import unix
-from bagent.fleet.leases import Closed, Lease, Lessor
+from bagent.fleet.leases import Closed, EndpointLease, EndpointLeaser
 from bagent.proxy.auth import CLIENT_NAME
-from bagent.proxy.metering import Meter, Record
+from bagent.proxy.metering import ProxyRecord, UsageMeter
 from bagent.text.json import decode_json
 from bagent.types import Failure
 
@@ -61,14 +61,14 @@ def _own_name(headers: Mapping[str, str]) -> str | None:
     return name or None
 
 
-def gone(request: web.Request) -> web.Response:
+def client_closed_response(request: web.Request) -> web.Response:
     """The end of a request whose client hung up: nobody reads it, and nothing is to be logged."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=499)
 
 
-class Homes:
+class SessionAffinity:
     """Which endpoint served a conversation last: its cache holds what comes before.
 
     Only the conversations heard of last are remembered.
@@ -146,8 +146,8 @@ class Forwarder:
     def __init__(
         self,
         transport: Transport,
-        lessor: Lessor,
-        meter: Meter,
+        lessor: EndpointLeaser,
+        meter: UsageMeter,
         timeouts: Timeouts,
         patience: float,
     ) -> None:
@@ -156,7 +156,7 @@ class Forwarder:
         self._meter = meter
         self._timeouts = timeouts
         self._patience = patience
-        self._homes = Homes()
+        self._homes = SessionAffinity()
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -175,13 +175,13 @@ class Forwarder:
         given = request.get(CLIENT_NAME)
         name = given or client_name(request.headers) or path
         session = given or session_name(request.headers)
-        record = Record(name, path, unix())
+        record = ProxyRecord(name, path, unix())
         self._meter.arrived(record)
         self._busy += 1
         self._idle.clear()
         failure = Failure("overloaded", "no endpoint has room", passing=True, status=503)
         avoid: frozenset[str] = frozenset()
-        refused: list[tuple[Lease, Failure]] = []
+        refused: list[tuple[EndpointLease, Failure]] = []
         moved = False  # once: what takes its time everywhere would else end nowhere
         try:
             while record.tries < MOST_TRIES:
@@ -215,7 +215,7 @@ class Forwarder:
         except (ClientLeft, asyncio.CancelledError) as error:
             self._left(record, session, error)
             if isinstance(error, ClientLeft):
-                return gone(request)
+                return client_closed_response(request)
             raise
         finally:
             self._busy -= 1
@@ -223,7 +223,7 @@ class Forwarder:
                 self._idle.set()
             self._meter.request(record)
 
-    def _left(self, record: Record, session: str | None, error: BaseException) -> None:
+    def _left(self, record: ProxyRecord, session: str | None, error: BaseException) -> None:
         """Note that the client, or this proxy, ended a request before its handler did."""
         if record.whole:  # clients may close once they have read the end
             self._homes.served(session, record.endpoint)
@@ -233,7 +233,7 @@ class Forwarder:
         else:
             record.failure = CLIENT_CLOSED
 
-    def _note_limits(self, lease: Lease, headers: Mapping[str, str], *, good: bool) -> None:
+    def _note_limits(self, lease: EndpointLease, headers: Mapping[str, str], *, good: bool) -> None:
         """A provider's answer may tell the limits of the account."""
         if not lease.state.endpoint.own:
             limits = read_rate_limits(headers, time.time())
@@ -241,7 +241,12 @@ class Forwarder:
                 self._lessor.told(lease, limits, good=good)
 
     async def _try(
-        self, request: web.Request, path: str, body: bytes, lease: Lease, record: Record
+        self,
+        request: web.Request,
+        path: str,
+        body: bytes,
+        lease: EndpointLease,
+        record: ProxyRecord,
     ) -> web.StreamResponse | Failure:
         """One try; a failure may be tried elsewhere: no byte of it has gone to the client."""
         endpoint = _as_asked(lease.state.endpoint, request.headers)
@@ -301,12 +306,12 @@ class Forwarder:
         request: web.Request,
         found: aiohttp.ClientResponse | PlainResponse,
         answer: web.StreamResponse,
-        lease: Lease,
-        record: Record,
+        lease: EndpointLease,
+        record: ProxyRecord,
     ) -> None:
         """Send a stream to the client as it comes; while the client takes its time, no limit of
         the endpoint's runs."""
-        async with Patience(self._timeouts.first_token, self._timeouts.idle) as patience:
+        async with StreamTimeout(self._timeouts.first_token, self._timeouts.idle) as patience:
             async for piece in found.content.iter_any():
                 patience.lift()
                 record.take(piece)
@@ -327,7 +332,7 @@ async def _send(work: object) -> None:
 
 
 async def _finished(
-    request: web.Request, answer: web.StreamResponse, whole: bytes | None, record: Record
+    request: web.Request, answer: web.StreamResponse, whole: bytes | None, record: ProxyRecord
 ) -> web.StreamResponse:
     """The rest of an answer for the client: all of it, where it was no stream."""
     if whole is not None:
@@ -341,7 +346,7 @@ async def _finished(
     return answer
 
 
-def _why(error: BaseException, lease: Lease, timeouts: Timeouts) -> Failure | None:
+def _why(error: BaseException, lease: EndpointLease, timeouts: Timeouts) -> Failure | None:
     """Why a try failed; None where it was cancelled because nobody waits for it any more."""
     if not isinstance(error, asyncio.CancelledError):
         return network_failure(error, lease.state.endpoint, timeouts)
@@ -352,7 +357,7 @@ def _why(error: BaseException, lease: Lease, timeouts: Timeouts) -> Failure | No
 
 
 async def _whole(
-    found: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint, record: Record
+    found: aiohttp.ClientResponse | PlainResponse, endpoint: Endpoint, record: ProxyRecord
 ) -> bytes:
     """The body of an answer that is no stream, noted, and without the endpoint's keys."""
     raw = await whole_body(found)

@@ -19,8 +19,8 @@ from bagent.backends.openai.chat import read_usage
 from bagent.clocks import unix
 from bagent.errors import BagentError, WriteError
 from bagent.store.journal.journal import Journal, Syncer
-from bagent.store.journal.reader import CurrentLines
-from bagent.store.lock import Owner, Renewer
+from bagent.store.journal.reader import JournalReader
+from bagent.store.lock import LockRenewer, RunLock
 from bagent.store.run_dir import RunDir, RunInfo, Start
 from bagent.text.json import decode_json
 from bagent.types import Attempt, EndpointSample, Failure, Json, Outcome, Usage
@@ -116,7 +116,7 @@ PART = "all"
 STAGE = "proxy"
 
 
-class Record(msgspec.Struct):
+class ProxyRecord(msgspec.Struct):
     """One request from a client: times in Unix seconds; ``name`` is what the client calls it.
 
     ``row`` is its number among all of its run directory, None until the meter has seen it.
@@ -160,7 +160,7 @@ class Record(msgspec.Struct):
         self.whole = self.whole or stream_ended(self.tail, len(piece))
 
 
-class Meter:
+class UsageMeter:
     """Writes one outcome for each request and one attempt for each try.
 
     Args:
@@ -188,7 +188,7 @@ class Meter:
         self._on_fault = on_fault
         self._fault: BagentError | None = None
         self._directory = RunDir.create(path)
-        self._owner = Owner.acquire(path, PART)
+        self._owner = RunLock.acquire(path, PART)
         before = self._directory.load()
         starts = list(before.starts) if before else []
         start = Start(unix(), PART, platform.node(), os.getpid(), __version__)
@@ -209,7 +209,7 @@ class Meter:
         self._journal = Journal.open(path, PART, clock=time.monotonic, report=report)
         self._syncer = Syncer(self._journal)
         self._syncer.start()
-        self._renewer = Renewer(self._owner)
+        self._renewer = LockRenewer(self._owner)
         self._renewer.start()
 
     @property
@@ -217,14 +217,14 @@ class Meter:
         """The run directory."""
         return self._directory.path
 
-    def arrived(self, record: Record) -> int:
+    def arrived(self, record: ProxyRecord) -> int:
         """The row of a request: the next number, where the meter has not seen it before."""
         if record.row is None:
             record.row = self._count
             self._count += 1
         return record.row
 
-    def attempt(self, record: Record, sent: float, failure: Failure | None) -> None:
+    def attempt(self, record: ProxyRecord, sent: float, failure: Failure | None) -> None:
         """Note one try of a request, with why it failed."""
         row, usage = self.arrived(record), record.usage
         attempt = Attempt(
@@ -250,7 +250,7 @@ class Meter:
         )
         self._keep(lambda: self._journal.write_attempt(attempt))
 
-    def request(self, record: Record) -> None:
+    def request(self, record: ProxyRecord) -> None:
         """Note the end of a request."""
         row = self.arrived(record)
         usage = record.usage
@@ -343,10 +343,10 @@ def _rows_of(path: Path, before: RunInfo | None) -> int:
     told = int(before.total_rows or 0)
     if all(start.ended_at is not None for start in before.starts):
         return told
-    with CurrentLines(path, lambda _: None) as lines:  # what is broken is told when it is opened
+    with JournalReader(path, lambda _: None) as lines:  # what is broken is told when it is opened
         return max(told, 1 + max((place.row for place in lines.written()), default=-1))
 
 
-def _key(record: Record) -> str:
+def _key(record: ProxyRecord) -> str:
     text = f"{record.name} {record.received}".encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=8).hexdigest()

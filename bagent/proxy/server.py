@@ -20,20 +20,20 @@ from aiohttp import web
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.engines.probe import Prover
+from bagent.backends.engines.probe import CompletionProbe
 from bagent.backends.http.client import Transport
 from bagent.backends.http.proxies import is_loopback
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.errors import StoppedEarly, UsageError
 from bagent.fleet.endpoint_state import ALL_TOLD, EndpointState
-from bagent.fleet.leases import Lessor
+from bagent.fleet.leases import EndpointLeaser
 from bagent.fleet.limits.account import Account
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.state import Core, FleetConfig
+from bagent.fleet.state import FleetConfig, FleetState
 from bagent.proxy.auth import address_guard, refusal, token_guard
 from bagent.proxy.engine_routes import EngineRoutes, serves
 from bagent.proxy.forward import Forwarder
-from bagent.proxy.metering import Meter
+from bagent.proxy.metering import UsageMeter
 from bagent.types import EndpointSample, Usage
 
 UNIX_BASE_URL = "http://localhost/v1"
@@ -118,7 +118,7 @@ def proxy_app(
     guards: Sequence[Any],
     forwarder: Forwarder,
     engines: EngineRoutes,
-    lessor: Lessor,
+    lessor: EndpointLeaser,
     *,
     strip_preamble: bool,
 ) -> web.Application:
@@ -208,7 +208,7 @@ class Proxy(msgspec.Struct, frozen=True):
 
     url: str
     run: Path
-    lessor: Lessor
+    lessor: EndpointLeaser
     fault: asyncio.Future[BaseException]
     busy: Callable[[], int]
 
@@ -244,8 +244,8 @@ async def start_proxy(
             fault.set_result(reason)
 
     core.stopped.add_done_callback(lambda stopped: broke(stopped.result()))
-    lessor = Lessor(core, Prover(backend).check)
-    meter = Meter(run, [state.name for state in states], notice, on_usage, broke)
+    lessor = EndpointLeaser(core, CompletionProbe(backend).check)
+    meter = UsageMeter(run, [state.name for state in states], notice, on_usage, broke)
     forwarder = Forwarder(transport, lessor, meter, config.timeouts, config.patience)
     for state in states:
         core.sample(state, "begin")
@@ -288,8 +288,8 @@ def _core(
     backend: OpenAIBackend,
     notice: Callable[[str], None],
     on_sample: Callable[[EndpointSample], None],
-) -> Core:
-    return Core(
+) -> FleetState:
+    return FleetState(
         states,
         backend,
         FleetConfig(concurrency=1 << 20),
@@ -302,7 +302,7 @@ def _core(
 
 async def _drain(
     runner: web.AppRunner,
-    lessor: Lessor,
+    lessor: EndpointLeaser,
     forwarder: Forwarder,
     hurried: asyncio.Event,
     seconds: float,
@@ -344,7 +344,7 @@ def _base_url(config: ProxyConfig, listening: socket.socket) -> str:
     return f"http://{host}:{listening.getsockname()[1]}/v1"
 
 
-async def _tick(meter: Meter, lessor: Lessor) -> None:
+async def _tick(meter: UsageMeter, lessor: EndpointLeaser) -> None:
     while True:
         await asyncio.sleep(TICK_SECONDS)
         lessor.tick()

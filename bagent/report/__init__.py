@@ -3,6 +3,6 @@
 All numbers come by SQL from the tables; the page needs no network and no other file.
 """
 
-from bagent.report.run import About, make_page
+from bagent.report.run import ReportInfo, make_page
 
-__all__ = ["About", "make_page"]
+__all__ = ["ReportInfo", "make_page"]

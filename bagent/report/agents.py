@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bagent.report.html import Html, heading, note, section, table
-from bagent.report.queries import Ask
+from bagent.report.queries import ReportDb
 from bagent.store.tables.views import same_unit
 
 MOST = 12
@@ -28,7 +28,7 @@ def findings(calls: list[dict[str, Any]]) -> list[str]:
     ][:4]
 
 
-def agents(ask: Ask, calls: list[dict[str, Any]]) -> Html:
+def agents(ask: ReportDb, calls: list[dict[str, Any]]) -> Html:
     """Tools and turns; nothing where no row had a second turn and no tool was called."""
     turns = ask.rows(
         """select stage, turns, count(*) as "rows", count(*) filter (status = 'ok') as ok,
@@ -54,7 +54,7 @@ def agents(ask: Ask, calls: list[dict[str, Any]]) -> Html:
     )
 
 
-def tool_rows(ask: Ask) -> list[dict[str, Any]]:
+def tool_rows(ask: ReportDb) -> list[dict[str, Any]]:
     """Every tool with its calls, the commonest first."""
     return ask.rows(
         """select name, count(*) as calls, count(distinct (row, stage, id, answer)) as "rows",
@@ -66,7 +66,7 @@ def tool_rows(ask: Ask) -> list[dict[str, Any]]:
     )
 
 
-def _longest(ask: Ask) -> Html:
+def _longest(ask: ReportDb) -> Html:
     """The rows with most turns: which tools, and how long model and tools took."""
     rows = ask.rows(
         f"""with most as (

@@ -9,7 +9,7 @@ import msgspec
 from bagent.money.prices import ModeCost, Spent, StagePrice, costs_of, together
 from bagent.observe.formatting import counted
 from bagent.report.html import Html, note, section, table
-from bagent.report.queries import ANSWERED, Ask
+from bagent.report.queries import ANSWERED, ReportDb
 from bagent.types import Json
 
 SPENT = f"""
@@ -23,7 +23,7 @@ SPENT = f"""
 """Tokens by stage; null where one answer's are not known: a part of a sum is no sum."""
 
 
-def by_mode(ask: Ask, prices: Sequence[Json]) -> Sequence[ModeCost]:
+def by_mode(ask: ReportDb, prices: Sequence[Json]) -> Sequence[ModeCost]:
     """The table of all stages together; empty where no mode has a known cost.
 
     Args:
@@ -45,7 +45,7 @@ def _stage_price(value: Json) -> StagePrice:
     return msgspec.convert(value, StagePrice)
 
 
-def modes(ask: Ask, prices: Sequence[Json]) -> Html:
+def modes(ask: ReportDb, prices: Sequence[Json]) -> Html:
     """The section; nothing where no price is known."""
     found = by_mode(ask, prices)
     if not found:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bagent.observe.formatting import milliseconds
 from bagent.report.html import FEW, WEAK, Html, note, number, section, table
-from bagent.report.queries import BUCKETS, Ask, median
+from bagent.report.queries import BUCKETS, ReportDb, median
 from bagent.report.svg import meter, sparkline
 
 MOST = 60
@@ -17,7 +17,7 @@ FEWEST = 5
 """Tries that must have gone well before an endpoint is called slow."""
 
 
-def endpoint_rows(ask: Ask) -> list[dict[str, Any]]:
+def endpoint_rows(ask: ReportDb) -> list[dict[str, Any]]:
     """Every endpoint with its numbers, the slowest first.
 
     ``slower`` is how many times as long as at the median of the others a try takes there, stage by
@@ -40,7 +40,7 @@ def endpoint_rows(ask: Ask) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -(row["slower"] or 0.0)) if len(slower) > 1 else rows
 
 
-def _slower(ask: Ask) -> dict[str, float]:
+def _slower(ask: ReportDb) -> dict[str, float]:
     stages: dict[str, list[dict[str, Any]]] = {}
     for row in ask.rows(
         f"""select stage, endpoint, count(*) as n, quantile_cont(done - sent, 0.5) as p50
@@ -112,7 +112,7 @@ def _has_slow_tail(row: dict[str, Any], others: list[float]) -> float:
     return ratio if ratio > 2 * SLOW else 0.0
 
 
-def endpoints(ask: Ask, rows: list[dict[str, Any]]) -> Html:
+def endpoints(ask: ReportDb, rows: list[dict[str, Any]]) -> Html:
     """The table of endpoints."""
     if not rows:
         return Html("")
@@ -155,7 +155,7 @@ def endpoints(ask: Ask, rows: list[dict[str, Any]]) -> Html:
     )
 
 
-def _curves(ask: Ask) -> dict[str, list[float]]:
+def _curves(ask: ReportDb) -> dict[str, list[float]]:
     """Rows in flight over time for each endpoint, in equal steps."""
     span = ask.row('select min("at") as low, max("at") as high from endpoints')
     if span["low"] is None or span["high"] <= span["low"]:

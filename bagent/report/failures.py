@@ -8,7 +8,7 @@ from typing import Any
 
 from bagent.observe.formatting import counted, visible
 from bagent.report.html import Html, heading, note, section, table
-from bagent.report.queries import Ask
+from bagent.report.queries import ReportDb
 
 MOST = 25
 FAULTS = 4
@@ -27,7 +27,7 @@ _FAULT = r"(?:^|asks for: )(/.*?): (.*)$"
 _MISSING = r'^"(.*)" is a required property'
 
 
-def find(ask: Ask) -> list[dict[str, Any]]:
+def find(ask: ReportDb) -> list[dict[str, Any]]:
     """Make ``faults``: failures alike but for numbers, in each stage, the commonest first.
 
     ``fault`` numbers them from 1; ``percent`` is their share of their stage's rows. Returns all.
@@ -95,7 +95,7 @@ def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:
     return f"Nearly all of them ended between {first} and {last}"
 
 
-def failures(ask: Ask, faults: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
+def failures(ask: ReportDb, faults: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
     """Failed rows and failed tries."""
     stage = "stage, " * (sums["stages"] > 1)
     by_status = ask.rows(
@@ -121,7 +121,7 @@ def failures(ask: Ask, faults: list[dict[str, Any]], sums: dict[str, Any]) -> Ht
     )
 
 
-def _schema(ask: Ask) -> Html:
+def _schema(ask: ReportDb) -> Html:
     """Answers that the schema refused, by the place in the answer; list positions are one."""
     rows = ask.rows(
         f"""with told as (
@@ -142,7 +142,7 @@ def _schema(ask: Ask) -> Html:
     return Html(heading("answers that the schema refused, by path") + table(rows))
 
 
-def _tries(ask: Ask) -> Html:
+def _tries(ask: ReportDb) -> Html:
     kinds = ask.rows(
         f"""select error_kind, status_code, count(*) as tries,
                    count(distinct endpoint) as endpoints,

@@ -12,7 +12,7 @@ from bagent.duck import literal
 from bagent.observe.formatting import visible
 from bagent.report.failures import FAULTS
 from bagent.report.html import FEW, WEAK, Html, heading, note, number, section, table
-from bagent.report.queries import Ask
+from bagent.report.queries import ReportDb
 
 SAMPLE = 30_000
 SEED = 7
@@ -33,7 +33,7 @@ _SUMS = (
 )
 
 
-class Whole(msgspec.Struct, frozen=True):
+class FieldTotals(msgspec.Struct, frozen=True):
     """All rows of one stage, or those that are alike in something: sums over them."""
 
     rows: int
@@ -44,9 +44,9 @@ class Whole(msgspec.Struct, frozen=True):
     faults: tuple[int, ...]
     spread: float = 0.0
 
-    def less(self, part: Whole) -> Whole:
+    def less(self, part: FieldTotals) -> FieldTotals:
         """What is left without a part of it."""
-        return Whole(
+        return FieldTotals(
             self.rows - part.rows,
             self.told - part.told,
             self.tokens - part.tokens,
@@ -61,7 +61,7 @@ class Whole(msgspec.Struct, frozen=True):
         return self.tokens / self.told if self.told else None
 
 
-class Line(msgspec.Struct, frozen=True):
+class FieldStat(msgspec.Struct, frozen=True):
     """Rows of one stage that are alike in one field.
 
     ``value`` is what they have there, ``low`` and ``high`` its bounds where it is a size in
@@ -76,8 +76,8 @@ class Line(msgspec.Struct, frozen=True):
     low: float | None
     high: float | None
     unit: str
-    these: Whole
-    rest: Whole
+    these: FieldTotals
+    rest: FieldTotals
     spread: float
     in_prompt: bool | None = None
     of_input: bool = True
@@ -131,8 +131,8 @@ class Traits:
         in_prompt: names that the prompts use; None: not known, or the row as a whole.
     """
 
-    def __init__(self, ask: Ask, in_prompt: frozenset[str] | None) -> None:
-        self.lines: list[Line] = []
+    def __init__(self, ask: ReportDb, in_prompt: frozenset[str] | None) -> None:
+        self.lines: list[FieldStat] = []
         self.grows: dict[tuple[str, str], float] = {}
         self._ask = ask
         self._in_prompt = in_prompt
@@ -192,7 +192,7 @@ class Traits:
                 self.grows[stage, name] = row["grows"]
             if these.rows < FEWEST or these.rows == whole.rows:
                 continue
-            line = Line(
+            line = FieldStat(
                 stage=stage,
                 field=name.replace("_", " ") if pointer is None else name,
                 value=row["value"],
@@ -238,13 +238,13 @@ class Traits:
                 from stepped group by step order by step"""
         )
 
-    def of_fault(self, fault: int) -> Iterator[tuple[list[Line], float, float]]:
+    def of_fault(self, fault: int) -> Iterator[tuple[list[FieldStat], float, float]]:
         """What most rows of a group of failures have, and few others: the best first.
 
         Yields lines of one stage and field that belong together, the share of the group's rows
         that they hold, and their share of the other rows.
         """
-        fields: dict[tuple[str, str], list[Line]] = {}
+        fields: dict[tuple[str, str], list[FieldStat]] = {}
         for line in self.lines:
             fields.setdefault((line.stage, line.field), []).append(line)
         found = []
@@ -276,7 +276,7 @@ _NAMES = (
 )
 
 
-def _make_sample(ask: Ask) -> None:
+def _make_sample(ask: ReportDb) -> None:
     """``sampled``: rows that were asked about or failed, with the number of their failure.
 
     ``tokens`` are those of answers: what was asked for again and stayed invalid is none.
@@ -299,8 +299,8 @@ def _make_sample(ask: Ask) -> None:
     )
 
 
-def _whole(row: dict[str, Any]) -> Whole:
-    return Whole(
+def _whole(row: dict[str, Any]) -> FieldTotals:
+    return FieldTotals(
         row["rows"],
         row["told"],
         row["tokens"],
@@ -336,7 +336,7 @@ def long_answers(traits: Traits) -> list[str]:
     lines = [line for line in traits.lines if line.of_input and line.in_prompt is not False]
     lines = lines or [line for line in traits.lines if line.of_input]
     words: dict[tuple[str, str], str] = {}
-    first: Line | None = None
+    first: FieldStat | None = None
     for line in sorted(lines, key=lambda o: -max(o.longer, o.surplus("cut"))):
         key = (line.stage, line.field)
         if key in words or len(words) == 3:
@@ -348,7 +348,7 @@ def long_answers(traits: Traits) -> list[str]:
     return list(words.values())
 
 
-def _weaker(line: Line, first: Line, traits: Traits) -> bool:
+def _weaker(line: FieldStat, first: FieldStat, traits: Traits) -> bool:
     """Whether a field says much less than the first: it may go with that one only."""
     mine, best = (
         traits.grows.get((one.stage, one.field)) if one.sized else None for one in (line, first)
@@ -358,7 +358,7 @@ def _weaker(line: Line, first: Line, traits: Traits) -> bool:
     return line.longer < STRONG * first.longer
 
 
-def _told(line: Line, traits: Traits) -> str:
+def _told(line: FieldStat, traits: Traits) -> str:
     mean, usual = line.these.mean, line.rest.mean
     is_long = mean is not None and usual and mean > LONGER * usual and line.longer > SURE
     cut, others = _share(line, "cut"), _rest(line, "cut")
@@ -428,7 +428,7 @@ def shared(traits: Traits, fault: int) -> Shared:
     return Shared("; ".join(words), tuple((one[0][0].stage, one[0][0].field) for one in found))
 
 
-def _together(lines: list[Line]) -> str:
+def _together(lines: list[FieldStat]) -> str:
     """Lines of one field as one phrase; steps of sizes are one step from the least on."""
     first = lines[0]
     lows, highs = [o.low for o in lines], [o.high for o in lines]
@@ -442,12 +442,12 @@ def _together(lines: list[Line]) -> str:
     return " or ".join([first.phrase, *(line.shown for line in lines[1:])])
 
 
-def _share(line: Line, name: str) -> float:
+def _share(line: FieldStat, name: str) -> float:
     """Percent of its rows."""
     return float(100 * getattr(line.these, name) / line.these.rows)
 
 
-def _rest(line: Line, name: str) -> float:
+def _rest(line: FieldStat, name: str) -> float:
     return float(100 * getattr(line.rest, name) / max(1, line.rest.rows))
 
 
@@ -473,15 +473,17 @@ def fields(traits: Traits) -> Html:
     return section("Input fields and answers", note(words), *parts, name="fields")
 
 
-def _longer(line: Line) -> float:
+def _longer(line: FieldStat) -> float:
     return line.longer
 
 
-def _worse(line: Line) -> float:
+def _worse(line: FieldStat) -> float:
     return line.surplus("bad")
 
 
-def _in_order(lines: Iterable[Line], strength: Callable[[Line], float]) -> list[Line]:
+def _in_order(
+    lines: Iterable[FieldStat], strength: Callable[[FieldStat], float]
+) -> list[FieldStat]:
     """The strongest lines: the field with the strongest first, the sizes of each rising."""
     found = sorted((one for one in lines if strength(one) > LISTED), key=lambda o: -strength(o))
     found = found[:MOST]
@@ -510,7 +512,7 @@ HEADS = {
 }
 
 
-def _row(line: Line, many: bool, strength: float) -> dict[str, Any]:
+def _row(line: FieldStat, many: bool, strength: float) -> dict[str, Any]:
     return {
         "stage": line.stage if many else None,
         "field": line.field,

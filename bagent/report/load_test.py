@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bagent.bench.metrics import BINS
-from bagent.bench.thresholds import changes, turned, unlike
+from bagent.bench.thresholds import changes, setting_differences, verdict_changes
 from bagent.bench.verdict import fleet_words, worst
 from bagent.report.svg import Axes, Cell, Series, lines, short, strip
 
@@ -365,8 +365,10 @@ def _compared(old: Numbers, summary: Numbers) -> str:
         }
         for one in changes(old, summary)
     ]
-    words = "".join(f'<p class="warn">{html.escape(words)}</p>' for words in unlike(old, summary))
-    others = turned(old, summary)
+    words = "".join(
+        f'<p class="warn">{html.escape(words)}</p>' for words in setting_differences(old, summary)
+    )
+    others = verdict_changes(old, summary)
     words += "".join(f"<p>{html.escape(one)}</p>" for one in others[:MOST_ROWS])
     columns = {name: name for name in ("load", "name", "before", "now", "change")}
     before = html.escape(str(old.get("started_at", "an older test"))[:19])

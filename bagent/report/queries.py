@@ -16,7 +16,7 @@ BUCKETS = 120
 BINS = 48
 
 
-class Ask:
+class ReportDb:
     """Runs SQL over the views of :func:`bagent.store.query.connect`."""
 
     def __init__(self, connection: DuckDBPyConnection) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bagent.duck import literal
 from bagent.report.html import Html, block, heading, note, section, table, text
-from bagent.report.queries import Ask
+from bagent.report.queries import ReportDb
 from bagent.store.tables.views import same_unit
 
 MOST = 12
@@ -25,7 +25,7 @@ _SHOWN = """coalesce(id, 'row ' || row) as id, stage, status, endpoint,
     completion_tokens, left(coalesce(text, error), 160) as answer"""
 
 
-def extremes(ask: Ask, stages: int) -> Html:
+def extremes(ask: ReportDb, stages: int) -> Html:
     """The rows that took longest and those with the longest answers, of all ``stages``."""
     slowest = ask.rows(
         f"select {_SHOWN} from results where latency_ms is not null"
@@ -51,7 +51,7 @@ def extremes(ask: Ask, stages: int) -> Html:
     )
 
 
-def sample(ask: Ask) -> Html:
+def sample(ask: ReportDb) -> Html:
     """Rows with input and answer, to be searched; one third of them not ok where there are some."""
     ask.run(
         "create or replace temp table picked (stage varchar, row bigint, id varchar, answer bigint)"
@@ -92,7 +92,7 @@ def sample(ask: Ask) -> Html:
     )
 
 
-def _shares(ask: Ask) -> list[tuple[str, int]]:
+def _shares(ask: ReportDb) -> list[tuple[str, int]]:
     """Conditions and how many rows to draw of each: every stage has its part."""
     stages = [row["stage"] for row in ask.rows("select distinct stage from results order by 1")]
     stages = stages[:STAGES]

@@ -15,7 +15,7 @@ from bagent.report import agents, endpoints, failures, fields, rows, stages
 from bagent.report import cost_modes as modes
 from bagent.report.fields import Traits
 from bagent.report.html import WEAK, Html, block, heading, join, note, number, section, table, text
-from bagent.report.queries import ANSWERED, BUCKETS, Ask, quantiles
+from bagent.report.queries import ANSWERED, BUCKETS, ReportDb, quantiles
 from bagent.report.svg import histogram, stacked
 from bagent.types import Json
 
@@ -33,7 +33,7 @@ CHARACTERS = 20_000
 """So many texts of the job are shown, and so many characters of each."""
 
 
-class About(msgspec.Struct, frozen=True):
+class ReportInfo(msgspec.Struct, frozen=True):
     """What the tables do not say of a run.
 
     ``facts`` are (what, value) for its head, ``stages`` the names of its stages in order,
@@ -51,7 +51,7 @@ class About(msgspec.Struct, frozen=True):
     settings: str = ""
 
 
-def make_page(connection: DuckDBPyConnection, about: About) -> str:
+def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     """The whole page.
 
     Args:
@@ -61,7 +61,7 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
     Raises:
         duckdb.Error: the tables cannot be read.
     """
-    ask = Ask(connection)
+    ask = ReportDb(connection)
     sums = totals(ask)
     if not sums["rows"]:
         return _page(about, [Html("<p>No row has ended yet.</p>")])
@@ -102,10 +102,10 @@ def make_page(connection: DuckDBPyConnection, about: About) -> str:
     facts = list(about.facts)
     if sums["began"] is not None:
         facts.append(("rows from", f"{_when(sums['began'])} to {_when(sums['ended'])}"))
-    return _page(About(about.name, facts), parts)
+    return _page(ReportInfo(about.name, facts), parts)
 
 
-def _job(about: About) -> Html:
+def _job(about: ReportInfo) -> Html:
     """What was asked: the prompts before rows are put in, and the settings."""
     texts = [(f"prompt: {whose}", text) for whose, text in about.prompts[:PROMPTS]]
     if about.settings:
@@ -149,7 +149,7 @@ def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
 
 
-def _page(about: About, parts: Sequence[Html]) -> str:
+def _page(about: ReportInfo, parts: Sequence[Html]) -> str:
     style = (_HERE / "page.css").read_text(encoding="utf-8")
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     facts = " · ".join(f"{escape(what)} {text(value, 120)}" for what, value in about.facts)
@@ -183,7 +183,7 @@ TOTALS = f"""
     from results"""
 
 
-def totals(ask: Ask) -> dict[str, Any]:
+def totals(ask: ReportDb) -> dict[str, Any]:
     """Counts and sums over all rows."""
     found = ask.row(TOTALS)
     found["ended"] = found["ended"] or found["began"]
@@ -193,7 +193,7 @@ def totals(ask: Ask) -> dict[str, Any]:
     return found
 
 
-def cards(ask: Ask, sums: dict[str, Any]) -> Html:
+def cards(ask: ReportDb, sums: dict[str, Any]) -> Html:
     """The main numbers, large."""
     rows, seconds = sums["rows"], sums["seconds"]
     bad = rows - sums["ok"]
@@ -227,7 +227,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part:,} ({percent:.3g} %)" if part and whole else f"{part:,}"
 
 
-def timeline(ask: Ask, sums: dict[str, Any]) -> Html:
+def timeline(ask: ReportDb, sums: dict[str, Any]) -> Html:
     """Rows and tokens a second over the whole time, in equal steps."""
     if not sums["seconds"]:
         return Html("")
@@ -276,7 +276,7 @@ _TOKENS = {
 }
 
 
-def distributions(ask: Ask) -> Html:
+def distributions(ask: ReportDb) -> Html:
     """How long answers took and how long they are."""
     source = f"(select * from results where {ANSWERED})"
     times = [_quantiles(ask, c, words, source, "_ms") for c, words in _TIMES.items()]
@@ -300,13 +300,13 @@ def distributions(ask: Ask) -> Html:
     )
 
 
-def _quantiles(ask: Ask, column: str, words: str, source: str, unit: str) -> dict[str, Any]:
+def _quantiles(ask: ReportDb, column: str, words: str, source: str, unit: str) -> dict[str, Any]:
     found = ask.row(f"select count({column}) as answers, {quantiles(column)} from {source}")
     answers = found.pop("answers")
     return {"": words, "answers": answers, **{f"{k}{unit}": v for k, v in found.items()}}
 
 
-def cost(ask: Ask, sums: dict[str, Any]) -> Html:
+def cost(ask: ReportDb, sums: dict[str, Any]) -> Html:
     """Money by stage, model and endpoint; nothing where no price is known."""
     if sums["cost_usd"] is None:
         return Html("")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from bagent.report.html import Html, note, section, table
-from bagent.report.queries import ANSWERED, Ask
+from bagent.report.queries import ANSWERED, ReportDb
 from bagent.report.svg import span
 
 MOST = 60
 
 
-def stage_rows(ask: Ask, order: Sequence[str], sums: dict[str, Any]) -> list[dict[str, Any]]:
+def stage_rows(ask: ReportDb, order: Sequence[str], sums: dict[str, Any]) -> list[dict[str, Any]]:
     """Every stage with its numbers, in ``order``, others by when they began."""
     places = {name: place for place, name in enumerate(order)}
     rows = ask.rows(

@@ -7,13 +7,13 @@ input in memory.
 
 from bagent.rows.config import Input, RowsConfig
 from bagent.rows.decode import is_batch_row
-from bagent.rows.hash_set import KeySet
-from bagent.rows.reader import RowSource, open_rows, read_again
+from bagent.rows.hash_set import CompactHashSet
+from bagent.rows.reader import RowReader, open_rows, read_again
 
 __all__ = [
+    "CompactHashSet",
     "Input",
-    "KeySet",
-    "RowSource",
+    "RowReader",
     "RowsConfig",
     "is_batch_row",
     "open_rows",

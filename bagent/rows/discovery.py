@@ -16,7 +16,7 @@ from bagent.errors import InputError, Position
 from bagent.rows.config import RowsConfig
 from bagent.rows.decode import visible
 from bagent.rows.formats.compression import Packing, unreadable
-from bagent.rows.warnings import Notices
+from bagent.rows.warnings import RowWarnings
 
 _ANY_DEPTH = "**"
 
@@ -126,7 +126,7 @@ class StdinSource:
 Source = FileSource | SqlSource | StdinSource
 
 
-def find_sources(config: RowsConfig, notices: Notices) -> list[Source]:
+def find_sources(config: RowsConfig, notices: RowWarnings) -> list[Source]:
     """The sources in their order; a glob stands for its files, sorted.
 
     Raises:

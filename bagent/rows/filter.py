@@ -18,7 +18,7 @@ from bagent.duck import SqlFault, check_reads, quoted, syntax_tree
 from bagent.errors import InputError
 from bagent.rows.decode import visible, visible_data
 from bagent.rows.formats.duckdb_source import connect
-from bagent.rows.warnings import Notices
+from bagent.rows.warnings import RowWarnings
 from bagent.types import Row
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Condition:
             )
             raise InputError(f"where: {message}", hint=hint)
 
-    def keep(self, rows: list[Row], notices: Notices) -> list[Row]:
+    def keep(self, rows: list[Row], notices: RowWarnings) -> list[Row]:
         """The rows that fulfil the condition, and those that cannot be read."""
         kept = [row.error is not None for row in rows]
         groups: dict[tuple[str, ...], list[tuple[int, Cells]]] = {}
@@ -200,7 +200,7 @@ class Condition:
             return error
         return None
 
-    def _report(self, row: Row, cells: Cells, notices: Notices) -> None:
+    def _report(self, row: Row, cells: Cells, notices: RowWarnings) -> None:
         example = ""
         if notices.is_new(FAILED):
             reason = str(self._error(cells)).partition("\n")[0]

@@ -29,7 +29,7 @@ _SET = [bytes([byte >> bit & 1 for byte in range(256)]) for bit in range(8)]
 _CLEAR = [table.translate(b"\1" + bytes(255)) for table in _SET]
 
 
-class KeySet:
+class CompactHashSet:
     """Set of integers from 0 to 2**64 - 1, each with a note of fixed size.
 
     Args:

@@ -9,11 +9,11 @@ from typing import BinaryIO
 from bagent.errors import InputError, Position
 from bagent.rows.decode import Chunk, Item, decode_lines
 from bagent.rows.discovery import FileSource, Source
-from bagent.rows.formats.chunks import Halt, Meter
+from bagent.rows.formats.chunks import CancelToken, ReadProgress
 from bagent.rows.formats.compression import BLOCK, unreadable, without_mark
 from bagent.rows.formats.jsonl import LONGEST, ROWS, chunk_of, too_long
-from bagent.rows.resume_cache import Memory, Piece, digest_of
-from bagent.rows.row_keys import Namer
+from bagent.rows.resume_cache import InputPiece, ResumeCache, digest_of
+from bagent.rows.row_keys import RowKeyer
 from bagent.rows.sampling import places_in_shard
 from bagent.types import Row
 
@@ -36,7 +36,11 @@ class PlainLines:
     """
 
     def __init__(
-        self, source: FileSource, namer: Namer, memory: Memory, shard: tuple[int, int] | None
+        self,
+        source: FileSource,
+        namer: RowKeyer,
+        memory: ResumeCache,
+        shard: tuple[int, int] | None,
     ) -> None:
         self._source = source
         self._namer = namer
@@ -46,7 +50,7 @@ class PlainLines:
         self._offset = 0
         self.passed = 0
 
-    def batches(self, meter: Meter, halt: Halt) -> Iterator[list[Row]]:
+    def batches(self, meter: ReadProgress, halt: CancelToken) -> Iterator[list[Row]]:
         """The rows that are not passed over, and an empty list for each piece that is.
 
         Raises:
@@ -70,7 +74,7 @@ class PlainLines:
             raise unreadable(self._source.path, error) from error
         meter.finish(self._source.size)
 
-    def _piece(self, file: BinaryIO) -> tuple[bytes, Piece | None]:
+    def _piece(self, file: BinaryIO) -> tuple[bytes, InputPiece | None]:
         """The next piece: as it was noted, else whole lines of about one block."""
         known = self._memory.at(self._source.name, self._offset)
         if known is not None:
@@ -92,7 +96,7 @@ class PlainLines:
                 raise too_long(self._source.path, self._line)
         return b"".join(parts), None
 
-    def _pass(self, data: bytes, known: Piece) -> list[Row] | None:
+    def _pass(self, data: bytes, known: InputPiece) -> list[Row] | None:
         """The rows of the shard in a known piece, none where all are finished; the others are
         passed over. None: the piece has to be read, also since an id in it may have come before."""
         keys = known.key_list()
@@ -125,7 +129,7 @@ class PlainLines:
         numbers = [self._line + lines[at] for at in places]
         return self._namer.picked(Chunk(self._source.name, numbers, items, own), places, keys)
 
-    def _read(self, data: bytes, halt: Halt) -> Iterator[list[Row]]:
+    def _read(self, data: bytes, halt: CancelToken) -> Iterator[list[Row]]:
         line, offset, held = self._line, self._offset, self._namer.held
         feeds = data.count(b"\n")
         self._move(len(data), feeds)
@@ -147,7 +151,7 @@ class PlainLines:
             return
         first, final = ids[0], ids[-1]
         assert isinstance(first, int | str) and isinstance(final, int | str)
-        piece = Piece(
+        piece = InputPiece(
             self._source.name, offset, len(data), digest_of(data),
             feeds, last, first, final, pack(f">{len(keys)}Q", *keys),
         )  # fmt: skip
@@ -164,7 +168,7 @@ class _Again:
 
     __slots__ = ("_digest", "_line", "_offset", "_size", "_source")
 
-    def __init__(self, source: FileSource, piece: Piece, line: int) -> None:
+    def __init__(self, source: FileSource, piece: InputPiece, line: int) -> None:
         self._source = source
         self._offset, self._size, self._digest = piece.offset, piece.size, piece.digest
         self._line = line

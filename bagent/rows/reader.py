@@ -14,17 +14,17 @@ from bagent.rows.config import RowsConfig
 from bagent.rows.decode import Chunk
 from bagent.rows.discovery import FileSource, Source, StdinSource, find_sources
 from bagent.rows.filter import FIRST_ROWS, Condition
-from bagent.rows.formats.chunks import Halt, Meter, check_source, source_chunks
+from bagent.rows.formats.chunks import CancelToken, ReadProgress, check_source, source_chunks
 from bagent.rows.plain_jsonl import PlainLines, is_plain
-from bagent.rows.resume_cache import Finished, Memory, identity_of
-from bagent.rows.row_keys import Namer
-from bagent.rows.sampling import Sample, in_shard, limited
-from bagent.rows.stdin import WAITS, Bases, Piped, Spool
-from bagent.rows.warnings import Notices
+from bagent.rows.resume_cache import Finished, ResumeCache, identity_of
+from bagent.rows.row_keys import RowKeyer
+from bagent.rows.sampling import RowSample, in_shard, limited
+from bagent.rows.stdin import WAITS, Bases, StdinReader, StdinSpool
+from bagent.rows.warnings import RowWarnings
 from bagent.types import Row
 
 
-def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowSource:
+def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowReader:
     """Find and check the input; nothing of it is held in memory.
 
     Args:
@@ -37,7 +37,7 @@ def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowSource
             archive; a glob matches nothing; stdin is a terminal; ``where`` cannot be parsed or
             names a field that the first rows do not have.
     """
-    notices = Notices()
+    notices = RowWarnings()
     sources = find_sources(config, notices)
     pipe = None
     for source in sources:
@@ -45,7 +45,7 @@ def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowSource
             pipe = _check_stdin(config, stdin)
         else:
             check_source(source, config.base)
-    rows = RowSource(config, sources, notices, pipe)
+    rows = RowReader(config, sources, notices, pipe)
     rows.take_notes()
     rows.check_where()
     return rows
@@ -57,7 +57,7 @@ def read_again(config: RowsConfig) -> Iterator[list[Row]]:
     Raises:
         InputError: a source has gone or changed so that it cannot be read.
     """
-    rows = RowSource(config, find_sources(config, Notices()), Notices(), None)
+    rows = RowReader(config, find_sources(config, RowWarnings()), RowWarnings(), None)
     rows.check_where()
     try:
         yield from rows.batches()
@@ -65,7 +65,7 @@ def read_again(config: RowsConfig) -> Iterator[list[Row]]:
         rows.close()
 
 
-class RowSource:
+class RowReader:
     """The rows of one run. Made by :func:`open_rows`.
 
     :meth:`peek` and :meth:`batches` belong to one thread at a time; :meth:`close`,
@@ -73,20 +73,24 @@ class RowSource:
     """
 
     def __init__(
-        self, config: RowsConfig, sources: list[Source], notices: Notices, stdin: BinaryIO | None
+        self,
+        config: RowsConfig,
+        sources: list[Source],
+        notices: RowWarnings,
+        stdin: BinaryIO | None,
     ) -> None:
         self._config = config
         self._sources = sources
         self._notices = notices
-        self._halt = Halt()
+        self._halt = CancelToken()
         sizes = [one.size if isinstance(one, FileSource) else None for one in sources]
-        self._meter = Meter(None if None in sizes else sum(filter(None, sizes)))
+        self._meter = ReadProgress(None if None in sizes else sum(filter(None, sizes)))
         self._condition = Condition(config.where, config.base) if config.where else None
         self._stdin = stdin
-        self._spool = Spool(config.stdin_spool) if config.stdin_spool else None
+        self._spool = StdinSpool(config.stdin_spool) if config.stdin_spool else None
         self._ahead: list[list[Row]] = []
         self._waits = False  # whether the next batch may be long in coming, as far as peek got
-        self._memory: Memory | None = None
+        self._memory: ResumeCache | None = None
         self._shared: Path | None = None
         self._plain: list[PlainLines] = []
         self._stream = self._picked()
@@ -105,7 +109,7 @@ class RowSource:
         """Get ready for :meth:`remember`; before anything is read."""
         config = self._config
         if config.where is None and config.sample is None and config.limit is None:
-            self._memory = Memory()
+            self._memory = ResumeCache()
 
     def remember(self, path: Path, finished: Finished | None) -> None:
         """Leave out rows that are finished where an earlier start noted which they are.
@@ -200,7 +204,9 @@ class RowSource:
         if self._condition is None:
             return
         first: list[dict[str, Any]] = []
-        for chunk in self._chunks(self._sources, None, Meter(None), lambda _: (), Notices()):
+        for chunk in self._chunks(
+            self._sources, None, ReadProgress(None), lambda _: (), RowWarnings()
+        ):
             first += [item for item in chunk.items if isinstance(item, dict)]
             if len(first) >= FIRST_ROWS:
                 break
@@ -218,7 +224,7 @@ class RowSource:
             if self._config.sample is not None:
                 if self._spool is None and self._stdin is not None:
                     folder = stack.enter_context(TemporaryDirectory(prefix="bagent-stdin-"))
-                    self._spool = Spool(Path(folder) / "input.jsonl")
+                    self._spool = StdinSpool(Path(folder) / "input.jsonl")
                 sample = self._drawn(self._config.sample)
                 self._stdin = None  # all of it is in the spool now
             batches = self._fitting(self._notices, self._meter)
@@ -230,16 +236,16 @@ class RowSource:
             for rows in batches:
                 yield in_shard(rows, shard) if shard else rows
 
-    def _drawn(self, size: int) -> Sample:
+    def _drawn(self, size: int) -> RowSample:
         """A sample that all rows have been shown to; so it needs the end of stdin."""
-        sample = Sample(size, self._config.seed)
-        for rows in self._fitting(Notices(), Meter(None)):
+        sample = RowSample(size, self._config.seed)
+        for rows in self._fitting(RowWarnings(), ReadProgress(None)):
             sample.show(rows)
         return sample
 
-    def _fitting(self, notices: Notices, meter: Meter) -> Iterator[list[Row]]:
+    def _fitting(self, notices: RowWarnings, meter: ReadProgress) -> Iterator[list[Row]]:
         """All rows that ``where`` keeps, numbered."""
-        namer = Namer(self._config.id_field, self._config.fields, notices)
+        namer = RowKeyer(self._config.id_field, self._config.fields, notices)
         condition = self._condition
         sources = self._sources
         if self._memory is not None:
@@ -255,7 +261,9 @@ class RowSource:
             if rows or chunk is WAITS:
                 yield rows
 
-    def _remembered(self, sources: list[Source], namer: Namer, meter: Meter) -> Iterator[list[Row]]:
+    def _remembered(
+        self, sources: list[Source], namer: RowKeyer, meter: ReadProgress
+    ) -> Iterator[list[Row]]:
         assert self._memory is not None
         for source in sources:
             assert isinstance(source, FileSource)
@@ -271,13 +279,13 @@ class RowSource:
         self,
         sources: list[Source],
         stdin: BinaryIO | None,
-        meter: Meter,
+        meter: ReadProgress,
         bases: Bases,
-        notices: Notices,
+        notices: RowWarnings,
     ) -> Iterator[Chunk]:
         for source in sources:
             if isinstance(source, StdinSource):
-                chunks = Piped(self._spool, stdin, self._halt).chunks(bases)
+                chunks = StdinReader(self._spool, stdin, self._halt).chunks(bases)
             else:
                 chunks = source_chunks(source, self._config.base, meter, self._halt, notices)
             try:
@@ -295,7 +303,7 @@ def _check_stdin(config: RowsConfig, stdin: BinaryIO | None) -> BinaryIO | None:
     """What to read ``-`` from; None: only its spool."""
     if stdin is not None and not stdin.isatty():
         return stdin
-    if config.stdin_spool is not None and not Spool(config.stdin_spool).empty:
+    if config.stdin_spool is not None and not StdinSpool(config.stdin_spool).empty:
         return None
     raise InputError(
         "nothing is piped in" if stdin is None else "stdin is a terminal",

@@ -40,7 +40,7 @@ Finished = Callable[[Sequence[int]], bool]
 """Whether the rows of all these keys are finished."""
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class InputPiece(msgspec.Struct, frozen=True, array_like=True):
     """Whole lines of one file, of which each row is sound and no id comes twice.
 
     ``offset`` and ``size`` are bytes; ``lines`` counts line feeds; ``last_line`` is the physical
@@ -75,7 +75,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return len(data) == self.size and digest_of(data) == self.digest
 
 
-_decode = msgspec.msgpack.Decoder(Piece).decode
+_decode = msgspec.msgpack.Decoder(InputPiece).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -90,7 +90,7 @@ def identity_of(config: RowsConfig) -> bytes:
     return sha256(parts.encode("utf-8", "surrogatepass")).digest()
 
 
-class Memory:
+class ResumeCache:
     """The pieces that an earlier start noted, and those that this one notes.
 
     Before :meth:`attach` pieces are held in memory, so no more than :meth:`RowSource.peek
@@ -99,10 +99,10 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._held: list[Piece] = []
+        self._held: list[InputPiece] = []
         self._file: int | None = None
         self._finished: Finished | None = None
-        self._next: Piece | None = None
+        self._next: InputPiece | None = None
         self._place = self._after = 0
         self._follows = False
         self._sources: set[str] = set()  # that were asked for, where it follows
@@ -161,7 +161,7 @@ class Memory:
         self._place = len(start)
         self._finished = finished
 
-    def at(self, source: str, offset: int) -> Piece | None:
+    def at(self, source: str, offset: int) -> InputPiece | None:
         """What the notes say about the piece at this place, if they go on with it."""
         if self._follows:
             self._catch_up(source, offset)
@@ -174,7 +174,7 @@ class Memory:
         """Whether all these rows are known to be finished."""
         return self._finished is not None and self._finished(keys)
 
-    def note(self, piece: Piece) -> None:
+    def note(self, piece: InputPiece) -> None:
         """The next piece of the input; where the notes say something else, they end before it."""
         if not self.noting or self._follows:
             return
@@ -224,7 +224,7 @@ class Memory:
                     self._next = _decode(body)
                     self._after = self._place + 8 + size
 
-    def _append(self, piece: Piece) -> None:
+    def _append(self, piece: InputPiece) -> None:
         assert self._file is not None
         body = _encode(piece)
         head = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
@@ -241,11 +241,11 @@ class Memory:
         self._next = None
 
 
-Held = Iterator[tuple[Sequence[int], list[bytes]]]
+StoredIds = Iterator[tuple[Sequence[int], list[bytes]]]
 """Keys and notes of rows, some at a time."""
 
 
-class Ascending:
+class AscendingIds:
     """Holds rows back from a table of what came before, for as long as every id is above the last.
 
     Whole numbers ascend by value, text by length and then by character, so that ``r9`` stands
@@ -261,7 +261,7 @@ class Ascending:
         self._kind: type | None = None
         self._last: Any = None
         self._ended = False
-        self._held: list[tuple[array[int], bytes] | Callable[[], Held]] = []
+        self._held: list[tuple[array[int], bytes] | Callable[[], StoredIds]] = []
 
     def hold(self, ids: list[Json], keys: Sequence[int], notes: list[bytes]) -> bool:
         """Take rows in, if their ids ascend, also from those before; else change nothing."""
@@ -282,7 +282,7 @@ class Ascending:
         self._held.append((array("Q", keys), b"".join(notes)))
         return True
 
-    def pass_over(self, first: int | str, last: int | str, again: Callable[[], Held]) -> bool:
+    def pass_over(self, first: int | str, last: int | str, again: Callable[[], StoredIds]) -> bool:
         """Take in rows known to ascend from one id to another, if they go on from those before.
 
         Args:
@@ -299,7 +299,7 @@ class Ascending:
         self._held.append(again)
         return True
 
-    def swap(self, mark: int, again: Callable[[], Held]) -> None:
+    def swap(self, mark: int, again: Callable[[], StoredIds]) -> None:
         """Forget what was held since :attr:`held` was ``mark``: ``again`` can read it."""
         if not self._ended:
             self._held[mark:] = [again]
@@ -317,7 +317,7 @@ class Ascending:
     def _goes_on(self, kind: type, first: Any) -> bool:
         return self._kind is None or (kind is self._kind and bool(self._last < first))
 
-    def give_up(self) -> Held:
+    def give_up(self) -> StoredIds:
         """Keys and notes of all rows held, once; from then on nothing is held."""
         self._ended = True
         self._held.reverse()

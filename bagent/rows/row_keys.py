@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from bagent.rows.decode import TOO_DEEP, Chunk, Item, Unreadable, visible, visible_data
-from bagent.rows.hash_set import KeySet
-from bagent.rows.resume_cache import Ascending, Held, Piece
-from bagent.rows.warnings import Notices
+from bagent.rows.hash_set import CompactHashSet
+from bagent.rows.resume_cache import AscendingIds, InputPiece, StoredIds
+from bagent.rows.warnings import RowWarnings
 from bagent.types import Json, Row
 
 _SIMPLE = {str, int}
@@ -100,12 +100,12 @@ class Bodies:
 
 
 class Occurrences:
-    """How often each base key came before. The memory is that of a :class:`KeySet`."""
+    """How often each base key came before. The memory is that of a :class:`CompactHashSet`."""
 
     _RECENT = 4096
 
     def __init__(self) -> None:
-        self.keys = KeySet()
+        self.keys = CompactHashSet()
         self._recent: dict[int, int] = {}
 
     def count(self, bases: Sequence[int]) -> list[int]:
@@ -187,7 +187,7 @@ _PLACE = 4  # bytes of the place of the first row of an id
 _LAST_PLACE = 2**32 - 1  # stands for all places from here on
 
 
-class Namer:
+class RowKeyer:
     """Gives each row its number, id and key.
 
     Args:
@@ -200,15 +200,15 @@ class Namer:
     """
 
     def __init__(
-        self, id_field: str | None, fields: tuple[str, ...] | None, notices: Notices
+        self, id_field: str | None, fields: tuple[str, ...] | None, notices: RowWarnings
     ) -> None:
         self._id_field = id_field
         self._bodies = Bodies(id_field, fields)
         self._notices = notices
         self._index = 0
         # What came before: ids, or base keys of rows without id, with tag and place of the first.
-        self._seen = KeySet(_TAG + _PLACE)
-        self._ascending = Ascending(_TAG + _PLACE)
+        self._seen = CompactHashSet(_TAG + _PLACE)
+        self._ascending = AscendingIds(_TAG + _PLACE)
         self._more = Occurrences()  # other rows of a known id, and repeats
         self._places = _Places()
 
@@ -254,7 +254,7 @@ class Namer:
         start = self._places.starts[-1]
         self._ascending.swap(mark, partial(self._read_again, again, start))
 
-    def pass_over(self, piece: Piece, again: Callable[[], Iterator[Chunk]]) -> bool:
+    def pass_over(self, piece: InputPiece, again: Callable[[], Iterator[Chunk]]) -> bool:
         """Number the rows of a piece without looking at them, if their ids go on ascending.
 
         Args:
@@ -286,7 +286,7 @@ class Namer:
             return None
         return _made(chunk, [self._index + place for place in places], list(keys), ids)
 
-    def _read_again(self, again: Callable[[], Iterator[Chunk]], start: int) -> Held:
+    def _read_again(self, again: Callable[[], Iterator[Chunk]], start: int) -> StoredIds:
         for chunk in again():
             if chunk.items:
                 ids, bodies = self._bodies.of(chunk)

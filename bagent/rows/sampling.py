@@ -16,7 +16,7 @@ def draw(key: int, seed: int) -> int:
     return int.from_bytes(lot, "big")
 
 
-class Sample:
+class RowSample:
     """The ``size`` rows with the lowest lots: even, and the same wherever the rows stand.
 
     All rows are shown once to find the highest lot that is in, then again to be picked; only

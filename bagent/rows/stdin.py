@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from bagent.errors import InputError, Position, WriteError
 from bagent.rows.decode import Chunk
-from bagent.rows.formats.chunks import Halt
+from bagent.rows.formats.chunks import CancelToken
 from bagent.rows.formats.compression import HALF_MARKS, ByteStream, without_mark
 from bagent.rows.formats.json_array import Elements
 from bagent.rows.formats.jsonl import ROWS, LineCutter, chunk_of, line_chunks
@@ -27,7 +27,7 @@ Bases = Callable[[Chunk], tuple[int, ...]]
 """Gives the base keys of a chunk's items: :meth:`bagent.rows.row_keys.Namer.bases`."""
 
 
-class Spool:
+class StdinSpool:
     """The file that keeps what came from stdin, one row a line; blank lines too.
 
     So the line of a row in the spool is its line on stdin, as long as one pipe filled it. A last
@@ -118,7 +118,7 @@ class Spool:
         )
 
 
-class Piped:
+class StdinReader:
     """Rows from stdin, those of an earlier run first.
 
     A row that came from the spool is not taken again from stdin: each counts how often it holds
@@ -131,7 +131,7 @@ class Piped:
         halt: ends the reading, also while it waits.
     """
 
-    def __init__(self, spool: Spool | None, stdin: BinaryIO | None, halt: Halt) -> None:
+    def __init__(self, spool: StdinSpool | None, stdin: BinaryIO | None, halt: CancelToken) -> None:
         self._spool = spool
         self._stdin = stdin
         self._halt = halt
@@ -247,7 +247,7 @@ def _one_line(raw: bytes) -> bytes:
 class _Pipe:
     """What is there now, or the next to come."""
 
-    def __init__(self, stdin: BinaryIO, halt: Halt) -> None:
+    def __init__(self, stdin: BinaryIO, halt: CancelToken) -> None:
         self._read: Callable[[int], bytes] = getattr(stdin, "read1", stdin.read)
         self._halt = halt
         self._descriptor: int | None = None

@@ -11,7 +11,7 @@ class _Found:
     count: int
 
 
-class Notices:
+class RowWarnings:
     """Collects warnings; memory does not grow with their number.
 
     One thread writes; another may read :attr:`lines` meanwhile.

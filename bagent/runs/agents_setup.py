@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bagent.agents.external_agent import KEYS, ProgramPlan, Service, environment_for
+from bagent.agents.external_agent import KEYS, ProgramPlan, ProxyTarget, environment_for
 from bagent.agents.plan import AgentPlan, StagePlan
-from bagent.agents.streaming import StreamChoice
+from bagent.agents.streaming import StreamPolicy
 from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError
 from bagent.job.spec.job import JobPath, stage_parts
@@ -23,7 +23,7 @@ from bagent.proxy.auth import client_key, new_token
 from bagent.proxy.server import ProxyConfig, plain_states, start_proxy
 from bagent.redaction import Redactor
 from bagent.runs.hostfile_reload import HostfileFollower
-from bagent.runs.run_store import OpenRun
+from bagent.runs.run_store import RunStore
 from bagent.runs.shutdown import Stop, stop_for
 from bagent.servers.fleet_factory import make_timeouts
 from bagent.servers.resolve import Servers
@@ -35,14 +35,14 @@ from bagent.types import Json, Usage
 if TYPE_CHECKING:
     from bagent.job.spec.agent import ToolSpec
     from bagent.job.spec.job import Job
-    from bagent.tools import ToolPool
+    from bagent.tools import ToolExecutor
 
 COMBINE = frozenset({"openai", "anthropic", "bedrock"})
 """Backends of providers that say of themselves that they enforce a schema on the answer while tools
 may be called. Other endpoints are tried, each once: see :mod:`bagent.backends.profile`."""
 
 
-class Equipment:
+class AgentSetup:
     """Opens tools and reads earlier turns, once for a run.
 
     Args:
@@ -53,7 +53,7 @@ class Equipment:
 
     def __init__(
         self,
-        store: OpenRun,
+        store: RunStore,
         stack: AsyncExitStack,
         env: Mapping[str, str],
         asked: asyncio.Future[Stop],
@@ -64,7 +64,7 @@ class Equipment:
         self._asked = asked
         self._turns: TurnIndex | None = None
 
-    async def open(self, job: Job) -> ToolPool | None:
+    async def open(self, job: Job) -> ToolExecutor | None:
         """The tools of ``job``; None where it has none.
 
         Raises:
@@ -73,7 +73,7 @@ class Equipment:
         return await self._stack.enter_async_context(opened_tools(job, self._env))
 
     async def equip(
-        self, plan: StagePlan, job: Job, servers: Servers, pool: ToolPool | None
+        self, plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor | None
     ) -> None:
         """Make the rows of ``plan`` agents, with the tools of ``pool`` or by a program.
 
@@ -95,7 +95,7 @@ class Equipment:
         elif spec is not None and pool is not None:
             self._give_tools(plan, job, servers, pool)
 
-    def _give_tools(self, plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> None:
+    def _give_tools(self, plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor) -> None:
         spec = job.agent
         assert spec is not None
         with_tools(plan, job, servers, pool)
@@ -113,7 +113,7 @@ class Equipment:
             shares=not any(pool.has_side_effects(name) for name in pool.names),
             log_text=self._store.log,
             fail_on_tool=spec.on_tool_failure == "fail",
-            streaming=StreamChoice() if job.stream == "auto" else None,
+            streaming=StreamPolicy() if job.stream == "auto" else None,
         )
 
     def _earlier(self) -> TurnIndex:
@@ -134,7 +134,7 @@ def runs_nothing(tool: ToolSpec) -> bool:
 @asynccontextmanager
 async def opened_tools(
     job: Job, env: Mapping[str, str], only: Callable[[ToolSpec], bool] = lambda _: True
-) -> AsyncIterator[ToolPool | None]:
+) -> AsyncIterator[ToolExecutor | None]:
     """The tools of ``job`` that ``only`` lets pass, closed at the end; None where it has none.
 
     Raises:
@@ -165,7 +165,7 @@ def agent_path(job: Job) -> JobPath:
     return ("agent",)
 
 
-def with_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> CallSettings:
+def with_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor) -> CallSettings:
     """Put the tools into the settings of ``plan``, which are also given back.
 
     Where the server may not be able to enforce the schema while tools may be called, it is also in
@@ -185,7 +185,7 @@ def with_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolPool) -> C
     return plan.settings
 
 
-def definitions(pool: ToolPool, servers: Servers) -> list[Json]:
+def definitions(pool: ToolExecutor, servers: Servers) -> list[Json]:
     """The tools as requests have them; strict where a schema allows it.
 
     Own engines bind the arguments of a call to the tool's schema only then, and so does OpenAI.
@@ -201,7 +201,7 @@ def definitions(pool: ToolPool, servers: Servers) -> list[Json]:
     return found
 
 
-def first_choice(job: Job, pool: ToolPool) -> Json:
+def first_choice(job: Job, pool: ToolExecutor) -> Json:
     """The ``tool_choice`` of the first turn; None leaves it to the model.
 
     Raises:
@@ -303,7 +303,7 @@ async def open_program(
         )
         stack.callback(following.cancel)
     model = plan.settings.model or ""
-    service = Service(proxy.url, model, plan.budget.context, plan.settings.max_tokens)
+    service = ProxyTarget(proxy.url, model, plan.budget.context, plan.settings.max_tokens)
     environment |= {**environment_for(service), **spec.env}
     wanted = job.limits.concurrency
     return ProgramPlan(

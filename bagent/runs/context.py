@@ -20,15 +20,15 @@ from bagent.job.load import JobRequest, job_for_batch_file, load_job
 from bagent.job.spec.job import stage_parts
 from bagent.job.templates.prompt import Prompt
 from bagent.redaction import Redactor
-from bagent.rows import RowsConfig, RowSource, open_rows
+from bagent.rows import RowReader, RowsConfig, open_rows
 from bagent.runs.batch_file_check import check_lines, names_batch_file
 from bagent.runs.deadline import read_deadline
 from bagent.runs.environment import read_environment, with_new_names, with_presets
 from bagent.servers.resolve import key_variables
 from bagent.stages.prepare import PreparedStage, prepare_stages, used_fields
-from bagent.stages.topologies import is_plain
+from bagent.stages.topologies import is_single_map
 from bagent.stages.validate import check_boards, check_joins, check_stages, check_vote
-from bagent.store.journal.done_index import Policy
+from bagent.store.journal.done_index import RetryPolicyCodes
 from bagent.text.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ STAGE = "main"
 
 
 @dataclass
-class Prepared:
+class RunContext:
     """A checked job; nothing has been sent or written.
 
     ``rows`` is set by :func:`open_input`, for piped rows only once the run directory is owned.
@@ -98,7 +98,7 @@ class Prepared:
     own_bodies: bool
     warnings: list[str]
     stages: tuple[PreparedStage, ...] = ()
-    rows: RowSource | None = None
+    rows: RowReader | None = None
 
     @property
     def piped(self) -> bool:
@@ -106,7 +106,7 @@ class Prepared:
         return "-" in self.rows_config.inputs
 
 
-def prepare(options: RunOptions) -> Prepared:
+def prepare(options: RunOptions) -> RunContext:
     """Load and check everything but the rows.
 
     Raises:
@@ -128,7 +128,7 @@ def prepare(options: RunOptions) -> Prepared:
     if job.batching.mode == "provider":
         check_batches(job, staged=bool(stages))
     check_deadline(options, told.append)
-    Policy.parse(options.retry, skip_failed=options.skip_failed, ended=False)
+    RetryPolicyCodes.parse(options.retry, skip_failed=options.skip_failed, ended=False)
     if job.hostfile is not None:
         read_hostfile(job.hostfile.path)
     schema = None if stages else load_schema(job)
@@ -140,7 +140,7 @@ def prepare(options: RunOptions) -> Prepared:
         config = replace(config, fields=used_fields(stages))
     part = "all" if config.shard is None else f"{config.shard[0]}-of-{config.shard[1]}"
     warnings = told + (list(schema.warnings) if schema is not None else [])
-    return Prepared(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
+    return RunContext(job, options, run_dir, part, prompt, schema, config, batch, warnings, stages)
 
 
 def check_deadline(options: RunOptions, warn: Callable[[str], None]) -> None:
@@ -180,7 +180,7 @@ def prompt_is_raw(job: Job) -> bool:
     return job.prompt is not None and job.prompt.raw is not None
 
 
-def open_input(prepared: Prepared, *, stdin: BinaryIO | None = None) -> RowSource:
+def open_input(prepared: RunContext, *, stdin: BinaryIO | None = None) -> RowReader:
     """Open the rows and hold the prompt against the first of them.
 
     Raises:
@@ -263,7 +263,7 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
     job = load_job(request)
     if job.input is None:
         raise JobError("the job names no input", hint="write input: PATH, or give -i PATH")
-    if job.prompt is None and is_plain(job):
+    if job.prompt is None and is_single_map(job):
         paths = [Path(item.path) for item in job.input.path if not item.is_glob]
         if paths and all(str(p) == "-" or (p.is_file() and is_batch_file(p)) for p in paths):
             return job, True

@@ -22,7 +22,7 @@ from bagent.errors import (
     WriteError,
 )
 from bagent.job.redaction import mask_text
-from bagent.runs.context import SAMPLE_ROWS, Prepared, RunOptions, open_input, prepare
+from bagent.runs.context import SAMPLE_ROWS, RunContext, RunOptions, open_input, prepare
 from bagent.runs.shutdown import stoppable, unbroken
 from bagent.runs.tables_process import TablesChild
 from bagent.text.terminal import unguarded
@@ -30,8 +30,8 @@ from bagent.text.terminal import unguarded
 if TYPE_CHECKING:
     from bagent.observe import Progress, Snapshot
     from bagent.runs.output import ResultLines
-    from bagent.runs.run_store import OpenRun
-    from bagent.runs.session import Ended
+    from bagent.runs.run_store import RunStore
+    from bagent.runs.session import SessionResult
 
 T = TypeVar("T")
 
@@ -50,11 +50,11 @@ def run_job(options: RunOptions) -> int:
         return _run_prepared(prepared)
 
 
-def _run_prepared(prepared: Prepared) -> int:
+def _run_prepared(prepared: RunContext) -> int:
     results = prepared.job.results
     wanted = prepared.options.tables and (results.parquet or results.duckdb)
     tables = TablesChild(prepared.run_dir, prepared.rows_config.to_json()) if wanted else None
-    store: OpenRun | None = None
+    store: RunStore | None = None
     try:
         if not prepared.piped:
             rows = open_input(prepared)
@@ -77,10 +77,10 @@ def _run_prepared(prepared: Prepared) -> int:
             prepared.rows.close()
 
 
-def _run_open(prepared: Prepared, store: OpenRun) -> int:
+def _run_open(prepared: RunContext, store: RunStore) -> int:
     from bagent.observe import RunLog
     from bagent.runs.output import ResultLines, own_stdout
-    from bagent.runs.session import Session
+    from bagent.runs.session import RunSession
 
     options = prepared.options
     log = RunLog(store.path / "run.log")
@@ -106,8 +106,8 @@ def _run_open(prepared: Prepared, store: OpenRun) -> int:
         lines = ResultLines(store, options.ordered) if options.output == "-" else None
         progress.start(_header(prepared, store))
 
-        async def session() -> Ended:
-            return await Session(prepared, store, progress, notice, lines).run()
+        async def session() -> SessionResult:
+            return await RunSession(prepared, store, progress, notice, lines).run()
 
         try:
             with ExitStack() as stack:
@@ -167,7 +167,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         gc.unfreeze()
 
 
-def _header(prepared: Prepared, store: OpenRun) -> str:
+def _header(prepared: RunContext, store: RunStore) -> str:
     job = prepared.job
     backend = job.backend.url.given if job.backend and job.backend.url else str(job.hostfile)
     backend = mask_text(backend, job.source.secrets)
@@ -176,9 +176,9 @@ def _header(prepared: Prepared, store: OpenRun) -> str:
 
 
 def _finish(
-    prepared: Prepared,
-    store: OpenRun,
-    ended: Ended,
+    prepared: RunContext,
+    store: RunStore,
+    ended: SessionResult,
     lines: ResultLines | None,
     notice: Callable[[str], None],
 ) -> int:
@@ -206,7 +206,7 @@ def _finish(
     return code
 
 
-def code_of_rows(prepared: Prepared, snapshot: Snapshot, notice: Callable[[str], None]) -> int:
+def code_of_rows(prepared: RunContext, snapshot: Snapshot, notice: Callable[[str], None]) -> int:
     """The exit code of a run that came to its end, by the totals of the whole run."""
     dropped = sum(snapshot.dropped.values())
     failed, rows = snapshot.failed + dropped, snapshot.totals.rows + dropped
@@ -238,7 +238,7 @@ def make_tables(child: TablesChild, notice: Callable[[str], None]) -> str:
 
 
 def print_summary(
-    prepared: Prepared,
+    prepared: RunContext,
     snapshot: Snapshot,
     code: int,
     *,

@@ -12,8 +12,8 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.engines.metrics import EngineLoad, LoadReader
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet
-from bagent.fleet.hostfile import Host, HostChanges, HostfileWatch, read_content
-from bagent.fleet.limits.load_feedback import POLL_SECONDS, Verdict, follow
+from bagent.fleet.hostfile import HostChanges, HostEntry, HostfileWatch, read_content
+from bagent.fleet.limits.load_feedback import POLL_SECONDS, LoadVerdict, follow
 from bagent.servers.host_selection import select_hosts
 from bagent.servers.resolve import host_endpoints
 from bagent.types import Json
@@ -45,7 +45,7 @@ LAST_SECONDS = 1.0
 HOSTFILE_SECONDS = 1.0
 
 
-Look = tuple[EndpointState, EngineLoad | None, Verdict]
+Look = tuple[EndpointState, EngineLoad | None, LoadVerdict]
 """What a look showed of an endpoint, and what that says of its limit."""
 
 
@@ -150,7 +150,7 @@ class HostfileFollower:
         self._notice = notice
         self._select = select
         self._found: dict[str, Endpoint] = {}
-        used = [Host(one.name, one.url, one.tags, 0) for one in endpoints]
+        used = [HostEntry(one.name, one.url, one.tags, 0) for one in endpoints]
         self._watch = HostfileWatch(path, used, time.monotonic, notice, self._usable)
 
     async def follow(
@@ -167,7 +167,7 @@ class HostfileFollower:
                 fleet.join(states([self._found[host.url] for host in fresh]))
                 self._notice(f"{self._path.name} changed: {_words(changes)}")
 
-    def _usable(self, hosts: Sequence[Host]) -> list[Host]:
+    def _usable(self, hosts: Sequence[HostEntry]) -> list[HostEntry]:
         """Those that are selected; raises where one of them lacks its key."""
         chosen = select_hosts(hosts, selection=self._select)
         found = host_endpoints(chosen, self._path, self._ref, self._env)

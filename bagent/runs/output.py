@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from bagent.runs.run_store import OpenRun
+from bagent.runs.run_store import RunStore
 from bagent.store.results import encode_result, result_of
 from bagent.types import Json, Outcome, Row
 
@@ -32,7 +32,7 @@ class ResultLines:
         ordered: input order.
     """
 
-    def __init__(self, store: OpenRun, ordered: bool) -> None:
+    def __init__(self, store: RunStore, ordered: bool) -> None:
         self.descriptor = 1
         """Where the lines go while the run goes on."""
         self._store = store

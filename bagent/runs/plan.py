@@ -10,7 +10,7 @@ from bagent.agents.token_budget import TokenBudget
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat
 from bagent.errors import JobError
-from bagent.runs.context import STAGE, Prepared
+from bagent.runs.context import STAGE, RunContext
 from bagent.runs.environment import read_environment
 from bagent.servers.fleet_factory import group_rule
 from bagent.servers.pricing import pricer_of
@@ -60,7 +60,7 @@ def resolve_model(job: Job, known: Mapping[str, Capabilities]) -> str:
 
 
 def make_plan(
-    prepared: Prepared,
+    prepared: RunContext,
     servers: Servers,
     model: str | None,
     known: Mapping[str, Capabilities],

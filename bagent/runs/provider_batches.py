@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bagent.agents.plan import StagePlan
-from bagent.batches.builder import Bounds, Spool
+from bagent.batches.builder import BatchBuilder, BatchLimits
 from bagent.batches.conversation_host import BatchRows, RowTools
 from bagent.batches.results import ReadRules
-from bagent.batches.runner import BatchEngine, EngineTools, PostTools
-from bagent.batches.scheduler import Desk
+from bagent.batches.runner import BatchEngine, EngineTools, SubmitterTools
+from bagent.batches.scheduler import ProviderBatchScheduler
 from bagent.batches.service import BatchService
 from bagent.errors import JobError
 from bagent.fleet.fleet import Fleet
 from bagent.money.prices import Price, pricer
 from bagent.runs.plan import deduped
-from bagent.runs.services import Drive, Hooks
+from bagent.runs.services import RunPlan, RunServices
 from bagent.servers.pricing import price_of
-from bagent.servers.server_pool import Fleets, Found, Site
-from bagent.stages.dedupe import Sharing
-from bagent.stages.stop_rules import Guards
+from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
+from bagent.stages.dedupe import RequestDedupe
+from bagent.stages.stop_rules import StopRules
 from bagent.types import Failure, FleetStats
 
 if TYPE_CHECKING:
@@ -34,8 +34,12 @@ if TYPE_CHECKING:
 
 
 def provider_drive(
-    plan: StagePlan, site: Site, model: str | None, hooks: Hooks, note: Callable[[str], None]
-) -> Drive:
+    plan: StagePlan,
+    site: ServerPool,
+    model: str | None,
+    hooks: RunServices,
+    note: Callable[[str], None],
+) -> RunPlan:
     """What a session drives where rows go in batches; the site's fleet asks rows that are too few.
 
     Raises:
@@ -45,18 +49,18 @@ def provider_drive(
     job, store = site.found.job, hooks.store
     price = _price(job, site.found.servers.kind, model)
     plan.price, plan.stream = pricer(price), False
-    service, desk = make_service(site.found, hooks), Desk(job.limits.budget_usd)
+    service, desk = make_service(site.found, hooks), ProviderBatchScheduler(job.limits.budget_usd)
     size = job.batching.size
     budget = job.limits.budget_usd
-    bounds = Bounds(
+    bounds = BatchLimits(
         rows=None if size == "auto" else int(size),
         tokens=lambda group: desk.quota(group).cap,
         usd=lambda: None if budget is None else max(0.0, budget - spool.spent),
     )
-    spool = Spool(store.path, store.part, _prefix(hooks), plan.name, service, bounds)
+    spool = BatchBuilder(store.path, store.part, _prefix(hooks), plan.name, service, bounds)
     spool.load(hooks.notice)
-    sharing = Sharing(store.journal.read_at, store.reuse, dedupe=deduped(job))
-    guards = Guards(canary=hooks.options.canary, stop_after=job.limits.stop_after_failures)
+    sharing = RequestDedupe(store.journal.read_at, store.reuse, dedupe=deduped(job))
+    guards = StopRules(canary=hooks.options.canary, stop_after=job.limits.stop_after_failures)
     tools = RowTools(
         plan,
         store.journal,
@@ -76,7 +80,7 @@ def provider_drive(
         desk,
         EngineTools(
             rules=ReadRules(job.limits.retries, price, store.done.has),
-            post=PostTools(_shelter(site.fleet), note, hooks.notice),
+            post=SubmitterTools(_shelter(site.fleet), note, hooks.notice),
             on_attempt=hooks.on_attempt,
             gate=hooks.gate,
             budget=budget,
@@ -90,19 +94,19 @@ def provider_drive(
         finally:
             await service.close()
 
-    return Drive(fleets, [(site, model)], run, rows.advice)
+    return RunPlan(fleets, [(site, model)], run, rows.advice)
 
 
-def make_service(found: Found, hooks: Hooks) -> BatchService:
+def make_service(found: ResolvedServers, hooks: RunServices) -> BatchService:
     """The batch service of the servers that were found."""
     job, servers = found.job, found.servers
     endpoint, enforce = servers.endpoints[0], job.output.enforce
     if servers.kind == "bedrock":
-        from bagent.batches.bedrock import BedrockBatches, Place
+        from bagent.batches.bedrock import BedrockBatches, S3Location
 
         batching = job.batching
         assert servers.bedrock is not None
-        place = Place(batching.s3_uri or "", batching.role_arn or "")
+        place = S3Location(batching.s3_uri or "", batching.role_arn or "")
         return BedrockBatches(
             endpoint, servers.bedrock, place, enforce=enforce, notice=hooks.notice
         )
@@ -134,7 +138,7 @@ def _price(job: Job, kind: str, model: str | None) -> Price | None:
     return price
 
 
-def _prefix(hooks: Hooks) -> str:
+def _prefix(hooks: RunServices) -> str:
     """Begins the names of this run's batches; a run of the same name made anew has another."""
     info = hooks.store.info
     made_of = f"{hooks.store.path.absolute()}\n{info.name}\n{info.created_at!r}"
@@ -164,7 +168,7 @@ def _shelter(
     return run
 
 
-class BatchFleets(Fleets):
+class BatchFleets(FleetSet):
     """The fleet of a run through batches: in flight is what is with the provider."""
 
     def __init__(self, fleet: Fleet, engine: BatchEngine) -> None:

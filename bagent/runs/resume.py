@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from bagent.errors import EXIT_NEEDS_PERSON, EXIT_OK, EXIT_ROWS_FAILED
-from bagent.runs.context import STAGE, Prepared
+from bagent.runs.context import STAGE, RunContext
 from bagent.stages.loop import section_stage
 from bagent.store.journal.codec import salt_of
-from bagent.store.journal.done_index import Policy
-from bagent.store.journal.edited_rows import Missing
+from bagent.store.journal.done_index import RetryPolicyCodes
+from bagent.store.journal.edited_rows import UnseenRows
 from bagent.store.run_dir import RunInfo
 from bagent.store.totals import LastStage
 from bagent.types import OUTSIDE_KINDS, PASSING_KINDS
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bagent.stages.prepare import PreparedStage
 
 
-def policy_for(prepared: Prepared, info: RunInfo | None, *, changed: bool) -> Policy:
+def policy_for(prepared: RunContext, info: RunInfo | None, *, changed: bool) -> RetryPolicyCodes:
     """Return which outcomes of earlier starts are left as they are.
 
     Args:
@@ -31,7 +31,7 @@ def policy_for(prepared: Prepared, info: RunInfo | None, *, changed: bool) -> Po
     retry = options.retry
     if retry is None and not options.skip_failed:
         retry = "all" if changed else _mended(info)
-    return Policy.parse(
+    return RetryPolicyCodes.parse(
         retry,
         skip_failed=options.skip_failed,
         ended=_ended_once(info),
@@ -40,7 +40,7 @@ def policy_for(prepared: Prepared, info: RunInfo | None, *, changed: bool) -> Po
     )
 
 
-def resent_kinds(prepared: Prepared) -> frozenset[str]:
+def resent_kinds(prepared: RunContext) -> frozenset[str]:
     """Return the kinds of failure that the same command sends again once the run has ended.
 
     An invalid answer is among them where another one may come: not at temperature 0.
@@ -69,7 +69,7 @@ def _mended(info: RunInfo | None) -> str | None:
     return ",".join(sorted(PASSING_KINDS | {"auth", "budget"}))
 
 
-def missing_of(prepared: Prepared, taken_up: Iterable[int]) -> Missing | None:
+def missing_of(prepared: RunContext, taken_up: Iterable[int]) -> UnseenRows | None:
     """What failed earlier and must be in the input still, or count no more once it was read.
 
     None where that cannot be told: not all rows are read, they come of other stages, or nothing
@@ -86,7 +86,7 @@ def missing_of(prepared: Prepared, taken_up: Iterable[int]) -> Missing | None:
         salt = salt_of(STAGE, 0)
         taken_up = [unit for unit in taken_up if (unit ^ salt) % parts == part - 1]
     units = list(taken_up)
-    return Missing(units) if units else None
+    return UnseenRows(units) if units else None
 
 
 def last_stage(stages: Sequence[PreparedStage]) -> LastStage | None:

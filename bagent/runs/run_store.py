@@ -23,16 +23,16 @@ from bagent.clocks import unix
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, WriteError
 from bagent.files import link_refused
 from bagent.redaction import Redactor
-from bagent.runs.context import STAGE, Prepared, redactor_of
+from bagent.runs.context import STAGE, RunContext, redactor_of
 from bagent.runs.resume import last_stage, missing_of, policy_for, resent_kinds, stage_names
 from bagent.runs.tables_process import TablesChild
 from bagent.store.journal.codec import OK_CODE, code_of, unit_of
-from bagent.store.journal.done_index import DoneIndex, Policy, load_index, units_of
-from bagent.store.journal.edited_rows import EditedRows, Missing
+from bagent.store.journal.done_index import DoneIndex, RetryPolicyCodes, load_index, units_of
+from bagent.store.journal.edited_rows import EditedRows, UnseenRows
 from bagent.store.journal.journal import Journal, Syncer
 from bagent.store.journal.segments import part_order
-from bagent.store.lock import Owner, Renewer, is_live, owners
-from bagent.store.results import AnswerStore, Wanted, encode_result, iter_results
+from bagent.store.lock import LockRenewer, RunLock, is_live, owners
+from bagent.store.results import AnswerStore, ResultQuery, encode_result, iter_results
 from bagent.store.run_dir import OnChange, ProgressFile, RunDir, RunInfo, Start, find_run
 from bagent.store.run_input import input_reader
 from bagent.store.stats import ToolCount, count_tools
@@ -118,7 +118,7 @@ def _ignore(_: str) -> None:
 
 
 @dataclass
-class OpenRun:
+class RunStore:
     """What a running session needs of its run directory; made by :func:`open_run`.
 
     ``rows`` is how the input is read, as JSON; in ``info`` its SQL may be masked. ``recorded``
@@ -129,10 +129,10 @@ class OpenRun:
 
     directory: RunDir
     part: str
-    owner: Owner
+    owner: RunLock
     journal: Journal
     syncer: Syncer
-    renewer: Renewer
+    renewer: LockRenewer
     done: DoneIndex
     info: RunInfo
     rows: str
@@ -147,7 +147,7 @@ class OpenRun:
     log: Callable[[str], None] = _ignore
     """Takes text for ``run.log``."""
     tool_names: set[str] = field(default_factory=set)
-    missing: Missing | None = None
+    missing: UnseenRows | None = None
     _closed: bool = False
 
     def __post_init__(self) -> None:
@@ -277,13 +277,13 @@ class OpenRun:
 
     def earlier_lines(self) -> Iterator[bytes]:
         """Result lines of the rows that are left as they are, in the order of writing."""
-        return self._lines(Wanted(done=self.done))
+        return self._lines(ResultQuery(done=self.done))
 
     def ordered_lines(self) -> Iterator[bytes]:
         """Result lines of every row, in input order."""
-        return self._lines(Wanted(ordered=True))
+        return self._lines(ResultQuery(ordered=True))
 
-    def _lines(self, wanted: Wanted) -> Iterator[bytes]:
+    def _lines(self, wanted: ResultQuery) -> Iterator[bytes]:
         read = input_reader(self.rows.encode())
         find = partial(InputRows, read) if self.keep_input else None
         for result in iter_results(self.path, wanted, report=self.notes.append, find_input=find):
@@ -333,7 +333,7 @@ class OpenRun:
             self.owner.release()
 
 
-def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
+def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStore:
     """Own the run directory, check that the job is still the same, open the journal.
 
     Args:
@@ -349,7 +349,7 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
     on_change = cast("OnChange", options.on_change)
     fingerprints = prepared.job.fingerprint_parts()
     directory = take_directory(prepared, fingerprints, notes)
-    owner = Owner.acquire(directory.path, prepared.part)
+    owner = RunLock.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
         undo.callback(owner.release)
         changed = _check_unchanged(directory, fingerprints, on_change, notes)
@@ -370,10 +370,10 @@ def open_run(prepared: Prepared, tables: TablesChild | None = None) -> OpenRun:
         directory.save(info, prepared.part)
         syncer = Syncer(journal)
         syncer.start()
-        renewer = Renewer(owner)
+        renewer = LockRenewer(owner)
         renewer.start()
         undo.pop_all()
-    return OpenRun(
+    return RunStore(
         directory,
         prepared.part,
         owner,
@@ -411,7 +411,7 @@ def _check_unchanged(
 
 
 def _finished(
-    directory: RunDir, journal: Journal, policy: Policy, part: str, notes: list[str]
+    directory: RunDir, journal: Journal, policy: RetryPolicyCodes, part: str, notes: list[str]
 ) -> tuple[DoneIndex, LiveTotals]:
     """What earlier starts finished; ``journal`` is told what new outcomes may take the place of."""
     # Rows that another division finished are finished too, whichever part now has them.
@@ -423,7 +423,7 @@ def _finished(
     return done, live_totals
 
 
-def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
+def take_directory(prepared: RunContext, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
     """Make the run directory; an old run is moved aside where the options say so.
 
     Raises:
@@ -433,11 +433,11 @@ def take_directory(prepared: Prepared, fingerprints: dict[str, str], notes: list
     """
     directory = RunDir(prepared.run_dir)
     if directory.is_run() and _begin_anew(directory, prepared, fingerprints):
-        from bagent.batches.record import left_there
+        from bagent.batches.record import outstanding_warning
 
         aside = directory.move_aside()
         notes.append(f"the old run is now {aside}")
-        notes += filter(None, [left_there(aside)])
+        notes += filter(None, [outstanding_warning(aside)])
     RunDir.create(prepared.run_dir, prepared.job.results.mode)
     for path in (*directory.path.glob("*.log"), directory.path / "input.jsonl"):
         if path.is_symlink():  # it would be written to, wherever it leads
@@ -456,7 +456,7 @@ def _refuse_other_division(directory: RunDir, part: str) -> None:
             )
 
 
-def _begin_anew(directory: RunDir, prepared: Prepared, fingerprints: dict[str, str]) -> bool:
+def _begin_anew(directory: RunDir, prepared: RunContext, fingerprints: dict[str, str]) -> bool:
     """Whether the old run is to be moved aside: by --fresh, or a change with --on-change fresh."""
     options = prepared.options
     if options.fresh:
@@ -473,7 +473,9 @@ def _with_model(directory: RunDir, fingerprints: dict[str, str]) -> dict[str, st
     return fingerprints if model is None else {**fingerprints, "model": model}
 
 
-def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str, str]) -> RunInfo:
+def _new_info(
+    prepared: RunContext, before: RunInfo | None, fingerprints: dict[str, str]
+) -> RunInfo:
     job = prepared.job
     rows = _without_secrets(prepared)
     kept = dict(fingerprints)
@@ -506,7 +508,7 @@ def _new_info(prepared: Prepared, before: RunInfo | None, fingerprints: dict[str
     )
 
 
-def _without_secrets(prepared: Prepared) -> Json:
+def _without_secrets(prepared: RunContext) -> Json:
     """How the input is read, without what variables put into its SQL."""
     rows: Any = msgspec.json.decode(prepared.rows_config.to_json())
     redact = Redactor(prepared.job.source.secrets)
@@ -519,7 +521,7 @@ def _is_sql(item: Json) -> bool:
     return isinstance(item, dict) and "sql" in item
 
 
-def _all_columns(prepared: Prepared) -> list[tuple[str | None, str]]:
+def _all_columns(prepared: RunContext) -> list[tuple[str | None, str]]:
     """The typed columns of all stages; of those with one name the first one's type counts."""
     found: dict[str | None, str] = {}
     for schema in _schemas(prepared):
@@ -530,7 +532,7 @@ def _all_columns(prepared: Prepared) -> list[tuple[str | None, str]]:
     return list(found.items())
 
 
-def _schemas(prepared: Prepared) -> list[OutputSchema]:
+def _schemas(prepared: RunContext) -> list[OutputSchema]:
     found = [prepared.schema]
     found += [asking.schema for stage in prepared.stages for asking in stage.asking]
     return [schema for schema in found if schema is not None]
@@ -541,7 +543,7 @@ def _answer_columns(schema: OutputSchema) -> list[tuple[str | None, str]]:
     return list(zip(schema.column_properties, kinds, strict=True))
 
 
-def _earlier(prepared: Prepared) -> AnswerStore | None:
+def _earlier(prepared: RunContext) -> AnswerStore | None:
     options = prepared.options
     if options.reuse is None:
         return None

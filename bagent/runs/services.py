@@ -12,15 +12,15 @@ from bagent.agents.plan import StagePlan
 from bagent.fleet.limits.account import Account
 from bagent.runs.context import RunOptions
 from bagent.runs.plan import deduped
-from bagent.runs.run_store import OpenRun
+from bagent.runs.run_store import RunStore
 from bagent.runs.shutdown import raise_file_limit
 from bagent.servers.fleet_factory import make_fleet
-from bagent.servers.server_pool import Fleets, Found, Site
-from bagent.stages.dedupe import Sharing
+from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
+from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.feeder import Feeder
 from bagent.stages.results import Emit
-from bagent.stages.row_runner import Engine
-from bagent.stages.stop_rules import Guards, StopAdvice
+from bagent.stages.row_runner import RowRunner
+from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import Attempt, EndpointSample
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Drive:
+class RunPlan:
     """One run's work. ``sites`` are servers with the model asked for there; ``run`` takes all rows
     and returns when each has ended; ``advice`` gets the reason to stop, once there is one;
     ``codes`` counts the rows of the last of several stages by outcome code, ``dropped`` the failed
     rows that each stage left out."""
 
-    fleets: Fleets
-    sites: Sequence[tuple[Site, str | None]]
+    fleets: FleetSet
+    sites: Sequence[tuple[ServerPool, str | None]]
     run: Callable[[Feeder], Awaitable[None]]
-    advice: asyncio.Future[StopAdvice]
+    advice: asyncio.Future[StopReason]
     codes: Callable[[], Counter[int]] = Counter
     dropped: Callable[[], dict[str, int]] = dict
 
 
 @dataclass(frozen=True)
-class Hooks:
+class RunServices:
     """What a session hands to those who work for it.
 
     ``on_attempt`` takes requests, ``on_sample`` states of endpoints, ``emit`` outcomes, ``notice``
@@ -51,7 +51,7 @@ class Hooks:
     sites.
     """
 
-    store: OpenRun
+    store: RunStore
     options: RunOptions
     on_attempt: Callable[[Attempt], None]
     on_sample: Callable[[EndpointSample], None]
@@ -60,7 +60,7 @@ class Hooks:
     gate: Callable[[], Awaitable[None]]
     accounts: dict[str, Account] = field(default_factory=dict)
 
-    def site(self, found: Found) -> Site:
+    def site(self, found: ResolvedServers) -> ServerPool:
         """Put found servers to work; those that have not answered yet are probed first."""
         fleet, recruiter = make_fleet(
             found.job,
@@ -75,17 +75,17 @@ class Hooks:
         )
         fleet.know(found.known)
         fleet.doubt({one.name for one in found.servers.endpoints if one.name not in found.known})
-        return Site(found, fleet, recruiter)
+        return ServerPool(found, fleet, recruiter)
 
     def engine(
         self,
         plan: StagePlan,
-        site: Site,
+        site: ServerPool,
         emit: Emit | None = None,
         *,
         job: Job | None = None,
         separate: bool = False,
-    ) -> Engine:
+    ) -> RowRunner:
         """An engine over a site.
 
         Args:
@@ -94,16 +94,16 @@ class Hooks:
             separate: equal requests are sent all the same, as to different endpoints.
         """
         job, store = job or site.found.job, self.store
-        return Engine(
+        return RowRunner(
             plan,
             site.fleet,
             store.journal,
-            sharing=Sharing(
+            sharing=RequestDedupe(
                 store.journal.read_at,
                 None if separate else store.reuse,
                 dedupe=not separate and deduped(job),
             ),
-            guards=Guards(canary=self.options.canary, stop_after=job.limits.stop_after_failures),
+            guards=StopRules(canary=self.options.canary, stop_after=job.limits.stop_after_failures),
             emit=emit or self.emit,
             gate=self.gate,
             alone=emit is None,

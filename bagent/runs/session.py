@@ -24,19 +24,19 @@ from bagent.errors import (
     StoppedEarly,
 )
 from bagent.hpc.scheduler_queries import job_end
-from bagent.observe import Live, Progress, RunTotals, Snapshot, Tally
-from bagent.runs.agents_setup import Equipment
-from bagent.runs.context import SAMPLE_ROWS, STAGE, Prepared
+from bagent.observe import Live, Progress, RunCounters, RunTotals, Snapshot
+from bagent.runs.agents_setup import AgentSetup
+from bagent.runs.context import SAMPLE_ROWS, STAGE, RunContext
 from bagent.runs.deadline import read_deadline
 from bagent.runs.hostfile_reload import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
 from bagent.runs.output import ResultLines, StdoutWriter
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
-from bagent.runs.run_store import OpenRun
-from bagent.runs.services import Drive, Hooks
+from bagent.runs.run_store import RunStore
+from bagent.runs.services import RunPlan, RunServices
 from bagent.runs.shutdown import Stop, StopSwitch, stdout_gone, stop_for
 from bagent.runs.staged import staged_drive
-from bagent.servers.pricing import Purse, stage_price
-from bagent.servers.server_pool import Finder, Fleets
+from bagent.servers.pricing import BudgetGuard, stage_price
+from bagent.servers.server_pool import FleetSet, ServerResolver
 from bagent.servers.startup_probe import named_models
 from bagent.stages.feeder import Feeder
 from bagent.store.run_dir import RunProgress
@@ -48,14 +48,14 @@ TICK_SECONDS = 0.25
 NO_FLEET = FleetStats(0, 0, 0, 0, 0.0, 0, 0)
 
 
-class Ended(msgspec.Struct, frozen=True):
+class SessionResult(msgspec.Struct, frozen=True):
     """How the sending ended: the stop that cut it short (None: all rows ended), and counts."""
 
     stop: Stop | None
     snapshot: Snapshot
 
 
-class Session:
+class RunSession:
     """Runs the rows of a prepared job; make it inside the event loop.
 
     Args:
@@ -65,8 +65,8 @@ class Session:
 
     def __init__(
         self,
-        prepared: Prepared,
-        store: OpenRun,
+        prepared: RunContext,
+        store: RunStore,
         progress: Progress,
         notice: Callable[[str], None],
         lines: ResultLines | None,
@@ -76,17 +76,17 @@ class Session:
         self._progress = progress
         self._notice = notice
         self._lines = lines
-        self._tally = Tally(time.monotonic)
+        self._tally = RunCounters(time.monotonic)
         self._switch = StopSwitch()
         self._stdout = StdoutWriter(lines.descriptor, self._stdout_closed) if lines else None
         self._transport = Transport()
         self._reader = LoadReader(self._transport)
-        self._fleet: Fleets | None = None
+        self._fleet: FleetSet | None = None
         self._feeder: Feeder | None = None
-        self._drive: Drive | None = None
+        self._drive: RunPlan | None = None
         progress.attach(Live(self._tally, lambda: self._fleet.states if self._fleet else ()))
 
-    async def run(self) -> Ended:
+    async def run(self) -> SessionResult:
         """Send everything that is still to do; returns how it ended, raises only UsageError."""
         options = self._prepared.options
         deadline = read_deadline(
@@ -104,8 +104,8 @@ class Session:
         finally:
             self._switch.close()
 
-    async def _with_servers(self, stack: AsyncExitStack) -> Ended:
-        finder = Finder(
+    async def _with_servers(self, stack: AsyncExitStack) -> SessionResult:
+        finder = ServerResolver(
             self._prepared.options,
             self._transport,
             stack,
@@ -113,7 +113,7 @@ class Session:
             self._switch.asked,
             self._progress.note,
             self._notice,
-            Purse(self._switch.asked),
+            BudgetGuard(self._switch.asked),
         )
         try:
             drive = await self._drive_of(finder)
@@ -123,10 +123,10 @@ class Session:
             return self._ended(self._switch.asked.result())
         return await self._go(drive)
 
-    async def _drive_of(self, finder: Finder) -> Drive | None:
+    async def _drive_of(self, finder: ServerResolver) -> RunPlan | None:
         """What is to be done, its servers found; None: the run was asked to stop meanwhile."""
         prepared, store = self._prepared, self._store
-        hooks = Hooks(
+        hooks = RunServices(
             store,
             prepared.options,
             on_attempt=self._on_attempt,
@@ -138,7 +138,7 @@ class Session:
         if prepared.stages:
             return await staged_drive(prepared, finder, hooks)
         job = prepared.job
-        equipment = Equipment(store, finder.stack, prepared.options.env, finder.asked)
+        equipment = AgentSetup(store, finder.stack, prepared.options.env, finder.asked)
         pool = await equipment.open(job)
         found = await finder.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
         await finder.check_models(found, named_models(prepared, found.servers.endpoints))
@@ -157,11 +157,11 @@ class Session:
 
             return provider_drive(plan, site, model, hooks, self._progress.note)
         engine = hooks.engine(plan, site)
-        return Drive(Fleets([site.fleet]), [(site, model)], engine.run, engine.advice)
+        return RunPlan(FleetSet([site.fleet]), [(site, model)], engine.run, engine.advice)
 
     # --- the run ------------------------------------------------------------------------------
 
-    async def _go(self, drive: Drive) -> Ended:
+    async def _go(self, drive: RunPlan) -> SessionResult:
         rows = self._prepared.rows
         assert rows is not None
         self._fleet, self._drive = drive.fleets, drive
@@ -190,7 +190,7 @@ class Session:
             stop = msgspec.structs.replace(stop, code=self._switch.code)
         return self._ended(stop)
 
-    def _ended(self, stop: Stop | None) -> Ended:
+    def _ended(self, stop: Stop | None) -> SessionResult:
         """The end of the sending, with the totals counted from the journal."""
         codes = None
         # In haste, or where the journal cannot be read, what was counted on the way has to do.
@@ -201,16 +201,16 @@ class Session:
             snapshot = msgspec.structs.replace(snapshot, causes=self._store.causes())
         snapshot = msgspec.structs.replace(snapshot, tools=self._store.tools())
         self._note_progress(snapshot, last=True)
-        return Ended(stop, snapshot)
+        return SessionResult(stop, snapshot)
 
-    async def _last_readings(self, drive: Drive) -> None:
+    async def _last_readings(self, drive: RunPlan) -> None:
         """Read the cache counters at the end of the rows, where that is done at once."""
         for site, model in drive.sites:
             reading = read_counters(site.fleet, self._reader, model, "end")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(reading, LAST_SECONDS)
 
-    def _watch(self, drive: Drive) -> list[asyncio.Task[None]]:
+    def _watch(self, drive: RunPlan) -> list[asyncio.Task[None]]:
         """What goes on beside the rows; a fault of it stops nothing that works."""
         env = self._prepared.options.env
         reader = self._reader
@@ -229,7 +229,7 @@ class Session:
                 tasks.append(asyncio.create_task(following))
         return tasks
 
-    async def _feed(self, drive: Drive, feeder: Feeder) -> None:
+    async def _feed(self, drive: RunPlan, feeder: Feeder) -> None:
         """Print what an earlier start finished, then send the rest."""
         if self._stdout is not None and self._lines is not None:
             for number, line in enumerate(self._lines.earlier()):
@@ -273,7 +273,7 @@ class Session:
     async def _first_reason(
         self,
         feeding: asyncio.Task[None],
-        drive: Drive,
+        drive: RunPlan,
         ticker: asyncio.Task[None],
     ) -> Stop | None:
         """Wait for the end of the rows or the first reason to stop before it."""
@@ -293,7 +293,7 @@ class Session:
             return self._switch.asked.result()
         return None
 
-    async def _drain(self, fleet: Fleets, stop: Stop) -> None:
+    async def _drain(self, fleet: FleetSet, stop: Stop) -> None:
         """Let what is in flight end within the grace time, or until a second signal."""
         fleet.abandon_waiting()
         if stop.grace:

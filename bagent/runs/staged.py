@@ -10,27 +10,27 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
-from bagent.runs.agents_setup import Equipment
-from bagent.runs.context import Prepared
+from bagent.runs.agents_setup import AgentSetup
+from bagent.runs.context import RunContext
 from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
-from bagent.runs.services import Drive, Hooks
+from bagent.runs.services import RunPlan, RunServices
 from bagent.servers.pricing import stage_price
-from bagent.servers.server_pool import Finder, Fleets, Found, Site
+from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool, ServerResolver
 from bagent.servers.startup_probe import job_models, stage_path
-from bagent.stages.base import Asker, Entrance, Names, Stage, World
+from bagent.stages.base import FailurePolicy, PromptVariables, RowRequester, Stage, StageContext
 from bagent.stages.embed import EmbedStage
-from bagent.stages.expand import ExpandStage, Items, Recipe, Split
-from bagent.stages.feeder import Feeder, Gate
-from bagent.stages.loop import LoopRule, LoopStage, Writer, section_stage
+from bagent.stages.expand import ExpandStage, Items, Recipe, TextSplit
+from bagent.stages.feeder import Backpressure, Feeder
+from bagent.stages.loop import BoardWriter, LoopRule, LoopStage, section_stage
 from bagent.stages.map import BroadcastStage, MapStage
 from bagent.stages.pipeline import Intake, Pipeline
-from bagent.stages.prepare import Asking, PreparedStage, keeping_keys, table_of
+from bagent.stages.prepare import PreparedStage, StageRequest, keeping_keys, table_of
 from bagent.stages.reduce import ReduceStage
 from bagent.stages.reduction_tree import Reducer, ReduceRule
-from bagent.stages.results import Records
+from bagent.stages.results import StageResults
 from bagent.stages.row import INPUT
 from bagent.stages.sql import QueryStage
-from bagent.stages.stop_rules import Guards, StopAdvice
+from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.store.journal.reader import EarlierOutcomes
 from bagent.store.totals import Totals
 from bagent.types import Json
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from bagent.job.spec.job import Job
 
 
-async def staged_drive(prepared: Prepared, finder: Finder, hooks: Hooks) -> Drive | None:
+async def staged_drive(
+    prepared: RunContext, finder: ServerResolver, hooks: RunServices
+) -> RunPlan | None:
     """Find the servers of all stages; None: the run was asked to stop meanwhile.
 
     Raises:
@@ -67,10 +69,10 @@ async def staged_drive(prepared: Prepared, finder: Finder, hooks: Hooks) -> Driv
     hooks.store.begin(together, list(summary.values()), simulated, prices)
     plans = await _plans(prepared, finder, hooks, sites, models)
     work = _Work(prepared, hooks, sites, models, plans)
-    return Drive(work.fleets, work.watched, work.run, work.advice, work.codes, work.dropped)
+    return RunPlan(work.fleets, work.watched, work.run, work.advice, work.codes, work.dropped)
 
 
-def _name(stage: PreparedStage, asking: Asking) -> str:
+def _name(stage: PreparedStage, asking: StageRequest) -> str:
     """What the rows of this asking are called in the tables."""
     if stage.spec.kind == "loop":
         return section_stage(stage.name, asking.name)
@@ -81,11 +83,11 @@ class _Sites:
     """The servers of all stages; stages that name the same ones share them."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, ResolvedServers] = {}
         self.key_of: dict[int, str] = {}
 
     @classmethod
-    async def find(cls, prepared: Prepared, finder: Finder) -> _Sites:
+    async def find(cls, prepared: RunContext, finder: ServerResolver) -> _Sites:
         sites = cls()
         for stage in prepared.stages:
             for asking in stage.asking:
@@ -99,7 +101,7 @@ class _Sites:
                 await finder.check_models(sites.found[key], job_models(asking.job, path))
         return sites
 
-    def of(self, asking: Asking) -> Found:
+    def of(self, asking: StageRequest) -> ResolvedServers:
         return self.found[self.key_of[id(asking)]]
 
     def models(self, stages: tuple[PreparedStage, ...]) -> dict[int, str]:
@@ -126,10 +128,14 @@ def site_key(job: Job, select: Mapping[str, Json] | None) -> str:
 
 
 async def _plans(
-    prepared: Prepared, finder: Finder, hooks: Hooks, sites: _Sites, models: dict[int, str]
+    prepared: RunContext,
+    finder: ServerResolver,
+    hooks: RunServices,
+    sites: _Sites,
+    models: dict[int, str],
 ) -> dict[int, StagePlan]:
     """What each asking asks, with its tools opened."""
-    equipment = Equipment(hooks.store, finder.stack, prepared.options.env, finder.asked)
+    equipment = AgentSetup(hooks.store, finder.stack, prepared.options.env, finder.asked)
     plans: dict[int, StagePlan] = {}
     for stage in prepared.stages:
         kind = stage.spec.kind
@@ -154,8 +160,8 @@ class _Work:
 
     def __init__(
         self,
-        prepared: Prepared,
-        hooks: Hooks,
+        prepared: RunContext,
+        hooks: RunServices,
         sites: _Sites,
         models: dict[int, str],
         plans: dict[int, StagePlan],
@@ -165,23 +171,23 @@ class _Work:
         self._sites = sites
         self._models = models
         self._plans = plans
-        self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
-        self._at_work: dict[str, Site] = {
+        self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self._at_work: dict[str, ServerPool] = {
             key: hooks.site(found) for key, found in sites.found.items()
         }
-        self.fleets = Fleets([site.fleet for site in self._at_work.values()])
-        self._gate = Gate()
+        self.fleets = FleetSet([site.fleet for site in self._at_work.values()])
+        self._gate = Backpressure()
         store = hooks.store
         earlier = None
         if store.recorded:
             earlier = EarlierOutcomes(store.path, store.done, store.notes.append)
-        self._records = Records(store.journal, earlier, hooks.emit, whole=store.part == "all")
-        self._world = World(self._records, self._stop, hooks.notice, time.time)
-        self._entrances: list[Entrance] = []
+        self._records = StageResults(store.journal, earlier, hooks.emit, whole=store.part == "all")
+        self._world = StageContext(self._records, self._stop, hooks.notice, time.time)
+        self._entrances: list[FailurePolicy] = []
         self._stages = [self._stage(stage) for stage in prepared.stages]
 
     @property
-    def watched(self) -> list[tuple[Site, str | None]]:
+    def watched(self) -> list[tuple[ServerPool, str | None]]:
         """Each site with a model that is asked for there."""
         found: dict[str, str | None] = {}
         for stage in self._prepared.stages:
@@ -222,7 +228,7 @@ class _Work:
         for site in self._at_work.values():
             site.fleet.expect(more)
 
-    def _stop(self, advice: StopAdvice) -> None:
+    def _stop(self, advice: StopReason) -> None:
         if not self.advice.done():
             self.advice.set_result(advice)
 
@@ -231,7 +237,7 @@ class _Work:
     def _stage(self, stage: PreparedStage) -> Stage:
         spec = stage.spec
         vote = spec.kind == "sql" and not self._prepared.job.stages
-        entrance = Entrance(
+        entrance = FailurePolicy(
             stage.name, spec.on_failure or "include", self._world, sees_dropped=vote
         )
         self._entrances.append(entrance)
@@ -248,7 +254,7 @@ class _Work:
             return QueryStage(stage.name, spec.query or "", tables, entrance, self._world)
         if spec.kind == "loop":
             writers = [
-                Writer(asking.name, self._asker(stage, asking), self._names(stage, asking))
+                BoardWriter(asking.name, self._asker(stage, asking), self._names(stage, asking))
                 for asking in stage.asking
             ]
             rule = LoopRule(spec.max_rounds, stage.until, spec.parallel)
@@ -268,7 +274,9 @@ class _Work:
             )
         return MapStage(asker, entrance, names)
 
-    def _embedding(self, stage: PreparedStage, asking: Asking, entrance: Entrance) -> Stage:
+    def _embedding(
+        self, stage: PreparedStage, asking: StageRequest, entrance: FailurePolicy
+    ) -> Stage:
         site = self._at_work[self._sites.key_of[id(asking)]]
         options, limits = self._prepared.options, asking.job.limits
         return EmbedStage(
@@ -278,11 +286,11 @@ class _Work:
             self._names(stage, asking),
             self._world,
             self._gate,
-            guards=Guards(canary=options.canary, stop_after=limits.stop_after_failures),
+            guards=StopRules(canary=options.canary, stop_after=limits.stop_after_failures),
             has_prompt=asking.prompt is not None,
         )
 
-    def _names(self, stage: PreparedStage, asking: Asking | None) -> Names:
+    def _names(self, stage: PreparedStage, asking: StageRequest | None) -> PromptVariables:
         used = None
         if asking is not None and asking.prompt is not None:
             used = asking.prompt.fields
@@ -292,13 +300,13 @@ class _Work:
             used = stage.items.names | frozenset(stage.sources)
         elif stage.spec.split is not None:
             used = frozenset({stage.spec.split.field})
-        return Names(used, self._records)
+        return PromptVariables(used, self._records)
 
-    def _asker(self, stage: PreparedStage, asking: Asking) -> Asker:
+    def _asker(self, stage: PreparedStage, asking: StageRequest) -> RowRequester:
         site = self._at_work[self._sites.key_of[id(asking)]]
         plan = self._plans[id(asking)]
         separate = stage.spec.kind == "broadcast"
-        asker = Asker(
+        asker = RowRequester(
             plan,
             self._records,
             self._gate,
@@ -314,7 +322,7 @@ def _recipe(stage: PreparedStage) -> Recipe:
     if stage.items is not None:
         return Items(stage.items, stage.sources[0])
     assert stage.spec.split is not None
-    return Split(stage.spec.split)
+    return TextSplit(stage.spec.split)
 
 
 def _measures(stage: PreparedStage) -> bool:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from bagent.agents.plan import STREAM_EVERY
 from bagent.backends.base import Backend, Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.fleet.batch_size import GroupRule
+from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
 from bagent.fleet.limits.account import Account
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.limits.load_feedback import LoadSignal
+from bagent.fleet.limits.load_feedback import LoadFeedback
 from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.fleet.retry import RetryPolicy
 from bagent.fleet.state import Together
@@ -51,7 +51,7 @@ MOST_AHEAD = 8192
 """Rows that may stand ready: enough to fill a group for each of a large fleet's endpoints."""
 
 
-class Recruiter:
+class EndpointStateFactory:
     """Makes an endpoint's state: its limit, its weight, and the account that it shares.
 
     Args:
@@ -63,7 +63,7 @@ class Recruiter:
         self,
         job: Job,
         servers: Servers,
-        rule: GroupRule,
+        rule: BatchSizeRule,
         most: int,
         accounts: dict[str, Account] | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class Recruiter:
         limit, growing = self._limit(endpoint)
         state = EndpointState(endpoint, limit, account, weight=endpoint.weight)
         if growing and endpoint.own:
-            state.signal = LoadSignal()
+            state.signal = LoadFeedback()
         return state
 
     def _limit(self, endpoint: Endpoint) -> tuple[InFlightLimit, bool]:
@@ -116,7 +116,7 @@ class Recruiter:
         return InFlightLimit(most, most, growing=False), False
 
 
-def auto_limits(servers: Servers, rule: GroupRule) -> tuple[int, int]:
+def auto_limits(servers: Servers, rule: BatchSizeRule) -> tuple[int, int]:
     """The first limit of an endpoint, and the highest, where the user names none."""
     own = servers.own and servers.kind not in ("local", "compatible")
     start, ceiling = (OWN_START, OWN_CEILING) if own else (AUTO_START, AUTO_CEILING)
@@ -126,14 +126,14 @@ def auto_limits(servers: Servers, rule: GroupRule) -> tuple[int, int]:
     return max(start, 2 * size), max(ceiling, 4 * size)
 
 
-def group_rule(job: Job, servers: Servers) -> GroupRule:
+def group_rule(job: Job, servers: Servers) -> BatchSizeRule:
     """Whether and how rows travel together: on engines of the user's own, unless told otherwise."""
     batching = job.batching
     size = None if batching.size == "auto" else int(batching.size)
     single = batching.mode in ("single", "provider") or size == 1
     if batching.mode == "auto":
         single |= not servers.own or servers.kind == "local"
-    return GroupRule(size, single, STREAM_EVERY if job.stream == "auto" else 0)
+    return BatchSizeRule(size, single, STREAM_EVERY if job.stream == "auto" else 0)
 
 
 def make_timeouts(job: Job) -> Timeouts:
@@ -153,7 +153,7 @@ def make_fleet(
     notice: Callable[[str], None],
     accounts: dict[str, Account] | None = None,
     together: Together = nullcontext,
-) -> tuple[Fleet, Recruiter]:
+) -> tuple[Fleet, EndpointStateFactory]:
     """The fleet over the servers, and who takes in more; ``handles`` connections may be open.
 
     ``accounts`` are shared with the run's other fleets: limits a minute hold over all of them.
@@ -187,7 +187,7 @@ def make_fleet(
         connections=handles,
         prefix=PrefixRule(job.batching.prefix),
     )
-    recruiter = Recruiter(job, servers, rule, most, accounts)
+    recruiter = EndpointStateFactory(job, servers, rule, most, accounts)
     fleet = Fleet(
         recruiter.states(servers.endpoints),
         backend,

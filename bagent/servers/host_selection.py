@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 from bagent.errors import UsageError
-from bagent.fleet.hostfile import Host
+from bagent.fleet.hostfile import HostEntry
 from bagent.text.suggest import did_you_mean, shown
 from bagent.types import Json
 
 _PLACES = ("index", "slice", "sample", "seed")
 
 
-def select_hosts(hosts: Sequence[Host], selection: Mapping[str, Json] | None) -> list[Host]:
+def select_hosts(
+    hosts: Sequence[HostEntry], selection: Mapping[str, Json] | None
+) -> list[HostEntry]:
     """The endpoints of ``hosts`` that ``selection`` names, in their order.
 
     Tags go first: ``{role: critic}``, or a list of values of which one must fit. Then, over what
@@ -48,7 +50,9 @@ def _wrong(words: str, hint: str) -> UsageError:
     return UsageError(f"select: {words}", hint=hint)
 
 
-def _tagged(found: list[Host], hosts: Sequence[Host], tag: str, value: Json) -> list[Host]:
+def _tagged(
+    found: list[HostEntry], hosts: Sequence[HostEntry], tag: str, value: Json
+) -> list[HostEntry]:
     wanted = {_as_tag(tag, one) for one in (value if isinstance(value, list) else [value])}
     left = [host for host in found if host.tags.get(tag) in wanted]
     if left:
@@ -78,7 +82,7 @@ def _some(names: Mapping[str, object]) -> str:
     return (", ".join(listed) + (", ..." if len(names) > len(listed) else "")) or "none"
 
 
-def _indexed(found: list[Host], value: Json) -> list[Host]:
+def _indexed(found: list[HostEntry], value: Json) -> list[HostEntry]:
     places: set[int] = set()
     for place in value if isinstance(value, list) else [value]:
         if isinstance(place, bool) or not isinstance(place, int):
@@ -103,7 +107,7 @@ def _slice_of(value: Json) -> slice:
     return slice(*numbers)
 
 
-def _sampled(found: list[Host], count: Json, seed: Json) -> list[Host]:
+def _sampled(found: list[HostEntry], count: Json, seed: Json) -> list[HostEntry]:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise _wrong(f"sample: expected a whole number of at least 1, got {shown(count)}", "")
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -111,7 +115,7 @@ def _sampled(found: list[Host], count: Json, seed: Json) -> list[Host]:
     if count > len(found):
         raise _wrong(f"sample: {count} wanted, {len(found)} there", "")
 
-    def rank(host: Host) -> bytes:
+    def rank(host: HostEntry) -> bytes:
         return blake2b(f"{seed} {host.url}".encode(), digest_size=8).digest()
 
     chosen = {host.url for host in sorted(found, key=rank)[:count]}

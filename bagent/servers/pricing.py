@@ -10,7 +10,7 @@ import msgspec
 
 from bagent.backends.base import Backend
 from bagent.errors import EXIT_NEEDS_PERSON, JobError
-from bagent.money.budget import Spending
+from bagent.money.budget import BudgetLedger
 from bagent.money.prices import Price, find_price, gpu_pricer, known_prices, pricer
 from bagent.runs.shutdown import Stop
 from bagent.types import Json, Usage
@@ -67,7 +67,7 @@ def stage_price(stage: str, job: Job, kind: str, model: str | None) -> Json:
     return cast("Json", msgspec.to_builtins(found))
 
 
-class Purse:
+class BudgetGuard:
     """The budgets of one run: stages with the same budget share it, whatever servers they ask.
 
     Args:
@@ -76,7 +76,7 @@ class Purse:
 
     def __init__(self, asked: asyncio.Future[Stop]) -> None:
         self._asked = asked
-        self._spendings: dict[float, Spending] = {}
+        self._spendings: dict[float, BudgetLedger] = {}
 
     def within(self, backend: Backend, job: Job, kind: str) -> Backend:
         """The backend, behind the job's budget where it has one, and with the GPUs' time counted
@@ -99,12 +99,12 @@ class Purse:
                 hint="write prices: {input: 0.15, output: 0.60} (dollars per million tokens)",
                 at=job.source.position(("limits", "budget_usd")),
             )
-        from bagent.money.budget import MeteredBackend
+        from bagent.money.budget import BudgetedBackend
 
         spending = self._spendings.get(budget)
         if spending is None:
-            spending = self._spendings[budget] = Spending(budget, self._exhausted)
-        return MeteredBackend(backend, price, spending)
+            spending = self._spendings[budget] = BudgetLedger(budget, self._exhausted)
+        return BudgetedBackend(backend, price, spending)
 
     def _exhausted(self, words: str) -> None:
         if not self._asked.done():

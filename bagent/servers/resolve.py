@@ -12,15 +12,15 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.engines.detect import learn_more
-from bagent.backends.engines.probe import Proof, Prover
+from bagent.backends.engines.detect import detect_capabilities
+from bagent.backends.engines.probe import CompletionProbe, ProbeResult
 from bagent.backends.http.client import Transport
 from bagent.backends.http.proxies import proxy_for
 from bagent.backends.keys import KeySource, key_in, run_key_command
 from bagent.backends.registry import BackendConfig, make_backend
 from bagent.errors import HostfileError, Position, UsageError
-from bagent.fleet.health_check import LEARN_SECONDS, Called, not_ready
-from bagent.fleet.hostfile import Host, read_hostfile
+from bagent.fleet.health_check import LEARN_SECONDS, HealthResult, not_ready
+from bagent.fleet.hostfile import HostEntry, read_hostfile
 from bagent.job.load import JobRequest, load_job
 from bagent.servers.hosted import (
     anthropic_base,
@@ -169,7 +169,7 @@ def _fleet_key(ref: BackendRef | None, env: Mapping[str, str], *, run_commands: 
 
 
 def host_endpoints(
-    hosts: Sequence[Host],
+    hosts: Sequence[HostEntry],
     path: Path,
     ref: BackendRef | None,
     env: Mapping[str, str],
@@ -362,7 +362,7 @@ def named_servers(
     return plain_servers(job, ref, env, notice)
 
 
-async def call_one(servers: Servers, model: str | None, seconds: float) -> Called:
+async def call_one(servers: Servers, model: str | None, seconds: float) -> HealthResult:
     """What is known of the server, proven by a request of one token, within ``seconds``.
 
     Args:
@@ -381,14 +381,16 @@ async def call_one(servers: Servers, model: str | None, seconds: float) -> Calle
         # Hosted APIs are behind TLS, and tell nothing at other routes.
         if servers.bedrock is None and (endpoint.own or endpoint.url.startswith("http://")):
             seconds_left = min(LEARN_SECONDS, end - time.monotonic())
-            more = await learn_more(transport, endpoint, known, seconds_left)
+            more = await detect_capabilities(transport, endpoint, known, seconds_left)
             known, load = more.capabilities, more.load
         if not known.engine or known.engine == "unknown":
             known = msgspec.structs.replace(known, engine=servers.kind)
         wanted = model or (known.models[0] if len(known.models) == 1 else None)
-        proof = await Prover(backend).prove(endpoint, wanted, end - time.monotonic())
-        if isinstance(proof, Proof):
-            return Called(endpoint, "ready", model=wanted, known=known, load=load, proof=proof)
+        proof = await CompletionProbe(backend).prove(endpoint, wanted, end - time.monotonic())
+        if isinstance(proof, ProbeResult):
+            return HealthResult(
+                endpoint, "ready", model=wanted, known=known, load=load, proof=proof
+            )
         return msgspec.structs.replace(not_ready(endpoint, proof, known), model=wanted)
     finally:
         await backend.close()

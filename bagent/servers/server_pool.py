@@ -21,15 +21,15 @@ from bagent.fleet.fleet import Fleet
 from bagent.fleet.hostfile import read_hostfile
 from bagent.runs.context import RunOptions
 from bagent.runs.shutdown import Stop
-from bagent.servers.fleet_factory import Recruiter
+from bagent.servers.fleet_factory import EndpointStateFactory
 from bagent.servers.host_selection import select_hosts
-from bagent.servers.pricing import Purse
+from bagent.servers.pricing import BudgetGuard
 from bagent.servers.resolve import Servers, open_servers
 from bagent.servers.startup_probe import (
     FIRST_ANSWER_SECONDS,
     ModelCheck,
     NamedModel,
-    Patience,
+    StartupPatience,
     find_servers,
 )
 from bagent.types import FleetStats, Json
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Finder:
+class ServerResolver:
     """What finding servers needs of the session.
 
     ``asked`` is done once somebody asks the run to stop; ``note`` tells who waits, ``notice``
@@ -54,9 +54,11 @@ class Finder:
     asked: asyncio.Future[Stop]
     note: Callable[[str], None]
     notice: Callable[[str], None]
-    purse: Purse
+    purse: BudgetGuard
 
-    async def find(self, job: Job, *, raw: bool, select: Mapping[str, Json] | None = None) -> Found:
+    async def find(
+        self, job: Job, *, raw: bool, select: Mapping[str, Json] | None = None
+    ) -> ResolvedServers:
         """The servers that ``job`` names, once enough of them answer.
 
         Args:
@@ -80,7 +82,7 @@ class Finder:
         known = await find_servers(
             backend,
             servers.endpoints,
-            Patience(
+            StartupPatience(
                 self.options.min_hosts,
                 self.options.wait_hosts or FIRST_ANSWER_SECONDS,
                 bool(self.options.wait_hosts),
@@ -88,9 +90,9 @@ class Finder:
             self.asked,
             self.note,
         )
-        return Found(job, servers, backend, known)
+        return ResolvedServers(job, servers, backend, known)
 
-    async def check_models(self, found: Found, named: Sequence[NamedModel]) -> None:
+    async def check_models(self, found: ResolvedServers, named: Sequence[NamedModel]) -> None:
         """See whether the servers that were found serve the models that the run names.
 
         Raises:
@@ -131,7 +133,7 @@ def _check_enough(wanted: int, job: Job, count: int) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class ResolvedServers:
     """Servers that were found, and what they tell of themselves."""
 
     job: Job
@@ -141,15 +143,15 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Site:
+class ServerPool:
     """Servers at work."""
 
-    found: Found
+    found: ResolvedServers
     fleet: Fleet
-    recruiter: Recruiter
+    recruiter: EndpointStateFactory
 
 
-class Fleets:
+class FleetSet:
     """The fleets of all sites, for who treats them as one."""
 
     def __init__(self, fleets: Sequence[Fleet]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from bagent.backends.base import Backend
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.engines.probe import Prover
+from bagent.backends.engines.probe import CompletionProbe
 from bagent.backends.openai.embeddings import PATH as EMBEDDINGS
 from bagent.backends.request import CallSettings, Request
 from bagent.errors import HostfileError, JobError, Position, StoppedEarly, UsageError
@@ -25,7 +25,7 @@ from bagent.types import Failure
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job
     from bagent.job.templates.prompt import Prompt
-    from bagent.runs.context import Prepared
+    from bagent.runs.context import RunContext
 
 PROBES_AT_ONCE = 128
 PROBE_SECONDS = 5.0
@@ -43,7 +43,7 @@ _UNKNOWN_NAME = re.compile(
 """What the resolver says of a name that there is not; a resolver that does not answer says else."""
 
 
-class Patience(msgspec.Struct, frozen=True):
+class StartupPatience(msgspec.Struct, frozen=True):
     """How many endpoints must answer before a run begins, and how many seconds they have.
 
     ``asked`` says that somebody asked for the wait: then a name may become known meanwhile.
@@ -61,7 +61,7 @@ class Patience(msgspec.Struct, frozen=True):
 async def find_servers(
     backend: Backend,
     endpoints: Sequence[Endpoint],
-    patience: Patience,
+    patience: StartupPatience,
     stop: asyncio.Future[Any],
     note: Callable[[str], None],
 ) -> dict[str, Capabilities]:
@@ -182,7 +182,7 @@ class ModelCheck:
         note: Callable[[str], None],
     ) -> None:
         self._backend = backend
-        self._prover = Prover(backend)
+        self._prover = CompletionProbe(backend)
         self._endpoints = endpoints
         self._known = known
         self._end = time.monotonic() + seconds
@@ -264,7 +264,7 @@ def _refuses(failure: Failure) -> bool:
     return not failure.passing and failure.status is not None and blame_of(failure) is Blame.SERVER
 
 
-def named_models(prepared: Prepared, endpoints: Sequence[Endpoint]) -> list[NamedModel]:
+def named_models(prepared: RunContext, endpoints: Sequence[Endpoint]) -> list[NamedModel]:
     """Return the models that a job without stages, its batch file and its hostfile name."""
     job, config = prepared.job, prepared.rows_config
     if not prepared.own_bodies or job.model != "auto":

@@ -329,7 +329,7 @@ _RATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """What happens to one request; a 429 and a dead server leave no room for the others."""
 
     dead: bool = False
@@ -340,7 +340,7 @@ class Fault:
     disorder: bool = False
 
 
-NO_FAULT = Fault()
+NO_FAULT = InjectedFault()
 
 
 class Faults:
@@ -365,17 +365,17 @@ class Faults:
             if (rate := getattr(config, _RATES[kind])) > 0
         }
 
-    def next(self) -> Fault:
+    def next(self) -> InjectedFault:
         """The fault of the next generation request."""
         self.requests += 1
         if self.config.dead_after is not None and self.requests > self.config.dead_after:
-            return Fault(dead=True)
+            return InjectedFault(dead=True)
         if not self._draws:
             return NO_FAULT
         hit = {kind for kind, (rate, rng) in self._draws.items() if rng.random() < rate}
         if "rate_429" in hit:
-            return Fault(limited=True)
-        return Fault(
+            return InjectedFault(limited=True)
+        return InjectedFault(
             stall="stall" in hit,
             cut="cut" in hit,
             malformed="malformed" in hit and "cut" not in hit,

@@ -12,13 +12,13 @@ import msgspec
 from bagent.sim import requests as protocol
 from bagent.sim import tokens
 from bagent.sim.config import BLOCK, SimConfig
-from bagent.sim.engine import Engine, Request, Sequence
-from bagent.sim.generator import Writer
-from bagent.sim.replies import Head, Sample
+from bagent.sim.engine import Sequence, SimEngine, SimRequest
+from bagent.sim.generator import AnswerWriter
+from bagent.sim.replies import ReplyHead, ReplySample
 from bagent.sim.requests import ApiError, ChatRequest, Common, CompletionRequest
 
 
-class Flight:
+class PendingCall:
     """The sequences of one call, on their way.
 
     Args:
@@ -58,20 +58,20 @@ class Flight:
 class Driver:
     """Runs ``engine`` on the running event loop, on that loop's clock."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SimEngine) -> None:
         self.engine = engine
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
 
-    def start(self, flight: Flight, requests: Seq[Request]) -> None:
+    def start(self, flight: PendingCall, requests: Seq[SimRequest]) -> None:
         """Submit the requests of one call; each has ``flight`` as its tag."""
         now = self._loop.time()
         flight.left = len(requests)
         flight.sequences = [self.engine.submit(request, now) for request in requests]
         self._pump()
 
-    def drop(self, flight: Flight) -> None:
+    def drop(self, flight: PendingCall) -> None:
         """Take what is left of a call out of the engine."""
         now = self._loop.time()
         for seq in flight.sequences:
@@ -104,14 +104,14 @@ class Driver:
         self._pump()
 
 
-class Order(msgspec.Struct, frozen=True):
+class GenerationCall(msgspec.Struct, frozen=True):
     """One generation call: samples are prompt-major, then by choice.
 
     ``max_tokens`` is what each sample was allowed, for the metrics.
     """
 
-    head: Head
-    samples: list[Sample]
+    head: ReplyHead
+    samples: list[ReplySample]
     prompts: int
     max_tokens: list[int]
     stream: bool
@@ -120,13 +120,13 @@ class Order(msgspec.Struct, frozen=True):
     priority: int
     salt: str | None
 
-    def engine_requests(self, tag: object) -> list[Request]:
+    def engine_requests(self, tag: object) -> list[SimRequest]:
         """What to submit to the engine, one for each sample."""
-        made: list[Request] = []
+        made: list[SimRequest] = []
         for sample, most in zip(self.samples, self.max_tokens, strict=True):
             answer = sample.answer
             made.append(
-                Request(
+                SimRequest(
                     prompt_tokens=tokens.count(sample.prompt),
                     output_tokens=tokens.count(answer.packed),
                     blocks=tokens.block_hashes(sample.prompt + answer.packed, BLOCK, self.salt),
@@ -140,7 +140,7 @@ class Order(msgspec.Struct, frozen=True):
         return made
 
 
-class OrderDesk:
+class RequestParser:
     """Reads requests for one replica.
 
     Args:
@@ -150,10 +150,10 @@ class OrderDesk:
 
     def __init__(self, config: SimConfig, new_id: Callable[[], str]) -> None:
         self.config = config
-        self.writer = Writer(config.answers, config.seed)
+        self.writer = AnswerWriter(config.answers, config.seed)
         self._new_id = new_id
 
-    def chat(self, body: bytes, request_id: str | None) -> Order:
+    def chat(self, body: bytes, request_id: str | None) -> GenerationCall:
         """``/v1/chat/completions``.
 
         Raises:
@@ -162,7 +162,7 @@ class OrderDesk:
         request = protocol.decode(body, ChatRequest)
         n = self._check(request)
         text = protocol.render_chat(request, request.messages)
-        head = Head(
+        head = ReplyHead(
             id=f"chatcmpl-{request_id or request.request_id or self._new_id()}",
             created=int(time.time()),
             model=self.config.model,
@@ -172,7 +172,7 @@ class OrderDesk:
         )
         return self._order(request, head, [tokens.pack(text)], n)
 
-    def chat_batch(self, body: bytes, request_id: str | None) -> Order:
+    def chat_batch(self, body: bytes, request_id: str | None) -> GenerationCall:
         """``/v1/chat/completions/batch``: a list of conversations, one choice each.
 
         Raises:
@@ -189,7 +189,7 @@ class OrderDesk:
         if not request.messages or not all(isinstance(m, list) for m in request.messages):
             raise ApiError(400, "messages must be a list of conversations.", param="messages")
         texts = [protocol.render_chat(request, messages) for messages in request.messages]
-        head = Head(
+        head = ReplyHead(
             id=f"chatcmpl-{request_id or request.request_id or self._new_id()}",
             created=int(time.time()),
             model=self.config.model,
@@ -199,7 +199,7 @@ class OrderDesk:
         )
         return self._order(request, head, [tokens.pack(text) for text in texts], 1)
 
-    def completion(self, body: bytes, request_id: str | None) -> Order:
+    def completion(self, body: bytes, request_id: str | None) -> GenerationCall:
         """``/v1/completions``.
 
         Raises:
@@ -207,7 +207,7 @@ class OrderDesk:
         """
         request = protocol.decode(body, CompletionRequest)
         n = self._check(request)
-        head = Head(
+        head = ReplyHead(
             id=f"cmpl-{request_id or request.request_id or self._new_id()}",
             created=int(time.time()),
             model=self.config.model,
@@ -221,11 +221,13 @@ class OrderDesk:
         protocol.check_model(request.model, self.config.model)
         return protocol.check_common(request, by_priority=self.config.engine.priority)
 
-    def _order(self, request: Common, head: Head, prompts: list[bytes], n: int) -> Order:
+    def _order(
+        self, request: Common, head: ReplyHead, prompts: list[bytes], n: int
+    ) -> GenerationCall:
         plan = self.writer.plan(request)
         context = self.config.engine.max_model_len
         kept = request.truncate_prompt_tokens
-        samples: list[Sample] = []
+        samples: list[ReplySample] = []
         allowed: list[int] = []
         for prompt in prompts:
             if kept:
@@ -233,10 +235,10 @@ class OrderDesk:
             limits = protocol.limits_of(request, tokens.count(prompt), context)
             for choice in range(n):
                 answer = self.writer.answer(plan, prompt, limits, choice)
-                samples.append(Sample(len(samples), prompt, answer))
+                samples.append(ReplySample(len(samples), prompt, answer))
                 allowed.append(limits.most)
         options = request.stream_options
-        return Order(
+        return GenerationCall(
             head=head,
             samples=samples,
             prompts=len(prompts),

@@ -33,7 +33,7 @@ from bagent.sim.kv import BlockCache
 from bagent.sim.metrics import EngineStats
 
 
-class Request(msgspec.Struct, frozen=True):
+class SimRequest(msgspec.Struct, frozen=True):
     """One sequence to generate.
 
     Args:
@@ -79,7 +79,7 @@ class Sequence:
         "state",
     )
 
-    def __init__(self, request: Request, number: int, now: float) -> None:
+    def __init__(self, request: SimRequest, number: int, now: float) -> None:
         self.request = request
         self.number = number
         self.arrived_at = now
@@ -111,7 +111,7 @@ class _Step:
         return self.start + self.seconds * self.count
 
 
-class Engine:
+class SimEngine:
     """See the module's text. Every method takes ``now``, seconds on a clock that never goes back.
 
     Call :meth:`advance` when :meth:`next_event` is due; calling it late gives the same times.
@@ -151,7 +151,7 @@ class Engine:
         """When :meth:`advance` has something to do; None while idle."""
         return self._step.end if self._step else None
 
-    def submit(self, request: Request, now: float) -> Sequence:
+    def submit(self, request: SimRequest, now: float) -> Sequence:
         """Put a request into the queue.
 
         Raises:

@@ -15,7 +15,7 @@ import msgspec
 from bagent.sim import tokens
 from bagent.sim.config import AnswerConfig
 from bagent.sim.regex_text import UnsupportedPattern, matching_text
-from bagent.sim.requests import ApiError, ChatRequest, Common, Limits, stops_of
+from bagent.sim.requests import ApiError, ChatRequest, Common, RequestLimits, stops_of
 from bagent.sim.schema_values import InstanceMaker, NoInstance
 from bagent.sim.text import drawn_length, free_text, seeded
 from bagent.types import Json
@@ -31,7 +31,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _KEPT_MAKERS = 256
 
 
-class ToolUse(msgspec.Struct, frozen=True):
+class SimulatedToolUse(msgspec.Struct, frozen=True):
     """One tool call: ``arguments`` is JSON text."""
 
     id: str
@@ -46,10 +46,10 @@ class Answer(msgspec.Struct, frozen=True):
     packed: bytes
     finish_reason: str
     stop_reason: str | None = None
-    tool: ToolUse | None = None
+    tool: SimulatedToolUse | None = None
 
 
-class Plan(msgspec.Struct, frozen=True):
+class GenerationPlan(msgspec.Struct, frozen=True):
     """How the samples of one request are made.
 
     ``shaped`` makes text bound by a schema, None is free text; ``tools`` are callable ones by name
@@ -64,7 +64,7 @@ class Plan(msgspec.Struct, frozen=True):
     seed: int | None = None
 
 
-class Writer:
+class AnswerWriter:
     """Plans and writes the answers of one engine.
 
     Args:
@@ -77,7 +77,7 @@ class Writer:
         self.seed = seed
         self._makers: dict[bytes, InstanceMaker] = {}
 
-    def plan(self, request: Common) -> Plan:
+    def plan(self, request: Common) -> GenerationPlan:
         """Read what shapes the answers.
 
         Raises:
@@ -86,24 +86,26 @@ class Writer:
         shaped = self._shaped(request)
         stops = tuple(stops_of(request))
         if not isinstance(request, ChatRequest) or not (request.tools or request.tool_choice):
-            return Plan(shaped, stops=stops, seed=request.seed)
+            return GenerationPlan(shaped, stops=stops, seed=request.seed)
         tools = {_name(tool): self._tool(tool) for tool in request.tools or ()}
         choice = request.tool_choice or "auto"
         if choice == "none":
-            return Plan(shaped, stops=stops, seed=request.seed)
+            return GenerationPlan(shaped, stops=stops, seed=request.seed)
         if not tools:
             raise ApiError(400, "`tool_choice` is only allowed when `tools` are given.")
         if choice == "auto":
             rate = self.config.tool_rate
-            return Plan(shaped, tools, rate, "tool_calls", stops, request.seed)
+            return GenerationPlan(shaped, tools, rate, "tool_calls", stops, request.seed)
         if choice == "required":
-            return Plan(shaped, tools, 1.0, "tool_calls", stops, request.seed)
+            return GenerationPlan(shaped, tools, 1.0, "tool_calls", stops, request.seed)
         name = _name(choice) if isinstance(choice, dict) else choice
         if name not in tools:
             raise ApiError(400, "The tool specified in `tool_choice` is not among the `tools`.")
-        return Plan(shaped, {name: tools[name]}, 1.0, "stop", stops, request.seed)
+        return GenerationPlan(shaped, {name: tools[name]}, 1.0, "stop", stops, request.seed)
 
-    def answer(self, plan: Plan, prompt: bytes, limits: Limits, sample: int) -> Answer:
+    def answer(
+        self, plan: GenerationPlan, prompt: bytes, limits: RequestLimits, sample: int
+    ) -> Answer:
         """Write one sample's answer to a packed prompt.
 
         Raises:
@@ -119,7 +121,7 @@ class Writer:
             raise ApiError(400, str(error)) from None
         return self._free(plan, rng, limits)
 
-    def _free(self, plan: Plan, rng: random.Random, limits: Limits) -> Answer:
+    def _free(self, plan: GenerationPlan, rng: random.Random, limits: RequestLimits) -> Answer:
         length = max(drawn_length(rng, self.config), limits.least)
         ended = length <= limits.most and not limits.ignore_eos
         length = length if ended else limits.most
@@ -190,7 +192,7 @@ def _name(entry: dict[str, Any]) -> str:
     return str(function["name"])
 
 
-def _cut(text: str, limits: Limits) -> Answer:
+def _cut(text: str, limits: RequestLimits) -> Answer:
     """An answer of given text, cut where it is longer than allowed."""
     packed = tokens.pack(text)
     if tokens.count(packed) <= limits.most:
@@ -199,10 +201,10 @@ def _cut(text: str, limits: Limits) -> Answer:
     return Answer(tokens.text_of(packed), packed, "length")
 
 
-def _tool_answer(plan: Plan, rng: random.Random, limits: Limits) -> Answer:
+def _tool_answer(plan: GenerationPlan, rng: random.Random, limits: RequestLimits) -> Answer:
     name = rng.choice(list(plan.tools))
     arguments = plan.tools[name](rng)
     call_id = f"chatcmpl-tool-{rng.getrandbits(64):016x}"
     answer = _cut(arguments, limits)
     reason = plan.tool_reason if answer.finish_reason == "stop" else "length"
-    return Answer("", answer.packed, reason, None, ToolUse(call_id, name, answer.text))
+    return Answer("", answer.packed, reason, None, SimulatedToolUse(call_id, name, answer.text))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bagent.sim.config import BLOCK
 
 if TYPE_CHECKING:
-    from bagent.sim.engine import Engine, Sequence
+    from bagent.sim.engine import Sequence, SimEngine
 
 _TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -132,7 +132,7 @@ class EngineStats:
             self.tpot.observe(decode / (request.output_tokens - 1))
 
 
-def render_metrics(engine: Engine, model: str, faults: Mapping[str, int]) -> str:
+def render_metrics(engine: SimEngine, model: str, faults: Mapping[str, int]) -> str:
     """The text of ``/metrics``: vLLM's series, and ``bagent_sim_faults_total`` by kind."""
     stats = engine.stats
     labels = f'engine="0",model_name="{_escaped(model)}"'
@@ -191,7 +191,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _gauges(engine: Engine) -> list[tuple[str, str, float]]:
+def _gauges(engine: SimEngine) -> list[tuple[str, str, float]]:
     return [
         (
             "num_requests_running",

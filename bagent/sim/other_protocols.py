@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from bagent.sim import tokens
-from bagent.sim.replies import Head, Sample, Unfolder, encode, usage_of
+from bagent.sim.replies import ReplyHead, ReplySample, Unfolder, encode, usage_of
 from bagent.sim.requests import ApiError
 from bagent.types import Json
 
@@ -28,7 +28,7 @@ class Protocol:
         sample: the answer.
     """
 
-    def __init__(self, head: Head, sample: Sample) -> None:
+    def __init__(self, head: ReplyHead, sample: ReplySample) -> None:
         self.head = head
         self.sample = sample
         self._sent = 0
@@ -54,7 +54,7 @@ class Protocol:
         """As :meth:`bagent.sim.replies.ChunkMaker.opening`."""
         return [*map(_event, self.begin())]
 
-    def tokens_until(self, sample: Sample, generated: int) -> bytes:
+    def tokens_until(self, sample: ReplySample, generated: int) -> bytes:
         """As :meth:`bagent.sim.replies.ChunkMaker.tokens_until`."""
         if generated <= self._sent:
             return b""
@@ -71,7 +71,7 @@ class Protocol:
 class Responses(Protocol):
     """``/v1/responses``."""
 
-    def __init__(self, head: Head, sample: Sample) -> None:
+    def __init__(self, head: ReplyHead, sample: ReplySample) -> None:
         super().__init__(head, sample)
         self._number = 0
 

@@ -14,7 +14,7 @@ from bagent.sim.generator import Answer
 encode = msgspec.json.Encoder().encode
 
 
-class Sample(msgspec.Struct):
+class ReplySample(msgspec.Struct):
     """One choice of a reply: its answer, and the engine's sequence that takes the time for it."""
 
     index: int
@@ -23,7 +23,7 @@ class Sample(msgspec.Struct):
     sequence: engine.Sequence | None = None
 
 
-class Head(msgspec.Struct, frozen=True):
+class ReplyHead(msgspec.Struct, frozen=True):
     """What every part of one reply says: ``created`` in Unix seconds."""
 
     id: str
@@ -36,7 +36,9 @@ class Head(msgspec.Struct, frozen=True):
     count_cached: bool = True
 
 
-def usage_of(samples: Sequence[Sample], prompts: int, *, cached: bool = True) -> dict[str, Any]:
+def usage_of(
+    samples: Sequence[ReplySample], prompts: int, *, cached: bool = True
+) -> dict[str, Any]:
     """``usage`` of a whole reply: sums over all prompts and choices.
 
     Args:
@@ -60,7 +62,7 @@ def _usage(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:
     }
 
 
-def timing_of(samples: Sequence[Sample]) -> dict[str, float | None] | None:
+def timing_of(samples: Sequence[ReplySample]) -> dict[str, float | None] | None:
     """``metrics`` of a reply with one choice, in milliseconds; None for others, as in vLLM."""
     seq = samples[0].sequence
     if len(samples) != 1 or seq is None:
@@ -87,7 +89,7 @@ def _tool_calls(answer: Answer) -> list[dict[str, Any]]:
     return [{"id": call.id, "type": "function", "function": function}]
 
 
-def _choice(head: Head, sample: Sample) -> dict[str, Any]:
+def _choice(head: ReplyHead, sample: ReplySample) -> dict[str, Any]:
     answer = sample.answer
     ids = tokens.ids_of(answer.packed) if head.token_ids else None
     common: dict[str, Any] = {
@@ -111,7 +113,9 @@ def _choice(head: Head, sample: Sample) -> dict[str, Any]:
     return {**common, "message": message}
 
 
-def reply_body(head: Head, samples: Sequence[Sample], prompts: int, *, disorder: bool) -> bytes:
+def reply_body(
+    head: ReplyHead, samples: Sequence[ReplySample], prompts: int, *, disorder: bool
+) -> bytes:
     """The body of a whole reply; ``disorder`` gives the choices in reverse, indexes unchanged."""
     choices = [_choice(head, sample) for sample in samples]
     body: dict[str, Any] = {
@@ -143,7 +147,7 @@ class ChunkMaker:
     """
 
     def __init__(
-        self, head: Head, samples: Sequence[Sample], prompts: int, *, continuous: bool
+        self, head: ReplyHead, samples: Sequence[ReplySample], prompts: int, *, continuous: bool
     ) -> None:
         self.head = head
         self.samples = samples
@@ -164,7 +168,7 @@ class ChunkMaker:
             body["usage"] = usage
         return b"data: " + encode(body) + b"\n\n"
 
-    def _so_far(self, sample: Sample) -> dict[str, Any] | None:
+    def _so_far(self, sample: ReplySample) -> dict[str, Any] | None:
         if not self.continuous:
             return None
         prompt = tokens.count(sample.prompt)
@@ -180,7 +184,7 @@ class ChunkMaker:
             for sample in self.samples
         ]
 
-    def tokens_until(self, sample: Sample, generated: int) -> bytes:
+    def tokens_until(self, sample: ReplySample, generated: int) -> bytes:
         """The chunk with a choice's tokens up to number ``generated``; empty if none is new."""
         sent = self._sent[sample.index]
         if generated <= sent:
@@ -214,11 +218,11 @@ class ChunkMaker:
         return last + b"data: [DONE]\n\n"
 
     @staticmethod
-    def _delta(sample: Sample, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    def _delta(sample: ReplySample, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": sample.index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
     @staticmethod
-    def _text(sample: Sample, text: str, reason: str | None) -> dict[str, Any]:
+    def _text(sample: ReplySample, text: str, reason: str | None) -> dict[str, Any]:
         return {"index": sample.index, "text": text, "logprobs": None, "finish_reason": reason}
 
 

@@ -122,7 +122,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
 
 
-class Limits(msgspec.Struct, frozen=True):
+class RequestLimits(msgspec.Struct, frozen=True):
     """Token limits of one generation, checked against the context length."""
 
     most: int
@@ -196,7 +196,7 @@ def stops_of(request: Common) -> list[str]:
     return [s for s in request.stop or () if s]
 
 
-def limits_of(request: Common, prompt_tokens: int, context: int) -> Limits:
+def limits_of(request: Common, prompt_tokens: int, context: int) -> RequestLimits:
     """How many tokens may and must be generated after a prompt.
 
     Args:
@@ -229,7 +229,7 @@ def limits_of(request: Common, prompt_tokens: int, context: int) -> Limits:
     if not 0 <= least <= most:
         message = f"min_tokens must be at least 0 and at most max_tokens={most}, got {least}."
         raise ApiError(400, message, param="min_tokens")
-    return Limits(most, least, bool(request.ignore_eos))
+    return RequestLimits(most, least, bool(request.ignore_eos))
 
 
 def pack_prompts(prompt: Json, what: str = "prompt") -> list[bytes]:

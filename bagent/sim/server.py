@@ -18,9 +18,9 @@ from bagent import __version__
 from bagent.errors import UsageError
 from bagent.sim import requests as protocol
 from bagent.sim import tokens
-from bagent.sim.config import EngineConfig, Fault, FaultConfig, Faults, SimConfig
-from bagent.sim.driver import Driver, Flight, Order, OrderDesk
-from bagent.sim.engine import Engine, Request
+from bagent.sim.config import EngineConfig, FaultConfig, Faults, InjectedFault, SimConfig
+from bagent.sim.driver import Driver, GenerationCall, PendingCall, RequestParser
+from bagent.sim.engine import SimEngine, SimRequest
 from bagent.sim.metrics import render_metrics
 from bagent.sim.other_protocols import (
     Messages,
@@ -29,7 +29,7 @@ from bagent.sim.other_protocols import (
     chat_of_messages,
     chat_of_responses,
 )
-from bagent.sim.replies import ChunkMaker, Head, Sample, encode, reply_body
+from bagent.sim.replies import ChunkMaker, ReplyHead, ReplySample, encode, reply_body
 from bagent.sim.requests import ApiError
 from bagent.sim.text import seeded, unit_vector
 
@@ -63,13 +63,13 @@ class Replica:
         last = config.replicas if config.faults.faulty is None else config.faults.faulty
         faults = config.faults if number >= config.replicas - last else FaultConfig()
         self.config = config
-        self.engine = Engine(scaled_engine(config, faults))
+        self.engine = SimEngine(scaled_engine(config, faults))
         self.faults = Faults(faults, config.seed, number)
         self.driver = Driver(self.engine)
         self._die = die
         self._ids = itertools.count()
         self._name = f"sim{number}"
-        self._desk = OrderDesk(config, self._new_id)
+        self._desk = RequestParser(config, self._new_id)
         self._routes: dict[tuple[str, str], Handler] = {
             ("GET", "/health"): self._ok,
             ("GET", "/ping"): self._ok,
@@ -153,13 +153,13 @@ class Replica:
         return await self._generate(request, self._desk.completion)
 
     async def _responses(self, request: web.BaseRequest) -> web.StreamResponse:
-        def read(body: bytes, name: str | None) -> Order:
+        def read(body: bytes, name: str | None) -> GenerationCall:
             return self._desk.chat(chat_of_responses(body), name)
 
         return await self._generate(request, read, Responses)
 
     async def _messages(self, request: web.BaseRequest) -> web.StreamResponse:
-        def read(body: bytes, name: str | None) -> Order:
+        def read(body: bytes, name: str | None) -> GenerationCall:
             return self._desk.chat(chat_of_messages(body), name)
 
         return await self._generate(request, read, Messages)
@@ -167,8 +167,8 @@ class Replica:
     async def _generate(
         self,
         request: web.BaseRequest,
-        read: Callable[[bytes, str | None], Order],
-        protocol_of: Callable[[Head, Sample], Protocol] | None = None,
+        read: Callable[[bytes, str | None], GenerationCall],
+        protocol_of: Callable[[ReplyHead, ReplySample], Protocol] | None = None,
     ) -> web.StreamResponse:
         fault = self.faults.next()
         body = await request.content.read()
@@ -181,7 +181,7 @@ class Replica:
             self.faults.shown("stall")
             await asyncio.sleep(self.faults.config.stall / self.config.speedup)
         self._check_queue(len(order.samples))
-        flight = Flight(stream=order.stream)
+        flight = PendingCall(stream=order.stream)
         try:
             self.driver.start(flight, order.engine_requests(flight))
             for sample, sequence in zip(order.samples, flight.sequences, strict=True):
@@ -222,7 +222,11 @@ class Replica:
             raise ApiError(503, message, "Service Unavailable")
 
     async def _whole(
-        self, request: web.BaseRequest, order: Order, fault: Fault, form: Protocol | None
+        self,
+        request: web.BaseRequest,
+        order: GenerationCall,
+        fault: InjectedFault,
+        form: Protocol | None,
     ) -> web.StreamResponse:
         disorder = fault.disorder and len(order.samples) > 1
         if disorder:
@@ -249,9 +253,9 @@ class Replica:
     async def _stream(
         self,
         request: web.BaseRequest,
-        order: Order,
-        flight: Flight,
-        fault: Fault,
+        order: GenerationCall,
+        flight: PendingCall,
+        fault: InjectedFault,
         form: Protocol | None,
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={**_headers(request), **_STREAM})
@@ -300,9 +304,9 @@ class Replica:
                     f"tokens. However, you requested {tokens.count(prompt)} tokens in the input "
                     "for embedding generation. Please reduce the length of the input.",
                 )
-        flight = Flight(stream=False)
+        flight = PendingCall(stream=False)
         try:
-            wanted = [Request(tokens.count(p), 0, tag=flight) for p in prompts]
+            wanted = [SimRequest(tokens.count(p), 0, tag=flight) for p in prompts]
             self.driver.start(flight, wanted)
             await flight.news()
         finally:

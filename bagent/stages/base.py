@@ -10,26 +10,26 @@ import msgspec
 
 from bagent.agents.plan import StagePlan
 from bagent.job.spec.stages import OnFailure
-from bagent.stages.feeder import Gate, Inbox
-from bagent.stages.results import Emit, Records
-from bagent.stages.row import INPUT, Item, stage_item, value_of
-from bagent.stages.row_runner import Engine
-from bagent.stages.slots import AsTheyCome, Reader, Stream, Ticket
-from bagent.stages.stop_rules import StopAdvice
+from bagent.stages.feeder import Backpressure, StageQueue
+from bagent.stages.results import Emit, StageResults
+from bagent.stages.row import INPUT, StageRow, stage_item, value_of
+from bagent.stages.row_runner import RowRunner
+from bagent.stages.slots import Reader, Slot, Stream, UnorderedReader
+from bagent.stages.stop_rules import StopReason
 from bagent.types import Json, Outcome, Row
 
 NO_SURVIVOR = "bad_input"
 """Error kind of a row for which nothing is left that came out ok."""
 
 
-class World(msgspec.Struct, eq=False):
+class StageContext(msgspec.Struct, eq=False):
     """What the stages of one run share.
 
     ``stop`` ends the run early, ``notice`` tells people, ``now`` is Unix seconds.
     """
 
-    records: Records
-    stop: Callable[[StopAdvice], None]
+    records: StageResults
+    stop: Callable[[StopReason], None]
     notice: Callable[[str], None]
     now: Callable[[], float]
 
@@ -49,7 +49,7 @@ class Stage(Protocol):
         ...
 
 
-class Entrance:
+class FailurePolicy:
     """Decides about rows that failed before a stage.
 
     Args:
@@ -61,7 +61,7 @@ class Entrance:
     """
 
     def __init__(
-        self, name: str, on_failure: OnFailure, world: World, *, sees_dropped: bool = False
+        self, name: str, on_failure: OnFailure, world: StageContext, *, sees_dropped: bool = False
     ) -> None:
         self.name = name
         self.dropped = 0
@@ -69,7 +69,7 @@ class Entrance:
         self._on_failure = on_failure
         self._world = world
 
-    def admits(self, item: Item) -> bool:
+    def admits(self, item: StageRow) -> bool:
         """Whether the stage takes the row; a failed one may also stop the run."""
         if item.ok or self._on_failure == "include":
             return True
@@ -78,27 +78,27 @@ class Entrance:
             return self._sees_dropped
         words = self.reason(item)
         self._world.stop(
-            StopAdvice(
+            StopReason(
                 f"stage {self.name} stops at a row that failed before it: {words}",
                 "mend the cause, or write on_failure: include or drop",
             )
         )
         return False
 
-    def unasked(self, item: Item) -> tuple[Outcome, int]:
+    def unasked(self, item: StageRow) -> tuple[Outcome, int]:
         """The outcome, and its place, of a row that there is nothing to ask about."""
         records = self._world.records
         found = records.finished(item.row.key, self.name, 0, (item,))
         if found is not None:
             return found
         words = self.reason(item) if item.place is None else records.read(item.place).error
-        row = made_row(item.row, item)
-        outcome = ended_row(
+        row = prompt_row(item.row, item)
+        outcome = make_outcome(
             self.name, row, self._world.now(), error=(NO_SURVIVOR, words or "nothing came of it")
         )
         return outcome, records.write(outcome, row)
 
-    def reason(self, item: Item) -> str:
+    def reason(self, item: StageRow) -> str:
         """Why a row failed before this stage, for people."""
         if item.place is None:
             return f"{item.ref}: {item.row.error}"
@@ -114,18 +114,18 @@ class Entrance:
             )
 
 
-class Names:
+class PromptVariables:
     """What a stage's templates can name beside fields: what earlier stages answered.
 
     Args:
         used: the names that its templates use; None: any.
     """
 
-    def __init__(self, used: frozenset[str] | None, records: Records) -> None:
+    def __init__(self, used: frozenset[str] | None, records: StageResults) -> None:
         self._used = used
         self._records = records
 
-    def of(self, item: Item) -> dict[str, Json]:
+    def of(self, item: StageRow) -> dict[str, Json]:
         """Values by name for one row; only what is used is read."""
         used = self._used
         return {
@@ -135,7 +135,7 @@ class Names:
         }
 
 
-def made_row(row: Row, item: Item, extra: dict[str, Json] | None = None) -> Row:
+def prompt_row(row: Row, item: StageRow, extra: dict[str, Json] | None = None) -> Row:
     """``row`` as a stage sends it: with its parents and the further names of its prompt."""
     return msgspec.structs.replace(
         row,
@@ -145,7 +145,7 @@ def made_row(row: Row, item: Item, extra: dict[str, Json] | None = None) -> Row:
     )
 
 
-def ended_row(
+def make_outcome(
     stage: str, row: Row, now: float, *, output: Json = None, error: tuple[str, str] | None = None
 ) -> Outcome:
     """The outcome of a row that no model was asked about.
@@ -174,16 +174,16 @@ def ended_row(
 class RowStage(ABC):
     """Reads one stream; rows that its entrance does not admit leave nothing behind."""
 
-    def __init__(self, name: str, entrance: Entrance) -> None:
+    def __init__(self, name: str, entrance: FailurePolicy) -> None:
         self.name = name
         self.out = Stream()
         self._entrance = entrance
 
     def readers(self) -> list[Reader]:
         """Reads one stream, as rows come."""
-        return [AsTheyCome(self._arrive, self._all_taken, self.out)]
+        return [UnorderedReader(self._arrive, self._all_taken, self.out)]
 
-    def _arrive(self, item: Item, ticket: Ticket) -> None:
+    def _arrive(self, item: StageRow, ticket: Slot) -> None:
         if not self._entrance.admits(item):
             ticket.split(0)
         elif item.void:
@@ -192,14 +192,14 @@ class RowStage(ABC):
             self._take(item, ticket)
 
     @abstractmethod
-    def _take(self, item: Item, ticket: Ticket) -> None:
+    def _take(self, item: StageRow, ticket: Slot) -> None:
         """Work on one row; what comes of it goes to its ticket."""
 
     def _all_taken(self) -> None:
         """No more rows come."""
         self._entrance.tell()
 
-    def _was_finished(self, world: World, item: Item, ticket: Ticket) -> bool:
+    def _was_finished(self, world: StageContext, item: StageRow, ticket: Slot) -> bool:
         """Fill the ticket with what an earlier start made of the row, if it did."""
         found = world.records.finished(item.row.key, self.name, 0, (item,))
         if found is None:
@@ -211,10 +211,10 @@ class RowStage(ABC):
 Then = Callable[[Outcome, int], None]
 """What goes on with an outcome and its place."""
 
-MakeEngine = Callable[[Emit], Engine]
+MakeEngine = Callable[[Emit], RowRunner]
 
 
-class Asker:
+class RowRequester:
     """Asks about rows in the order given, and says what came of each.
 
     Args:
@@ -225,18 +225,18 @@ class Asker:
     """
 
     def __init__(
-        self, plan: StagePlan, records: Records, gate: Gate, make_engine: MakeEngine
+        self, plan: StagePlan, records: StageResults, gate: Backpressure, make_engine: MakeEngine
     ) -> None:
         self.plan = plan
         self._records = records
-        self._inbox = Inbox(gate)
+        self._inbox = StageQueue(gate)
         self._waiting: dict[tuple[int, int], list[Then]] = {}
         self.engine = make_engine(self._ended)
 
     def ask(
         self,
         unit: tuple[int, int],
-        made_of: Sequence[Item],
+        made_of: Sequence[StageRow],
         make: Callable[[], Row],
         then: Then,
     ) -> None:

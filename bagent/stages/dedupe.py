@@ -37,7 +37,7 @@ class RecentAnswers:
         return self._places[slot] - 1
 
 
-class Sharing:
+class RequestDedupe:
     """Decides for each conversation whether it asks, waits for an equal one, or takes an answer.
 
     Args:

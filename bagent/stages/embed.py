@@ -15,11 +15,19 @@ from bagent.fleet.call import Call, Delivery
 from bagent.fleet.fleet import Fleet
 from bagent.job.templates.environment import printed
 from bagent.job.templates.template import TemplateFailure
-from bagent.stages.base import NO_SURVIVOR, Entrance, Names, RowStage, World, ended_row, made_row
-from bagent.stages.feeder import Gate
-from bagent.stages.row import Item, stage_item
-from bagent.stages.slots import Ticket
-from bagent.stages.stop_rules import Guards, StopAdvice
+from bagent.stages.base import (
+    NO_SURVIVOR,
+    FailurePolicy,
+    PromptVariables,
+    RowStage,
+    StageContext,
+    make_outcome,
+    prompt_row,
+)
+from bagent.stages.feeder import Backpressure
+from bagent.stages.row import StageRow, stage_item
+from bagent.stages.slots import Slot
+from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import Failure, Outcome, Reply, Row
 
 BATCH = 64
@@ -29,13 +37,13 @@ BATCH_BYTES = 256 * 1024
 """Texts of one request together, unless one alone is longer."""
 
 
-class Wanted(msgspec.Struct, frozen=True, eq=False):
+class PendingEmbedding(msgspec.Struct, frozen=True, eq=False):
     """One row whose text waits for its vector."""
 
-    item: Item
+    item: StageRow
     row: Row
     text: str
-    ticket: Ticket
+    ticket: Slot
 
 
 class EmbedStage(RowStage):
@@ -53,12 +61,12 @@ class EmbedStage(RowStage):
         self,
         plan: StagePlan,
         fleet: Fleet,
-        entrance: Entrance,
-        names: Names,
-        world: World,
-        gate: Gate,
+        entrance: FailurePolicy,
+        names: PromptVariables,
+        world: StageContext,
+        gate: Backpressure,
         *,
-        guards: Guards,
+        guards: StopRules,
         has_prompt: bool,
     ) -> None:
         super().__init__(plan.name, entrance)
@@ -69,7 +77,7 @@ class EmbedStage(RowStage):
         self._gate = gate
         self._guards = guards
         self._has_prompt = has_prompt
-        self._waiting: deque[tuple[Item, Ticket]] = deque()
+        self._waiting: deque[tuple[StageRow, Slot]] = deque()
         self._open = 0
         self._sizes: Counter[int] = Counter()
         self._ended = False
@@ -85,7 +93,7 @@ class EmbedStage(RowStage):
         self._changed.set()
         super()._all_taken()
 
-    def _take(self, item: Item, ticket: Ticket) -> None:
+    def _take(self, item: StageRow, ticket: Slot) -> None:
         if self._was_finished(self._world, item, ticket):
             return
         self._waiting.append((item, ticket))
@@ -104,12 +112,12 @@ class EmbedStage(RowStage):
                 self._changed.clear()
                 await self._changed.wait()
 
-    def _batch(self) -> list[Wanted]:
-        found: list[Wanted] = []
+    def _batch(self) -> list[PendingEmbedding]:
+        found: list[PendingEmbedding] = []
         size = 0
         while self._waiting and len(found) < BATCH and size < BATCH_BYTES:
             item, ticket = self._waiting.popleft()
-            row = made_row(item.row, item)
+            row = prompt_row(item.row, item)
             try:
                 text = self._text(item)
             except TemplateFailure as failure:
@@ -119,11 +127,11 @@ class EmbedStage(RowStage):
                 words = f"there is no answer to embed: {self._entrance.reason(item)}"
                 self._end(item, ticket, self._failed(row, NO_SURVIVOR, words))
                 continue
-            found.append(Wanted(item, row, text, ticket))
+            found.append(PendingEmbedding(item, row, text, ticket))
             size += len(text)
         return found
 
-    def _text(self, item: Item) -> str:
+    def _text(self, item: StageRow) -> str:
         names = self._names.of(item)
         if not self._has_prompt:
             return printed(names[item.stage])
@@ -133,7 +141,7 @@ class EmbedStage(RowStage):
         messages = prompt.render(item.row.data, names)
         return "\n".join(str(message.get("content")) for message in messages)
 
-    def _send(self, batch: Sequence[Wanted], *, urgent: bool = False) -> None:
+    def _send(self, batch: Sequence[PendingEmbedding], *, urgent: bool = False) -> None:
         if not batch:
             return
         self._open += 1
@@ -148,7 +156,7 @@ class EmbedStage(RowStage):
 
     def _done(
         self,
-        batch: Sequence[Wanted],
+        batch: Sequence[PendingEmbedding],
         call: Call,
         found: Reply | Failure,
         delivery: Delivery | None,
@@ -166,7 +174,9 @@ class EmbedStage(RowStage):
                 outcome = self._failed(one.row, found.kind, found.message)
             else:
                 vectors = found.vectors or []
-                outcome = ended_row(self.name, one.row, self._world.now(), output=vectors[number])
+                outcome = make_outcome(
+                    self.name, one.row, self._world.now(), output=vectors[number]
+                )
                 outcome.model = found.model
                 if len(batch) == 1:
                     outcome.prompt_tokens = found.usage.prompt
@@ -179,11 +189,11 @@ class EmbedStage(RowStage):
             self._end(one.item, one.ticket, outcome, one.row)
 
     def _failed(self, row: Row, kind: str, words: str) -> Outcome:
-        return ended_row(self.name, row, self._world.now(), error=(kind, words))
+        return make_outcome(self.name, row, self._world.now(), error=(kind, words))
 
-    def _end(self, item: Item, ticket: Ticket, outcome: Outcome, row: Row | None = None) -> None:
+    def _end(self, item: StageRow, ticket: Slot, outcome: Outcome, row: Row | None = None) -> None:
         place = self._world.records.write(outcome, row or item.row)
-        advice: StopAdvice | None = self._guards.outcome(outcome)
+        advice: StopReason | None = self._guards.outcome(outcome)
         if advice is not None:
             self._world.stop(advice)
         ticket.fill(stage_item(item, item.row, outcome, place))
@@ -194,8 +204,8 @@ class _Batch:
 
     def __init__(
         self,
-        batch: Sequence[Wanted],
-        done: Callable[[Sequence[Wanted], Call, Reply | Failure, Delivery | None], None],
+        batch: Sequence[PendingEmbedding],
+        done: Callable[[Sequence[PendingEmbedding], Call, Reply | Failure, Delivery | None], None],
         sizes: Counter[int],
     ) -> None:
         self._batch = batch

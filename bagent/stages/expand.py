@@ -10,10 +10,18 @@ import msgspec
 
 from bagent.job.spec.stages import SplitSpec
 from bagent.job.templates.template import Expression, TemplateFailure
-from bagent.stages.base import NO_SURVIVOR, Entrance, Names, RowStage, World, ended_row, made_row
-from bagent.stages.results import Records
-from bagent.stages.row import INPUT, Item, derived, estimate, stage_item
-from bagent.stages.slots import Ticket
+from bagent.stages.base import (
+    NO_SURVIVOR,
+    FailurePolicy,
+    PromptVariables,
+    RowStage,
+    StageContext,
+    make_outcome,
+    prompt_row,
+)
+from bagent.stages.results import StageResults
+from bagent.stages.row import INPUT, StageRow, derive_key, estimate, stage_item
+from bagent.stages.slots import Slot
 from bagent.types import Json, Row
 
 _ENDS = tuple(map(re.compile, (r"\n\s*\n", r"[.!?。!?]['\")\]]*\s+|[。!?]", r"\s+")))
@@ -21,7 +29,7 @@ _LATEST = 0.5
 """A piece is cut back at most to so much of its length for a better end."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TextPiece(msgspec.Struct, frozen=True):
     """A part of a text in characters from ``start`` to before ``end``; about ``tokens`` long."""
 
     start: int
@@ -29,19 +37,19 @@ class Piece(msgspec.Struct, frozen=True):
     tokens: int
 
 
-def pieces(text: str, tokens: int, overlap: int) -> list[Piece]:
+def pieces(text: str, tokens: int, overlap: int) -> list[TextPiece]:
     """The pieces of ``text``, of at most ``tokens`` tokens each by estimate.
 
     Each piece but the first repeats about the last ``overlap`` tokens of the one before. All
     characters are in some piece; an empty text has no pieces. The same text has the same pieces.
     """
-    found: list[Piece] = []
+    found: list[TextPiece] = []
     start = 0
     while start < len(text):
         end = _reach(text, start, tokens)
         if end < len(text):
             end = _good_end(text, start, end)
-        found.append(Piece(start, end, _size(text, start, end)))
+        found.append(TextPiece(start, end, _size(text, start, end)))
         if end >= len(text):
             break
         # A piece that was cut back far may be shorter than the overlap: go on all the same.
@@ -94,7 +102,7 @@ NOTHING = "empty"
 """Error kind of a row that nothing came of."""
 
 
-class Made(msgspec.Struct, frozen=True):
+class ExpandedRows(msgspec.Struct, frozen=True):
     """One row that is to be made: its fields, and what is told of it in the results."""
 
     data: dict[str, Any]
@@ -105,7 +113,7 @@ class Made(msgspec.Struct, frozen=True):
 class Recipe(Protocol):
     """How one row becomes several."""
 
-    def rows(self, item: Item, names: Mapping[str, Json]) -> list[Made]:
+    def rows(self, item: StageRow, names: Mapping[str, Json]) -> list[ExpandedRows]:
         """The rows that ``item`` becomes.
 
         Raises:
@@ -125,7 +133,7 @@ class Items:
         self._expression = expression
         self._source = source
 
-    def rows(self, item: Item, names: Mapping[str, Json]) -> list[Made]:
+    def rows(self, item: StageRow, names: Mapping[str, Json]) -> list[ExpandedRows]:
         """One row an item of the list."""
         answer = names.get(self._source, item.row.data if self._source == INPUT else None)
         scope: dict[str, Any] = dict(item.row.data)
@@ -140,17 +148,18 @@ class Items:
                 f"{self._expression.where}: {self._expression.text} is {kind}, not a list"
             )
         return [
-            Made({**item.row.data, **(one if isinstance(one, dict) else {})}, one) for one in found
+            ExpandedRows({**item.row.data, **(one if isinstance(one, dict) else {})}, one)
+            for one in found
         ]
 
 
-class Split:
+class TextSplit:
     """Rows of the pieces of a long text; each has its piece in the place of the text."""
 
     def __init__(self, spec: SplitSpec) -> None:
         self._spec = spec
 
-    def rows(self, item: Item, names: Mapping[str, Json]) -> list[Made]:
+    def rows(self, item: StageRow, names: Mapping[str, Json]) -> list[ExpandedRows]:
         """One row a piece; results tell its place, not its text."""
         field = self._spec.field
         text = item.row.data.get(field, names.get(field))
@@ -158,12 +167,12 @@ class Split:
             words = "there is no" if text is None else "it is no text:"
             raise TemplateFailure(f"split: {words} {field}")
         return [
-            Made({**item.row.data, field: text[one.start : one.end]}, told, one.tokens)
+            ExpandedRows({**item.row.data, field: text[one.start : one.end]}, told, one.tokens)
             for one, told in _told(pieces(text, self._spec.tokens, self._spec.overlap))
         ]
 
 
-def _told(found: list[Piece]) -> Iterator[tuple[Piece, dict[str, int]]]:
+def _told(found: list[TextPiece]) -> Iterator[tuple[TextPiece, dict[str, int]]]:
     for number, piece in enumerate(found):
         told = {"piece": number, "of": len(found), "start": piece.start, "end": piece.end}
         yield piece, told
@@ -182,10 +191,10 @@ class ExpandStage(RowStage):
 
     def __init__(
         self,
-        entrance: Entrance,
+        entrance: FailurePolicy,
         recipe: Recipe,
-        names: Names,
-        world: World,
+        names: PromptVariables,
+        world: StageContext,
         *,
         later: Sequence[str] = (),
     ) -> None:
@@ -198,7 +207,7 @@ class ExpandStage(RowStage):
     async def run(self) -> None:
         """Nothing to wait for: all is done as rows come."""
 
-    def _take(self, item: Item, ticket: Ticket) -> None:
+    def _take(self, item: StageRow, ticket: Slot) -> None:
         if not item.ok:
             self._fail(item, ticket, NO_SURVIVOR, self._entrance.reason(item))
             return
@@ -213,28 +222,28 @@ class ExpandStage(RowStage):
         self._world.records.forget(item.row.key, self._later)
         for number, (one, place) in enumerate(zip(made, ticket.split(len(made)), strict=True)):
             row = msgspec.structs.replace(
-                made_row(item.row, item),
-                key=derived((item.row.key,), self.name, number),
+                prompt_row(item.row, item),
+                key=derive_key((item.row.key,), self.name, number),
                 id=f"{item.row.id}/{number}",
                 data=one.data,
             )
             self._put(item, row, one, place)
 
-    def _put(self, item: Item, row: Row, made: Made, ticket: Ticket) -> None:
-        records: Records = self._world.records
+    def _put(self, item: StageRow, row: Row, made: ExpandedRows, ticket: Slot) -> None:
+        records: StageResults = self._world.records
         found = records.finished(row.key, self.name, 0, (item,))
         if found is None:
-            outcome = ended_row(self.name, row, self._world.now(), output=made.output)
+            outcome = make_outcome(self.name, row, self._world.now(), output=made.output)
             found = outcome, records.write(outcome, row)
         plain = msgspec.structs.replace(row, parents=(), parents_failed=None)
         filled = stage_item(item, plain, *found)
         ticket.fill(msgspec.structs.replace(filled, tokens=filled.tokens + made.tokens))
 
-    def _fail(self, item: Item, ticket: Ticket, kind: str, words: str) -> None:
-        row = made_row(item.row, item)
+    def _fail(self, item: StageRow, ticket: Slot, kind: str, words: str) -> None:
+        row = prompt_row(item.row, item)
         records = self._world.records
         found = records.finished(row.key, self.name, 0, (item,))
         if found is None:
-            outcome = ended_row(self.name, row, self._world.now(), error=(kind, words))
+            outcome = make_outcome(self.name, row, self._world.now(), error=(kind, words))
             found = outcome, records.write(outcome, row)
         ticket.fill(msgspec.structs.replace(stage_item(item, item.row, *found), void=True))

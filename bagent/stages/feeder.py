@@ -110,7 +110,7 @@ A fleet has rows enough standing ready by itself; those here are only names of r
 """
 
 
-class Gate:
+class Backpressure:
     """Says whether more of the input may be read: the backpressure of a pipeline on its feeder.
 
     It bounds reading alone: a row that ended is always taken, so nothing can wait in a circle.
@@ -135,14 +135,14 @@ class Gate:
             await self._changed.wait()
 
 
-class Inbox:
+class StageQueue:
     """Rows to ask about, in order of arrival; iterate over it asynchronously, once.
 
     A row is given as what makes it, called just before it is sent: its prompt may hold what many
     earlier rows answered.
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Backpressure) -> None:
         self._gate = gate
         self._waiting: deque[tuple[Callable[[], Row], int]] = deque()
         self._changed = asyncio.Event()
@@ -162,7 +162,7 @@ class Inbox:
         self._closed = True
         self._changed.set()
 
-    def __aiter__(self) -> Inbox:
+    def __aiter__(self) -> StageQueue:
         return self
 
     async def __anext__(self) -> Work:

@@ -6,8 +6,8 @@ from functools import partial
 
 import msgspec
 
-from bagent.stages.row import Item
-from bagent.stages.slots import AsTheyCome, Reader, Stream, Ticket
+from bagent.stages.row import StageRow
+from bagent.stages.slots import Reader, Slot, Stream, UnorderedReader
 from bagent.types import Json
 
 
@@ -27,24 +27,24 @@ class Join:
     def __init__(self, count: int) -> None:
         self.out = Stream()
         self._count = count
-        self._open: dict[int, tuple[Item, Ticket]] = {}
-        self._by_key: list[dict[int, Item]] = [{} for _ in range(count)]
+        self._open: dict[int, tuple[StageRow, Slot]] = {}
+        self._by_key: list[dict[int, StageRow]] = [{} for _ in range(count)]
         self._idle = 0
 
     def readers(self) -> list[Reader]:
         """One reader for each source, in order."""
-        first = AsTheyCome(self._first, self._ended, self.out)
+        first = UnorderedReader(self._first, self._ended, self.out)
         others = [
-            AsTheyCome(partial(self._other, number), self._ended)
+            UnorderedReader(partial(self._other, number), self._ended)
             for number in range(1, self._count)
         ]
         return [first, *others]
 
-    def _first(self, item: Item, ticket: Ticket) -> None:
+    def _first(self, item: StageRow, ticket: Slot) -> None:
         self._open[item.row.key] = (item, ticket)
         self._look(item.row.key)
 
-    def _other(self, source: int, item: Item, _: Ticket) -> None:
+    def _other(self, source: int, item: StageRow, _: Slot) -> None:
         self._by_key[source].setdefault(item.row.key, item)
         self._look(item.row.key)
 
@@ -70,23 +70,23 @@ class Join:
 class _Left:
     """The rows of one source that no row found by its key while both came."""
 
-    def __init__(self, items: dict[int, Item]) -> None:
+    def __init__(self, items: dict[int, StageRow]) -> None:
         self._by_key = items
-        self._by_name: dict[str, Item] = {}
-        self._by_root: dict[int, list[Item]] = {}
-        self._by_base: dict[str, list[Item]] = {}
+        self._by_name: dict[str, StageRow] = {}
+        self._by_root: dict[int, list[StageRow]] = {}
+        self._by_base: dict[str, list[StageRow]] = {}
         for item in sorted(items.values(), key=lambda one: (one.row.index, one.answer)):
             self._by_name.setdefault(_name(item.row.id), item)
             self._by_base.setdefault(_base(item), []).append(item)
             if item.root is not None:
                 self._by_root.setdefault(item.root.key, []).append(item)
 
-    def partner(self, item: Item) -> Item | None:
+    def partner(self, item: StageRow) -> StageRow | None:
         """The row that belongs to ``item``."""
         row = item.row
         return self._by_key.get(row.key) or self._by_name.get(_name(row.id)) or self._only(item)
 
-    def _only(self, item: Item) -> Item | None:
+    def _only(self, item: StageRow) -> StageRow | None:
         """The only one that goes back to the same input row, and to the same rows on the way."""
         found = self._by_base.get(_base(item), [])
         if item.root is not None and any(one.root is not None for one in found):
@@ -100,7 +100,7 @@ def _agree(one: dict[str, int], other: dict[str, int]) -> bool:
     return all(other.get(name, place) == place for name, place in one.items())
 
 
-def joined(item: Item, partners: list[Item]) -> Item:
+def joined(item: StageRow, partners: list[StageRow]) -> StageRow:
     """``item`` with the fields, names and failures of ``partners``."""
     data = dict(item.row.data)
     for partner in partners:
@@ -122,6 +122,6 @@ def _name(row_id: Json) -> str:
     return f"{type(row_id).__name__}:{row_id}"
 
 
-def _base(item: Item) -> str:
+def _base(item: StageRow) -> str:
     """The id of the input row that a row goes back to, else its own."""
     return _name(item.row.id if item.root is None else item.root.id)

@@ -13,18 +13,26 @@ from bagent.job.templates.environment import JsonLines
 from bagent.job.templates.template import Expression, TemplateFailure
 from bagent.stages.base import (
     NO_SURVIVOR,
-    Asker,
-    Entrance,
-    Names,
+    FailurePolicy,
+    PromptVariables,
+    RowRequester,
     RowStage,
-    World,
-    ended_row,
-    made_row,
+    StageContext,
+    make_outcome,
+    prompt_row,
 )
-from bagent.stages.feeder import MOST_WAITING, Gate
-from bagent.stages.reduction_tree import Fit, shortened
-from bagent.stages.row import Item, Response, derived, reference, response_of, stage_item, value_of
-from bagent.stages.slots import Ticket
+from bagent.stages.feeder import MOST_WAITING, Backpressure
+from bagent.stages.reduction_tree import ContextFit, shortened
+from bagent.stages.row import (
+    Response,
+    StageRow,
+    derive_key,
+    reference,
+    response_of,
+    stage_item,
+    value_of,
+)
+from bagent.stages.slots import Slot
 from bagent.types import Json, Outcome, Row
 
 MOST_BOARDS = 1024
@@ -62,12 +70,12 @@ class Board(JsonLines):
         self[:] = [*kept, entry]
 
 
-class Writer(msgspec.Struct, frozen=True, eq=False):
+class BoardWriter(msgspec.Struct, frozen=True, eq=False):
     """One section and who is asked for it."""
 
     name: str
-    asker: Asker
-    names: Names
+    asker: RowRequester
+    names: PromptVariables
 
 
 class LoopRule(msgspec.Struct, frozen=True):
@@ -81,7 +89,7 @@ class LoopRule(msgspec.Struct, frozen=True):
 class _State(msgspec.Struct, eq=False):
     """One board on its way."""
 
-    item: Item
+    item: StageRow
     board: Board
     number: int = 0
     last: dict[str, tuple[Outcome, int]] = {}
@@ -99,18 +107,18 @@ class LoopStage(RowStage):
     def __init__(
         self,
         name: str,
-        writers: Sequence[Writer],
+        writers: Sequence[BoardWriter],
         rule: LoopRule,
-        entrance: Entrance,
-        world: World,
-        gate: Gate,
+        entrance: FailurePolicy,
+        world: StageContext,
+        gate: Backpressure,
     ) -> None:
         super().__init__(name, entrance)
         self._writers = writers
         self._rule = rule
         self._world = world
         self._gate = gate
-        usable = [u for w in writers if (u := Fit(w.asker.plan).usable) is not None]
+        usable = [u for w in writers if (u := ContextFit(w.asker.plan).usable) is not None]
         self._longest = min(usable) // 2 // len(writers) if usable else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -126,7 +134,7 @@ class LoopStage(RowStage):
         self._changed.set()
         super()._all_taken()
 
-    def _take(self, item: Item, ticket: Ticket) -> None:
+    def _take(self, item: StageRow, ticket: Slot) -> None:
         if self._was_finished(self._world, item, ticket):
             return
         task = asyncio.ensure_future(self._work(item, ticket))
@@ -157,7 +165,7 @@ class LoopStage(RowStage):
 
     # --- one board --------------------------------------------------------------------------------
 
-    async def _work(self, item: Item, ticket: Ticket) -> None:
+    async def _work(self, item: StageRow, ticket: Slot) -> None:
         state = _State(item, Board(), last={})
         error: tuple[str, str] | None = None
         for number in range(1, self._rule.rounds + 1):
@@ -174,8 +182,8 @@ class LoopStage(RowStage):
                 error = ("template", str(failure))
                 break
         values = {w.name: getattr(state.board, w.name, None) for w in self._writers}
-        row = msgspec.structs.replace(made_row(item.row, item), parents=state.refs)
-        outcome = ended_row(self.name, row, self._world.now(), output=values, error=error)
+        row = msgspec.structs.replace(prompt_row(item.row, item), parents=state.refs)
+        outcome = make_outcome(self.name, row, self._world.now(), output=values, error=error)
         place = self._world.records.write(outcome, row)
         ticket.fill(stage_item(item, item.row, outcome, place))
 
@@ -195,12 +203,12 @@ class LoopStage(RowStage):
         return [outcome for outcome, _ in found]
 
     async def _write(
-        self, state: _State, writer: Writer, refs: tuple[str, ...]
+        self, state: _State, writer: BoardWriter, refs: tuple[str, ...]
     ) -> tuple[Outcome, int]:
         item, number = state.item, state.number
         row = msgspec.structs.replace(
-            made_row(item.row, item),
-            key=derived((item.row.key,), self.name, number, writer.name),
+            prompt_row(item.row, item),
+            key=derive_key((item.row.key,), self.name, number, writer.name),
             id=f"{item.row.id}/{number}.{writer.name}",
             parents=(*item.parents, *refs),
         )
@@ -214,10 +222,10 @@ class LoopStage(RowStage):
         writer.asker.ask((row.key, 0), (item,), make, then)
         return await future
 
-    def _row(self, state: _State, writer: Writer, row: Row) -> Row:
+    def _row(self, state: _State, writer: BoardWriter, row: Row) -> Row:
         return msgspec.structs.replace(row, extra=self._scope(state, writer))
 
-    def _scope(self, state: _State, writer: Writer) -> dict[str, Json]:
+    def _scope(self, state: _State, writer: BoardWriter) -> dict[str, Json]:
         extra: dict[str, Json] = dict(writer.names.of(state.item))
         for other in self._writers:
             value = getattr(state.board, other.name, None)
@@ -226,7 +234,7 @@ class LoopStage(RowStage):
         extra.update(board=state.board, round=state.number, section=writer.name)
         return extra
 
-    def _put(self, state: _State, writer: Writer, found: tuple[Outcome, int]) -> None:
+    def _put(self, state: _State, writer: BoardWriter, found: tuple[Outcome, int]) -> None:
         outcome = found[0]
         response = shortened(response_of(outcome), self._longest)
         cut = response["output"] is None and response["text"] != outcome.text

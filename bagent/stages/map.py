@@ -7,9 +7,9 @@ from functools import partial
 
 import msgspec
 
-from bagent.stages.base import Asker, Entrance, Names, RowStage, made_row
-from bagent.stages.row import Item, derived, stage_item
-from bagent.stages.slots import Ticket
+from bagent.stages.base import FailurePolicy, PromptVariables, RowRequester, RowStage, prompt_row
+from bagent.stages.row import StageRow, derive_key, stage_item
+from bagent.stages.slots import Slot
 from bagent.types import Outcome, Row
 
 
@@ -20,7 +20,9 @@ class MapStage(RowStage):
     of its own and ``#ANSWER`` behind its id.
     """
 
-    def __init__(self, asker: Asker, entrance: Entrance, names: Names) -> None:
+    def __init__(
+        self, asker: RowRequester, entrance: FailurePolicy, names: PromptVariables
+    ) -> None:
         super().__init__(asker.plan.name, entrance)
         self._asker = asker
         self._names = names
@@ -29,7 +31,7 @@ class MapStage(RowStage):
         self._asker.close()
         super()._all_taken()
 
-    def _take(self, item: Item, ticket: Ticket) -> None:
+    def _take(self, item: StageRow, ticket: Slot) -> None:
         count = self._asker.plan.answers
         tickets = [ticket] if count == 1 else ticket.split(count)
         for answer, place in enumerate(tickets):
@@ -37,15 +39,15 @@ class MapStage(RowStage):
             unit = item.row.key, answer
             self._asker.ask(unit, (item,), make, partial(self._done, item, place))
 
-    def _row(self, item: Item) -> Row:
-        return made_row(item.row, item, self._names.of(item))
+    def _row(self, item: StageRow) -> Row:
+        return prompt_row(item.row, item, self._names.of(item))
 
-    def _done(self, item: Item, ticket: Ticket, outcome: Outcome, place: int) -> None:
+    def _done(self, item: StageRow, ticket: Slot, outcome: Outcome, place: int) -> None:
         row = item.row
         if self._asker.plan.answers > 1:
             row = msgspec.structs.replace(
                 row,
-                key=derived((row.key,), self.name, outcome.answer),
+                key=derive_key((row.key,), self.name, outcome.answer),
                 id=f"{row.id}#{outcome.answer}",
             )
         ticket.fill(stage_item(item, row, outcome, place))
@@ -64,9 +66,9 @@ class BroadcastStage(RowStage):
 
     def __init__(
         self,
-        asker: Asker,
-        entrance: Entrance,
-        names: Names,
+        asker: RowRequester,
+        entrance: FailurePolicy,
+        names: PromptVariables,
         endpoints: Callable[[], Sequence[str]],
     ) -> None:
         super().__init__(asker.plan.name, entrance)
@@ -78,12 +80,12 @@ class BroadcastStage(RowStage):
         self._asker.close()
         super()._all_taken()
 
-    def _take(self, item: Item, ticket: Ticket) -> None:
+    def _take(self, item: StageRow, ticket: Slot) -> None:
         endpoints = self._endpoints()
         for endpoint, place in zip(endpoints, ticket.split(len(endpoints)), strict=True):
             row = msgspec.structs.replace(
                 item.row,
-                key=derived((item.row.key,), self.name, endpoint),
+                key=derive_key((item.row.key,), self.name, endpoint),
                 id=f"{item.row.id}@{endpoint}",
                 endpoint=endpoint,
             )
@@ -91,10 +93,10 @@ class BroadcastStage(RowStage):
             done = partial(self._done, item, row, place)
             self._asker.ask((row.key, 0), (item,), make, done)
 
-    def _row(self, item: Item, row: Row) -> Row:
-        return made_row(row, item, self._names.of(item))
+    def _row(self, item: StageRow, row: Row) -> Row:
+        return prompt_row(row, item, self._names.of(item))
 
-    def _done(self, item: Item, row: Row, ticket: Ticket, outcome: Outcome, place: int) -> None:
+    def _done(self, item: StageRow, row: Row, ticket: Slot, outcome: Outcome, place: int) -> None:
         ticket.fill(stage_item(item, msgspec.structs.replace(row, endpoint=None), outcome, place))
 
     async def run(self) -> None:

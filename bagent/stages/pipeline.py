@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 
 from bagent.stages.base import Stage
-from bagent.stages.feeder import Gate, Work
+from bagent.stages.feeder import Backpressure, Work
 from bagent.stages.join import Join
 from bagent.stages.row import INPUT, input_item
-from bagent.stages.slots import Stream, Ticket
+from bagent.stages.slots import Slot, Stream
 
 
 class Intake:
@@ -25,7 +25,7 @@ class Intake:
     def __init__(
         self,
         source: AsyncIterable[Work],
-        gate: Gate,
+        gate: Backpressure,
         expect: Callable[[bool], None],
         *,
         measured: bool,
@@ -42,7 +42,7 @@ class Intake:
         async for batch in self._source:
             for row, _ in batch:
                 await self._gate.wait()
-                ticket = Ticket()
+                ticket = Slot()
                 self.out.push(ticket)
                 ticket.fill(input_item(row, measured=self._measured))
             await asyncio.sleep(0)

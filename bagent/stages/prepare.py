@@ -14,7 +14,7 @@ from bagent.job.templates.prompt import Prompt
 from bagent.job.templates.template import Expression
 from bagent.stages.query import StageTable
 from bagent.stages.row import INPUT
-from bagent.stages.topologies import StageAt, is_plain, lay_out
+from bagent.stages.topologies import StageAt, expand_topology, is_single_map
 from bagent.text.suggest import dotted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ LOOP_NAMES = frozenset({"board", "round", "section"})
 
 
 @dataclass(frozen=True)
-class Asking:
+class StageRequest:
     """What one model is asked in a stage: the job as the stage, or a section of it, sees it.
 
     ``name`` is the section's, else the stage's.
@@ -52,7 +52,7 @@ class PreparedStage:
     spec: StageSpec
     at: StageAt
     sources: tuple[str, ...]
-    asking: tuple[Asking, ...]
+    asking: tuple[StageRequest, ...]
     items: Expression | None = None
     until: Expression | None = None
     goal: int = 1
@@ -66,9 +66,9 @@ def prepare_stages(job: Job) -> tuple[PreparedStage, ...]:
         JobError: a stage lacks something or its template or expression is wrong.
         SchemaError: a schema is wrong.
     """
-    if is_plain(job):
+    if is_single_map(job):
         return ()
-    laid = lay_out(job)
+    laid = expand_topology(job)
     found: list[PreparedStage] = []
     for at in laid.stages:
         _check(job, at)
@@ -137,7 +137,7 @@ def _goal(spec: StageSpec, at: StageAt, base: Job) -> int:
     return int(text)
 
 
-def _askings(base: Job, at: StageAt) -> Iterable[Asking]:
+def _askings(base: Job, at: StageAt) -> Iterable[StageRequest]:
     spec = at.spec
     if spec.kind not in ASKING:
         return
@@ -158,11 +158,11 @@ def _asking(
     path: tuple[str | int, ...],
     base: Job,
     around: StageSpec | None = None,
-) -> Asking:
+) -> StageRequest:
     embeds = isinstance(part, StageSpec) and part.kind == "embed"
     reads_input = isinstance(part, StageSpec) and INPUT in part.from_
     if job.prompt is None and embeds and not reads_input:
-        return Asking(name, job, part, None, None)
+        return StageRequest(name, job, part, None, None)
     if job.prompt is None:
         raise JobError(
             f"{name} has no prompt", hint="write prompt: ...", at=base.source.position(path[:-1])
@@ -183,7 +183,7 @@ def _asking(
             at=base.source.position((*path[:-1], "select")),
         )
     schema = None if embeds else load_schema_of(job, path)
-    return Asking(name, job, part, Prompt(job.prompt, base.source, path), schema)
+    return StageRequest(name, job, part, Prompt(job.prompt, base.source, path), schema)
 
 
 def load_schema_of(job: Job, path: tuple[str | int, ...] = ()) -> OutputSchema | None:

@@ -50,7 +50,7 @@ class StageTable(msgspec.Struct):
     path: Path = Path()
 
 
-class Found(msgspec.Struct, frozen=True):
+class QueryResult(msgspec.Struct, frozen=True):
     """One result row, and the outcomes it was made of as ``STAGE:ID:ANSWER``."""
 
     values: dict[str, Any]
@@ -79,7 +79,7 @@ class Interrupt:
 
 def run_query(
     query: str, tables: Sequence[StageTable], work: Path, interrupt: Interrupt | None = None
-) -> list[Found] | str:
+) -> list[QueryResult] | str:
     """The rows that ``query`` gives, in its order; or why DuckDB refuses it.
 
     Args:
@@ -102,7 +102,7 @@ def run_query(
         return str(error).strip().splitlines()[0]
     finally:
         connection.close()
-    return [Found(msgspec.json.decode(text), tuple(parents or ())) for text, parents in rows]
+    return [QueryResult(msgspec.json.decode(text), tuple(parents or ())) for text, parents in rows]
 
 
 def open_database(access: Access, work: Path, **settings: Setting) -> duckdb.DuckDBPyConnection:

@@ -7,10 +7,10 @@ from collections import deque
 import msgspec
 
 from bagent.job.templates.environment import printed
-from bagent.stages.base import Asker
+from bagent.stages.base import RowRequester
 from bagent.stages.reduction_tree import Reducer, Tree
-from bagent.stages.row import Item, value_of
-from bagent.stages.slots import InOrder, Reader, Stream, Ticket
+from bagent.stages.row import StageRow, value_of
+from bagent.stages.slots import OrderedReader, Reader, Slot, Stream
 from bagent.types import Json
 
 BY_ROW = ("id",)
@@ -25,7 +25,9 @@ class ReduceStage:
         sources: how many stages it reads; the rows of each come after those of the one before.
     """
 
-    def __init__(self, asker: Asker, reducer: Reducer, by: tuple[str, ...], sources: int) -> None:
+    def __init__(
+        self, asker: RowRequester, reducer: Reducer, by: tuple[str, ...], sources: int
+    ) -> None:
         self.name = reducer.name
         self.out = Stream()
         self._asker = asker
@@ -40,7 +42,7 @@ class ReduceStage:
         """One reader for each source."""
         if self._by == BY_ROW and self._sources == 1:
             return [_RootByRoot(self)]
-        first = InOrder(self._leaf, self._leaves_over)
+        first = OrderedReader(self._leaf, self._leaves_over)
         if self._sources == 1:
             return [first]
         chain = _Chain(first, self._sources)
@@ -53,19 +55,19 @@ class ReduceStage:
 
     # --- trees ------------------------------------------------------------------------------------
 
-    def hold(self, place: Ticket) -> None:
+    def hold(self, place: Slot) -> None:
         """Keep a place in the stream for what a tree leaves."""
         self._open += 1
         self.out.push(place)
         place.watch(self._tree_over)
 
-    def tree_of(self, item: Item, place: Ticket) -> Tree:
+    def tree_of(self, item: StageRow, place: Slot) -> Tree:
         """The tree of the input row that ``item`` goes back to."""
         root = item.root
         base = root if root is not None else item.row
         return Tree(self._reducer, printed(base.id), dict(base.data), root, place)
 
-    def _tree_over(self, _: Ticket) -> None:
+    def _tree_over(self, _: Slot) -> None:
         self._open -= 1
         self._look()
 
@@ -82,7 +84,7 @@ class ReduceStage:
 
     # --- all rows, or by fields -------------------------------------------------------------------
 
-    def _leaf(self, item: Item) -> None:
+    def _leaf(self, item: StageRow) -> None:
         values = [self._value(name, item) for name in self._by]
         place = msgspec.json.encode(values)
         tree = self._trees.get(place)
@@ -90,7 +92,7 @@ class ReduceStage:
             names = [name.rpartition(".")[2] for name in self._by]
             label = ",".join(printed(value) for value in values) or self.name
             data = dict(zip(names, values, strict=True))
-            ticket = Ticket()
+            ticket = Slot()
             self.hold(ticket)
             if self._by == BY_ROW:
                 tree = self.tree_of(item, ticket)
@@ -105,7 +107,7 @@ class ReduceStage:
             tree.end()
         self.all_begun()
 
-    def _value(self, name: str, item: Item) -> Json:
+    def _value(self, name: str, item: StageRow) -> Json:
         """The value of a field to group by: of the row, of a stage's answer, of the last answer."""
         first, *rest = name.split(".")
         found: Json
@@ -130,14 +132,14 @@ class _RootByRoot:
     def __init__(self, stage: ReduceStage) -> None:
         self._stage = stage
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, ticket: Slot) -> None:
         """All that comes of one input row."""
         stage = self._stage
-        place = Ticket()
+        place = Slot()
         stage.hold(place)
         found: list[Tree] = []
 
-        def leaf(item: Item) -> None:
+        def leaf(item: StageRow) -> None:
             if not found:
                 found.append(stage.tree_of(item, place))
             found[0].add(item)
@@ -148,7 +150,7 @@ class _RootByRoot:
             else:
                 place.split(0)
 
-        order = InOrder(leaf, over)
+        order = OrderedReader(leaf, over)
         order.take(ticket)
         order.end()
 
@@ -182,11 +184,11 @@ class _Part:
 
     def __init__(self, chain: _Chain, number: int) -> None:
         self.number = number
-        self.waiting: deque[Ticket] = deque()
+        self.waiting: deque[Slot] = deque()
         self.ended = False
         self._chain = chain
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, ticket: Slot) -> None:
         """Take the next ticket of this stream."""
         self.waiting.append(ticket)
         self._chain.look()

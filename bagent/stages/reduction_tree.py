@@ -13,25 +13,32 @@ from bagent.agents.plan import StagePlan
 from bagent.agents.token_budget import MARGIN_TOKENS
 from bagent.answers.retry_prompt import describe
 from bagent.job.templates.template import TemplateFailure
-from bagent.stages.base import NO_SURVIVOR, Asker, Entrance, Names, World, ended_row
+from bagent.stages.base import (
+    NO_SURVIVOR,
+    FailurePolicy,
+    PromptVariables,
+    RowRequester,
+    StageContext,
+    make_outcome,
+)
 from bagent.stages.row import (
-    Item,
     Response,
+    StageRow,
     answer_tokens,
-    derived,
+    derive_key,
     estimate,
     input_response,
     response_of,
     responses,
 )
-from bagent.stages.slots import InOrder, Ticket
+from bagent.stages.slots import OrderedReader, Slot
 from bagent.types import Json, Outcome, Row
 
 LEAST_ROOM = 64
 """Tokens that the answers of a group may have at least, however long the prompt around them."""
 
 
-class GroupRule(msgspec.Struct, frozen=True):
+class ReductionGroupRule(msgspec.Struct, frozen=True):
     """How large a group may be.
 
     ``fanin`` is how many answers, None for no limit. ``room`` is how many tokens they may have
@@ -48,20 +55,20 @@ class GroupRule(msgspec.Struct, frozen=True):
         return None if self.room is None else max(LEAST_ROOM, self.room) // 2
 
 
-class Former:
+class GroupBuilder:
     """Forms groups of rows that come in order.
 
     Args:
         emit: gets each group once no further row belongs to it.
     """
 
-    def __init__(self, rule: GroupRule, emit: Callable[[list[Item]], None]) -> None:
+    def __init__(self, rule: ReductionGroupRule, emit: Callable[[list[StageRow]], None]) -> None:
         self._rule = rule
         self._emit = emit
         self._tokens = 0
-        self.group: list[Item] = []
+        self.group: list[StageRow] = []
 
-    def add(self, item: Item) -> None:
+    def add(self, item: StageRow) -> None:
         """Take the next row."""
         rule = self._rule
         tokens = item.tokens if rule.longest is None else min(item.tokens, rule.longest)
@@ -80,13 +87,13 @@ class Former:
         group, self.group, self._tokens = self.group, [], 0
         self._emit(group)
 
-    def take(self) -> list[Item]:
+    def take(self) -> list[StageRow]:
         """The rows of the last, unfinished group."""
         group, self.group, self._tokens = self.group, [], 0
         return group
 
 
-def halves(group: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+def halves(group: Sequence[StageRow]) -> tuple[list[StageRow], list[StageRow]]:
     """A group that turned out too long, in two; the first half is not the smaller one."""
     middle = (len(group) + 1) // 2
     return list(group[:middle]), list(group[middle:])
@@ -101,7 +108,7 @@ UNKNOWN_PROMPT = 256
 _SHORTER = 0.8
 
 
-class Fit:
+class ContextFit:
     """Reckons with one stage's context, on the safe side and the same in every start.
 
     ``usable`` is how many tokens a prompt may have; None where the context is not known.
@@ -185,14 +192,19 @@ class Reducer:
     """Asks about groups: what all trees of one stage share."""
 
     def __init__(
-        self, asker: Asker, rule: ReduceRule, entrance: Entrance, names: Names, world: World
+        self,
+        asker: RowRequester,
+        rule: ReduceRule,
+        entrance: FailurePolicy,
+        names: PromptVariables,
+        world: StageContext,
     ) -> None:
         self.name = asker.plan.name
         self.rule = rule
         self.entrance = entrance
         self.names = names
         self.world = world
-        self.fit = Fit(asker.plan)
+        self.fit = ContextFit(asker.plan)
         self._asker = asker
         self._keys: set[int] = set()
 
@@ -206,13 +218,13 @@ class Reducer:
             self._keys.add(row.key)
         return row
 
-    def response(self, item: Item, longest: int | None) -> Response:
+    def response(self, item: StageRow, longest: int | None) -> Response:
         """A row as the prompt shows it."""
         if item.place is None:
             return shortened(input_response(item.row), longest)
         return shortened(response_of(self.world.records.read(item.place)), longest)
 
-    def ask(self, node: Node, ticket: Ticket) -> None:
+    def ask(self, node: Node, ticket: Slot) -> None:
         """Put the answer about a group in its place."""
         self.seen(node.row)
         if not any(item.ok for item in node.group):
@@ -221,21 +233,23 @@ class Reducer:
         done = partial(self._done, node, ticket)
         self._asker.ask((node.row.key, 0), node.group, node.made, done)
 
-    def _nothing_left(self, node: Node, ticket: Ticket) -> None:
+    def _nothing_left(self, node: Node, ticket: Slot) -> None:
         found = self.world.records.finished(node.row.key, self.name, 0, node.group)
         if found is None:
             count = len(node.group)
             first = self.entrance.reason(node.group[0])
             words = f"none of {count} rows came out ok; the first: {first}"
-            outcome = ended_row(self.name, node.row, self.world.now(), error=(NO_SURVIVOR, words))
+            outcome = make_outcome(
+                self.name, node.row, self.world.now(), error=(NO_SURVIVOR, words)
+            )
             found = outcome, self.world.records.write(outcome, node.row)
         self._done(node, ticket, *found)
 
-    def _done(self, node: Node, ticket: Ticket, outcome: Outcome, place: int) -> None:
+    def _done(self, node: Node, ticket: Slot, outcome: Outcome, place: int) -> None:
         ok = outcome.status == "ok"
         failed = node.row.parents_failed or 0
         ticket.fill(
-            Item(
+            StageRow(
                 row=msgspec.structs.replace(node.row, parents=(), parents_failed=None),
                 root=node.root,
                 stage=self.name,
@@ -255,7 +269,7 @@ class Node:
     __slots__ = ("_level", "_longest", "_reducer", "group", "root", "row", "seen")
 
     def __init__(
-        self, reducer: Reducer, row: Row, root: Row | None, group: list[Item], level: int
+        self, reducer: Reducer, row: Row, root: Row | None, group: list[StageRow], level: int
     ) -> None:
         self.row = row
         self.root = root
@@ -284,7 +298,7 @@ class Node:
         return msgspec.structs.replace(self.row, extra=extra)
 
 
-def _shared(group: Sequence[Item]) -> dict[str, int]:
+def _shared(group: Sequence[StageRow]) -> dict[str, int]:
     """What all rows of a group go back to: the same outcome of an earlier stage."""
     first = group[0].seen
     return {
@@ -306,7 +320,7 @@ class Tree:
     """
 
     def __init__(
-        self, reducer: Reducer, label: str, data: dict[str, Any], root: Row | None, ticket: Ticket
+        self, reducer: Reducer, label: str, data: dict[str, Any], root: Row | None, ticket: Slot
     ) -> None:
         self.reducer = reducer
         self.label = label
@@ -317,18 +331,18 @@ class Tree:
         self.untold = 0
         self.over = False
         self._ticket = ticket
-        self._rule: GroupRule | None = None
+        self._rule: ReductionGroupRule | None = None
         self._first = Level(self, 1)
 
     @property
-    def rule(self) -> GroupRule:
+    def rule(self) -> ReductionGroupRule:
         """How large groups may be."""
         if self._rule is None:
             room = self.reducer.fit.room(self.data, {})
-            self._rule = GroupRule(self.reducer.rule.fanin, room)
+            self._rule = ReductionGroupRule(self.reducer.rule.fanin, room)
         return self._rule
 
-    def add(self, item: Item) -> None:
+    def add(self, item: StageRow) -> None:
         """Take the next leaf."""
         self.leaves += 1
         self._first.add(item)
@@ -337,7 +351,7 @@ class Tree:
         """No more leaves come."""
         self._first.over()
 
-    def node(self, level: int, position: int, group: list[Item]) -> Node:
+    def node(self, level: int, position: int, group: list[StageRow]) -> Node:
         """The row that ``group`` becomes."""
         reducer = self.reducer
         base = self.root or group[0].row
@@ -345,7 +359,7 @@ class Tree:
         self.untold = 0
         row = Row(
             index=base.index,
-            key=derived((item.row.key for item in group), reducer.name, level, position),
+            key=derive_key((item.row.key for item in group), reducer.name, level, position),
             id=f"{self.label}:{level}.{position}",
             data=self.data,
             source=base.source,
@@ -355,7 +369,7 @@ class Tree:
         )
         return Node(reducer, row, self.root, group, level)
 
-    def finish(self, left: list[Item]) -> None:
+    def finish(self, left: list[StageRow]) -> None:
         """What the last level leaves is the result."""
         self.over = True
         if len(left) == 1:
@@ -371,7 +385,7 @@ class Tree:
         base = self.root
         row = Row(
             index=base.index if base else 0,
-            key=derived((base.key,) if base else (), reducer.name, self.label, "none"),
+            key=derive_key((base.key,) if base else (), reducer.name, self.label, "none"),
             id=f"{self.label}:0.0",
             data=self.data,
             source=base.source if base else "",
@@ -381,10 +395,12 @@ class Tree:
         found = records.finished(reducer.seen(row).key, reducer.name, 0)
         if found is None:
             words = f"nothing is left to reduce: {self.dropped} rows failed before and were dropped"
-            outcome = ended_row(reducer.name, row, reducer.world.now(), error=(NO_SURVIVOR, words))
+            outcome = make_outcome(
+                reducer.name, row, reducer.world.now(), error=(NO_SURVIVOR, words)
+            )
             found = outcome, records.write(outcome, row)
         self._ticket.fill(
-            Item(row, self.root, reducer.name, 0, False, found[1], {}, failed=self.dropped)
+            StageRow(row, self.root, reducer.name, 0, False, found[1], {}, failed=self.dropped)
         )
 
 
@@ -394,14 +410,14 @@ class Level:
     def __init__(self, tree: Tree, number: int) -> None:
         self._tree = tree
         self._number = number
-        self._former: Former | None = None
+        self._former: GroupBuilder | None = None
         self._announced = 0
         self._nodes = 0
-        self._held: list[Item] = []
-        self._order = InOrder(self.add, self.over)
+        self._held: list[StageRow] = []
+        self._order = OrderedReader(self.add, self.over)
         self._next: Level | None = None
 
-    def announce(self, ticket: Ticket) -> None:
+    def announce(self, ticket: Slot) -> None:
         """A node of the level before will stand here."""
         self._announced += 1
         if self._needed and self._held:
@@ -419,7 +435,7 @@ class Level:
         """Whether this level has anything to do: what it gets may be few enough already."""
         return self._number == 1 or self._announced > self._tree.reducer.rule.goal
 
-    def add(self, item: Item) -> None:
+    def add(self, item: StageRow) -> None:
         """Take the next row in order."""
         tree = self._tree
         if not tree.reducer.entrance.admits(item):
@@ -430,12 +446,12 @@ class Level:
         else:
             self._held.append(item)
 
-    def _form(self, item: Item) -> None:
+    def _form(self, item: StageRow) -> None:
         if self._former is None:
-            self._former = Former(self._tree.rule, self._group)
+            self._former = GroupBuilder(self._tree.rule, self._group)
         self._former.add(item)
 
-    def _group(self, group: list[Item]) -> None:
+    def _group(self, group: list[StageRow]) -> None:
         """Ask about a group, or about its halves where it turns out too long."""
         tree, rule = self._tree, self._tree.rule
         node = tree.node(self._number, self._nodes, group).cut_to(rule.longest)
@@ -454,7 +470,7 @@ class Level:
                     break
                 node.cut_to(longest)
         self._nodes += 1
-        ticket = Ticket()
+        ticket = Slot()
         if self._next is None:
             self._next = Level(tree, self._number + 1)
         self._next.announce(ticket)
@@ -470,7 +486,7 @@ class Level:
         if len(rest) == 1 and (self._nodes or self._number > 1):
             if self._next is None:
                 self._next = Level(tree, self._number + 1)
-            ticket = Ticket()
+            ticket = Slot()
             self._next.announce(ticket)
             ticket.fill(rest[0])
         elif rest:

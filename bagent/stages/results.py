@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Protocol
 
-from bagent.stages.row import Item
+from bagent.stages.row import StageRow
 from bagent.stages.row_runner import OutcomeLog
 from bagent.store.journal.codec import code_of, unit_of
 from bagent.store.journal.segments import PART_SHIFT
@@ -31,8 +31,8 @@ class Earlier(Protocol):
         ...
 
 
-class Journal(OutcomeLog, Protocol):
-    """The journal of this start: :class:`bagent.store.journal.journal.Journal`."""
+class JournalLike(OutcomeLog, Protocol):
+    """The journal of this start: :class:`bagent.store.journal.journal.JournalLike`."""
 
     def read_at(self, location: int) -> Outcome:
         """The outcome at a location."""
@@ -43,7 +43,7 @@ class Journal(OutcomeLog, Protocol):
         ...
 
 
-class Records:
+class StageResults:
     """Outcomes by place, whoever wrote them.
 
     A place is a location in the journal of this start, or, below 0, one of an earlier start.
@@ -56,7 +56,7 @@ class Records:
     """
 
     def __init__(
-        self, journal: Journal, earlier: Earlier | None, emit: Emit, *, whole: bool = True
+        self, journal: JournalLike, earlier: Earlier | None, emit: Emit, *, whole: bool = True
     ) -> None:
         self.journal = journal
         self.counts: dict[str, Counter[int]] = {}
@@ -74,7 +74,7 @@ class Records:
         return self._earlier.read_at(-1 - place)
 
     def finished(
-        self, key: int, stage: str, answer: int, made_of: Iterable[Item] = ()
+        self, key: int, stage: str, answer: int, made_of: Iterable[StageRow] = ()
     ) -> tuple[Outcome, int] | None:
         """The outcome that an earlier start finished, with its place.
 

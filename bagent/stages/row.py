@@ -16,7 +16,7 @@ INPUT = "input"
 """The name of what comes before the first stage."""
 
 
-def derived(parents: Iterable[int], *words: str | int) -> int:
+def derive_key(parents: Iterable[int], *words: str | int) -> int:
     """The 64-bit key of a row made of the rows with keys ``parents``.
 
     BLAKE2b (RFC 7693) with a digest of 8 bytes over the parents' keys in order, 8 bytes
@@ -46,7 +46,7 @@ TOKENS_PER_BYTE = 0.4
 _DIGITS = b"0123456789"
 
 
-class Item(msgspec.Struct, frozen=True, eq=False):
+class StageRow(msgspec.Struct, frozen=True, eq=False):
     """One row as a stage left it.
 
     ``row`` has the fields for prompts in ``data``, ``root`` is the input row that it goes back to
@@ -83,16 +83,16 @@ class Item(msgspec.Struct, frozen=True, eq=False):
         return self.also if self.stage == INPUT else (self.ref, *self.also)
 
 
-def input_item(row: Row, *, measured: bool = False) -> Item:
+def input_item(row: Row, *, measured: bool = False) -> StageRow:
     """An input row before the first stage; ``measured``: its tokens are wanted."""
     ok = row.error is None
     size = 0
     if measured and ok:
         size = 24 + estimate(str(row.data).encode("utf-8", "replace"))
-    return Item(row, row, INPUT, 0, ok, None, {}, size, int(not ok))
+    return StageRow(row, row, INPUT, 0, ok, None, {}, size, int(not ok))
 
 
-def stage_item(item: Item, row: Row, outcome: Outcome, place: int) -> Item:
+def stage_item(item: StageRow, row: Row, outcome: Outcome, place: int) -> StageRow:
     """The item that ``outcome``, which stands at ``place``, makes of ``item``.
 
     Args:
@@ -101,7 +101,7 @@ def stage_item(item: Item, row: Row, outcome: Outcome, place: int) -> Item:
     """
     ok = outcome.status == "ok"
     failed = item.failed if ok else max(1, item.failed)
-    return Item(
+    return StageRow(
         row=row,
         root=item.root,
         stage=outcome.stage,

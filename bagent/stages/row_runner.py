@@ -7,14 +7,14 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from typing import Protocol
 
 from bagent.agents.conversation import Conversation
-from bagent.agents.conversation_factory import converse
+from bagent.agents.conversation_factory import make_conversation
 from bagent.agents.plan import StagePlan
 from bagent.clocks import unix
 from bagent.fleet.call import Call
 from bagent.fleet.fleet import Fleet
-from bagent.stages.dedupe import Sharing, copy_outcome
+from bagent.stages.dedupe import RequestDedupe, copy_outcome
 from bagent.stages.feeder import Work
-from bagent.stages.stop_rules import Guards, StopAdvice
+from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import PASSING_KINDS, Outcome, Row
 
 MOST_FOLLOWERS = 10_000
@@ -38,7 +38,7 @@ class OutcomeLog(Protocol):
         ...
 
 
-class Engine:
+class RowRunner:
     """Makes conversations of rows, sends their calls, writes their outcomes.
 
     Args:
@@ -55,8 +55,8 @@ class Engine:
         fleet: Fleet,
         journal: OutcomeLog,
         *,
-        sharing: Sharing,
-        guards: Guards,
+        sharing: RequestDedupe,
+        guards: StopRules,
         emit: Callable[[Outcome, int, Row], None],
         gate: Callable[[], Awaitable[None]] | None = None,
         alone: bool = True,
@@ -75,7 +75,7 @@ class Engine:
         self._over = asyncio.Event()
         self._no_followers = asyncio.Event()
         self._one_over = asyncio.Event()
-        self.advice: asyncio.Future[StopAdvice] = asyncio.get_running_loop().create_future()
+        self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
 
     async def run(self, source: AsyncIterable[Work]) -> None:
         """Feed all rows and wait until each has ended; cancel it to stop feeding."""
@@ -121,7 +121,7 @@ class Engine:
         return open_now >= OPEN_PER_SLOT * max(1, self._fleet.limit)
 
     def _begin(self, row: Row, answer: int) -> None:
-        conversation = converse(self._plan, row, answer, self)
+        conversation = make_conversation(self._plan, row, answer, self)
         if self._plan.row_seconds is not None:
             now = asyncio.get_running_loop().time()
             conversation.give_up_at = now + self._plan.row_seconds

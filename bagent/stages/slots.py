@@ -2,7 +2,7 @@
 
 A stage announces one ticket for each row that it will make, in the order of its input, long
 before the row is there. A ticket is filled with an item, or split into tickets of its own. Who
-needs rows as they come watches tickets; who needs them in order reads :class:`InOrder`.
+needs rows as they come watches tickets; who needs them in order reads :class:`OrderedReader`.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from bagent.stages.row import Item
+from bagent.stages.row import StageRow
 
 
-class Ticket:
+class Slot:
     """The place of one row, or, once it was split, of as many as it has ``children``."""
 
     __slots__ = ("_watchers", "children", "item")
 
     def __init__(self) -> None:
-        self.item: Item | None = None
-        self.children: list[Ticket] | None = None
-        self._watchers: list[Callable[[Ticket], None]] = []
+        self.item: StageRow | None = None
+        self.children: list[Slot] | None = None
+        self._watchers: list[Callable[[Slot], None]] = []
 
     @property
     def known(self) -> bool:
         """Whether it was filled or split."""
         return self.item is not None or self.children is not None
 
-    def fill(self, item: Item) -> None:
+    def fill(self, item: StageRow) -> None:
         """Put the row in its place."""
         self.item = item
         self._tell()
 
-    def split(self, count: int) -> list[Ticket]:
+    def split(self, count: int) -> list[Slot]:
         """Make it the place of ``count`` rows; 0: nothing comes of it."""
-        self.children = children = [Ticket() for _ in range(count)]
+        self.children = children = [Slot() for _ in range(count)]
         self._tell()
         return children
 
-    def watch(self, watcher: Callable[[Ticket], None]) -> None:
+    def watch(self, watcher: Callable[[Slot], None]) -> None:
         """Call ``watcher`` once it is filled or split; at once where it is."""
         if self.known:
             watcher(self)
@@ -56,7 +56,7 @@ class Ticket:
 class Reader(Protocol):
     """What reads a stream of tickets."""
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, ticket: Slot) -> None:
         """Take the next ticket."""
         ...
 
@@ -75,7 +75,7 @@ class Stream:
         """Let ``reader`` take every ticket from now on."""
         self._readers.append(reader)
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: Slot) -> None:
         """Announce the next row."""
         for reader in self._readers:
             reader.take(ticket)
@@ -86,7 +86,7 @@ class Stream:
             reader.end()
 
 
-class AsTheyCome:
+class UnorderedReader:
     """A reader that gets each item as soon as it is there, with a ticket for what it makes of it.
 
     Args:
@@ -97,7 +97,7 @@ class AsTheyCome:
 
     def __init__(
         self,
-        on_item: Callable[[Item, Ticket], None],
+        on_item: Callable[[StageRow, Slot], None],
         on_idle: Callable[[], None],
         out: Stream | None = None,
     ) -> None:
@@ -108,18 +108,18 @@ class AsTheyCome:
         self._ended = False
         self._idle = False
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, ticket: Slot) -> None:
         """Announce the same place in ``out``, and wait for what comes."""
-        twin = Ticket()
+        twin = Slot()
         self._open += 1
         if self._out is not None:
             self._out.push(twin)
         self._follow(ticket, twin)
 
-    def _follow(self, ticket: Ticket, twin: Ticket) -> None:
+    def _follow(self, ticket: Slot, twin: Slot) -> None:
         ticket.watch(lambda known: self._known(known, twin))
 
-    def _known(self, ticket: Ticket, twin: Ticket) -> None:
+    def _known(self, ticket: Slot, twin: Slot) -> None:
         if ticket.children is not None:
             self._open += len(ticket.children)
             twins = twin.split(len(ticket.children))
@@ -143,7 +143,7 @@ class AsTheyCome:
             self._on_idle()
 
 
-class InOrder:
+class OrderedReader:
     """A reader that gets the items in the order of their tickets.
 
     Of a row that is there before an earlier one only the ticket is held: where its text stands,
@@ -154,16 +154,16 @@ class InOrder:
         on_end: called once all items were handed over.
     """
 
-    def __init__(self, on_item: Callable[[Item], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, on_item: Callable[[StageRow], None], on_end: Callable[[], None]) -> None:
         self._on_item = on_item
         self._on_end = on_end
-        self._waiting: deque[Ticket] = deque()
-        self._watched: Ticket | None = None
+        self._waiting: deque[Slot] = deque()
+        self._watched: Slot | None = None
         self._ended = False
         self._over = False
         self._busy = False
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, ticket: Slot) -> None:
         """Queue a ticket behind the others."""
         self._waiting.append(ticket)
         if len(self._waiting) == 1:
@@ -174,7 +174,7 @@ class InOrder:
         self._ended = True
         self._advance()
 
-    def _advance(self, _: Ticket | None = None) -> None:
+    def _advance(self, _: Slot | None = None) -> None:
         if self._busy:  # what an item led to came back here; the loop below goes on with it
             return
         self._busy = True

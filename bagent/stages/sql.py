@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import msgspec
 
 from bagent.errors import NeedsPerson
-from bagent.stages.base import NO_SURVIVOR, Entrance, World, ended_row
-from bagent.stages.query import Found, Interrupt, StageTable, input_line, run_query
-from bagent.stages.row import INPUT, Item, answer_tokens, derived
-from bagent.stages.slots import InOrder, Reader, Stream, Ticket
+from bagent.stages.base import NO_SURVIVOR, FailurePolicy, StageContext, make_outcome
+from bagent.stages.query import Interrupt, QueryResult, StageTable, input_line, run_query
+from bagent.stages.row import INPUT, StageRow, answer_tokens, derive_key
+from bagent.stages.slots import OrderedReader, Reader, Slot, Stream
 from bagent.types import Json, Outcome, Row
 
 LINES_AT_ONCE = 256
@@ -33,7 +33,12 @@ class QueryStage:
     """
 
     def __init__(
-        self, name: str, query: str, tables: list[StageTable], entrance: Entrance, world: World
+        self,
+        name: str,
+        query: str,
+        tables: list[StageTable],
+        entrance: FailurePolicy,
+        world: StageContext,
     ) -> None:
         self.name = name
         self.out = Stream()
@@ -52,10 +57,11 @@ class QueryStage:
     def readers(self) -> list[Reader]:
         """One reader for each table, in order."""
         return [
-            InOrder(partial(self._take, number), self._over) for number in range(len(self._tables))
+            OrderedReader(partial(self._take, number), self._over)
+            for number in range(len(self._tables))
         ]
 
-    def _take(self, number: int, item: Item) -> None:
+    def _take(self, number: int, item: StageRow) -> None:
         if not self._entrance.admits(item):
             return
         told = item.row.id if item.told is None else item.told
@@ -127,7 +133,7 @@ class QueryStage:
                     if count % LINES_AT_ONCE == 0:
                         await asyncio.sleep(0)
 
-    def _hand_out(self, number: int, found: Found, times: dict[str, int]) -> None:
+    def _hand_out(self, number: int, found: QueryResult, times: dict[str, int]) -> None:
         values = found.values
         shown = values.get("id")
         row_id: Json = f"{self.name}/{number}" if shown is None else shown
@@ -138,7 +144,7 @@ class QueryStage:
         index = place if isinstance(place, int) and not isinstance(place, bool) else number
         row = Row(
             index=index,
-            key=derived((), self.name, name, came),
+            key=derive_key((), self.name, name, came),
             id=row_id,
             data=values,
             source="",
@@ -157,14 +163,14 @@ class QueryStage:
             records.take_back(row.key, self.name, 0)
             found = None
         if found is None:
-            outcome = ended_row(self.name, row, self._world.now(), output=values, error=error)
+            outcome = make_outcome(self.name, row, self._world.now(), output=values, error=error)
             found = outcome, records.write(outcome, row)
         outcome, place = found
         ok = outcome.status == "ok"
-        ticket = Ticket()
+        ticket = Slot()
         self.out.push(ticket)
         ticket.fill(
-            Item(
+            StageRow(
                 row=msgspec.structs.replace(row, parents=()),
                 root=None,
                 stage=self.name,

@@ -32,7 +32,7 @@ _WHATEVER_TYPES = re.compile(r"Referenced |does not have a column|GROUP BY")
 """What DuckDB says of a query that is wrong whatever types the columns have."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class QueryError(msgspec.Struct, frozen=True):
     """Why a query cannot be asked: words, how to mend it, and the offset in it, if known."""
 
     words: str
@@ -40,13 +40,15 @@ class Fault(msgspec.Struct, frozen=True):
     offset: int | None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class QueryCheck(msgspec.Struct, frozen=True):
     """A query that can be asked; its result's ``columns``, None where only its rows will tell."""
 
     columns: tuple[str, ...] | None
 
 
-def look_at(query: str, tables: Sequence[StageTable], sample: Sequence[Row]) -> Asked | Fault:
+def validate_query(
+    query: str, tables: Sequence[StageTable], sample: Sequence[Row]
+) -> QueryCheck | QueryError:
     """Bind ``query`` to tables as the run will have them, without rows; nothing is computed.
 
     Args:
@@ -85,14 +87,14 @@ def _short(value: Any) -> Any:
 
 def _bound(
     connection: duckdb.DuckDBPyConnection, query: str, tables: Sequence[StageTable]
-) -> Asked | Fault:
+) -> QueryCheck | QueryError:
     import duckdb
 
     text = query.strip()
     try:
         text = single_query(connection, text)
     except SqlFault as fault:
-        return Fault(str(fault), fault.hint, None)
+        return QueryError(str(fault), fault.hint, None)
     except duckdb.Error:
         pass  # binding it says where it is wrong
     make_tables(connection, tables)
@@ -108,16 +110,16 @@ def _bound(
             # Its columns depend on the rows.
             head = _EXPLAIN
             connection.execute(head + text)
-            return Asked(None)
+            return QueryCheck(None)
         found = connection.execute("DESCRIBE bagent_found").fetchall()
-        return Asked(tuple(str(name) for name, *_ in found))
+        return QueryCheck(tuple(str(name) for name, *_ in found))
     except (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException) as error:
         typed = isinstance(error, duckdb.BinderException)
         if typed and INPUT in _names(tables) and not _WHATEVER_TYPES.search(str(error)):
-            return Asked(None)
+            return QueryCheck(None)
         return _fault(str(error), query, head, connection, tables)
     except duckdb.Error:
-        return Asked(None)  # such as a file that is not there yet: the run will tell
+        return QueryCheck(None)  # such as a file that is not there yet: the run will tell
 
 
 def _names(tables: Sequence[StageTable]) -> list[str]:
@@ -130,7 +132,7 @@ def _fault(
     head: str,
     connection: duckdb.DuckDBPyConnection,
     tables: Sequence[StageTable],
-) -> Fault:
+) -> QueryError:
     told = _told(text)
     words = str(told.get("exception_message") or text).strip().splitlines()[0]
     hint = ""
@@ -148,7 +150,7 @@ def _fault(
         before = (head + query.strip()).encode()[: int(told["position"])].decode()
         begin = len(query) - len(query.lstrip())
         offset = len(before) - len(head) + begin
-    return Fault(words, hint, offset if offset is not None and offset >= 0 else None)
+    return QueryError(words, hint, offset if offset is not None and offset >= 0 else None)
 
 
 def _told(text: str) -> Mapping[str, Any]:

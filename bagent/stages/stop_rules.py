@@ -89,14 +89,14 @@ class EarlyFailures:
         return sum(1 for _ in itertools.islice(earlier, MOST_OPEN + 1)) <= MOST_OPEN
 
 
-class StopAdvice(msgspec.Struct, frozen=True):
+class StopReason(msgspec.Struct, frozen=True):
     """Why to stop, for people, and what they should do first."""
 
     reason: str
     hint: str
 
 
-class Guards:
+class StopRules:
     """Watches outcomes; ``outcome`` returns advice once a limit is passed.
 
     Args:
@@ -115,18 +115,18 @@ class Guards:
         if self._early is not None:
             self._early.begin(row, asked_model(request))
 
-    def outcome(self, outcome: Outcome, row: Hashable = None) -> StopAdvice | None:
+    def outcome(self, outcome: Outcome, row: Hashable = None) -> StopReason | None:
         """Count one finished row; ``row`` is what :meth:`begin` was given."""
         self._done += 1
         kind = outcome.error_kind
         if outcome.failed:
             self._failed += 1
         if kind == "budget":
-            return StopAdvice(
+            return StopReason(
                 f"the account can not pay: {outcome.error}", "raise the quota or change the key"
             )
         if self._stop_after is not None and self._failed >= self._stop_after:
-            return StopAdvice(
+            return StopReason(
                 f"{self._failed} rows failed (limits.stop_after_failures);"
                 f" the last: {outcome.error}",
                 "look at the failures, then raise the limit or mend the cause",
@@ -135,6 +135,6 @@ class Guards:
         if wrong is None:
             return None
         counts = f"{self._done - self._failed} rows ok, {self._failed} not ok in this start"
-        return StopAdvice(
+        return StopReason(
             f"{wrong}; {counts}", "mend the cause, or let the run go on with --no-canary"
         )

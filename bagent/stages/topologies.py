@@ -65,26 +65,26 @@ class StageAt:
 
 
 @dataclass(frozen=True)
-class Laid:
+class StagedJob:
     """A job as stages: ``base`` is the job that the stages change."""
 
     base: Job
     stages: tuple[StageAt, ...]
 
 
-def is_plain(job: Job) -> bool:
+def is_single_map(job: Job) -> bool:
     """Whether the job is one ``map`` over its rows."""
     return not job.stages and job.topology.name == "map"
 
 
-def lay_out(job: Job) -> Laid:
+def expand_topology(job: Job) -> StagedJob:
     """The stages of ``job``, in order, written out.
 
     Raises:
         JobError: the topology lacks something.
     """
     if job.stages:
-        return Laid(job, _linked(_written(job)))
+        return StagedJob(job, _linked(_written(job)))
     made = _MAKERS[job.topology.name](job, job.topology)
     base = job.model_copy(
         update={
@@ -94,7 +94,7 @@ def lay_out(job: Job) -> Laid:
             "output": job.output.model_copy(update={"schema_": None}),
         }
     )
-    return Laid(base, _linked(made))
+    return StagedJob(base, _linked(made))
 
 
 def _written(job: Job) -> list[StageAt]:
@@ -325,7 +325,7 @@ TAKES_THE_PLACE = ("topology", "prompt", "agent", "answers", "output")
 """Keys of a job that its stages written out take the place of."""
 
 
-def written_out(laid: Laid, job: Job) -> str:
+def topology_yaml(laid: StagedJob, job: Job) -> str:
     """``stages:`` with everything that the topology's short name stands for; secrets masked.
 
     Keys of the job beside :data:`TAKES_THE_PLACE` stay as they are. Paths are absolute.

@@ -16,7 +16,7 @@ from bagent.errors import JobError
 from bagent.job.templates.template import Expression, TemplateFailure, lacking
 from bagent.job.templates.variables import Chain
 from bagent.stages.loop import Board
-from bagent.stages.prepare import LOOP_NAMES, Asking, PreparedStage, table_of
+from bagent.stages.prepare import LOOP_NAMES, PreparedStage, StageRequest, table_of
 from bagent.stages.reduce import BY_ROW
 from bagent.stages.row import FIELDS, INPUT
 from bagent.text.suggest import near
@@ -33,7 +33,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Sight:
+class StageOutputs:
     """What is known of the rows that a stage leaves.
 
     ``rows`` are examples of their fields, None where only the run will tell. ``answer`` are the
@@ -119,7 +119,7 @@ class _Checks:
         self._source = source
         self._by_name = {stage.name: stage for stage in stages}
         rows = [row.data for row in sample]
-        self._sights = {INPUT: Sight(rows or None, frozenset(), single=True)}
+        self._sights = {INPUT: StageOutputs(rows or None, frozenset(), single=True)}
         self._seen: dict[str, frozenset[str]] = {INPUT: frozenset()}
 
     def all(self) -> list[str]:
@@ -146,36 +146,38 @@ class _Checks:
     # --- what a stage leaves ----------------------------------------------------------------------
 
     def _after(
-        self, stage: PreparedStage, before: Sequence[Sight], columns: tuple[str, ...] | None
-    ) -> Sight:
+        self, stage: PreparedStage, before: Sequence[StageOutputs], columns: tuple[str, ...] | None
+    ) -> StageOutputs:
         kind = stage.spec.kind
         if kind == "sql":
             if columns is None:
-                return Sight(None, None, rooted=False)
-            return Sight([dict.fromkeys(columns)], frozenset(columns), rooted=False)
+                return StageOutputs(None, None, rooted=False)
+            return StageOutputs([dict.fromkeys(columns)], frozenset(columns), rooted=False)
         rows, rooted = _together(before), before[0].rooted
         if kind == "reduce":
             answer, by_row = properties_of(stage.asking[0].schema), _by_row(stage)
-            return Sight(self._grouped(stage), answer, by_row and rooted, by_row and rooted)
+            return StageOutputs(self._grouped(stage), answer, by_row and rooted, by_row and rooted)
         if kind == "expand":
             return self._expanded(stage, rows, rooted)
         single = before[0].single and kind != "broadcast"
         if kind == "loop":
             names = frozenset(asking.name for asking in stage.asking)
-            return Sight(rows, names, rooted, single)
+            return StageOutputs(rows, names, rooted, single)
         if kind == "embed":
-            return Sight(rows, frozenset(), rooted, single)
+            return StageOutputs(rows, frozenset(), rooted, single)
         asking = stage.asking[0]
-        return Sight(rows, properties_of(asking.schema), rooted, single and asking.job.answers == 1)
+        return StageOutputs(
+            rows, properties_of(asking.schema), rooted, single and asking.job.answers == 1
+        )
 
-    def _expanded(self, stage: PreparedStage, rows: Rows | None, rooted: bool) -> Sight:
+    def _expanded(self, stage: PreparedStage, rows: Rows | None, rooted: bool) -> StageOutputs:
         """Rows made of pieces of a text keep their fields, items add theirs."""
         if stage.items is None:
-            return Sight(rows, None, rooted)
+            return StageOutputs(rows, None, rooted)
         properties = self._of_items(stage)
         if rows is None or properties is None:
-            return Sight(None, properties or None, rooted)
-        return Sight([*rows, dict.fromkeys(properties)], properties, rooted)
+            return StageOutputs(None, properties or None, rooted)
+        return StageOutputs([*rows, dict.fromkeys(properties)], properties, rooted)
 
     def _of_items(self, stage: PreparedStage) -> frozenset[str] | None:
         """The properties of the items that rows are made of; None where only they will tell."""
@@ -317,13 +319,13 @@ class _Checks:
 
     def _check_query(self, stage: PreparedStage, query: str) -> tuple[str, ...] | None:
         """The columns that a query gives, None where only the rows will tell."""
-        from bagent.stages.sql_validation import Fault, look_at  # it needs DuckDB
+        from bagent.stages.sql_validation import QueryError, validate_query  # it needs DuckDB
 
         if INPUT in stage.sources and not self._sample:
             return None
         tables = [table_of(self._stages, name) for name in stage.sources]
-        found = look_at(query, tables, self._sample)
-        if not isinstance(found, Fault):
+        found = validate_query(query, tables, self._sample)
+        if not isinstance(found, QueryError):
             return found.columns
         path = stage.at.path_of("query")
         at = self._source.position(path)
@@ -336,7 +338,7 @@ def _by_row(stage: PreparedStage) -> bool:
     return stage.spec.by == BY_ROW
 
 
-def _together(sights: Sequence[Sight]) -> Rows | None:
+def _together(sights: Sequence[StageOutputs]) -> Rows | None:
     """The rows of joined sources: each has the fields of all."""
     found: list[Mapping[str, Any]] = []
     seen: list[Rows] = []
@@ -393,7 +395,7 @@ def check_boards(stages: Sequence[PreparedStage], sample: Sequence[Row], source:
                 )
 
 
-def _missing(asking: Asking, sample: Sequence[Row]) -> str | None:
+def _missing(asking: StageRequest, sample: Sequence[Row]) -> str | None:
     """The name that the first prompt lacks for every row; None where some row has its prompt."""
     if asking.prompt is None:
         return None

@@ -34,7 +34,7 @@ _SKEW_SECONDS = 60.0
 _GONE_STATES = frozenset("ZXx")
 
 
-class OwnerRecord(msgspec.Struct, omit_defaults=True):
+class LockRecord(msgspec.Struct, omit_defaults=True):
     """What an owner file says. ``time`` is in Unix seconds.
 
     ``started`` is the kernel's start time of the process in clock ticks, ``space`` names its pid
@@ -70,10 +70,10 @@ def owner_path(run_dir: Path, part: str) -> Path:
     return run_dir / ("owner.json" if part == "all" else f"owner-{part}.json")
 
 
-class Owner:
+class RunLock:
     """The right to write one part of a run; made by :meth:`acquire`."""
 
-    def __init__(self, path: Path, record: OwnerRecord, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path, record: LockRecord, clock: Callable[[], float]) -> None:
         self.path = path
         self.took_over = False
         self._record = record
@@ -88,7 +88,7 @@ class Owner:
         *,
         clock: Callable[[], float] = time.time,
         process: Process | None = None,
-    ) -> Owner:
+    ) -> RunLock:
         """Become the owner of a part.
 
         ``took_over`` tells afterwards whether a dead owner's file was there; its process might
@@ -106,7 +106,7 @@ class Owner:
         """
         path = owner_path(run_dir, check_part(part))
         me = process or Process.this()
-        record = OwnerRecord(me.host, me.pid, clock(), me.started, me.space, uuid.uuid4().hex)
+        record = LockRecord(me.host, me.pid, clock(), me.started, me.space, uuid.uuid4().hex)
         owner = cls(path, record, clock)
         try:
             while not _create(path, record):
@@ -122,7 +122,7 @@ class Owner:
             raise write_error(path, error) from error
         return owner
 
-    def _take_over(self, before: OwnerRecord, me: Process) -> bool:
+    def _take_over(self, before: LockRecord, me: Process) -> bool:
         """Replace a dead owner's file; only one of several processes can win.
 
         The one that makes the file named after the dead owner's token may rename its own file
@@ -186,7 +186,7 @@ class Owner:
             return
         self._renewed = now
 
-    def _lost(self, record: OwnerRecord | None) -> StoppedEarly:
+    def _lost(self, record: LockRecord | None) -> StoppedEarly:
         who = f"process {record.pid} on {record.host}" if record else "another process"
         return StoppedEarly(
             f"{who} has taken this run over, since its owner file was not renewed in time",
@@ -201,13 +201,13 @@ class Owner:
                 self.path.unlink()
 
 
-class Renewer(threading.Thread):
+class LockRenewer(threading.Thread):
     """Keeps an owner's time fresh, whatever the rest of the process waits for.
 
     ``lost`` is the reason to stop once another process has taken the run over.
     """
 
-    def __init__(self, owner: Owner, interval: float = 5.0) -> None:
+    def __init__(self, owner: RunLock, interval: float = 5.0) -> None:
         super().__init__(name="owner-renew", daemon=True)
         self.lost: StoppedEarly | None = None
         self._owner = owner
@@ -229,7 +229,7 @@ class Renewer(threading.Thread):
         self.join()
 
 
-def read_owner(path: Path) -> OwnerRecord | None:
+def read_owner(path: Path) -> LockRecord | None:
     """What an owner file says; None where there is none.
 
     A file that is only half written counts as written at its modification time by nobody known.
@@ -241,13 +241,13 @@ def read_owner(path: Path) -> OwnerRecord | None:
     except FileNotFoundError:
         return None
     if record is None:
-        return OwnerRecord(host="", pid=0, time=changed)
+        return LockRecord(host="", pid=0, time=changed)
     if record.time > changed + _SKEW_SECONDS:
         record.time = changed
     return record
 
 
-def owners(run_dir: Path) -> dict[str, OwnerRecord]:
+def owners(run_dir: Path) -> dict[str, LockRecord]:
     """The owner records in a run directory, by part."""
     found = {}
     for path in run_dir.glob("owner*.json"):
@@ -259,7 +259,7 @@ def owners(run_dir: Path) -> dict[str, OwnerRecord]:
     return dict(sorted(found.items(), key=lambda item: part_order(item[0])))
 
 
-def is_live(record: OwnerRecord, now: float, me: Process | None = None) -> bool:
+def is_live(record: LockRecord, now: float, me: Process | None = None) -> bool:
     """Whether an owner is at work: renewed within 60 s, and not known to be gone on this host.
 
     Args:
@@ -276,7 +276,7 @@ def is_live(record: OwnerRecord, now: float, me: Process | None = None) -> bool:
     return started is not None and (not started or record.started in ("", started))
 
 
-def _owned(record: OwnerRecord, path: Path) -> OwnedError:
+def _owned(record: LockRecord, path: Path) -> OwnedError:
     who = f"process {record.pid} on {record.host}" if record.host else "another process"
     return OwnedError(
         f"{who} is working on this run ({path})",
@@ -285,7 +285,7 @@ def _owned(record: OwnerRecord, path: Path) -> OwnedError:
     )
 
 
-def _create(path: Path, record: OwnerRecord) -> bool:
+def _create(path: Path, record: LockRecord) -> bool:
     """Make the file with its content; False where there is one already."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -298,14 +298,14 @@ def _create(path: Path, record: OwnerRecord) -> bool:
     return True
 
 
-def _decode(content: bytes) -> OwnerRecord | None:
+def _decode(content: bytes) -> LockRecord | None:
     try:
-        return msgspec.json.decode(content, type=OwnerRecord)
+        return msgspec.json.decode(content, type=LockRecord)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _encode(record: OwnerRecord) -> bytes:
+def _encode(record: LockRecord) -> bytes:
     """JSON with blanks behind it, so that a file can be renewed in its place."""
     return msgspec.json.encode(record).ljust(_FILE_BYTES - 1) + b"\n"
 

@@ -20,8 +20,8 @@ from bagent.store.journal.codec import (
     decode_outcome_line,
     status_of,
 )
-from bagent.store.journal.done_index import DoneIndex, HashMap, Policy, done_index
-from bagent.store.journal.reader import CurrentLines, Place, Selection
+from bagent.store.journal.done_index import DoneIndex, HashMap, RetryPolicyCodes, done_index
+from bagent.store.journal.reader import JournalReader, LineRef, Selection
 from bagent.store.journal.segments import Report, locate
 from bagent.store.run_dir import RunInfo
 from bagent.store.tables.row_feed import InputFinder
@@ -38,7 +38,7 @@ _RECENT_LINES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ResultQuery:
     """Which results, and in which order.
 
     Args:
@@ -62,14 +62,14 @@ class Wanted:
         return Selection(self.stages, codes, None if self.done is None else self.done.has)
 
 
-def iter_places(lines: CurrentLines, wanted: Wanted) -> Iterator[Place]:
+def iter_places(lines: JournalReader, wanted: ResultQuery) -> Iterator[LineRef]:
     """The places of the wanted results."""
     return (lines.ordered if wanted.ordered else lines.written)(wanted.selection())
 
 
 def iter_results(
     run_dir: Path,
-    wanted: Wanted | None = None,
+    wanted: ResultQuery | None = None,
     *,
     report: Report,
     find_input: FindInput | None = None,
@@ -86,8 +86,8 @@ def iter_results(
         find_input: given a path for a copy of the input, makes what finds it; with it, results
             have ``input`` as raw JSON text. Best used with ``ordered``, else the input is copied.
     """
-    with CurrentLines(run_dir, report) as lines, _Inputs(find_input, report) as inputs:
-        for place in iter_places(lines, wanted or Wanted()):
+    with JournalReader(run_dir, report) as lines, _Inputs(find_input, report) as inputs:
+        for place in iter_places(lines, wanted or ResultQuery()):
             line = lines.read(place)
             try:
                 outcome = decode_outcome_line(line)
@@ -135,11 +135,11 @@ class _Inputs:
 
 
 def iter_outcomes(
-    run_dir: Path, wanted: Wanted | None = None, *, report: Report
+    run_dir: Path, wanted: ResultQuery | None = None, *, report: Report
 ) -> Iterator[Outcome]:
     """The current outcomes themselves, for a stage that reads what an earlier one wrote."""
-    with CurrentLines(run_dir, report) as lines:
-        for place in iter_places(lines, wanted or Wanted()):
+    with JournalReader(run_dir, report) as lines:
+        for place in iter_places(lines, wanted or ResultQuery()):
             try:
                 yield decode_outcome(lines.read(place))
             except msgspec.DecodeError:
@@ -159,7 +159,7 @@ class AnswerStore:
     """
 
     def __init__(self, run_dir: Path, report: Report, *, by_request: bool) -> None:
-        self._lines = CurrentLines(run_dir, report)
+        self._lines = JournalReader(run_dir, report)
         column = "requests" if by_request else "units"
         self._places = HashMap(self._lines.lines)
         for index in self._lines.indexes:
@@ -231,8 +231,8 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
     """
     last = last_stage_of(info)
     accept = info is not None and accepts_truncated(info.job)
-    with CurrentLines(run_dir, report) as lines:
-        done = done_index(lines.indexes, Policy())
+    with JournalReader(run_dir, report) as lines:
+        done = done_index(lines.indexes, RetryPolicyCodes())
         codes = done.codes if last is None else last.codes(run_dir, None)
         totals = [index.totals for index in lines.indexes]
         count = lines.lines
@@ -257,7 +257,7 @@ def summary(run_dir: Path, report: Report, info: RunInfo | None = None) -> RunSu
         )
 
 
-def _speed(lines: CurrentLines) -> float | None:
+def _speed(lines: JournalReader) -> float | None:
     """Rows a second over the last thousand lines of the segment that was written last."""
     indexes = [index for index in lines.indexes if index.totals.last is not None]
     if not indexes:
@@ -269,7 +269,7 @@ def _speed(lines: CurrentLines) -> float | None:
     offsets, lengths = index.column("offsets"), index.column("lengths")
     times = []
     for place in range(max(0, len(index) - _RECENT_LINES), len(index)):
-        line = lines.read(Place(0, 0, segment, offsets[place], lengths[place], 0))
+        line = lines.read(LineRef(0, 0, segment, offsets[place], lengths[place], 0))
         try:
             at = decode_brief(line).finished_at
         except msgspec.DecodeError:

@@ -15,7 +15,7 @@ import msgspec
 
 from bagent.store.journal.codec import ACCEPTED_CODE, OK_CODE, code_of, kind_of, status_of
 from bagent.store.journal.done_index import count_outcomes, open_indexes
-from bagent.store.journal.reader import CurrentLines, Selection
+from bagent.store.journal.reader import JournalReader, Selection
 from bagent.store.run_dir import RunInfo
 
 TRUNCATED_CODE = code_of("truncated", "truncated")
@@ -74,7 +74,7 @@ class LastStage(msgspec.Struct, frozen=True):
             run_dir: the run directory.
             part: one part's journal, or None for those of all parts.
         """
-        with CurrentLines(run_dir, lambda _: None) as lines:
+        with JournalReader(run_dir, lambda _: None) as lines:
             counts = _count(lines, Selection(stages=frozenset({self.name})), part)
             if not counts and not self.may_be_empty:
                 counts = _count(lines, Selection(), part)
@@ -82,7 +82,7 @@ class LastStage(msgspec.Struct, frozen=True):
         return counts
 
 
-def _count(lines: CurrentLines, selection: Selection, part: str | None) -> Counter[int]:
+def _count(lines: JournalReader, selection: Selection, part: str | None) -> Counter[int]:
     return Counter(
         place.code
         for place in lines.written(selection)

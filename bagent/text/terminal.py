@@ -97,7 +97,7 @@ class _TerminalBytes:
         self._stream.flush()
 
 
-class Outlet:
+class SafeTextStream:
     """Passes text on to ``stream`` until that fails, then drops it.
 
     A closed or full standard error is no reason to lose a run, so ``OSError`` and ``ValueError``

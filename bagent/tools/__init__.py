@@ -44,18 +44,18 @@ Calls of tools with side effects are neither shared nor kept unless the job says
 
 from __future__ import annotations
 
-from bagent.tools.executor import CallContext, Latency, ToolPool, ToolStats
+from bagent.tools.executor import CallContext, Latency, ToolExecutor, ToolStats
 from bagent.tools.loader import open_tools
-from bagent.tools.types import FaultKind, Policy, Tool, ToolFault, ToolResult
+from bagent.tools.types import FaultKind, Tool, ToolFault, ToolPolicy, ToolResult
 
 __all__ = [
     "CallContext",
     "FaultKind",
     "Latency",
-    "Policy",
     "Tool",
+    "ToolExecutor",
     "ToolFault",
-    "ToolPool",
+    "ToolPolicy",
     "ToolResult",
     "ToolStats",
     "open_tools",

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from bagent.job.spec.agent import PLACE
-from bagent.tools.subprocess_runner import Child, Ended, run_child
+from bagent.tools.subprocess_runner import CommandChild, ProcessResult, run_child
 from bagent.tools.types import Arguments, ToolFault
 from bagent.types import Json
 
@@ -29,7 +29,7 @@ CLAUDE_CODE_SCHEMA: Mapping[str, Json] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandTool:
     """A program as a tool.
 
     Attributes:
@@ -59,7 +59,7 @@ class Command:
         if "\0" in "".join(argv):
             raise ToolFault("an argument holds a NUL character", "bad_arguments")
         stdin = arguments[self.prompt].encode() if self.prompt else msgspec.json.encode(arguments)
-        text = answer_of(await run_child(Child(argv, stdin, self.cwd, self.env)))
+        text = answer_of(await run_child(CommandChild(argv, stdin, self.cwd, self.env)))
         return without_preamble(text) if self.strip_preamble else text
 
     def _filled(self, word: str, arguments: Arguments) -> str:
@@ -81,7 +81,7 @@ def as_word(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def answer_of(ended: Ended) -> str:
+def answer_of(ended: ProcessResult) -> str:
     """The output of a program that went well, or that was stopped since it wrote too much.
 
     Raises:

@@ -23,16 +23,16 @@ from bagent.tools.types import (
     Tool,
     ToolFault,
     ToolResult,
-    bounded,
-    cut,
     error_text,
+    truncate,
+    truncate_middle,
 )
 from bagent.types import Json, ToolCall
 
 MAX_ENTRIES = 1024
 
 
-class Kept:
+class TTLCache:
     """The answers of one tool, each for ``seconds``; the one asked for longest ago goes first.
 
     Args:
@@ -73,7 +73,7 @@ MAX_BATCH = 100
 Answers = Sequence[str | ToolFault]
 
 
-class Window:
+class MicroBatcher:
     """Gathers calls for ``seconds`` after the first one, or until there are ``most``.
 
     A call that is cancelled before its window closes is left out of it; later its answer is
@@ -152,7 +152,7 @@ class Window:
 HISTORY = 1024
 
 
-class Pace:
+class ToolRateLimiter:
     """A token bucket of one token: runs start at least ``1 / rate`` seconds apart.
 
     More tokens would let a burst through after a quiet time, and with it more calls in a second
@@ -233,7 +233,7 @@ class ToolStats(msgspec.Struct, frozen=True):
     latency: Latency | None
 
 
-class Flight:
+class InFlightCall:
     """One run and how many calls wait for it."""
 
     __slots__ = ("key", "task", "waiters")
@@ -244,21 +244,21 @@ class Flight:
         self.waiters = 0
 
 
-class Lane:
-    """All calls of one tool; see :class:`bagent.tools.executor.ToolPool`."""
+class ToolRunner:
+    """All calls of one tool; see :class:`bagent.tools.executor.ToolExecutor`."""
 
     def __init__(self, tool: Tool, bytes_per_token: float) -> None:
         policy = tool.policy
         self.tool = tool
         self.latency = LatencyHistory()
-        self.kept = Kept(policy.cache_seconds) if policy.cache_seconds else None
+        self.kept = TTLCache(policy.cache_seconds) if policy.cache_seconds else None
         self.counts = dict.fromkeys(("calls", "runs", "shared", "cached", "faults"), 0)
         self._bytes_per_token = bytes_per_token
-        self._flights: dict[bytes, Flight] = {}
+        self._flights: dict[bytes, InFlightCall] = {}
         self._all: set[asyncio.Task[str]] = set()
-        self._pace = Pace(policy.rate_limit)
+        self._pace = ToolRateLimiter(policy.rate_limit)
         self._slots = asyncio.Semaphore(policy.concurrency)
-        self._window = Window(self._run_many) if tool.run_many is not None else None
+        self._window = MicroBatcher(self._run_many) if tool.run_many is not None else None
 
     async def answer(
         self, given: str | dict[str, Json] | None, limit: float | None
@@ -304,27 +304,27 @@ class Lane:
 
     # --- runs ---------------------------------------------------------------------------------
 
-    def _start(self, key: bytes, arguments: Arguments) -> Flight:
+    def _start(self, key: bytes, arguments: Arguments) -> InFlightCall:
         run = self._window.add(arguments) if self._window else self._run_one(arguments)
-        flight = Flight(key, asyncio.ensure_future(self._cut(run)))
+        flight = InFlightCall(key, asyncio.ensure_future(self._cut(run)))
         self._all.add(flight.task)
         if self.tool.policy.coalesce:
             self._flights[key] = flight
         flight.task.add_done_callback(lambda task: self._ended(flight, task))
         return flight
 
-    def _ended(self, flight: Flight, task: asyncio.Task[str]) -> None:
+    def _ended(self, flight: InFlightCall, task: asyncio.Task[str]) -> None:
         self._all.discard(task)
         self._forget(flight)
         # Asking for the exception also says that it was not lost, where nobody waits any more.
         if not task.cancelled() and task.exception() is None and self.kept is not None:
             self.kept.put(flight.key, task.result(), asyncio.get_running_loop().time())
 
-    def _forget(self, flight: Flight) -> None:
+    def _forget(self, flight: InFlightCall) -> None:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
 
-    async def _wait(self, flight: Flight, limit: float | None) -> Answer:
+    async def _wait(self, flight: InFlightCall, limit: float | None) -> Answer:
         flight.waiters += 1
         try:
             # Unlike await, this leaves the run alone when the one who waits is cancelled.
@@ -344,10 +344,12 @@ class Lane:
             return task.result()
         if isinstance(error, ToolFault):
             return error
-        return ToolFault(in_words(error), place=failing_line(error), trace=traceback_text(error))
+        return ToolFault(
+            describe_exception(error), place=failing_line(error), trace=traceback_text(error)
+        )
 
     async def _cut(self, run: Awaitable[str]) -> str:
-        return cut(await run, self.tool.policy.max_tokens, self._bytes_per_token)
+        return truncate(await run, self.tool.policy.max_tokens, self._bytes_per_token)
 
     async def _run_one(self, arguments: Arguments) -> str:
         return await self._limited(lambda: self.tool.run(arguments))
@@ -392,12 +394,12 @@ def traceback_text(error: BaseException) -> str:
     text = ""
     with contextlib.suppress(Exception):  # an exception's own words may fail
         text = "".join(traceback.format_exception(error))
-    return bounded(text, _TRACE_CHARACTERS)
+    return truncate_middle(text, _TRACE_CHARACTERS)
 
 
-def in_words(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """One exception as the model may read it: its type and words, bounded."""
-    words = bounded(error_text(error))
+    words = truncate_middle(error_text(error))
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
@@ -413,7 +415,7 @@ class CallContext(msgspec.Struct, frozen=True):
 NO_CONTEXT = CallContext()
 
 
-class ToolPool:
+class ToolExecutor:
     """Runs the calls that models ask for; use it in one event loop.
 
     Only tools that it was given are run. Every fault is a result: :meth:`call` raises nothing but
@@ -433,7 +435,7 @@ class ToolPool:
         bytes_per_token: float = BYTES_PER_TOKEN,
     ) -> None:
         self._wall = wall
-        self._lanes = {tool.name: Lane(tool, bytes_per_token) for tool in tools}
+        self._lanes = {tool.name: ToolRunner(tool, bytes_per_token) for tool in tools}
         self._unknown = 0
         self.definitions: list[Json] = [tool.definition for tool in tools]
         """The tools as ``tools`` of a chat request has them, always in the same order."""
@@ -503,7 +505,8 @@ class ToolPool:
     def _no_such_tool(self, name: str) -> ToolFault:
         there = ", ".join(self._lanes) or "none"
         return ToolFault(
-            f"there is no tool {bounded(name, 80)!r}; the tools are: {there}", "unknown_tool"
+            f"there is no tool {truncate_middle(name, 80)!r}; the tools are: {there}",
+            "unknown_tool",
         )
 
     async def close(self) -> None:
@@ -520,8 +523,8 @@ def _result(
     latency_ms: float = 0.0,
 ) -> ToolResult:
     if isinstance(answer, ToolFault):
-        text, kind = f"error: {bounded(answer.message)}", answer.kind
-        message = bounded(answer.message)
+        text, kind = f"error: {truncate_middle(answer.message)}", answer.kind
+        message = truncate_middle(answer.message)
         detail = message if kind == "failed" else f"{kind}: {message}"
         detail = f"{detail} ({answer.place})" if answer.place else detail
         trace = "" if shared else answer.trace

@@ -15,15 +15,15 @@ from bagent.process_privacy import is_ordinary
 from bagent.tools.types import (
     DEFAULT_CACHE_SECONDS,
     DEFAULT_MAX_TOKENS,
-    Policy,
     Run,
     RunMany,
     Tool,
+    ToolPolicy,
 )
 
 
 @dataclass(frozen=True)
-class Room:
+class ToolContext:
     """Where tools are opened.
 
     Attributes:
@@ -58,7 +58,7 @@ def load_schema(schema: Mapping[str, Any], base: Path, name: str) -> OutputSchem
         ) from None
 
 
-def policy_of(spec: ToolSpec, *, side_effects: bool, keeps: bool = False) -> Policy:
+def make_policy(spec: ToolSpec, *, side_effects: bool, keeps: bool = False) -> ToolPolicy:
     """How calls are run: what the job says, else by whether running twice may do harm.
 
     Args:
@@ -68,7 +68,7 @@ def policy_of(spec: ToolSpec, *, side_effects: bool, keeps: bool = False) -> Pol
     cache = keeps if spec.cache is None else spec.cache
     if isinstance(cache, bool):
         cache = DEFAULT_CACHE_SECONDS if cache else 0.0
-    return Policy(
+    return ToolPolicy(
         timeout=spec.timeout,
         rate_limit=spec.rate_limit,
         cache_seconds=cache or None,
@@ -102,7 +102,7 @@ def make_tool(
         schema=schema,
         run=run,
         side_effects=side_effects,
-        policy=policy_of(spec, side_effects=side_effects, keeps=more.get("keeps", False)),
+        policy=make_policy(spec, side_effects=side_effects, keeps=more.get("keeps", False)),
         run_many=run_many,
         abandoned=abandoned,
     )

@@ -19,14 +19,14 @@ from bagent.tools.command_tool import (
     CLAUDE_CODE_ARGV,
     CLAUDE_CODE_SCHEMA,
     CLAUDE_CODE_WORDS,
-    Command,
+    CommandTool,
     places_schema,
 )
-from bagent.tools.executor import ToolPool
-from bagent.tools.factory import Room, load_schema, make_tool, policy_of, tool_environment
+from bagent.tools.executor import ToolExecutor
+from bagent.tools.factory import ToolContext, load_schema, make_policy, make_tool, tool_environment
 from bagent.tools.mcp import McpConfig, McpServer, McpTool
-from bagent.tools.python_tool import Files, Function, read_function
-from bagent.tools.threads import Loops, Threads
+from bagent.tools.python_tool import ModuleLoader, PythonTool, read_function
+from bagent.tools.threads import AbandonableThreads, EventLoopThread
 from bagent.tools.types import Arguments, Tool
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -43,7 +43,7 @@ async def open_tools(
     *,
     allow_code: bool = False,
     places: Sequence[Position] = (),
-) -> AsyncIterator[ToolPool]:
+) -> AsyncIterator[ToolExecutor]:
     """Check and open the tools of a job; they are closed, and their processes ended, at the end.
 
     Args:
@@ -61,12 +61,12 @@ async def open_tools(
     async with AsyncExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="bagent-tools-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        room = Room(base, env, scratch, stack, allow_code)
+        room = ToolContext(base, env, scratch, stack, allow_code)
         opener = _Opener(room)
         # Servers start together: each may take a second or more.
         known: Sequence[Position | None] = places or [None] * len(specs)
         opened = await _all_opened(opener, specs, known)
-        pool = ToolPool(_distinct(opened, specs, known))
+        pool = ToolExecutor(_distinct(opened, specs, known))
         stack.push_async_callback(pool.close)
         yield pool
 
@@ -121,9 +121,9 @@ def _distinct(
 class _Opener:
     """Opens one tool after another; files of functions are imported once."""
 
-    room: Room
-    files: Files = field(default_factory=Files)
-    loops: dict[Path, Loops] = field(default_factory=dict)
+    room: ToolContext
+    files: ModuleLoader = field(default_factory=ModuleLoader)
+    loops: dict[Path, EventLoopThread] = field(default_factory=dict)
 
     async def open(self, spec: ToolSpec) -> list[Tool]:
         """The tools of one entry: several of an MCP server, else one."""
@@ -144,11 +144,11 @@ class _Opener:
                 f"{name}: batch: {spec.batch} is no parameter of {spec.python} that is a list",
                 hint=f"its lists: {' '.join(sorted(signature.lists)) or 'none'}",
             )
-        threads = Threads(name)
+        threads = AbandonableThreads(name)
         self.room.stack.callback(threads.close)
         loops = self._loops_of(spec.python.file.path)
-        policy = policy_of(spec, side_effects=True)
-        run = Function(
+        policy = make_policy(spec, side_effects=True)
+        run = PythonTool(
             function, signature, words, threads, loops, spec.batch or "", policy.coalesce
         )
         return make_tool(
@@ -161,10 +161,10 @@ class _Opener:
             abandoned=lambda: threads.abandoned + loops.abandoned,
         )
 
-    def _loops_of(self, file: Path) -> Loops:
+    def _loops_of(self, file: Path) -> EventLoopThread:
         """One event loop for the functions of one file: they may share clients and locks."""
         if file not in self.loops:
-            self.loops[file] = Loops(file.stem)
+            self.loops[file] = EventLoopThread(file.stem)
             self.room.stack.callback(self.loops[file].close)
         return self.loops[file]
 
@@ -181,7 +181,7 @@ class _Opener:
             parameters = CLAUDE_CODE_SCHEMA if preset else places_schema(argv)
         schema = load_schema(parameters, base, name)
         program = find_program(argv[0], base, environment)
-        command = Command(
+        command = CommandTool(
             (program, *argv[1:]),
             frozenset(schema.document.get("properties", {})),
             base,

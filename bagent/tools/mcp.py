@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from bagent.errors import MissingPackage, UsageError
-from bagent.tools.types import Arguments, ToolFault, bounded
+from bagent.tools.types import Arguments, ToolFault, truncate_middle
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class McpServer:
             result = await client.call_tool(name, arguments)
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
-                raise ToolFault(bounded(error.message)) from None
+                raise ToolFault(truncate_middle(error.message)) from None
             if self._client is client:
                 self._client = None
             if not again:
@@ -135,7 +135,7 @@ class McpServer:
             return await self.call(name, arguments, again=False)
         text = _text(result)
         if result.is_error:
-            raise ToolFault(bounded(text or "it failed"))
+            raise ToolFault(truncate_middle(text or "it failed"))
         return text
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from bagent.tools.python_schema import (
     read_signature,
     result_text,
 )
-from bagent.tools.threads import Loops, Threads
+from bagent.tools.threads import AbandonableThreads, EventLoopThread
 from bagent.tools.types import Arguments, ToolFault, error_text
 from bagent.types import Json
 
@@ -62,7 +62,7 @@ class _Import:
         ) from None
 
 
-class Files:
+class ModuleLoader:
     """The imported files of one job: each is imported once.
 
     A file's folder is put at the end of ``sys.path`` while it is imported, so that it may import
@@ -127,7 +127,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class PythonTool:
     """A function as a tool.
 
     Attributes:
@@ -141,8 +141,8 @@ class Function:
     function: Callable[..., Any]
     signature: Signature
     description: str
-    threads: Threads
-    loops: Loops
+    threads: AbandonableThreads
+    loops: EventLoopThread
     batch: str = ""
     unique: bool = True
 
@@ -230,7 +230,9 @@ def is_async(function: Callable[..., Any]) -> bool:
     )
 
 
-def read_function(files: Files, place: PythonFunction) -> tuple[Callable[..., Any], Signature, str]:
+def read_function(
+    files: ModuleLoader, place: PythonFunction
+) -> tuple[Callable[..., Any], Signature, str]:
     """A function, its parameters and its description.
 
     Raises:

@@ -30,7 +30,7 @@ in a read from a file server that is gone, and a busy machine may be slow to tel
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """What a process may take; None: no limit. Sizes in bytes, time in seconds of CPU."""
 
     memory: int | None = None
@@ -56,18 +56,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class CommandChild:
     """A program to run: its argv, input, folder and whole environment."""
 
     argv: Sequence[str]
     stdin: bytes
     cwd: Path
     env: Mapping[str, str]
-    limits: Limits = Limits()
+    limits: ProcessLimits = ProcessLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessResult:
     """How a child ended: its code (negative: the signal), output, the end of its error output.
 
     ``cut``: it wrote more than is kept, and was stopped for it.
@@ -112,7 +112,7 @@ class _Tail(asyncio.Protocol):
         self.ended.set()
 
 
-async def run_child(child: Child) -> Ended:
+async def run_child(child: CommandChild) -> ProcessResult:
     """Run a program to its end; when this is cancelled its whole process group is killed.
 
     Processes that it left in its group are killed too, so none outlives its call.
@@ -136,7 +136,7 @@ async def run_child(child: Child) -> Ended:
     finally:
         out[0].close()
         err[0].close()
-    return Ended(
+    return ProcessResult(
         code,
         head.kept.decode("utf-8", "replace"),
         tail.kept.decode("utf-8", "replace").strip(),
@@ -156,7 +156,7 @@ async def _reading(protocol: asyncio.Protocol) -> tuple[asyncio.ReadTransport, i
     return transport, writing
 
 
-async def _start(child: Child, out: int, err: int) -> asyncio.subprocess.Process:
+async def _start(child: CommandChild, out: int, err: int) -> asyncio.subprocess.Process:
     try:
         # A file holds the whole input, so that nobody waits for a program that does not read.
         with tempfile.TemporaryFile() as stdin:

@@ -42,7 +42,7 @@ class _Job:
         return True
 
 
-class Threads:
+class AbandonableThreads:
     """Daemon threads, each started when all others are busy, and used again.
 
     A thread cannot be stopped. A call that is cancelled leaves its function running, counted in
@@ -162,7 +162,7 @@ class _Loop:
         self.loop.call_soon(self.loop.stop)
 
 
-class Loops:
+class EventLoopThread:
     """Runs coroutines in one loop for all; a loop that does not answer is replaced."""
 
     def __init__(self, name: str) -> None:

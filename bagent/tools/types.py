@@ -64,7 +64,7 @@ class ToolResult(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ToolPolicy:
     """How calls of one tool are run.
 
     ``timeout`` is in seconds and bounds a run, not the waiting before it; None: no limit.
@@ -104,7 +104,7 @@ class Tool:
     schema: OutputSchema
     run: Run
     side_effects: bool = True
-    policy: Policy = field(default_factory=Policy)
+    policy: ToolPolicy = field(default_factory=ToolPolicy)
     run_many: RunMany | None = None
     abandoned: Callable[[], int] = lambda: 0
 
@@ -129,7 +129,7 @@ def error_text(error: BaseException) -> str:
     return words
 
 
-def bounded(text: str, limit: int = FAULT_CHARACTERS) -> str:
+def truncate_middle(text: str, limit: int = FAULT_CHARACTERS) -> str:
     """``text``, its middle left out where it has more than ``limit`` characters."""
     if len(text) <= limit:
         return text
@@ -142,7 +142,7 @@ BYTES_PER_TOKEN = 3.0
 and Chinese. A cut by it errs towards too short."""
 
 
-def cut(text: str, max_tokens: int, bytes_per_token: float = BYTES_PER_TOKEN) -> str:
+def truncate(text: str, max_tokens: int, bytes_per_token: float = BYTES_PER_TOKEN) -> str:
     """``text``, or its start and a note where it has more than about ``max_tokens`` tokens."""
     most = int(max_tokens * bytes_per_token)
     if len(text) * 4 <= most:

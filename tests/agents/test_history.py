@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.agents.tool_turn import own_calls
+from bagent.agents.tool_turn import assign_call_ids
 from bagent.types import Reply, ToolCall
 
 
@@ -21,5 +21,7 @@ def test_every_call_has_an_id_of_its_own_whatever_ids_a_server_makes_up(
     given: tuple[str, ...], used: set[str]
 ) -> None:
     asked = tuple(ToolCall(name, "add", "{}") for name in given)
-    names = [call.id for call in own_calls(Reply(None, "tool_calls", tool_calls=asked), 2, used)]
+    names = [
+        call.id for call in assign_call_ids(Reply(None, "tool_calls", tool_calls=asked), 2, used)
+    ]
     assert len({*names, *used}) == len(names) + len(used)

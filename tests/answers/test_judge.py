@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bagent.answers.evaluate import Verdict, judge
+from bagent.answers.evaluate import AnswerResult, evaluate
 from bagent.answers.schema.schema import OutputSchema
 from bagent.types import Reply, ToolCall
 
@@ -32,15 +32,15 @@ TOOL = (ToolCall(id="1", name="f", arguments="{}"),)
     ],
 )
 def test_good_ends_are_ok(reason):
-    verdict = judge(Reply(GOOD, reason), LIST)
-    assert verdict == Verdict(
+    verdict = evaluate(Reply(GOOD, reason), LIST)
+    assert verdict == AnswerResult(
         "ok",
         output=msgspec.Raw(b'{"name":"n","items":["a","b"]}'),
         value={"name": "n", "items": ["a", "b"]},
         text=GOOD,
         how="plain",
     )
-    assert judge(Reply("Paris.", reason), None) == Verdict("ok", text="Paris.")
+    assert evaluate(Reply("Paris.", reason), None) == AnswerResult("ok", text="Paris.")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_good_ends_are_ok(reason):
     "text", ['{"name":"n","items":["a","b', GOOD, "[]", "Half a sent", "", None]
 )
 def test_a_cut_answer_is_truncated_whatever_its_text(reason, schema, text):
-    verdict = judge(Reply(text, reason), schema)
+    verdict = evaluate(Reply(text, reason), schema)
     assert (verdict.status, verdict.error_kind) == ("truncated", "truncated")
     assert verdict.output is None and verdict.value is None
     assert verdict.text == (text or None)
@@ -64,7 +64,7 @@ def test_a_cut_answer_is_truncated_whatever_its_text(reason, schema, text):
 
 @pytest.mark.parametrize("text", ['{"name":"n","items":["a","b', '{"name":"n","items":["a","b"'])
 def test_cut_json_is_never_completed_even_at_a_good_end(text):
-    verdict = judge(Reply(text, "stop"), LIST)
+    verdict = evaluate(Reply(text, "stop"), LIST)
     assert (verdict.status, verdict.error_kind, verdict.output) == ("invalid", "schema", None)
     assert verdict.violations == ("the answer breaks off inside an object or array",)
 
@@ -82,7 +82,7 @@ def test_cut_json_is_never_completed_even_at_a_good_end(text):
 )
 @pytest.mark.parametrize("schema", [None, LIST])
 def test_filtered_answers_are_refused(reason, schema):
-    verdict = judge(Reply(GOOD, reason), schema)
+    verdict = evaluate(Reply(GOOD, reason), schema)
     assert (verdict.status, verdict.error_kind, verdict.output) == ("refused", "refused", None)
     assert verdict.passing is False and reason in verdict.error
 
@@ -90,21 +90,21 @@ def test_filtered_answers_are_refused(reason, schema):
 @pytest.mark.parametrize("text", [None, "", GOOD])
 @pytest.mark.parametrize("reason", ["stop", None, "banana"])
 def test_refusal_text_is_a_refusal_at_any_end_but_a_cut(text, reason):
-    verdict = judge(Reply(text, reason, refusal="I can't \ud800help\nwith that."), LIST)
+    verdict = evaluate(Reply(text, reason, refusal="I can't \ud800help\nwith that."), LIST)
     assert verdict.status == "refused"
     assert verdict.error == "refused: I can't \\ud800help with that."
 
 
 def test_blank_refusal_is_none():
-    assert judge(Reply(GOOD, "stop", refusal=" \n"), LIST).status == "ok"
-    assert judge(Reply(GOOD, "length", refusal="No."), LIST).status == "truncated"
+    assert evaluate(Reply(GOOD, "stop", refusal=" \n"), LIST).status == "ok"
+    assert evaluate(Reply(GOOD, "length", refusal="No."), LIST).status == "truncated"
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "banana", "", "pause_turn", "stopped", None])
 @pytest.mark.parametrize("schema", [None, LIST, ANYTHING])
 @pytest.mark.parametrize("text", ["[]", GOOD, "text", "", None])
 def test_other_ends_are_passing_failures_and_keep_the_reason(reason, schema, text):
-    verdict = judge(Reply(text, reason), schema)
+    verdict = evaluate(Reply(text, reason), schema)
     assert (verdict.status, verdict.error_kind) == ("failed", "bad_response")
     assert verdict.passing is True and verdict.output is None
     assert verdict.text == (text or None), "partial text is kept for people"
@@ -112,7 +112,7 @@ def test_other_ends_are_passing_failures_and_keep_the_reason(reason, schema, tex
 
 
 def test_odd_finish_reason_makes_a_short_valid_line():
-    error = judge(Reply("x", "a\ud800\n" * 500), None).error
+    error = evaluate(Reply("x", "a\ud800\n" * 500), None).error
     assert len(error) < 200 and "\n" not in error
     error.encode()
 
@@ -120,7 +120,7 @@ def test_odd_finish_reason_makes_a_short_valid_line():
 @pytest.mark.parametrize("schema", [None, LIST])
 @pytest.mark.parametrize("text", [None, "", " \n\t"])
 def test_good_end_without_text_is_an_empty_failure(schema, text):
-    verdict = judge(Reply(text, "stop"), schema)
+    verdict = evaluate(Reply(text, "stop"), schema)
     assert (verdict.status, verdict.error_kind, verdict.passing) == ("failed", "empty", True)
     assert verdict.error == "the answer is empty" and verdict.text is None
 
@@ -136,7 +136,7 @@ def test_good_end_without_text_is_an_empty_failure(schema, text):
     ],
 )
 def test_reasoning_alone_is_empty_and_kept(reply, schema):
-    verdict = judge(reply, schema)
+    verdict = evaluate(reply, schema)
     assert (verdict.status, verdict.error_kind, verdict.passing) == ("failed", "empty", True)
     assert "only reasoning" in verdict.error
     assert verdict.reasoning == "It is Paris."
@@ -144,39 +144,39 @@ def test_reasoning_alone_is_empty_and_kept(reply, schema):
 
 def test_unclosed_thinking_is_no_answer():
     reply = Reply(f"<think>so {GOOD}", "stop")
-    plain = judge(reply, None)
+    plain = evaluate(reply, None)
     assert (plain.status, plain.error_kind) == ("failed", "empty")
     assert plain.reasoning == f"so {GOOD}" and plain.text is None
-    asked = judge(reply, ANYTHING)
+    asked = evaluate(reply, ANYTHING)
     assert (asked.status, asked.error_kind) == ("invalid", "schema")
     assert "thinking" in asked.error and asked.output is None
 
 
 def test_closed_leading_thinking_becomes_reasoning():
-    verdict = judge(Reply("<think>\nhm\n</think>\n\nParis.", "stop"), None)
-    assert verdict == Verdict("ok", text="Paris.", reasoning="hm")
-    verdict = judge(Reply(f"hm [\n</think>\n{GOOD}", "stop"), LIST)
+    verdict = evaluate(Reply("<think>\nhm\n</think>\n\nParis.", "stop"), None)
+    assert verdict == AnswerResult("ok", text="Paris.", reasoning="hm")
+    verdict = evaluate(Reply(f"hm [\n</think>\n{GOOD}", "stop"), LIST)
     assert (verdict.status, verdict.how) == ("ok", "think")
     assert (verdict.reasoning, verdict.text) == ("hm [", GOOD)
 
 
 def test_reasoning_of_the_server_wins_over_inline_thinking():
-    verdict = judge(Reply("<think>a</think>Paris.", "stop", reasoning="b"), None)
+    verdict = evaluate(Reply("<think>a</think>Paris.", "stop", reasoning="b"), None)
     assert (verdict.reasoning, verdict.text) == ("b", "<think>a</think>Paris.")
-    verdict = judge(Reply("<think>a</think>Paris.", "stop", reasoning=" "), None)
+    verdict = evaluate(Reply("<think>a</think>Paris.", "stop", reasoning=" "), None)
     assert (verdict.reasoning, verdict.text) == ("a", "Paris.")
 
 
 def test_thinking_is_kept_for_cut_answers_too():
-    verdict = judge(Reply("<think>hm</think>Par", "length"), None)
+    verdict = evaluate(Reply("<think>hm</think>Par", "length"), None)
     assert (verdict.reasoning, verdict.text) == ("hm", "Par")
-    verdict = judge(Reply("<think>hm", "length"), LIST)
+    verdict = evaluate(Reply("<think>hm", "length"), LIST)
     assert (verdict.reasoning, verdict.text, verdict.status) == ("hm", None, "truncated")
 
 
 def test_text_without_schema_is_never_parsed():
-    verdict = judge(Reply(GOOD, "stop"), None)
-    assert verdict == Verdict("ok", text=GOOD)
+    verdict = evaluate(Reply(GOOD, "stop"), None)
+    assert verdict == AnswerResult("ok", text=GOOD)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_text_without_schema_is_never_parsed():
     ],
 )
 def test_what_does_not_fit_the_schema_is_invalid_with_words(text):
-    verdict = judge(Reply(text, "stop"), LIST)
+    verdict = evaluate(Reply(text, "stop"), LIST)
     assert (verdict.status, verdict.error_kind) == ("invalid", "schema")
     assert verdict.output is None and verdict.value is None and verdict.passing is False
     assert verdict.text == text
@@ -208,7 +208,7 @@ def test_what_does_not_fit_the_schema_is_invalid_with_words(text):
 
 @pytest.mark.parametrize("text", ["Yes.", "positive", "It is 5", "NaN", "undefined", "None"])
 def test_prose_is_never_ok_even_where_any_json_is(text):
-    assert judge(Reply(text, "stop"), ANYTHING).status == "invalid"
+    assert evaluate(Reply(text, "stop"), ANYTHING).status == "invalid"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_prose_is_never_ok_even_where_any_json_is(text):
     ],
 )
 def test_the_same_output_however_it_was_said(text, how):
-    verdict = judge(Reply(text, "stop"), LIST)
+    verdict = evaluate(Reply(text, "stop"), LIST)
     assert (verdict.status, verdict.how) == ("ok", how)
     assert bytes(verdict.output) == b'{"name":"n","items":["a","b"]}'
     assert verdict.value == json.loads(GOOD)
@@ -244,14 +244,14 @@ def test_the_same_output_however_it_was_said(text, how):
     ],
 )
 def test_schemas_for_other_than_objects(spec, text, value):
-    verdict = judge(Reply(text, "stop"), OutputSchema.load(spec, base=Path()))
+    verdict = evaluate(Reply(text, "stop"), OutputSchema.load(spec, base=Path()))
     assert verdict.status == "ok" and verdict.value == value
     assert json.loads(bytes(verdict.output)) == value
 
 
 @pytest.mark.parametrize("text", ['["x\ud800"]', '["x\\ud800"]', 'See ["x\ud800"]\udfff'])
 def test_lone_surrogates_are_stored_as_visible_text(text):
-    verdict = judge(Reply(text, "stop", reasoning="r\udc00"), ANYTHING)
+    verdict = evaluate(Reply(text, "stop", reasoning="r\udc00"), ANYTHING)
     assert verdict.status == "ok"
     assert bytes(verdict.output).decode() == '["x\\\\ud800"]'
     assert verdict.value == ["x\\ud800"]
@@ -262,32 +262,32 @@ def test_lone_surrogates_are_stored_as_visible_text(text):
 
 def test_surrogates_in_text_answers_and_failures():
     for reason in ("stop", "length", "banana", "refusal"):
-        verdict = judge(Reply("a\ud800b\ud83d\ude00", reason), None)
+        verdict = evaluate(Reply("a\ud800b\ud83d\ude00", reason), None)
         assert verdict.text == "a\\ud800b\U0001f600"
 
 
 def test_numbers_that_json_does_not_have_are_text_and_then_judged():
     number = OutputSchema.load({"items": {"type": "number"}}, base=Path())
-    assert judge(Reply("[1, NaN]", "stop"), number).status == "invalid"
-    assert bytes(judge(Reply("[1, NaN, -1e999]", "stop"), ANYTHING).output) == (
+    assert evaluate(Reply("[1, NaN]", "stop"), number).status == "invalid"
+    assert bytes(evaluate(Reply("[1, NaN, -1e999]", "stop"), ANYTHING).output) == (
         b'[1,"NaN","-Infinity"]'
     )
 
 
 def test_large_integers_survive_exactly():
     text = '{"n":123456789012345678901234567890}'
-    assert bytes(judge(Reply(text, "stop"), ANYTHING).output) == text.encode()
+    assert bytes(evaluate(Reply(text, "stop"), ANYTHING).output) == text.encode()
 
 
 def test_deep_answer_is_invalid_not_a_crash():
     recursive = OutputSchema.load({"items": {"$ref": "#"}}, base=Path())
-    verdict = judge(Reply("[" * 100_000 + "]" * 100_000, "stop"), recursive)
+    verdict = evaluate(Reply("[" * 100_000 + "]" * 100_000, "stop"), recursive)
     assert verdict.status == "invalid" and "200 levels" in verdict.error
 
 
 def test_tool_calls_are_an_answer_where_the_request_offers_tools():
     for text, kept in ((None, None), ("", None), ("Let me see.", "Let me see.")):
-        verdict = judge(Reply(text, "tool_calls", tool_calls=TOOL), None, tools=True)
+        verdict = evaluate(Reply(text, "tool_calls", tool_calls=TOOL), None, tools=True)
         assert (verdict.status, verdict.text) == ("ok", kept)
         assert verdict.value == msgspec.json.decode(verdict.output)
         (call,) = verdict.value["tool_calls"]
@@ -296,38 +296,41 @@ def test_tool_calls_are_an_answer_where_the_request_offers_tools():
 
 def test_tool_calls_that_nobody_asked_for_are_no_answer():
     for text in (None, "", " "):
-        verdict = judge(Reply(text, "tool_calls", tool_calls=TOOL), None)
+        verdict = evaluate(Reply(text, "tool_calls", tool_calls=TOOL), None)
         assert (verdict.status, verdict.error_kind, verdict.passing) == (
             "failed",
             "bad_response",
             True,
         )
         assert f"a tool that was not offered ({TOOL[0].name})" in verdict.error
-    beside = judge(Reply("It is 5.", "stop", tool_calls=TOOL), None)
+    beside = evaluate(Reply("It is 5.", "stop", tool_calls=TOOL), None)
     assert (beside.status, beside.text, beside.output) == ("ok", "It is 5.", None)
 
 
 def test_tool_calls_do_not_fit_a_schema_and_do_not_mend_a_cut():
-    asked = judge(Reply(None, "tool_calls", tool_calls=TOOL), ANYTHING)
+    asked = evaluate(Reply(None, "tool_calls", tool_calls=TOOL), ANYTHING)
     assert (asked.status, asked.error_kind) == ("invalid", "schema")
     assert "tool call" in asked.error
-    assert judge(Reply(None, "length", tool_calls=TOOL), None).status == "truncated"
+    assert evaluate(Reply(None, "length", tool_calls=TOOL), None).status == "truncated"
 
 
 def test_tool_finish_without_tool_calls_or_text_is_empty():
-    assert judge(Reply(None, "tool_calls"), None).error_kind == "empty"
+    assert evaluate(Reply(None, "tool_calls"), None).error_kind == "empty"
 
 
 @pytest.mark.parametrize("cut", range(len(GOOD)))
 def test_no_prefix_of_an_answer_is_ok(cut):
     for schema in (LIST, ANYTHING):
         for head in ("", "Sure: ", "```json\n", "<think>[</think>"):
-            assert judge(Reply(head + GOOD[:cut], "stop"), schema).status in ("invalid", "failed")
+            assert evaluate(Reply(head + GOOD[:cut], "stop"), schema).status in (
+                "invalid",
+                "failed",
+            )
 
 
 def test_violations_are_few_and_short_for_a_huge_bad_answer():
     text = json.dumps({"name": 1, "items": ["x" * 100, 5] * 5000, "more": "y" * 10_000})
-    verdict = judge(Reply(text, "stop"), LIST)
+    verdict = evaluate(Reply(text, "stop"), LIST)
     assert verdict.status == "invalid"
     assert all(len(line) <= 200 for line in verdict.violations)
     assert len(verdict.error) <= 300

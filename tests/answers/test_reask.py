@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bagent.answers.evaluate import judge
-from bagent.answers.retry_prompt import bounded, describe, reask, schema_words
+from bagent.answers.evaluate import evaluate
+from bagent.answers.retry_prompt import bounded, describe, retry_messages, schema_words
 from bagent.answers.schema.schema import OutputSchema
 from bagent.types import Reply
 
@@ -15,8 +15,8 @@ MESSAGES = [{"role": "system", "content": "You review."}, {"role": "user", "cont
 
 
 def test_reask_carries_the_answer_and_the_validators_words():
-    verdict = judge(Reply('{"a": "hgih"}', "stop"), SCHEMA)
-    asked = reask(MESSAGES, verdict.text, verdict.violations, SCHEMA)
+    verdict = evaluate(Reply('{"a": "hgih"}', "stop"), SCHEMA)
+    asked = retry_messages(MESSAGES, verdict.text, verdict.violations, SCHEMA)
     assert asked[:2] == MESSAGES
     assert asked[2] == {"role": "assistant", "content": '{"a": "hgih"}'}
     assert asked[3]["role"] == "user"
@@ -32,8 +32,8 @@ def test_prompts_do_not_grow_with_each_try():
     sizes = []
     for attempt in range(5):
         text = "Sorry, I meant something else. " * (attempt + 1) * 200
-        verdict = judge(Reply(text, "stop"), SCHEMA)
-        asked = reask(MESSAGES, verdict.text, verdict.violations, SCHEMA)
+        verdict = evaluate(Reply(text, "stop"), SCHEMA)
+        asked = retry_messages(MESSAGES, verdict.text, verdict.violations, SCHEMA)
         sizes.append(sum(len(message["content"]) for message in asked))
         assert len(asked) == len(MESSAGES) + 2
     assert len(set(sizes)) == 1
@@ -42,7 +42,7 @@ def test_prompts_do_not_grow_with_each_try():
 @pytest.mark.parametrize("limit", [100, 2000, 5000])
 def test_long_answer_keeps_head_and_tail_within_the_bound(limit):
     text = "HEAD" + "x" * 10_000 + "TAIL"
-    asked = reask(MESSAGES, text, ["w"], SCHEMA, limit_chars=limit)
+    asked = retry_messages(MESSAGES, text, ["w"], SCHEMA, limit_chars=limit)
     content = asked[2]["content"]
     assert len(content) == limit
     assert content.startswith("HEAD") and content.endswith("TAIL")
@@ -56,26 +56,26 @@ def test_bound_holds_even_for_tiny_limits():
 
 
 def test_violations_are_bounded():
-    asked = reask(MESSAGES, "x", ["w" * 1000] * 50, SCHEMA)
+    asked = retry_messages(MESSAGES, "x", ["w" * 1000] * 50, SCHEMA)
     assert len(asked[-1]["content"]) < 1300
 
 
 @pytest.mark.parametrize("text", [None, "", " \n"])
 def test_empty_answer_is_not_sent_back(text):
-    asked = reask(MESSAGES, text, [], None)
+    asked = retry_messages(MESSAGES, text, [], None)
     assert [message["role"] for message in asked] == ["system", "user", "user"]
     assert asked[-1]["content"].startswith("Your answer is not valid.\n")
 
 
 def test_what_goes_back_is_valid_utf8():
-    asked = reask(MESSAGES, "a\ud800", ["/x: \udfff"], SCHEMA)
+    asked = retry_messages(MESSAGES, "a\ud800", ["/x: \udfff"], SCHEMA)
     assert asked[2]["content"] == "a\ufffd"
     assert "\ufffd" in asked[3]["content"]
 
 
 def test_other_kinds_of_json_are_asked_for_by_their_name():
     array = OutputSchema.load({"type": "array"}, base=Path())
-    assert "only the JSON that" in reask(MESSAGES, "x", ["w"], array)[-1]["content"]
+    assert "only the JSON that" in retry_messages(MESSAGES, "x", ["w"], array)[-1]["content"]
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
@@ -120,10 +120,10 @@ def test_given_messages_are_left_alone():
     messages = [{"role": "system", "content": [{"type": "text", "text": "s"}]}, MESSAGES[1]]
     before = copy.deepcopy(messages)
     describe(messages, SCHEMA)
-    reask(messages, "x", ["w"], SCHEMA)
+    retry_messages(messages, "x", ["w"], SCHEMA)
     assert messages == before
 
 
 def test_reask_of_a_described_prompt_keeps_the_schema():
     described = describe(MESSAGES, SCHEMA)
-    assert reask(described, "x", ["w"], SCHEMA)[: len(described)] == described
+    assert retry_messages(described, "x", ["w"], SCHEMA)[: len(described)] == described

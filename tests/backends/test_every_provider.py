@@ -7,12 +7,12 @@ import json
 
 import pytest
 
-from bagent.answers.evaluate import judge
+from bagent.answers.evaluate import evaluate
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Capabilities
 from bagent.backends.keys import KeySource
 from bagent.backends.messages import assistant_message
-from bagent.backends.registry import WAIT, skips_of
+from bagent.backends.registry import WAIT, unsupported_settings
 from bagent.backends.request import OutputFormat, Request, encode_payload
 from bagent.types import Failure, Json, Message, Reply, ToolCall
 from support.provider_calls import ENGINES, PROVIDERS, QUICK, SECRET, WEATHER, Provider, ask, call
@@ -364,7 +364,7 @@ def test_a_refusal_has_its_kind_and_shows_no_key(
     assert SECRET not in found.message
     assert ("***" in found.message) == (fault == "bad_key")
     if fault == "throttled":
-        wait = None if WAIT in skips_of(provider.kind).untold else 2.0
+        wait = None if WAIT in unsupported_settings(provider.kind).untold else 2.0
         assert (found.status, found.retry_after) == (429, wait)
 
 
@@ -374,5 +374,5 @@ def test_an_answer_that_was_cut_or_refused_is_told_as_such(
 ) -> None:
     says = ModelAnswer(text="hel", stop="length"), ModelAnswer(text=None, stop="refusal")
     cut, refused = ask(provider, *says, calls=[call(stream=stream)] * 2).exchanges
-    assert judge(cut.results[0], None).status == "truncated"
-    assert judge(refused.results[0], None).status == "refused"
+    assert evaluate(cut.results[0], None).status == "truncated"
+    assert evaluate(refused.results[0], None).status == "refused"

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from bagent.backends.endpoint import Capabilities
-from bagent.backends.engines.detect import learn_more
-from bagent.backends.engines.probe import Proof, Prover
+from bagent.backends.engines.detect import detect_capabilities
+from bagent.backends.engines.probe import CompletionProbe, ProbeResult
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.openai.models import learn_models
@@ -63,7 +63,7 @@ async def _learn(url: str, seconds: float = 5.0) -> Capabilities | Failure:
         if isinstance(found, Failure):
             return found
         left = end - time.monotonic()
-        return (await learn_more(transport, endpoint(url), found, left)).capabilities
+        return (await detect_capabilities(transport, endpoint(url), found, left)).capabilities
     finally:
         await transport.close()
 
@@ -182,16 +182,16 @@ TEXT = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
 VECTORS = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 1}}
 
 
-async def _prove(url: str, model: str | None = "m", seconds: float = 5.0) -> Proof | Failure:
+async def _prove(url: str, model: str | None = "m", seconds: float = 5.0) -> ProbeResult | Failure:
     backend = OpenAIBackend(Transport())
     try:
-        return await Prover(backend).prove(endpoint(url), model, seconds)
+        return await CompletionProbe(backend).prove(endpoint(url), model, seconds)
     finally:
         await backend.close()
 
 
-def prove(routes: Routes) -> tuple[Proof | Failure, list[str]]:
-    async def run() -> tuple[Proof | Failure, list[str]]:
+def prove(routes: Routes) -> tuple[ProbeResult | Failure, list[str]]:
+    async def run() -> tuple[ProbeResult | Failure, list[str]]:
         async with routes_server(routes) as (url, asked):
             return await _prove(url), asked
 
@@ -202,7 +202,7 @@ def test_it_is_one_chat_call_of_one_token() -> None:
     with FakeServer(flavour="vllm") as fs:
         found = asyncio.run(_prove(fs.url, "fake-model"))
         (seen,) = fs.probes
-    assert isinstance(found, Proof)
+    assert isinstance(found, ProbeResult)
     assert found.route == "chat" and 0 < found.ms < 5000
     assert seen.body["model"] == "fake-model"
     assert seen.body["max_tokens"] == 1
@@ -210,12 +210,12 @@ def test_it_is_one_chat_call_of_one_token() -> None:
 
 def test_an_answer_without_text_is_an_answer() -> None:
     with FakeServer({"*": [ok(None, "length")]}) as fs:
-        assert isinstance(asyncio.run(_prove(fs.url)), Proof)
+        assert isinstance(asyncio.run(_prove(fs.url)), ProbeResult)
 
 
 def test_a_parameter_under_another_name_is_learned() -> None:
     with FakeServer(refuse={"max_tokens": "max_completion_tokens"}, allow_faults=True) as fs:
-        assert isinstance(asyncio.run(_prove(fs.url)), Proof)
+        assert isinstance(asyncio.run(_prove(fs.url)), ProbeResult)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_parameter_under_another_name_is_learned() -> None:
 )
 def test_models_that_do_not_chat_are_asked_for_what_they_do(routes: Routes, route: str) -> None:
     found, _ = prove(routes)
-    assert isinstance(found, Proof) and found.route == route
+    assert isinstance(found, ProbeResult) and found.route == route
 
 
 def test_the_first_route_s_refusal_is_the_reason_where_none_answers() -> None:

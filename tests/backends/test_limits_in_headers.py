@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bagent.backends.base import Exchange
-from bagent.backends.registry import LIMITS, skips_of
+from bagent.backends.registry import LIMITS, unsupported_settings
 from support.provider_calls import PROVIDERS, QUICK, Provider, call
 from support.provider_protocols import ModelAnswer
 from support.provider_server import Fault, serve
@@ -57,7 +57,7 @@ def exchanges(
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_an_answer_brings_the_accounts_limits(provider: Provider, stream: bool) -> None:
     found = exchanges(provider, ModelAnswer(), stream=stream)[0].limits
-    if LIMITS in skips_of(provider.kind).untold:
+    if LIMITS in unsupported_settings(provider.kind).untold:
         assert found is None, "it tells none: the fleet finds its pace by refusals"
         return
     assert found is not None

@@ -21,7 +21,7 @@ from bagent.backends.engines.local import (
 from bagent.backends.engines.local_server import (
     Machine,
     ModelFile,
-    Wanted,
+    RequestedSettings,
     fitted,
     read_model,
     this_machine,
@@ -59,7 +59,7 @@ LLAMA = {
 def test_options_of_the_url_are_read(tmp_path: Path) -> None:
     options = {"ctx": "2048", "parallel": "2", "threads": "1", "template": "chatml"}
     config = local_config(tmp_path / "m.gguf", options, tmp_path / "log")
-    assert config.wanted == Wanted(2048, 2, 1, "chatml")
+    assert config.wanted == RequestedSettings(2048, 2, 1, "chatml")
     assert local_config(None, {}, tmp_path / "log") == LocalConfig(tmp_path / "log")
 
 
@@ -139,38 +139,42 @@ def test_a_broken_model_file_is_a_usage_error(tmp_path: Path, data: bytes) -> No
 
 def test_slots_context_and_threads_follow_the_machine() -> None:
     path = Path("m.gguf")
-    two = fitted(Wanted(), path, SMALL, Machine(2, 16 * GIB))
+    two = fitted(RequestedSettings(), path, SMALL, Machine(2, 16 * GIB))
     assert (two.parallel, two.context, two.threads) == (4, 4096, 2)
-    many = fitted(Wanted(), path, SMALL, Machine(64, 256 * GIB))
+    many = fitted(RequestedSettings(), path, SMALL, Machine(64, 256 * GIB))
     assert (many.parallel, many.context, many.threads) == (16, 4096, 16)
-    short = fitted(Wanted(), path, replace(SMALL, context=1024), Machine(2, 16 * GIB))
+    short = fitted(RequestedSettings(), path, replace(SMALL, context=1024), Machine(2, 16 * GIB))
     assert short.context == 1024
 
 
 def test_little_memory_means_fewer_then_shorter_slots() -> None:
     path = Path("m.gguf")
-    some = fitted(Wanted(), path, SMALL, Machine(2, GIB))
+    some = fitted(RequestedSettings(), path, SMALL, Machine(2, GIB))
     assert (some.parallel, some.context) == (2, 4096)
-    little = fitted(Wanted(), path, SMALL, Machine(2, GIB // 5))
+    little = fitted(RequestedSettings(), path, SMALL, Machine(2, GIB // 5))
     assert little.parallel == 1
     assert 512 <= little.context < 4096
-    assert fitted(Wanted(), path, SMALL, Machine(1, 0)).context == 512
+    assert fitted(RequestedSettings(), path, SMALL, Machine(1, 0)).context == 512
 
 
 def test_what_the_user_asks_stands() -> None:
-    asked = fitted(Wanted(1000, 30, 7, "x"), Path("m"), SMALL, Machine(1, 0))
+    asked = fitted(RequestedSettings(1000, 30, 7, "x"), Path("m"), SMALL, Machine(1, 0))
     assert (asked.context, asked.parallel, asked.threads, asked.template) == (1000, 30, 7, "x")
     assert asked.connections >= 60
 
 
 def test_only_smollm2_gets_another_template_than_its_own() -> None:
     machine = Machine(2, GIB)
-    assert fitted(Wanted(), Path("m"), SMALL, machine).template == "chatml"
-    assert fitted(Wanted(), Path("m"), replace(SMALL, name="other"), machine).template == ""
+    assert fitted(RequestedSettings(), Path("m"), SMALL, machine).template == "chatml"
+    assert (
+        fitted(RequestedSettings(), Path("m"), replace(SMALL, name="other"), machine).template == ""
+    )
 
 
 def test_keys_differ_each_time() -> None:
-    keys = {fitted(Wanted(), Path("m"), SMALL, Machine(2, GIB)).api_key for _ in range(5)}
+    keys = {
+        fitted(RequestedSettings(), Path("m"), SMALL, Machine(2, GIB)).api_key for _ in range(5)
+    }
     assert len(keys) == 5
 
 

@@ -27,7 +27,7 @@ from bagent.backends.engines.local import (
     model_file,
     start_local,
 )
-from bagent.backends.engines.local_server import Wanted, fitted, read_model, this_machine
+from bagent.backends.engines.local_server import RequestedSettings, fitted, read_model, this_machine
 from bagent.errors import UsageError
 
 
@@ -70,7 +70,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     _need_packages()
     log = tmp_path_factory.mktemp("local") / "local.log"
     with asyncio.Runner() as runner:
-        local = start_local(LocalConfig(log, wanted=Wanted(context=512, parallel=2)))
+        local = start_local(LocalConfig(log, wanted=RequestedSettings(context=512, parallel=2)))
         runner.run(local.__aenter__())
         try:
             yield Served(runner, local)
@@ -179,7 +179,7 @@ def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:
 def test_the_child_outlives_ctrl_c_and_ends_when_its_input_closes() -> None:
     _need_packages()
     path = model_file(None)
-    wanted = Wanted(context=256, parallel=1)
+    wanted = RequestedSettings(context=256, parallel=1)
     settings = fitted(wanted, path, read_model(path), this_machine())
     child = subprocess.Popen(
         [sys.executable, "-m", "bagent.backends.engines.local_server"],

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from bagent.backends.http.resolver import NamesLoop
+from bagent.backends.http.resolver import ResolverLoop
 
 
 async def look_up(host: str) -> set[str]:
@@ -18,7 +18,7 @@ async def look_up(host: str) -> set[str]:
 
 
 def run(host: str) -> set[str]:
-    with asyncio.Runner(loop_factory=NamesLoop) as runner:
+    with asyncio.Runner(loop_factory=ResolverLoop) as runner:
         return runner.run(look_up(host))
 
 
@@ -41,7 +41,7 @@ def test_many_look_ups_go_side_by_side() -> None:
     async def many() -> list[set[str]]:
         return await asyncio.gather(*(look_up("localhost") for _ in range(300)))
 
-    with asyncio.Runner(loop_factory=NamesLoop) as runner:
+    with asyncio.Runner(loop_factory=ResolverLoop) as runner:
         assert all(runner.run(many()))
 
 
@@ -54,7 +54,7 @@ def test_giving_up_is_at_once_and_leaves_the_loop_whole() -> None:
             await task
         return await look_up("localhost")
 
-    with asyncio.Runner(loop_factory=NamesLoop) as runner:
+    with asyncio.Runner(loop_factory=ResolverLoop) as runner:
         assert runner.run(give_up())
 
 

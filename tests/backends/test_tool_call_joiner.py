@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from bagent.backends.openai.stream import StreamReader, ToolCallJoiner
+from bagent.backends.openai.stream import StreamReader, ToolCallAssembler
 from bagent.types import Reply
 from support.provider_calls import PROVIDERS, WEATHER, ask, call
 from support.provider_protocols import ModelAnswer
@@ -19,7 +19,7 @@ def entry(index=0, call_id=None, name=None, arguments=None):
 
 
 def joined(*chunks):
-    joiner = ToolCallJoiner()
+    joiner = ToolCallAssembler()
     for chunk in chunks:
         joiner.add(chunk)
     return [(call.id, call.name, call.arguments) for call in joiner.result()]
@@ -150,7 +150,7 @@ def test_nothing_is_told_of_an_answer_that_comes_as_a_whole(provider):
 
 def test_a_call_is_told_at_the_piece_that_ends_its_arguments():
     told = []
-    joiner = ToolCallJoiner(told.append)
+    joiner = ToolCallAssembler(told.append)
     joiner.add([entry(0, "a", "f", '{"x":{"y":1}')])
     assert told == []
     joiner.add([entry(0, arguments="}")])

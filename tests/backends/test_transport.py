@@ -17,8 +17,8 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.aiohttp_client import translated
 from bagent.backends.http.client import (
     NETWORK_ERRORS,
-    Patience,
     StreamStalled,
+    StreamTimeout,
     is_stale,
     network_failure,
     through,
@@ -141,7 +141,7 @@ def test_a_proxy_is_named_without_its_password():
 
 def test_a_time_limit_of_somebody_else_stays_what_it_is():
     async def main():
-        async with Patience(5.0, 5.0):
+        async with StreamTimeout(5.0, 5.0):
             raise TimeoutError("not mine")
 
     with pytest.raises(TimeoutError, match="not mine") as error:
@@ -151,7 +151,7 @@ def test_a_time_limit_of_somebody_else_stays_what_it_is():
 
 def test_patience_ends_with_its_own_words():
     async def main(lifted):
-        async with Patience(0.01, 0.02) as patience:
+        async with StreamTimeout(0.01, 0.02) as patience:
             if lifted:
                 patience.lift()
                 await asyncio.sleep(0.05)
@@ -165,7 +165,7 @@ def test_patience_ends_with_its_own_words():
 
 def test_patience_looks_again_where_pieces_came_since_its_timer_was_set():
     async def main():
-        async with Patience(0.05, 0.05) as patience:
+        async with StreamTimeout(0.05, 0.05) as patience:
             for _ in range(4):
                 await asyncio.sleep(0.02)
                 patience.went_on()
@@ -178,7 +178,7 @@ def test_patience_looks_again_where_pieces_came_since_its_timer_was_set():
 
 def test_patience_that_is_over_ends_nothing_later():
     async def main():
-        async with Patience(0.01, 0.01) as patience:
+        async with StreamTimeout(0.01, 0.01) as patience:
             patience.went_on()
         await asyncio.sleep(0.03)
         return "on"
@@ -188,7 +188,7 @@ def test_patience_that_is_over_ends_nothing_later():
 
 def test_a_cancellation_of_somebody_else_is_no_lack_of_patience():
     async def wait():
-        async with Patience(5.0, 5.0):
+        async with StreamTimeout(5.0, 5.0):
             await asyncio.sleep(60)
 
     async def main():

@@ -7,7 +7,15 @@ import re
 
 import pytest
 
-from bagent.backends.messages import Asked, Image, Own, Result, Text, assistant_message, read_talk
+from bagent.backends.messages import (
+    ImagePart,
+    ProviderBlocks,
+    TextPart,
+    ToolResultPart,
+    ToolUse,
+    assistant_message,
+    read_conversation,
+)
 from bagent.backends.openai.chat import OWN_BLOCKS
 from bagent.types import Message, Reply, ToolCall
 
@@ -24,14 +32,16 @@ def test_turns_alternate_whatever_the_messages_do() -> None:
         {"role": "assistant", "content": "d"},
         user("e"),
     ]
-    talk = read_talk(messages)
+    talk = read_conversation(messages)
     assert [turn.role for turn in talk.turns] == ["user", "assistant", "user"]
-    assert talk.turns[0].parts == [Text("a"), Text("b")]
+    assert talk.turns[0].parts == [TextPart("a"), TextPart("b")]
 
 
 def test_blank_texts_are_left_out_and_blank_turns_with_them() -> None:
-    talk = read_talk([user(" "), {"role": "assistant", "content": None}, user("x"), user("")])
-    assert [turn.parts for turn in talk.turns] == [[Text("x")]]
+    talk = read_conversation(
+        [user(" "), {"role": "assistant", "content": None}, user("x"), user("")]
+    )
+    assert [turn.parts for turn in talk.turns] == [[TextPart("x")]]
 
 
 def test_results_of_one_turn_stand_in_one_user_turn() -> None:
@@ -49,21 +59,21 @@ def test_results_of_one_turn_stand_in_one_user_turn() -> None:
         {"role": "tool", "tool_call_id": "b", "content": "no", "is_error": True},
         user("go on"),
     ]
-    talk = read_talk(messages)
-    assert talk.turns[1].parts == [Asked("a", "f", {"n": 1}), Asked("b", "g", {})]
+    talk = read_conversation(messages)
+    assert talk.turns[1].parts == [ToolUse("a", "f", {"n": 1}), ToolUse("b", "g", {})]
     assert talk.turns[2].parts == [
-        Result("a", (Text("1"),)),
-        Result("b", (Text("no"),), failed=True),
-        Text("go on"),
+        ToolResultPart("a", (TextPart("1"),)),
+        ToolResultPart("b", (TextPart("no"),), failed=True),
+        TextPart("go on"),
     ]
 
 
 @pytest.mark.parametrize("told", ["{broken", "[1]", "3"])
 def test_arguments_that_are_no_object_stay_visible(told: str) -> None:
     calls = [{"id": "a", "function": {"name": "f", "arguments": told}}]
-    talk = read_talk([user("x"), {"role": "assistant", "tool_calls": calls}])
+    talk = read_conversation([user("x"), {"role": "assistant", "tool_calls": calls}])
     (asked,) = talk.turns[1].parts
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, ToolUse)
     assert list(asked.arguments) == ["arguments"]
 
 
@@ -72,10 +82,10 @@ def test_images_by_data_and_by_address() -> None:
         {"type": "image_url", "image_url": {"url": "data:image/JPEG;base64,AAAA"}},
         {"type": "image_url", "image_url": "https://example.org/a.png"},
     ]
-    talk = read_talk([user(parts)])
+    talk = read_conversation([user(parts)])
     assert talk.turns[0].parts == [
-        Image("image/jpeg", "AAAA"),
-        Image(url="https://example.org/a.png"),
+        ImagePart("image/jpeg", "AAAA"),
+        ImagePart(url="https://example.org/a.png"),
     ]
 
 
@@ -84,7 +94,7 @@ def test_images_by_data_and_by_address() -> None:
 )
 def test_what_cannot_be_told_is_said(message: Message) -> None:
     with pytest.raises(ValueError, match=r"narrator|input_audio"):
-        read_talk([message])
+        read_conversation([message])
 
 
 def test_a_turn_in_the_providers_form_goes_back_unchanged() -> None:
@@ -93,7 +103,7 @@ def test_a_turn_in_the_providers_form_goes_back_unchanged() -> None:
     message = assistant_message(reply)
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
     assert message[OWN_BLOCKS] == blocks
-    assert read_talk([user("x"), message]).turns[1].parts == [Own(blocks[0])]
+    assert read_conversation([user("x"), message]).turns[1].parts == [ProviderBlocks(blocks[0])]
 
 
 def test_a_plain_answer_goes_on_as_plain_text() -> None:
@@ -112,14 +122,14 @@ def result(key: str, text: str) -> Message:
 
 def pairs(messages: list[Message]) -> list[tuple[list[str], list[tuple[str, str]]]]:
     """For each turn with calls their ids, and the results of the turn after it."""
-    turns = read_talk(messages).turns
+    turns = read_conversation(messages).turns
     found = []
     for turn, after in itertools.pairwise(turns):
-        ids = [part.id for part in turn.parts if isinstance(part, Asked)]
+        ids = [part.id for part in turn.parts if isinstance(part, ToolUse)]
         texts = [
-            (part.id, "".join(text.text for text in part.parts if isinstance(text, Text)))
+            (part.id, "".join(text.text for text in part.parts if isinstance(text, TextPart)))
             for part in after.parts
-            if isinstance(part, Result)
+            if isinstance(part, ToolResultPart)
         ]
         if ids or texts:
             found.append((ids, texts))
@@ -157,22 +167,22 @@ def test_results_of_old_conversations_are_known_by_the_name_of_their_function() 
 
 def test_each_call_has_a_result_and_each_result_a_call() -> None:
     messages = [user("x"), told(("a", "f"), ("b", "g")), user("wait"), result("b", "1")]
-    turns = read_talk([*messages, result("z", "lost")]).turns
+    turns = read_conversation([*messages, result("z", "lost")]).turns
     assert turns[2].parts == [
-        Result("b", (Text("1"),)),
-        Result("a", (Text("(no result)"),), failed=True),
-        Text("wait"),
-        Text("lost"),
+        ToolResultPart("b", (TextPart("1"),)),
+        ToolResultPart("a", (TextPart("(no result)"),), failed=True),
+        TextPart("wait"),
+        TextPart("lost"),
     ]
 
 
 def test_calls_that_end_a_conversation_wait_for_their_results() -> None:
-    turns = read_talk([user("x"), told(("a", "f"))]).turns
+    turns = read_conversation([user("x"), told(("a", "f"))]).turns
     assert [turn.role for turn in turns] == ["user", "assistant"]
 
 
 def test_the_user_begins() -> None:
-    talk = read_talk([{"role": "assistant", "content": "Hello."}, user("x")])
+    talk = read_conversation([{"role": "assistant", "content": "Hello."}, user("x")])
     assert [turn.role for turn in talk.turns] == ["user", "assistant", "user"]
 
 
@@ -187,5 +197,7 @@ def test_turns_in_another_providers_form_are_told_by_their_text(
     block: dict[str, object], typed: bool
 ) -> None:
     message: Message = {"role": "assistant", "content": "b", OWN_BLOCKS: [block]}
-    assert read_talk([user("x"), message], typed=typed).turns[1].parts == [Text("b")]
-    assert read_talk([user("x"), message], typed=not typed).turns[1].parts == [Own(block)]
+    assert read_conversation([user("x"), message], typed=typed).turns[1].parts == [TextPart("b")]
+    assert read_conversation([user("x"), message], typed=not typed).turns[1].parts == [
+        ProviderBlocks(block)
+    ]

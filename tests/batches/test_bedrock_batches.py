@@ -14,7 +14,7 @@ import pytest
 
 from bagent.backends.bedrock.backend import BedrockConfig
 from bagent.backends.endpoint import Endpoint
-from bagent.batches.bedrock import BedrockBatches, Place, read_job
+from bagent.batches.bedrock import BedrockBatches, S3Location, read_job
 from bagent.errors import NeedsPerson
 from bagent.money.prices import Price
 from support.aws_batches import ROLE, AwsServer, Job
@@ -51,7 +51,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
             service = BedrockBatches(
                 Endpoint("bedrock/us-east-1", "https://bedrock"),
                 BedrockConfig(4, region="us-east-1"),
-                Place("s3://my-bucket/some/folder/", ROLE),
+                S3Location("s3://my-bucket/some/folder/", ROLE),
                 enforce="auto",
                 notice=lambda words: None,
                 session=one_session(),

@@ -8,10 +8,17 @@ import pytest
 
 from bagent.backends.profile import FIRST_FORM
 from bagent.batches.record import BatchRecord, State
-from bagent.batches.scheduler import ALONE, FIRST_WAIT, Desk, Feed, Quota, is_quota
+from bagent.batches.scheduler import (
+    ALONE,
+    FIRST_WAIT,
+    EnqueuedTokenQuota,
+    InputState,
+    ProviderBatchScheduler,
+    is_quota,
+)
 
-FED = Feed(over=True, open=False)
-MORE = Feed(over=False, open=True)
+FED = InputState(over=True, open=False)
+MORE = InputState(over=False, open=True)
 
 
 def record(number: int, state: State, **more: Any) -> BatchRecord:
@@ -23,24 +30,24 @@ def record(number: int, state: State, **more: Any) -> BatchRecord:
 
 def test_what_has_ended_is_read_before_anything_is_sent() -> None:
     records = [record(1, "sealed"), record(2, "ended")]
-    step = Desk().next(records, MORE, 0.0, 0.0)
+    step = ProviderBatchScheduler().next(records, MORE, 0.0, 0.0)
     assert (step.kind, step.record) == ("read", records[1])
 
 
 def test_batches_are_sent_in_order_and_before_looks() -> None:
     records = [record(1, "waiting"), record(2, "sealed"), record(3, "sealed")]
-    step = Desk().next(records, MORE, 0.0, 0.0)
+    step = ProviderBatchScheduler().next(records, MORE, 0.0, 0.0)
     assert (step.kind, step.record) == ("send", records[1])
 
 
 def test_rows_are_sealed_once_all_are_there_and_nothing_is_to_be_read() -> None:
-    assert Desk().next([], Feed(True, True), 0.0, 0.0).kind == "seal"
-    assert Desk().next([], MORE, 0.0, 0.0).kind == "wait"
-    assert Desk().next([], FED, 0.0, 0.0).kind == "over"
+    assert ProviderBatchScheduler().next([], InputState(True, True), 0.0, 0.0).kind == "seal"
+    assert ProviderBatchScheduler().next([], MORE, 0.0, 0.0).kind == "wait"
+    assert ProviderBatchScheduler().next([], FED, 0.0, 0.0).kind == "over"
 
 
 def test_looks_grow_with_the_age_of_a_batch_up_to_a_minute() -> None:
-    desk, one = Desk(), record(1, "waiting")
+    desk, one = ProviderBatchScheduler(), record(1, "waiting")
     for now, wait in ((0.0, 2.0), (400.0, 20.0), (80_000.0, 60.0)):
         desk.went_well(one, now)
         assert desk.next([one], FED, 0.0, now).until == now + wait
@@ -48,7 +55,7 @@ def test_looks_grow_with_the_age_of_a_batch_up_to_a_minute() -> None:
 
 
 def test_pauses_after_failures_double_and_are_forgotten_after_a_success() -> None:
-    desk, one = Desk(), record(1, "waiting")
+    desk, one = ProviderBatchScheduler(), record(1, "waiting")
     assert [desk.went_wrong(one, 0.0) for _ in range(9)] == [2, 4, 8, 16, 32, 64, 128, 256, 300]
     assert desk.went_wrong(one, 0.0, told=7.0) == 7.0
     desk.went_well(one, 0.0)
@@ -56,13 +63,13 @@ def test_pauses_after_failures_double_and_are_forgotten_after_a_success() -> Non
 
 
 def test_a_batch_that_failed_to_go_out_does_not_hold_the_others_up() -> None:
-    desk, one, two = Desk(), record(1, "sealed"), record(2, "sealed")
+    desk, one, two = ProviderBatchScheduler(), record(1, "sealed"), record(2, "sealed")
     desk.went_wrong(one, 0.0)
     assert desk.next([one, two], FED, 0.0, 0.0).record is two
 
 
 def test_a_refused_batch_waits_until_something_of_ours_has_ended() -> None:
-    desk, one, two = Desk(), record(1, "waiting"), record(2, "sealed")
+    desk, one, two = ProviderBatchScheduler(), record(1, "waiting"), record(2, "sealed")
     desk.went_well(one, 0.0)
     desk.refused(two, "token_limit_exceeded", 100, 0.0)
     assert desk.next([one, two], FED, 0.0, 1.0).kind == "wait"
@@ -71,21 +78,25 @@ def test_a_refused_batch_waits_until_something_of_ours_has_ended() -> None:
 
 
 def test_the_quota_of_one_model_holds_no_other_model() -> None:
-    desk, one, two = Desk(), record(1, "sealed"), record(2, "sealed", group="/v1/x other")
+    desk, one, two = (
+        ProviderBatchScheduler(),
+        record(1, "sealed"),
+        record(2, "sealed", group="/v1/x other"),
+    )
     desk.refused(one, "token_limit_exceeded", 0, 0.0)
     assert desk.next([one, two], FED, 0.0, 1.0).record is two
     assert desk.next([one], FED, 0.0, 1.0).until == FIRST_WAIT
 
 
 def test_a_batch_above_the_told_quota_is_divided() -> None:
-    desk, one = Desk(), record(1, "sealed", tokens=5000)
+    desk, one = ProviderBatchScheduler(), record(1, "sealed", tokens=5000)
     desk.refused(one, "Enqueued token limit reached. Limit: 1,000 enqueued tokens.", 0, 0.0)
     assert desk.quota("/v1/x m").cap == 950
     assert desk.next([one], FED, 0.0, 1.0).kind == "split"
 
 
 def test_a_batch_refused_alone_again_and_again_is_halved() -> None:
-    quota, now = Quota(), 0.0
+    quota, now = EnqueuedTokenQuota(), 0.0
     for _ in range(ALONE):
         assert not quota.too_large(1000)
         quota.refused("too many enqueued tokens", 1000, 0, now)
@@ -95,7 +106,7 @@ def test_a_batch_refused_alone_again_and_again_is_halved() -> None:
 
 
 def test_the_budget_counts_what_is_out_and_breaks_when_nothing_is() -> None:
-    desk = Desk(budget=10.0)
+    desk = ProviderBatchScheduler(budget=10.0)
     out, next_one = record(1, "waiting", most_usd=6.0), record(2, "sealed", most_usd=5.0)
     desk.went_well(out, 0.0)
     assert desk.next([out, next_one], FED, 0.0, 0.0).kind == "wait"

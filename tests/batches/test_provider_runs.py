@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagent.batches.record import left_there, standing
+from bagent.batches.record import outstanding_warning, standing
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
 from bagent.runs.context import RunOptions, prepare
@@ -65,7 +65,7 @@ def test_a_run_that_ended_while_the_provider_works_resumes_with_the_same_batch(
             running.wait_for_err("is in_progress")
             running.send(signal.SIGKILL if kind == "openai" else signal.SIGTERM)
             ended = running.finish()
-        outstanding = left_there(run_dir(job_dir))
+        outstanding = outstanding_warning(run_dir(job_dir))
         with in_this_process():
             status = bagent(["status", "job"])
             done = bagent(RUN, env={"MY_KEY": SECRET})
@@ -85,7 +85,7 @@ def test_a_run_that_ended_while_the_provider_works_resumes_with_the_same_batch(
     assert len({row["id"] for row in rows}) == 40
     assert rows[0]["cost_usd"] == pytest.approx((7 * 0.5 + 3 * 1.0) / 1e6)
     assert standing(run_dir(job_dir), print) == ["1 done"]
-    assert left_there(run_dir(job_dir)) == ""
+    assert outstanding_warning(run_dir(job_dir)) == ""
     shows_nothing(job_dir, ended, status, done, results)
 
 

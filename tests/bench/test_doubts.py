@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bagent.bench.summary import doubts
+from bagent.bench.summary import warnings
 
 COUNTS = ("estimated", "one_piece", "undertold")
 
@@ -53,7 +53,7 @@ def row(endpoint: str, **numbers: float) -> dict[str, Any]:
 def test_what_cannot_be_relied_on_is_said(
     rows: list[dict[str, Any]], most: int | None, message: str | None
 ) -> None:
-    found = doubts(rows, most) if most else doubts(rows)
+    found = warnings(rows, most) if most else warnings(rows)
     assert len(found) == (message is not None)
     assert message is None or found[0].startswith(message)
 
@@ -67,5 +67,5 @@ def test_what_cannot_be_relied_on_is_said(
     ],
 )
 def test_answers_shorter_than_requested_are_said(tokens: float, message: str | None) -> None:
-    found = doubts([row("a:1", output_tokens=tokens), row("b:1", ok=0)], 64, 64)
+    found = warnings([row("a:1", output_tokens=tokens), row("b:1", ok=0)], 64, 64)
     assert [one.startswith(message or "") for one in found] == [True] * (message is not None)

@@ -14,8 +14,8 @@ from bagent.bench.thresholds import (
     check_rules,
     read_rule,
     read_summary,
-    turned,
-    unlike,
+    setting_differences,
+    verdict_changes,
 )
 from bagent.errors import UsageError
 
@@ -117,31 +117,31 @@ def test_endpoints_with_another_verdict_are_named_the_bad_ones_first() -> None:
         return {**summary(), "endpoints": rows}
 
     old = fleet(a="slow", b="ok", c="ok", gone="ok")
-    assert turned(old, fleet(a="ok", b="dead", c="ok", new="slow")) == [
+    assert verdict_changes(old, fleet(a="ok", b="dead", c="ok", new="slow")) == [
         "b was ok, is dead",
         "a was slow, is ok",
     ]
-    assert turned(summary(), fleet(a="slow")) == []
+    assert verdict_changes(summary(), fleet(a="slow")) == []
 
 
 def test_a_summary_just_made_is_like_the_one_of_its_file() -> None:
     now = {**summary(), "plan": {"input_tokens": 256, "ways": ("chat",)}}
     old = msgspec.json.decode(msgspec.json.encode(now))
-    assert unlike(old, now) == []
+    assert setting_differences(old, now) == []
     now["plan"]["ways"] = ("list", "chat")
-    assert unlike(old, now) == ["ways was ['chat'], is ['list', 'chat']"]
+    assert setting_differences(old, now) == ["ways was ['chat'], is ['list', 'chat']"]
 
 
 def test_other_settings_and_another_fleet_are_said_to_be_unlike() -> None:
     now = {**summary(), "plan": {"input_tokens": 750, "turns": 2}, "models": ["n"]}
-    assert unlike(summary(), now) == [  # an older version did not have turns
+    assert setting_differences(summary(), now) == [  # an older version did not have turns
         "input_tokens was 256, is 750",
         "models were ['m'], are ['n']",
     ]
-    assert unlike(summary(), summary()) == []
+    assert setting_differences(summary(), summary()) == []
     rows = [{"endpoint": str(n), "verdict": "ok", "requests": 5} for n in range(3)]
     now = {**summary(), "endpoints": [*rows, {"endpoint": "x", "verdict": "dead"}]}
-    assert unlike({**summary(), "endpoints": rows[:1]}, now) == [
+    assert setting_differences({**summary(), "endpoints": rows[:1]}, now) == [
         "endpoints with load were 1, are 3"
     ]
 

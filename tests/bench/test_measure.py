@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 from bagent.bench import metrics as measure
-from bagent.bench.load_generator import Part
+from bagent.bench.load_generator import WorkerShare
 from bagent.bench.plan import Slo
-from bagent.bench.records import ClientRow, RequestRow, RowFile, ServerRow, StageRow
+from bagent.bench.records import ClientRow, LoadStageRow, RequestRow, RowFile, ServerRow
 from bagent.bench.routing import REFUSALS
 from bagent.bench.runner import stage_row
-from bagent.bench.schedule import StageSpec, arrivals
-from bagent.bench.tables import Tables
+from bagent.bench.schedule import LoadStage, arrivals
+from bagent.bench.tables import BenchTables
 
-Fill = Callable[..., Tables]
+Fill = Callable[..., BenchTables]
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def fill(tmp_path: Path) -> Fill:
 
     def make(
         requests: list[RequestRow],
-        stages: list[StageRow] | None = None,
+        stages: list[LoadStageRow] | None = None,
         client: list[ClientRow] | None = None,
         servers: list[ServerRow] | None = None,
-    ) -> Tables:
+    ) -> BenchTables:
         files: dict[str, Sequence[msgspec.Struct]] = {
             "requests-0.jsonl": requests,
             "stages.jsonl": stages or [stage()],
@@ -43,16 +43,16 @@ def fill(tmp_path: Path) -> Fill:
             for row in rows:
                 file.write(row)
             file.close()
-        return Tables(tmp_path)
+        return BenchTables(tmp_path)
 
     return make
 
 
-def stage(number: int = 0, **fields: Any) -> StageRow:
+def stage(number: int = 0, **fields: Any) -> LoadStageRow:
     """A closed loop from 0 to 10 s."""
     known: dict[str, Any] = {"load": "c=1", "repeat": 0, "way": "chat", "routing": "balanced"}
     known |= {"began": 0, "feeding_ended": 10, "ended": 10, "window_from": 0, "window_to": 10}
-    return StageRow(stage=number, **{**known, "endpoints": 1, "concurrency": 1, **fields})
+    return LoadStageRow(stage=number, **{**known, "endpoints": 1, "concurrency": 1, **fields})
 
 
 def request(number: int = 0, **fields: Any) -> RequestRow:
@@ -76,7 +76,7 @@ def request(number: int = 0, **fields: Any) -> RequestRow:
     return RequestRow(number=number, **{**known, **fields})
 
 
-def one_load(tables: Tables, slo: Slo | None = None) -> dict[str, Any]:
+def one_load(tables: BenchTables, slo: Slo | None = None) -> dict[str, Any]:
     with tables:
         (load,) = measure.load_numbers(tables, slo or Slo())
     return load
@@ -201,7 +201,7 @@ def test_goodput_is_of_requests_that_keep_all_limits(fill: Fill) -> None:
     assert load["good_share"] == pytest.approx(0.25)
 
 
-def sent_at(shape: StageSpec) -> list[float]:
+def sent_at(shape: LoadStage) -> list[float]:
     """When requests of half a second are sent: at their times, or as their slots come free."""
     if shape.rate is not None:
         return [at for _, at in arrivals(shape)]
@@ -221,14 +221,14 @@ def sent_at(shape: StageSpec) -> list[float]:
 def test_rates_are_those_of_known_times_whatever_bounds_a_load(
     fill: Fill, shape: dict[str, Any], rate: float
 ) -> None:
-    spec = StageSpec(number=0, load="known", arrival="constant", **shape)
+    spec = LoadStage(number=0, load="known", arrival="constant", **shape)
     rows = []
     for number, at in enumerate(sent_at(spec)):
         first = at + (0.3 if number % 2 else 0.1)  # every other one is too late
         times = {"first_token": first, "last_token": at + 0.5, "done": at + 0.5}
         rows.append(request(number, scheduled=at, sent=at, completion_tokens=10, **times))
     fed = spec.seconds or math.nextafter(rows[-1].sent, math.inf)
-    part = Part(0.0, fed, math.nextafter(rows[-1].done, math.inf), sent=len(rows))
+    part = WorkerShare(0.0, fed, math.nextafter(rows[-1].done, math.inf), sent=len(rows))
     load = one_load(fill(rows, [stage_row(spec, [part], 1)]), Slo(ttft=200))
     assert load["rps"] == pytest.approx(rate, rel=0.01)
     # Of an odd number of requests in the window one half is the greater by one.
@@ -379,13 +379,13 @@ def test_an_endpoint_is_gone_when_its_last_requests_found_nobody(fill: Fill) -> 
     rows += [request(10 + i, sent=5.0 + i, done=5.1 + i, **lost) for i in range(REFUSALS)]
     rows += [request(20, endpoint="b:1", **lost), request(21, endpoint="b:1", sent=8.0, done=9.0)]
     with fill(rows) as tables:
-        assert measure.gone(tables) == {"a:1": "refused"}
+        assert measure.dead_endpoints(tables) == {"a:1": "refused"}
 
 
 def test_the_heat_strip_holds_each_request_in_all_slices_that_it_went_on_in(fill: Fill) -> None:
     row = request(sent=0.0, done=5.0)
     with fill([row]) as tables:
-        found = measure.heat(tables)
+        found = measure.heatmap(tables)
     assert [one["bin"] for one in found] == list(range(31))
     assert all(one["pace_ms"] == pytest.approx(1000) for one in found)
     assert sum(one["ok"] for one in found) == 1
@@ -396,4 +396,4 @@ def test_a_load_that_sent_nothing_is_told_with_no_requests(fill: Fill) -> None:
         (load,) = measure.load_numbers(tables, Slo())
         assert load["load"] == "c=1" and load["requests"] == load["ok"] == 0
         assert load["rps"] == 0 and load["ttft_p50_ms"] is None
-        assert measure.heat(tables) == [] and measure.client_states(tables) == []
+        assert measure.heatmap(tables) == [] and measure.client_states(tables) == []

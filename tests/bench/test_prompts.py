@@ -12,14 +12,14 @@ import pytest
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import Transport
 from bagent.bench.client import PromptSizes, calibrate
-from bagent.bench.plan import Target
+from bagent.bench.plan import BenchTarget
 from bagent.bench.prompts import (
     NONCE,
     WORDS,
     AnswerPlan,
-    Groups,
     Lengths,
-    PromptText,
+    PromptGroups,
+    PromptMaker,
     fixed_fields,
     json_schema,
     stream_fields,
@@ -35,19 +35,19 @@ def test_words_are_all_different() -> None:
 
 @pytest.mark.parametrize("words", [1, 5, 10, 11, 500, 20_000])
 def test_a_text_has_the_words_that_were_asked_for(words: int) -> None:
-    assert len(PromptText("s").own(words, "a").split()) == words
+    assert len(PromptMaker("s").own(words, "a").split()) == words
 
 
 def test_no_two_texts_begin_alike_and_the_same_name_gives_the_same() -> None:
-    text = PromptText("salt")
+    text = PromptMaker("salt")
     beginnings = {tuple(text.own(50, str(n)).split()[:NONCE]) for n in range(2000)}
     assert len(beginnings) == 2000
-    assert text.own(50, "7") == PromptText("salt").own(50, "7")
-    assert text.own(50, "7").split()[:NONCE] != PromptText("other").own(50, "7").split()[:NONCE]
+    assert text.own(50, "7") == PromptMaker("salt").own(50, "7")
+    assert text.own(50, "7").split()[:NONCE] != PromptMaker("other").own(50, "7").split()[:NONCE]
 
 
 def test_skewed_groups_come_by_their_rank() -> None:
-    groups = Groups(4, 1.0, "seed")
+    groups = PromptGroups(4, 1.0, "seed")
     counts = Counter(groups.next() for _ in range(8000))
     assert counts[0] / counts[1] == pytest.approx(2, rel=0.15)
     assert counts[0] / counts[3] == pytest.approx(4, rel=0.15)
@@ -74,7 +74,7 @@ def lengths(url: str, wanted: PromptSizes, model: str = "simulated-8b") -> Lengt
     async def ask() -> Lengths:
         transport = Transport()
         try:
-            target = Target(Endpoint("e", f"{url}/v1"), model)
+            target = BenchTarget(Endpoint("e", f"{url}/v1"), model)
             return (await calibrate(transport, [target], wanted, "salt"))[model]
         finally:
             await transport.close()

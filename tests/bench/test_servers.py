@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bagent.backends.http.client import Transport
 from bagent.bench.monitors import ServerWatch
-from bagent.bench.plan import Target
+from bagent.bench.plan import BenchTarget
 from bagent.bench.records import RowFile
 from bagent.fleet.hostfile import hosts_in
 from bagent.servers.resolve import host_endpoints
@@ -22,7 +22,7 @@ def test_counters_are_read_during_a_load_and_at_its_ends(tmp_path: Path) -> None
 
     async def main(lines: list[str]) -> None:
         hosts = hosts_in("\n".join(lines).encode(), "hosts")
-        targets = [Target(one) for one in host_endpoints(hosts, Path("hosts"), None, {})]
+        targets = [BenchTarget(one) for one in host_endpoints(hosts, Path("hosts"), None, {})]
         file, transport = RowFile(tmp_path / "servers.jsonl"), Transport()
         watch = ServerWatch(targets, transport, file, lambda: float(next(ticks)))
         reading = asyncio.ensure_future(watch.watch(7))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from bagent.bench.plan import PRESETS, BenchPlan, make_plan, stages
-from bagent.bench.routing import REFUSALS, Placer
-from bagent.bench.schedule import StageSpec, arrivals, share, window
+from bagent.bench.routing import REFUSALS, EndpointPicker
+from bagent.bench.schedule import LoadStage, arrivals, share, window
 
 
-def stage(**fields: Any) -> StageSpec:
-    return StageSpec(**{"number": 0, "load": "x", **fields})
+def stage(**fields: Any) -> LoadStage:
+    return LoadStage(**{"number": 0, "load": "x", **fields})
 
 
 def test_constant_arrivals_are_on_the_dot() -> None:
@@ -91,18 +91,18 @@ def test_a_loop_that_is_too_slow_to_send_two_rounds_is_measured_whole() -> None:
 
 
 def test_balanced_routing_gives_each_endpoint_as_many() -> None:
-    placer = Placer("balanced", [0, 1, 2])
+    placer = EndpointPicker("balanced", [0, 1, 2])
     assert [placer.pick(number, None) for number in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
 def test_affinity_keeps_a_group_at_its_endpoint() -> None:
-    placer = Placer("affinity", [4, 7])
+    placer = EndpointPicker("affinity", [4, 7])
     assert {placer.pick(number, 3) for number in range(5)} == {7}
     assert placer.groups_of(4, 5) == [0, 2, 4] and placer.groups_of(7, 5) == [1, 3]
 
 
 def test_least_inflight_prefers_the_idle_one() -> None:
-    placer = Placer("least-inflight", [0, 1, 2])
+    placer = EndpointPicker("least-inflight", [0, 1, 2])
     for place in (0, 0, 2):
         placer.begun(place)
     assert placer.pick(0, None) == 1
@@ -113,7 +113,7 @@ def test_least_inflight_prefers_the_idle_one() -> None:
 
 
 def test_an_endpoint_without_connections_is_out_and_others_get_its_requests() -> None:
-    placer = Placer("balanced", [0, 1])
+    placer = EndpointPicker("balanced", [0, 1])
     for kind in ("connect", "connect", None, *["connect"] * REFUSALS):
         assert not placer.out(1)
         placer.begun(1)

@@ -8,15 +8,15 @@ import random
 import pytest
 
 from bagent.bench.plan import BenchPlan
-from bagent.bench.records import StageRow
-from bagent.bench.schedule import StageSpec
-from bagent.bench.sweep import MOST_CONCURRENCY, Light, Saturation, over_saturated, sweep
+from bagent.bench.records import LoadStageRow
+from bagent.bench.schedule import LoadStage
+from bagent.bench.sweep import MOST_CONCURRENCY, RequestSummary, Saturation, over_saturated, sweep
 
 
-def stage(seconds: float = 60.0, **fields: object) -> StageRow:
+def stage(seconds: float = 60.0, **fields: object) -> LoadStageRow:
     times = {"began": 0.0, "feeding_ended": seconds, "ended": seconds}
     known = {"load": "x", "repeat": 0, "way": "chat", "routing": "balanced", "endpoints": 1}
-    return StageRow(
+    return LoadStageRow(
         stage=0,
         window_from=0.0,
         window_to=seconds,
@@ -24,17 +24,19 @@ def stage(seconds: float = 60.0, **fields: object) -> StageRow:
     )
 
 
-def queue(rate: float, capacity: float, seconds: float = 60.0, seed: int = 1) -> list[Light]:
+def queue(
+    rate: float, capacity: float, seconds: float = 60.0, seed: int = 1
+) -> list[RequestSummary]:
     """One server that needs ``1 / capacity`` seconds for a request, under Poisson arrivals."""
     rng = random.Random(seed)
-    rows: list[Light] = []
+    rows: list[RequestSummary] = []
     at = free = 0.0
     while True:
         at += rng.expovariate(rate)
         if at > seconds:
             return rows
         free = max(free, at) + 1 / capacity
-        rows.append(Light(0, at, at, free, "ok", first_token=free))
+        rows.append(RequestSummary(0, at, at, free, "ok", first_token=free))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -48,9 +50,9 @@ def test_few_requests_prove_nothing() -> None:
 
 
 def test_requests_that_never_began_are_waiting_too() -> None:
-    rows = [Light(0, n / 10, n / 10, 60.0, "unfinished") for n in range(300)]
+    rows = [RequestSummary(0, n / 10, n / 10, 60.0, "unfinished") for n in range(300)]
     rows = [
-        Light(0, row.scheduled, row.sent, row.scheduled + n / 10, "unfinished")
+        RequestSummary(0, row.scheduled, row.sent, row.scheduled + n / 10, "unfinished")
         for n, row in enumerate(rows)
     ]
     assert over_saturated(stage(), rows)
@@ -59,13 +61,15 @@ def test_requests_that_never_began_are_waiting_too() -> None:
 def run(capacity: float, one: float) -> tuple[list[str], Saturation]:
     """A sweep of a fleet that serves ``capacity`` calls a second, ``one`` with one in flight."""
 
-    async def send(spec: StageSpec) -> tuple[StageRow, list[Light]]:
+    async def send(spec: LoadStage) -> tuple[LoadStageRow, list[RequestSummary]]:
         row = stage(concurrency=spec.concurrency, rate=spec.rate)
         if spec.rate is not None:
             return row, queue(spec.rate, capacity)
         rate = min(capacity, one * (spec.concurrency or 0))
         count = round(60 * rate)
-        return row, [Light(0, n / rate, n / rate, (n + 0.5) / rate, "ok") for n in range(count)]
+        return row, [
+            RequestSummary(0, n / rate, n / rate, (n + 0.5) / rate, "ok") for n in range(count)
+        ]
 
     async def main() -> tuple[list[str], Saturation]:
         steps = [step async for step in sweep(BenchPlan(sweep=True), 1, send)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bagent.bench.plan import expected_seconds, make_plan, stages
-from bagent.bench.schedule import Recorded, StageSpec, TraceInfo, read_trace, replayed
+from bagent.bench.schedule import LoadStage, Recorded, TraceInfo, read_trace, replayed
 from bagent.errors import UsageError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -129,12 +129,12 @@ INFO = TraceInfo("t", 3, 4.0, 20.0, 2.0)
 
 
 def test_times_are_as_recorded_or_faster_and_workers_share_them() -> None:
-    spec = StageSpec(number=0, load="replay", rate=0.75, speed=2.0)
+    spec = LoadStage(number=0, load="replay", rate=0.75, speed=2.0)
     assert list(replayed(spec, TRACE)) == [(0, 0.0), (1, 0.5), (2, 2.0)]
     assert list(replayed(spec, TRACE, 1, 2)) == [(1, 0.5)]
-    short = StageSpec(number=0, load="replay", rate=0.75, speed=2.0, seconds=1.0)
+    short = LoadStage(number=0, load="replay", rate=0.75, speed=2.0, seconds=1.0)
     assert len(list(replayed(short, TRACE))) == 2
-    few = StageSpec(number=0, load="replay", rate=0.75, speed=1.0, requests=1)
+    few = LoadStage(number=0, load="replay", rate=0.75, speed=1.0, requests=1)
     assert len(list(replayed(few, TRACE))) == 1
 
 

@@ -9,34 +9,34 @@ import pytest
 
 from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
-from bagent.bench.plan import LoadConfig, Target, make_plan, stages
+from bagent.bench.plan import BenchTarget, LoadConfig, make_plan, stages
 from bagent.bench.prompts import AnswerPlan, Lengths
-from bagent.bench.routing import Placer, RunRouter
-from bagent.bench.schedule import Recorded, StageSpec
-from bagent.bench.workload import ShotMaker, Spot
+from bagent.bench.routing import EndpointPicker, RunRouter
+from bagent.bench.schedule import LoadStage, Recorded
+from bagent.bench.workload import RequestFactory, ScheduleSlot
 from support.simulated_fleets import Measure, addresses, simulated
 
-TALK = StageSpec(number=0, load="c=1", turns=2)
+TALK = LoadStage(number=0, load="c=1", turns=2)
 
 
 def config(**fields: Any) -> LoadConfig:
-    target = Target(Endpoint("e", "http://e/v1"), "m", "vllm")
+    target = BenchTarget(Endpoint("e", "http://e/v1"), "m", "vllm")
     lengths = {"m": Lengths(own=12, prefix=30, per_word=1.5, extra=5.0)}
     known = {"answer": AnswerPlan(8), "timeouts": Timeouts(), "salt": "s", "origin": 0.0}
     return LoadConfig(targets=[target], lengths=lengths, folder="", **{**known, **fields})
 
 
-def body(maker: ShotMaker, stage: StageSpec, spot: Spot) -> dict[str, Any]:
+def body(maker: RequestFactory, stage: LoadStage, spot: ScheduleSlot) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.json.decode(maker.make(stage, spot, 0).body)
     return found
 
 
 def test_a_second_turn_holds_the_first_and_its_answer() -> None:
-    maker = ShotMaker(config(turn_tokens=30, groups=1))
-    first = body(maker, TALK, Spot(4, 0))
-    asked = maker.asked(TALK, Spot(4, 0), 0)
+    maker = RequestFactory(config(turn_tokens=30, groups=1))
+    first = body(maker, TALK, ScheduleSlot(4, 0))
+    asked = maker.asked(TALK, ScheduleSlot(4, 0), 0)
     assert first["messages"] == [{"role": "user", "content": asked}]
-    second = body(maker, TALK, Spot(4, 0, turn=2, said=[(asked, "yes")]))
+    second = body(maker, TALK, ScheduleSlot(4, 0, turn=2, said=[(asked, "yes")]))
     *before, last = second["messages"]
     assert before == [*first["messages"], {"role": "assistant", "content": "yes"}]
     assert len(last["content"].split()) == 20  # 30 tokens of 1.5 a word
@@ -44,27 +44,27 @@ def test_a_second_turn_holds_the_first_and_its_answer() -> None:
 
 
 def test_a_second_turn_of_texts_begins_with_the_first() -> None:
-    maker = ShotMaker(config(turn_tokens=30))
+    maker = RequestFactory(config(turn_tokens=30))
     stage = msgspec.structs.replace(TALK, way="completions")
-    asked = maker.asked(stage, Spot(4), 0)
-    second = body(maker, stage, Spot(4, turn=2, said=[(asked, " yes")]))
+    asked = maker.asked(stage, ScheduleSlot(4), 0)
+    second = body(maker, stage, ScheduleSlot(4, turn=2, said=[(asked, " yes")]))
     assert str(second["prompt"]).startswith(f"{asked} yes\n")
 
 
 def test_what_is_replayed_has_the_recorded_lengths() -> None:
-    maker = ShotMaker(config(trace=[Recorded(0.0, 65, 3), Recorded(1.0, 305, 9)]))
-    stage = StageSpec(number=0, load="replay", rate=1.0, speed=1.0)
+    maker = RequestFactory(config(trace=[Recorded(0.0, 65, 3), Recorded(1.0, 305, 9)]))
+    stage = LoadStage(number=0, load="replay", rate=1.0, speed=1.0)
     for number, words, tokens in ((0, 40, 3), (1, 200, 9)):
-        sent = body(maker, stage, Spot(number))
+        sent = body(maker, stage, ScheduleSlot(number))
         (message,) = sent["messages"]
         assert len(message["content"].split()) == words  # (tokens - 5) / 1.5
         assert sent["max_tokens"] == sent["min_tokens"] == tokens
 
 
 def test_a_conversation_stays_with_affinity_and_moves_on_when_balanced() -> None:
-    assert Placer("affinity", [3, 5, 7]).pick(0, None, home=7) == 7
-    assert Placer("balanced", [3, 5, 7]).pick(0, None, home=7) == 3
-    gone = Placer("affinity", [3, 5])
+    assert EndpointPicker("affinity", [3, 5, 7]).pick(0, None, home=7) == 7
+    assert EndpointPicker("balanced", [3, 5, 7]).pick(0, None, home=7) == 3
+    gone = EndpointPicker("affinity", [3, 5])
     assert gone.pick(1, None, home=7) == 5
 
 
@@ -73,7 +73,7 @@ def router(limit: int | None = None) -> RunRouter:
 
 
 def test_as_run_takes_the_least_busy_and_keeps_a_conversation_where_it_was() -> None:
-    placer = Placer("as-run", range(3), router=router(8))
+    placer = EndpointPicker("as-run", range(3), router=router(8))
     for place in (0, 0, 0, 1, 1, 2):
         placer.begun(place)
     assert placer.pick(9, None) == 2
@@ -84,7 +84,7 @@ def test_as_run_takes_the_least_busy_and_keeps_a_conversation_where_it_was() -> 
 
 
 def test_as_run_waits_when_no_endpoint_has_room() -> None:
-    placer = Placer("as-run", range(3), router=router(1))
+    placer = EndpointPicker("as-run", range(3), router=router(1))
     for place in range(3):
         placer.begun(place)
     assert placer.pick(0, None) is None and placer.full

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from bagent.bench.verdict import Judged, Seen, judge
+from bagent.bench.verdict import EndpointStats, EndpointVerdict, judge
 
 
-def seen(name: str, speed: float = 1.0, load: str = "c=8", **fields: object) -> Seen:
+def seen(name: str, speed: float = 1.0, load: str = "c=8", **fields: object) -> EndpointStats:
     """An endpoint that gives ``speed`` times 1,000 tokens a second."""
     known: dict[str, object] = {
         "requests": 100,
@@ -23,10 +23,12 @@ def seen(name: str, speed: float = 1.0, load: str = "c=8", **fields: object) -> 
         "output_tok_s": 1000 * speed,
         "pace_ms": 10 / speed if speed else None,
     }
-    return Seen(name, load, **{**known, **fields})  # type: ignore[arg-type]
+    return EndpointStats(name, load, **{**known, **fields})  # type: ignore[arg-type]
 
 
-def words(rows: list[Seen], *names: str, not_ready: dict[str, Judged] | None = None) -> list[str]:
+def words(
+    rows: list[EndpointStats], *names: str, not_ready: dict[str, EndpointVerdict] | None = None
+) -> list[str]:
     return [one.verdict for one in judge(names, not_ready or {}, rows)]
 
 
@@ -98,7 +100,7 @@ def test_an_endpoint_whose_requests_never_end_but_give_tokens_is_slow_not_dead()
 
 
 def test_what_is_known_before_stays_and_the_reason_is_told() -> None:
-    known = Judged("b", "dead", "cannot connect")
+    known = EndpointVerdict("b", "dead", "cannot connect")
     first, second = judge(["a", "b"], {"b": known}, [seen("a")])
     assert second == known
     assert (first.verdict, first.reason) == ("ok", "nothing to compare it with")
@@ -162,7 +164,7 @@ def test_what_may_be_chance_is_said_and_names_nobody() -> None:
 
 def measured(
     rng: random.Random, speeds: Sequence[float], calls: int, rounds: int, spread: float
-) -> list[Seen]:
+) -> list[EndpointStats]:
     """What endpoints of these speeds show of ``rounds`` times ``calls`` requests of 64 tokens.
 
     Half of the variance is of each request, half of all those that go on together.

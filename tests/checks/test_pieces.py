@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.check.prompt_reorder import Cut, cut
+from bagent.check.prompt_reorder import TemplateSplit, cut
 
 
 def differs(piece: str) -> bool:
@@ -12,7 +12,7 @@ def differs(piece: str) -> bool:
     return "same" not in piece and not piece.startswith("{#")
 
 
-def parts(template: str) -> Cut:
+def parts(template: str) -> TemplateSplit:
     found = cut(template, differs)
     assert found is not None
     return found

@@ -11,7 +11,7 @@ import pytest
 
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
-from bagent.check.probe import Probed, Target, find_target, known_of, kv_tokens, probe_all
+from bagent.check.probe import CheckTarget, Probed, find_target, known_of, kv_tokens, probe_all
 from bagent.errors import BagentError, HostfileError, UsageError
 from bagent.job.load import JobRequest, load_job
 from support.fake_server import FakeServer
@@ -19,18 +19,18 @@ from support.fake_server import FakeServer
 
 def target_of(
     folder: Path, head: str, env: Mapping[str, str] | None = None, *, keys: bool = True
-) -> Target:
+) -> CheckTarget:
     text = f'{head}\ninput: rows.jsonl\nprompt: "{{{{ x }}}}"\n'
     request = JobRequest(path=folder / "job.yaml", text=text, cwd=folder, env=env or {})
 
-    async def find() -> Target:
+    async def find() -> CheckTarget:
         async with AsyncExitStack() as stack:
             return await find_target(load_job(request), env or {}, stack, keys=keys)
 
     return asyncio.run(find())
 
 
-def probe(target: Target) -> list[Probed]:
+def probe(target: CheckTarget) -> list[Probed]:
     async def run() -> list[Probed]:
         transport = Transport()
         backend = OpenAIBackend(transport)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.store.lock import Owner
+from bagent.store.lock import RunLock
 from bagent.store.run_dir import Start
 from support.cli import Running
 from support.stored_runs import make_run, stored
@@ -52,7 +52,7 @@ def test_the_state_tells_running_from_ended_stopped_and_interrupted(bagent, job_
     ends = {"ended": 0, "stopped": 75, "interrupted": None, "running": None}
     for number, (state, code) in enumerate(ends.items()):
         make_run(runs / state, [stored(0)], starts=[Start(float(number), exit_code=code)])
-    owner = Owner.acquire(runs / "running", "all")
+    owner = RunLock.acquire(runs / "running", "all")
     for state, code in ends.items():
         shown = described(bagent, state)
         assert (shown["run"], shown["state"], shown["exit_code"]) == (state, state, code)
@@ -84,7 +84,7 @@ def test_a_damaged_run_json_is_a_warning_since_the_journal_has_the_counts(bagent
 def test_a_run_that_goes_on_is_followed_to_its_end_by_its_directory_alone(job_dir: Path):
     make_run(job_dir / "runs" / "going", [stored(0)], starts=[Start(1.0, exit_code=75)])
     path = job_dir / "runs" / "going"
-    owner = Owner.acquire(path, "all")
+    owner = RunLock.acquire(path, "all")
     with Running(["status", "going", "--follow", "--interval", "0.1"], job_dir) as following:
         following.wait_for_out("running: at least 1 row: 1 ok")
         make_run(path, [stored(1), stored(2, status="failed", error_kind="timeout")])

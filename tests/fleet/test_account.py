@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from bagent.fleet.limits.account import FIRST_COMPLETION, STEADY, Account, TokenPace, Tokens
+from bagent.fleet.limits.account import FIRST_COMPLETION, STEADY, Account, TokenPace, TokenUse
 
 MINUTE = 60.0
 
@@ -96,17 +96,17 @@ def test_a_request_larger_than_the_burst_waits_for_a_full_bucket_and_starts():
 
 def test_less_used_than_reserved_is_given_back_and_more_is_owed():
     account = Account(None, 6000, 120)
-    account.started(0.0, Tokens(120))
+    account.started(0.0, TokenUse(120))
     account.served(0.0, 0.0, 120, 20)
     assert account.wait(0.0, 100) == 0.0
-    account.started(0.0, Tokens(100))
+    account.started(0.0, TokenUse(100))
     account.served(0.0, 0.0, 100, 400)
     assert account.wait(0.0, 100) == pytest.approx((100 + 300) / 98)
 
 
 def test_a_refused_request_gives_its_tokens_back_and_pauses_all():
     account = Account(None, 6000, 120)
-    account.started(0.0, Tokens(120))
+    account.started(0.0, TokenUse(120))
     assert account.refused(0.0, 1.0, 7.0, 120) == 7.0
     assert account.paused(1.0) == 7.0
     assert account.wait(8.0, 120) == 0.0
@@ -114,9 +114,9 @@ def test_a_refused_request_gives_its_tokens_back_and_pauses_all():
 
 def test_requests_per_minute_and_tokens_per_minute_hold_together():
     account = Account(60, 6000, 120)
-    account.started(0.0, Tokens(10))
+    account.started(0.0, TokenUse(10))
     assert account.wait(0.0, 10) == pytest.approx(1.0), "one request a second"
-    account.started(1.0, Tokens(240))
+    account.started(1.0, TokenUse(240))
     assert account.wait(1.0, 10) > 1.0, "now the tokens are what lacks"
 
 
@@ -124,7 +124,7 @@ def test_without_a_ceiling_for_tokens_none_are_counted():
     account = Account(None, None, 120)
     assert not account.counts_tokens
     for _ in range(100):
-        account.started(0.0, Tokens(10**9))
+        account.started(0.0, TokenUse(10**9))
     assert account.wait(0.0, 10**9) == 0.0
 
 
@@ -145,6 +145,6 @@ def test_the_estimate_is_the_running_mean_of_the_answers():
 
 def test_a_server_that_tells_no_usage_leaves_the_reserve_as_it_is():
     account = Account(None, 6000, 120)
-    account.started(0.0, Tokens(120))
+    account.started(0.0, TokenUse(120))
     account.served(0.0, 0.0, 120, None)
     assert account.wait(0.0, 120) == pytest.approx(120 / 98)

@@ -6,7 +6,7 @@ import pytest
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.openai.errors import from_status
-from bagent.fleet.health_check import Called, State, counts, grouped, not_ready, state_of
+from bagent.fleet.health_check import HealthResult, State, counts, grouped, not_ready, state_of
 from bagent.types import Failure
 
 
@@ -40,13 +40,13 @@ def endpoint(name: str) -> Endpoint:
     return Endpoint(name, f"http://{name}/v1")
 
 
-def failed(name: str, kind: State, words: str) -> Called:
-    return Called(endpoint(name), kind, words)
+def failed(name: str, kind: State, words: str) -> HealthResult:
+    return HealthResult(endpoint(name), kind, words)
 
 
 def test_equal_reasons_are_one_group_whatever_the_names_and_numbers() -> None:
     called = [
-        Called(endpoint("a:1"), "ready"),
+        HealthResult(endpoint("a:1"), "ready"),
         failed("b:1", "silent", "no answer from b:1 within 9.99 s"),
         failed("c:2", "dead", "cannot connect to c:2: Connection refused"),
         failed("d:2", "dead", "cannot connect to d:2: Connection refused"),
@@ -63,7 +63,7 @@ def test_equal_reasons_are_one_group_whatever_the_names_and_numbers() -> None:
 
 def test_counts_name_only_what_there_is() -> None:
     one = not_ready(endpoint("a:1"), Failure("connect", "refused", True))
-    assert counts([one, None, Called(endpoint("b:1"), "ready"), None]) == (
+    assert counts([one, None, HealthResult(endpoint("b:1"), "ready"), None]) == (
         "1 of 4 ready, 1 dead, 2 no answer yet"
     )
-    assert counts([Called(endpoint("b:1"), "ready")]) == "1 of 1 ready"
+    assert counts([HealthResult(endpoint("b:1"), "ready")]) == "1 of 1 ready"

@@ -9,7 +9,7 @@ import pytest
 
 from bagent.backends.base import Timeouts
 from bagent.errors import WriteError
-from bagent.fleet.batch_size import GroupRule
+from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.outage import OutagePatience
 from bagent.fleet.retry import RetryPolicy
 from support.jumping_loop import on_jumping_clock
@@ -97,7 +97,7 @@ async def test_rows_with_little_time_left_go_apart_so_that_they_end_nobody_else_
         {"a": always()},
         timeouts=Timeouts(total=60.0),
         limit=8,
-        group=GroupRule(8, single=False),
+        group=BatchSizeRule(8, single=False),
     )
     s.backend.limits = {"a": 8}
     s.fleet.expect(True)

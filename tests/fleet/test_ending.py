@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from bagent.fleet.state import WINDOW, Ending
+from bagent.fleet.state import WINDOW, TailRule
 from support.jumping_loop import on_jumping_clock, run_jumping
 from support.scripted_fleet import always, setup
 
 
 def seen(slow=60.0, fast=1.0):
-    ending = Ending()
+    ending = TailRule()
     for number in range(WINDOW):
         name, seconds = ("slow", slow) if number % 32 == 0 else ("fast", fast)
         ending.served(name, number * 0.1, seconds)
@@ -30,7 +30,7 @@ def test_equal_endpoints_are_never_too_slow_for_each_other():
 
 
 def test_nothing_is_judged_before_enough_was_seen():
-    ending = Ending()
+    ending = TailRule()
     for number in range(20):
         ending.served("slow" if number % 2 else "fast", number, 50.0 if number % 2 else 1.0)
     assert not ending.is_too_slow("slow", 20.0, left=0)

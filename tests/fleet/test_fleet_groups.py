@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from bagent.fleet.batch_size import GroupRule, Supply, group_size
+from bagent.fleet.batch_size import BatchSizeRule, Supply, group_size
 from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import GOOD, Answer, always, run_rows, setup
 
-HUNDREDS = GroupRule(size=100, single=False)
-AUTO = GroupRule(single=False)
+HUNDREDS = BatchSizeRule(size=100, single=False)
+AUTO = BatchSizeRule(single=False)
 
 
 @on_jumping_clock
@@ -66,7 +66,7 @@ def refuse_row(bad, status=400):
 @on_jumping_clock
 async def test_a_refused_group_is_halved_until_the_bad_row_stands_alone(status):
     script, result = refuse_row(13, status)
-    s = setup({"a": script}, limit=64, group=GroupRule(64, single=False))
+    s = setup({"a": script}, limit=64, group=BatchSizeRule(64, single=False))
     s.backend.limits, s.backend.by_rows = {"a": 64}, result
     await s.run(64, announced=True)
     assert set(s.recorder.failures) == {13}
@@ -86,7 +86,7 @@ def test_a_server_fault_does_not_halve_a_group():
         32,
         announced=True,
         limit=32,
-        group=GroupRule(32, single=False),
+        group=BatchSizeRule(32, single=False),
         limits={"a": 32},
     )
     assert s.backend.groups[0] == ("a", list(range(32)))
@@ -150,7 +150,7 @@ async def test_the_ends_of_all_rows_of_a_group_are_surrounded_as_one():
     s = setup(
         {"a": always()},
         limit=8,
-        group=GroupRule(4, single=False),
+        group=BatchSizeRule(4, single=False),
         together=together,
         limits={"a": 4},
     )
@@ -165,7 +165,7 @@ async def test_groups_of_a_small_run_are_shared_alike_by_rows(count, concurrency
     draw = Random(count)
 
     scripts = {f"e{i}": lambda *_: Answer(GOOD, draw.uniform(0.1, 0.3)) for i in range(count)}
-    rule = GroupRule(single=False)
+    rule = BatchSizeRule(single=False)
     limits = {"limit": concurrency, "concurrency": concurrency}
     s = setup(scripts, group=rule, **limits)
     s.backend.limits = dict.fromkeys(scripts, 1024)

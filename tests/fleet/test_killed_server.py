@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from bagent.backends.endpoint import Endpoint
-from bagent.fleet.batch_size import GroupRule
+from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.call import Call
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
@@ -79,7 +79,7 @@ class Killed:
         self.died.set()
 
 
-async def _run(killed: Killed, group: GroupRule, rows: int) -> tuple[Recorder, list[Attempt]]:
+async def _run(killed: Killed, group: BatchSizeRule, rows: int) -> tuple[Recorder, list[Attempt]]:
     well = Killed(10**9)
     urls = {"dead": await killed.serve(), "well": await well.serve()}
     states = [
@@ -113,7 +113,7 @@ async def _run(killed: Killed, group: GroupRule, rows: int) -> tuple[Recorder, l
 
 @pytest.mark.parametrize(
     ("group", "begun"),
-    [(GroupRule(), True), (GroupRule(size=16, single=False), False)],
+    [(BatchSizeRule(), True), (BatchSizeRule(size=16, single=False), False)],
     ids=["singles inside answers", "lists before answers"],
 )
 def test_a_killed_server_fails_no_more_than_it_had_in_flight(group, begun):

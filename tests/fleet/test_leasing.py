@@ -13,9 +13,9 @@ from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import Request
 from bagent.errors import StoppedEarly
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.leases import Closed, Lease, Lessor
+from bagent.fleet.leases import Closed, EndpointLease, EndpointLeaser
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.state import Core, FleetConfig
+from bagent.fleet.state import FleetConfig, FleetState
 from bagent.types import EndpointSample, Failure
 from support.jumping_loop import run_jumping
 from support.scripted_fleet import REFUSED, ScriptedBackend
@@ -31,8 +31,8 @@ def state(name: str, limit: int = 8) -> EndpointState:
 class Lent:
     """A lessor of endpoints that do what the test says, and who asks them."""
 
-    lessor: Lessor
-    core: Core
+    lessor: EndpointLeaser
+    core: FleetState
     hung: set[str]
     dead: set[str]
     samples: list[EndpointSample]
@@ -65,7 +65,7 @@ class Lent:
             self.lessor.served(lease)
             return had
 
-    async def _answer(self, lease: Lease, seconds: float, begins: float | None) -> None:
+    async def _answer(self, lease: EndpointLease, seconds: float, begins: float | None) -> None:
         if begins is not None:
             await asyncio.sleep(begins)
             self.lessor.went_on(lease)
@@ -98,7 +98,7 @@ def run(names: Iterable[str], work: Callable[[Lent], Awaitable[None]], limit: in
                 for name in names
             },
         )
-        core = Core(
+        core = FleetState(
             [state(name, limit) for name in names],
             backend,
             FleetConfig(concurrency=1000),
@@ -113,7 +113,7 @@ def run(names: Iterable[str], work: Callable[[Lent], Awaitable[None]], limit: in
             await asyncio.sleep(30.0 if endpoint.name in hung else 0.5)
             return SILENT if endpoint.name in hung else None
 
-        lent = Lent(Lessor(core, prove), core, hung, dead, samples, notices, proofs=proofs)
+        lent = Lent(EndpointLeaser(core, prove), core, hung, dead, samples, notices, proofs=proofs)
 
         async def ticking() -> None:
             while True:

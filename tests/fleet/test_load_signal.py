@@ -8,7 +8,7 @@ import pytest
 
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.limits.load_feedback import LoadSignal, Verdict, follow, grown
+from bagent.fleet.limits.load_feedback import LoadFeedback, LoadVerdict, follow, grown
 from support.queueing_engine import Client, Engine
 
 
@@ -20,12 +20,14 @@ def look(running: int, waiting: int, **fields: float) -> EngineLoad:
     return told
 
 
-def judge(signal: LoadSignal, *loads: EngineLoad | None, in_flight: int = 100) -> list[Verdict]:
+def judge(
+    signal: LoadFeedback, *loads: EngineLoad | None, in_flight: int = 100
+) -> list[LoadVerdict]:
     """What ``signal`` says of each of ``loads``, two seconds apart."""
     return [signal.judge(2.0 * i, load, in_flight) for i, load in enumerate(loads)]
 
 
-def actions(verdicts: list[Verdict]) -> list[str]:
+def actions(verdicts: list[LoadVerdict]) -> list[str]:
     return [verdict.action for verdict in verdicts]
 
 
@@ -58,11 +60,11 @@ def actions(verdicts: list[Verdict]) -> list[str]:
 def test_a_look_at_the_engine_lets_the_limit_grow_or_holds_or_cuts_it(
     looks: list[EngineLoad | None], expected: list[str]
 ) -> None:
-    assert actions(judge(LoadSignal(), *looks)) == expected
+    assert actions(judge(LoadFeedback(), *looks)) == expected
 
 
 def test_a_queue_that_lasts_two_looks_is_a_cut_in_words() -> None:
-    first, second = judge(LoadSignal(), look(70, 30), look(70, 30))
+    first, second = judge(LoadFeedback(), look(70, 30), look(70, 30))
     assert (first.action, second.action) == ("hold", "cut")
     assert second.reason == "30 requests wait in the engine, 70 run"
     assert second.keep == 0.85
@@ -70,11 +72,11 @@ def test_a_queue_that_lasts_two_looks_is_a_cut_in_words() -> None:
 
 
 def test_more_waiting_than_running_is_a_cut_by_half() -> None:
-    assert judge(LoadSignal(), look(30, 70), look(30, 70))[-1].keep == 0.5
+    assert judge(LoadFeedback(), look(30, 70), look(30, 70))[-1].keep == 0.5
 
 
 def test_the_queue_of_others_cuts_no_small_client() -> None:
-    verdicts = judge(LoadSignal(), *[look(64, 500)] * 5, in_flight=30)
+    verdicts = judge(LoadFeedback(), *[look(64, 500)] * 5, in_flight=30)
     assert actions(verdicts) == ["hold"] * 5
     assert verdicts[-1].reason == (
         "500 requests wait in the engine, 64 run, 534 of all are others'"
@@ -82,21 +84,21 @@ def test_the_queue_of_others_cuts_no_small_client() -> None:
 
 
 def test_beside_others_a_cut_leaves_half_of_what_runs() -> None:
-    verdict = judge(LoadSignal(), *[look(64, 500)] * 2, in_flight=300)[-1]
+    verdict = judge(LoadFeedback(), *[look(64, 500)] * 2, in_flight=300)[-1]
     assert verdict.action == "cut"
     assert verdict.least == pytest.approx(1.1 * 300 * 64 / 564 + 1)
-    assert judge(LoadSignal(), *[look(64, 500)] * 2, in_flight=60)[-1].least == 32
+    assert judge(LoadFeedback(), *[look(64, 500)] * 2, in_flight=60)[-1].least == 32
 
 
 def test_an_address_of_several_engines_is_not_cut_to_what_one_of_them_runs() -> None:
     # Four engines behind one address; each look meets one, with a quarter of 400 rows.
-    verdict = judge(LoadSignal(), *[look(64, 36)] * 2, in_flight=400)[-1]
+    verdict = judge(LoadFeedback(), *[look(64, 36)] * 2, in_flight=400)[-1]
     assert verdict.least == pytest.approx(1.1 * 256 + 1)
 
 
 def test_preemptions_in_a_full_cache_hold_and_then_cut() -> None:
     looks = [look(40, 0, kv_usage=0.97, preemptions=n) for n in (10, 13, 16, 16)]
-    verdicts = judge(LoadSignal(), *looks)
+    verdicts = judge(LoadFeedback(), *looks)
     assert actions(verdicts) == ["hold", "hold", "cut", "hold"]
     assert verdicts[2].reason == "KV cache 97% used and 3 preemptions"
     assert verdicts[3].reason == "KV cache 97% used"
@@ -109,20 +111,20 @@ def test_growth_of_a_counter(before: int | None, after: int | None, by: int | No
     assert grown(before, after) == by
 
 
-def answers(signal: LoadSignal, sent: float, latency: float, first: float | None) -> None:
+def answers(signal: LoadFeedback, sent: float, latency: float, first: float | None) -> None:
     """Enough answers for a judgement."""
     for _ in range(20):
         signal.answered(sent, latency, first)
 
 
 def test_an_engine_that_has_not_told_for_long_holds_nothing() -> None:
-    signal = LoadSignal()
+    signal = LoadFeedback()
     judge(signal, look(70, 30), look(70, 30), None, None)
     assert signal.judge(20.0, None, 100).action == "grow"
 
 
 def test_where_no_queue_is_told_a_late_first_token_holds_and_then_cuts() -> None:
-    signal = LoadSignal()
+    signal = LoadFeedback()
     answers(signal, 0.0, 4.0, 0.2)
     assert signal.judge(10.0, None, 20).action == "grow"
     answers(signal, 10.0, 5.2, 1.4)
@@ -137,7 +139,7 @@ def test_where_no_queue_is_told_a_late_first_token_holds_and_then_cuts() -> None
 
 
 def test_answers_sent_before_a_cut_are_no_reason_for_another() -> None:
-    signal = LoadSignal()
+    signal = LoadFeedback()
     answers(signal, 0.0, 4.0, 0.2)
     signal.judge(1.0, None, 40)
     for at in (2.0, 4.0):
@@ -150,14 +152,14 @@ def test_answers_sent_before_a_cut_are_no_reason_for_another() -> None:
 
 
 def test_times_below_a_second_of_waiting_say_nothing() -> None:
-    signal = LoadSignal()
+    signal = LoadFeedback()
     for at, first in enumerate((0.01, 0.5, 0.9, 0.9)):
         answers(signal, float(at), 1.0, first)
         assert signal.judge(float(at), None, 40).action == "grow"
 
 
 def test_longer_answers_further_on_are_held_against_an_engine_for_ten_minutes_only() -> None:
-    signal = LoadSignal()
+    signal = LoadFeedback()
     answers(signal, 0.0, 1.0, None)
     signal.judge(0.0, None, 40)
     answers(signal, 5.0, 10.0, None)
@@ -167,7 +169,7 @@ def test_longer_answers_further_on_are_held_against_an_engine_for_ten_minutes_on
 
 
 def test_the_times_of_an_engine_that_tells_its_queue_are_not_judged() -> None:
-    signal = LoadSignal()
+    signal = LoadFeedback()
     for at, first in enumerate((0.1, 30.0, 30.0, 30.0)):
         answers(signal, float(at), 40.0, first)
         assert signal.judge(float(at), look(40, 0), 40).action == "grow"
@@ -256,17 +258,17 @@ def test_a_second_client_gets_its_share_of_an_engine_that_a_first_one_has_filled
 
 def test_follow_does_with_the_limit_what_the_verdict_says() -> None:
     limit = InFlightLimit(100, 1000)
-    follow(limit, Verdict("hold", "busy"), 1.0)
+    follow(limit, LoadVerdict("hold", "busy"), 1.0)
     assert (limit.value, limit.held) == (100, "busy")
-    follow(limit, Verdict("cut", "too much", keep=0.5, least=70), 2.0)
+    follow(limit, LoadVerdict("cut", "too much", keep=0.5, least=70), 2.0)
     assert (limit.value, limit.reason) == (70, "too much")
-    follow(limit, Verdict("grow"), 3.0)
+    follow(limit, LoadVerdict("grow"), 3.0)
     assert limit.held is None
 
 
 def test_a_list_that_has_just_come_is_no_queue():
     load = EngineLoad(at=0.0, running=64, waiting=24)
-    assert LoadSignal().judge(0.0, load, 150).action == "hold"
-    assert LoadSignal().judge(0.0, load, 150, burst=24).action == "grow"
+    assert LoadFeedback().judge(0.0, load, 150).action == "hold"
+    assert LoadFeedback().judge(0.0, load, 150, burst=24).action == "grow"
     two = EngineLoad(at=0.0, running=64, waiting=50)
-    assert LoadSignal().judge(0.0, two, 150, burst=24).action == "hold"
+    assert LoadFeedback().judge(0.0, two, 150, burst=24).action == "hold"

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from bagent.fleet.call import Call
-from bagent.fleet.limits.concurrency import Pace
+from bagent.fleet.limits.concurrency import RequestPacer
 from bagent.fleet.retry import RetryPolicy, decide
 from bagent.types import Failure
 
@@ -28,11 +28,11 @@ def starts(pace, count, at=0.0, late=0.0):
 
 
 def test_nothing_waits_before_the_first_refusal():
-    assert starts(Pace(None, 120), 1000) == [0.0] * 1000
+    assert starts(RequestPacer(None, 120), 1000) == [0.0] * 1000
 
 
 def test_a_pause_lasts_as_long_as_told():
-    pace = Pace(None, 120)
+    pace = RequestPacer(None, 120)
     assert pace.refused(0.0, 10.0, 3.5) == 3.5
     assert pace.wait(10.0) == pace.paused(10.0) == 3.5
     assert pace.wait(13.4) == pytest.approx(0.1)
@@ -40,7 +40,7 @@ def test_a_pause_lasts_as_long_as_told():
 
 
 def test_the_longest_of_several_waits_counts():
-    pace = Pace(None, 120)
+    pace = RequestPacer(None, 120)
     pace.refused(0.0, 10.0, 5.0)
     pace.refused(0.0, 10.1, 2.0)
     assert pace.paused(10.1) == pytest.approx(4.9)
@@ -49,12 +49,12 @@ def test_the_longest_of_several_waits_counts():
 
 
 def test_a_wait_longer_than_the_cap_is_capped():
-    assert Pace(None, 120).refused(0.0, 1.0, 86400.0) == 120.0
-    assert Pace(None, 0.5).refused(0.0, 1.0, None) == 0.5
+    assert RequestPacer(None, 120).refused(0.0, 1.0, 86400.0) == 120.0
+    assert RequestPacer(None, 0.5).refused(0.0, 1.0, None) == 0.5
 
 
 def test_pauses_double_where_the_server_names_none():
-    pace = Pace(None, 1000)
+    pace = RequestPacer(None, 1000)
     now, pauses = 0.0, []
     for _ in range(8):
         pauses.append(pace.refused(now, now + 0.01, None))
@@ -63,7 +63,7 @@ def test_pauses_double_where_the_server_names_none():
 
 
 def test_refusals_of_what_was_sent_before_a_pause_are_answered_by_it():
-    pace = Pace(None, 120)
+    pace = RequestPacer(None, 120)
     pace.refused(0.0, 1.0, None)
     for sent in (0.0, 0.5, 0.9):
         assert pace.refused(sent, 1.5, None) == pytest.approx(0.5)
@@ -71,7 +71,7 @@ def test_refusals_of_what_was_sent_before_a_pause_are_answered_by_it():
 
 
 def test_patience_starts_anew_once_something_sent_after_the_pause_is_served():
-    pace = Pace(None, 120)
+    pace = RequestPacer(None, 120)
     pace.refused(0.0, 1.0, None)
     pace.refused(2.0, 3.0, None)
     pace.served(3.5, 0.5)
@@ -81,7 +81,7 @@ def test_patience_starts_anew_once_something_sent_after_the_pause_is_served():
 
 
 def test_requests_start_a_little_slower_than_they_were_served():
-    pace = Pace(None, 120)
+    pace = RequestPacer(None, 120)
     for second in range(10):
         for _ in range(20):
             pace.served(second + 0.5, second)
@@ -90,7 +90,7 @@ def test_requests_start_a_little_slower_than_they_were_served():
 
 
 def test_the_rate_creeps_up_by_three_percent_a_second():
-    pace = Pace(None, 120)
+    pace = RequestPacer(None, 120)
     for second in range(10):
         for _ in range(100):
             pace.served(second + 0.5, second)
@@ -102,7 +102,7 @@ def test_the_rate_creeps_up_by_three_percent_a_second():
 
 
 def test_the_rate_is_searched_from_below_where_nothing_was_served():
-    pace = Pace(None, 120)
+    pace = RequestPacer(None, 120)
     pace.refused(0.0, 1.0, None)
     assert pace.rate == 1.0
     now, rates = 3.0, []
@@ -118,7 +118,7 @@ def test_the_rate_is_searched_from_below_where_nothing_was_served():
 
 
 def test_refusals_without_any_success_slow_down_to_a_crawl_but_never_stop():
-    pace = Pace(None, 1000)
+    pace = RequestPacer(None, 1000)
     now = 0.0
     for _ in range(40):
         pace.refused(now, now + 0.1, None)
@@ -129,24 +129,24 @@ def test_refusals_without_any_success_slow_down_to_a_crawl_but_never_stop():
 
 @pytest.mark.parametrize("per_minute", [1, 60, 90, 600, 1200])
 def test_a_fixed_rate_is_never_passed_in_any_minute(per_minute):
-    times = starts(Pace(per_minute, 120), 5 * per_minute + 3)
+    times = starts(RequestPacer(per_minute, 120), 5 * per_minute + 3)
     for first, later in zip(times, times[per_minute:], strict=False):
         assert later - first >= 60 - 1e-6
 
 
 def test_a_fixed_rate_is_reached_though_timers_are_late():
-    times = starts(Pace(60_000, 120), 5000, late=0.002)
+    times = starts(RequestPacer(60_000, 120), 5000, late=0.002)
     assert times[-1] == pytest.approx(5.0, rel=0.02)
 
 
 def test_time_in_which_nothing_was_ready_is_not_made_up_for():
-    pace = Pace(600, 120)
+    pace = RequestPacer(600, 120)
     starts(pace, 10)
     assert len([t for t in starts(pace, 50, at=500.0) if t < 501.0]) <= 11
 
 
 def test_a_learned_rate_never_passes_the_fixed_one():
-    pace = Pace(600, 120)
+    pace = RequestPacer(600, 120)
     pace.refused(0.0, 1.0, None)
     for step in range(5000):
         pace.served(3 + step / 10, 2.5 + step / 10)
@@ -176,7 +176,7 @@ class Server:
 
 def simulate(server, rows, concurrency, pace=None, policy=None):
     """Rows through the pace and the retry rules; returns when each was served."""
-    pace, policy = pace or Pace(None, 120.0), policy or RetryPolicy(throttled=1e9)
+    pace, policy = pace or RequestPacer(None, 120.0), policy or RetryPolicy(throttled=1e9)
     random, serial = Random(7), itertools.count()
     ready = [Call(None, None, "k", row, "s", 0) for row in range(rows)]
     events, served, now, in_flight = [], [], 0.0, 0
@@ -232,7 +232,7 @@ def test_any_fixed_window_is_used_well_and_with_few_refusals(server, rows, concu
 
 
 def test_refusals_that_have_nothing_to_do_with_the_rate_do_not_slow_a_run_to_a_crawl():
-    random, pace, now, served = Random(3), Pace(None, 120.0), 0.0, 0
+    random, pace, now, served = Random(3), RequestPacer(None, 120.0), 0.0, 0
     while now < 120.0:
         wait = pace.wait(now)
         if wait > 0:

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.fleet.batch_size import GroupRule
+from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.sim.config import EngineConfig
 from support.cached_fleets import Case, run
@@ -58,7 +58,7 @@ def test_sorted_rows_gain_too():
 
 def test_lists_of_prompts_hold_rows_that_begin_alike():
     rows = asked([16] * 20, "shuffled")
-    case = Case(rows, group=GroupRule(single=False), limit=64, config=ROOMY)
+    case = Case(rows, group=BatchSizeRule(single=False), limit=64, config=ROOMY)
     without, with_care = modes(case)
     assert with_care.hits > without.hits + 0.05
     assert with_care.seconds < without.seconds
@@ -87,7 +87,7 @@ LEARNERS = Case(
     asked([3] * 25, "interleaved"),
     engines=2,
     limit=64,
-    group=GroupRule(single=False, stream_every=50),
+    group=BatchSizeRule(single=False, stream_every=50),
     config=replace(ROOMY, prefill=2000.0),
 )
 
@@ -133,7 +133,7 @@ def test_few_rows_or_short_beginnings_are_not_waited_for():
 
 def test_the_others_follow_at_the_first_token_and_wait_no_longer_than_the_bound():
     async def main(begins):
-        s = setup({"e0": always(seconds=100.0)}, limit=16, group=GroupRule(stream_every=50))
+        s = setup({"e0": always(seconds=100.0)}, limit=16, group=BatchSizeRule(stream_every=50))
         s.backend.begins_after = begins
         s.fleet.expect(True)
         for row in range(40):

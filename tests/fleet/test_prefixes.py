@@ -11,8 +11,8 @@ from bagent.fleet.prefix_affinity import (
     LONGEST,
     MOST_HOMES,
     WINDOW,
-    Family,
     Prefixes,
+    PrefixGroup,
     PrefixRule,
     common_start,
     warming_saves,
@@ -95,7 +95,7 @@ def test_very_long_prompts_cost_no_more_than_their_beginning():
 
 
 def test_a_family_has_a_few_homes_and_forgets_the_oldest():
-    family = Family()
+    family = PrefixGroup()
     for number in range(MOST_HOMES + 2):
         family.met(f"e{number}")
     family.met("e5")

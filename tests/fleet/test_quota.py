@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from bagent.backends.http.rate_limit_headers import Allowance, RateLimits
-from bagent.fleet.limits.account import NOTHING, Account, Quota, Started, Tokens
+from bagent.fleet.limits.account import NOTHING, Account, RateQuota, RequestReservation, TokenUse
 
 
 class Bucket:
@@ -123,26 +123,26 @@ def test_a_limit_that_the_user_gave_stays_where_it_is_lower():
     told = RateLimits(0.0, Allowance(300, 299, 0.2), Allowance(60_000, 59_000, 1.0))
     account.told(0.0, told, NOTHING)
     assert account.rate == 1.0
-    account.started(0.0, Tokens(120))
+    account.started(0.0, TokenUse(120))
     assert account.wait(0.0, 120) == pytest.approx(120 / 98)
 
 
 def test_a_raised_limit_is_followed_and_a_slowed_pace_is_not_sped_up():
     account = Account(None, None, 120.0, hosted=True)
-    account.told(0.0, RateLimits(0.0, Allowance(300, 299, 0.2)), Started(1))
-    account.told(1.0, RateLimits(1.0, Allowance(600, 599, 0.1)), Started(2))
+    account.told(0.0, RateLimits(0.0, Allowance(300, 299, 0.2)), RequestReservation(1))
+    account.told(1.0, RateLimits(1.0, Allowance(600, 599, 0.1)), RequestReservation(2))
     assert account.rate == 10.0
     account.refused(2.0, 2.0, 1.0)
     slowed = account.rate
     assert slowed < 10.0
-    account.told(4.0, RateLimits(4.0, Allowance(900, 899, 0.07)), Started(3))
+    account.told(4.0, RateLimits(4.0, Allowance(900, 899, 0.07)), RequestReservation(3))
     assert account.rate == slowed
 
 
 def test_a_limit_a_day_sets_no_pace_and_holds_back_once_it_is_used():
     account = Account(None, None, 120.0, hosted=True)
     told = RateLimits(0.0, Allowance(14_400, 14_399, 6.0))
-    assert account.told(0.0, told, Started(1)) == "allows 14,400 requests a day"
+    assert account.told(0.0, told, RequestReservation(1)) == "allows 14,400 requests a day"
     assert account.rate is None
     used = RateLimits(5.0, Allowance(14_400, 0, 86_400.0))
     account.told(5.0, used, account.started(5.0))
@@ -150,14 +150,14 @@ def test_a_limit_a_day_sets_no_pace_and_holds_back_once_it_is_used():
 
 
 def test_what_earlier_requests_tell_later_is_old():
-    quota = Quota(120.0)
+    quota = RateQuota(120.0)
     quota.told(10.0, Allowance(100, 0, 40.0), 8)
     quota.told(11.0, Allowance(100, 50, 40.0), 3)
     assert quota.wait(11.0, 8, 1) == pytest.approx(39.0, abs=0.01)
 
 
 def test_what_was_started_since_counts_against_what_is_left():
-    quota = Quota(120.0)
+    quota = RateQuota(120.0)
     quota.told(0.0, Allowance(100, 10, 40.0), 0)
     assert quota.wait(0.0, 9, 1) == 0.0
     assert quota.wait(0.0, 10, 1) == pytest.approx(40.0, abs=0.01)
@@ -165,14 +165,14 @@ def test_what_was_started_since_counts_against_what_is_left():
 
 
 def test_more_than_the_whole_limit_waits_for_a_full_bucket_and_no_longer():
-    quota = Quota(120.0)
+    quota = RateQuota(120.0)
     quota.told(0.0, Allowance(1000, 500, 30.0), 0)
     assert quota.wait(0.0, 0, 50_000) == pytest.approx(30.0, abs=0.01)
     assert quota.wait(30.01, 0, 50_000) == 0.0
 
 
 def test_no_answer_holds_requests_back_longer_than_the_longest_wait():
-    quota = Quota(120.0)
+    quota = RateQuota(120.0)
     quota.told(0.0, Allowance(1000, 0, 3600.0), 0)
     assert quota.wait(0.0, 0, 1) == pytest.approx(120.0, abs=0.01)
     assert quota.wait(120.01, 0, 1) == 0.0

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from bagent.backends.endpoint import Endpoint
-from bagent.backends.engines.probe import Prover
+from bagent.backends.engines.probe import CompletionProbe
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.backend import OpenAIBackend
-from bagent.fleet.health_check import Called, RollCall, RollCallPlan
+from bagent.fleet.health_check import FleetHealthCheck, HealthCheckPlan, HealthResult
 from support.fake_server import FakeServer
 from support.replies import hang, ok, status
 
@@ -21,11 +21,13 @@ def to(*addresses: str) -> list[Endpoint]:
     return [Endpoint(address, f"http://{address}/v1", account=address) for address in addresses]
 
 
-def call(endpoints: Sequence[Endpoint], plan: RollCallPlan) -> tuple[list[Called], float]:
-    async def run() -> list[Called]:
+def call(endpoints: Sequence[Endpoint], plan: HealthCheckPlan) -> tuple[list[HealthResult], float]:
+    async def run() -> list[HealthResult]:
         transport = Transport()
         try:
-            roll_call = RollCall(endpoints, plan, transport, Prover(OpenAIBackend(transport)))
+            roll_call = FleetHealthCheck(
+                endpoints, plan, transport, CompletionProbe(OpenAIBackend(transport))
+            )
             found = await roll_call.run()
             assert roll_call.ready == sum(one.ready for one in found)
             return found
@@ -36,11 +38,11 @@ def call(endpoints: Sequence[Endpoint], plan: RollCallPlan) -> tuple[list[Called
     return asyncio.run(run()), time.monotonic() - began
 
 
-def plan(seconds: float, wanted: int = 1, width: int = 64, **more: object) -> RollCallPlan:
-    return RollCallPlan(seconds, width, wanted, **more)  # type: ignore[arg-type]
+def plan(seconds: float, wanted: int = 1, width: int = 64, **more: object) -> HealthCheckPlan:
+    return HealthCheckPlan(seconds, width, wanted, **more)  # type: ignore[arg-type]
 
 
-def states(called: Sequence[Called]) -> list[str]:
+def states(called: Sequence[HealthResult]) -> list[str]:
     return [one.state for one in called]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import bagent
 from bagent.errors import UsageError
-from bagent.hpc.allocation import Allocation, Place, auto_shard, read_allocation
+from bagent.hpc.allocation import Allocation, LauncherPlace, auto_shard, read_allocation
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
 
@@ -39,7 +39,7 @@ def test_a_pbs_job_loses_the_name_of_its_server():
 
 def test_a_task_of_a_pbs_array_keeps_its_brackets():
     found = read_allocation({"PBS_JOBID": "12[3].server", "PBS_ARRAY_INDEX": "3"})
-    assert (found.job_id, found.task) == ("12[3]", Place(3, None))
+    assert (found.job_id, found.task) == ("12[3]", LauncherPlace(3, None))
 
 
 @pytest.mark.parametrize("text", ["", "Unknown", "nan", "-5", "1e9", "٣"])

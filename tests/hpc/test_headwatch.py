@@ -7,9 +7,9 @@ import os
 
 from bagent.hpc.allocation import Allocation
 from bagent.hpc.engines import (
-    Engine,
+    EngineProcess,
     EngineState,
-    Head,
+    HeadNode,
     give_back,
     read_states,
     supervise,
@@ -50,8 +50,8 @@ def test_under_slurm_the_job_is_requeued_and_elsewhere_nothing_is_asked():
 
 
 def test_engines_are_stopped_when_the_script_is_gone(tmp_path):
-    engine = Engine(("sleep", "600"), {}, 0, 8000, serves=False)
-    head = Head(tmp_path / "alive", 0.0, 1)
+    engine = EngineProcess(("sleep", "600"), {}, 0, 8000, serves=False)
+    head = HeadNode(tmp_path / "alive", 0.0, 1)
     assert asyncio.run(supervise([engine], tmp_path, "n2", 3, head)) == 0
     (state,) = read_states(tmp_path)
     assert isinstance(state, EngineState)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import JobError, UsageError
-from bagent.hpc.parsl import Around, make_pool_plan
+from bagent.hpc.parsl import BatchSettings, make_pool_plan
 from bagent.job.load import JobRequest, load_job
 from support.submit_plans import JOB
 
@@ -18,7 +18,7 @@ IN_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
 def plan(cluster="", env=None, workers=1):
     text = JOB + (cluster or "  nodes: 1\n")
     job = load_job(JobRequest(path=Path("job.yaml"), text=text, cwd=CWD))
-    around = Around(env or {}, CWD, "/opt/bin/python", lambda words: "n1\nn2\nn3\n")
+    around = BatchSettings(env or {}, CWD, "/opt/bin/python", lambda words: "n1\nn2\nn3\n")
     return make_pool_plan(job, workers, around)
 
 

@@ -13,11 +13,11 @@ import pytest
 from bagent.errors import WriteError
 from bagent.hpc.staging import (
     SENTINEL,
-    Target,
+    StagingTarget,
     copy_into,
     is_staged,
+    mpi_broadcast,
     signature,
-    spread,
     stage,
     unpack_into,
 )
@@ -35,7 +35,7 @@ def source(tmp_path):
 def target(tmp_path, node="node", mark="s1"):
     done = tmp_path / "done"
     done.mkdir(exist_ok=True)
-    return Target(tmp_path / node / "bagent", done, mark)
+    return StagingTarget(tmp_path / node / "bagent", done, mark)
 
 
 def content(folder):
@@ -132,7 +132,7 @@ def spread_over(targets, sources):
 
     def one(number):
         try:
-            spread(Rank(bus, number), targets[number], sources, chunk=65_536)
+            mpi_broadcast(Rank(bus, number), targets[number], sources, chunk=65_536)
         except WriteError as error:
             errors[number] = error
 

@@ -11,7 +11,7 @@ import pytest
 from bagent.hpc.engines import EngineState, write_state
 from bagent.hpc.startup import (
     await_engines,
-    hopeless,
+    cannot_reach_minimum,
     is_alive,
     late_step,
     report,
@@ -32,7 +32,7 @@ from bagent.hpc.startup import (
     ],
 )
 def test_it_is_hopeless_once_too_many_failed(hosts, failed, fraction, lost):
-    assert hopeless(hosts, failed, fraction) is lost
+    assert cannot_reach_minimum(hosts, failed, fraction) is lost
 
 
 def test_a_child_that_ended_and_was_not_fetched_is_not_alive():

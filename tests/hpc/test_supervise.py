@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from bagent.hpc.engines import (
-    Engine,
+    EngineProcess,
     EngineState,
-    Keeper,
+    EngineSupervisor,
     NodePlan,
     node_engines,
     read_states,
@@ -94,8 +94,8 @@ def test_a_command_may_place_its_own_rank():
 
 def keep(folder, words, restarts, port=1):
     state = EngineState("n1", 0, port)
-    engine = Engine(tuple(words), {"MARK": "7"}, 0, port, serves=port > 1)
-    return Keeper(engine, state, folder, restarts, pause=lambda _: 0.0), state
+    engine = EngineProcess(tuple(words), {"MARK": "7"}, 0, port, serves=port > 1)
+    return EngineSupervisor(engine, state, folder, restarts, pause=lambda _: 0.0), state
 
 
 def test_a_dead_engine_is_started_again_the_stated_number_of_times(tmp_path):

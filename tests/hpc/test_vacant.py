@@ -8,11 +8,11 @@ import msgspec
 
 from bagent.hpc.__main__ import main
 from bagent.hpc.wait_for_owner import wait_until_vacant
-from bagent.store.lock import Owner, OwnerRecord, owner_path
+from bagent.store.lock import LockRecord, RunLock, owner_path
 
 
 def test_an_owner_on_another_host_is_waited_for_until_it_is_stale(tmp_path, capsys):
-    record = OwnerRecord("n7", 41, time.time() - 59.5, token="t")
+    record = LockRecord("n7", 41, time.time() - 59.5, token="t")
     owner_path(tmp_path, "all").write_bytes(msgspec.json.encode(record))
     assert wait_until_vacant(tmp_path)
     assert time.time() - record.time >= 60
@@ -20,7 +20,7 @@ def test_an_owner_on_another_host_is_waited_for_until_it_is_stale(tmp_path, caps
 
 
 def test_one_that_lives_is_waited_for_no_longer_than_that_makes_sense(tmp_path):
-    owner = Owner.acquire(tmp_path, "1-of-2")
+    owner = RunLock.acquire(tmp_path, "1-of-2")
     assert wait_until_vacant(tmp_path, "2-of-2")
     assert not wait_until_vacant(tmp_path, "1-of-2", stop=lambda: True)
     assert not wait_until_vacant(tmp_path, stop=lambda: True)

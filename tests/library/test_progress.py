@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from bagent.library.progress import NotebookProgress, notebook_display
-from bagent.observe.counters import Tally
+from bagent.observe.counters import RunCounters
 from bagent.types import FeedStats, FleetStats
 
 
 def state(ended: bool = False) -> dict[str, Any]:
     """A state as ``--progress json`` tells it."""
-    tally = Tally(lambda: 0.0)
+    tally = RunCounters(lambda: 0.0)
     fleet = FleetStats(**dict.fromkeys(FleetStats.__struct_fields__, 0))
     feed = FeedStats(read=4, skipped=0, position=2, size=4, ended=ended)
     return dict(msgspec.json.decode(msgspec.json.encode(tally.snapshot(fleet, feed))))

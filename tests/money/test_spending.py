@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
-from bagent.money.budget import Spending
+from bagent.money.budget import BudgetLedger
 
 
 def test_calls_begin_as_long_as_all_of_them_fit() -> None:
     begun: list[int] = []
     told: list[str] = []
-    spending = Spending(1.0, told.append)
+    spending = BudgetLedger(1.0, told.append)
     for number in range(4):
         spending.ask(0.3, lambda number=number: begun.append(number))  # type: ignore[misc]
     assert begun == [0, 1, 2]
@@ -21,7 +21,7 @@ def test_calls_begin_as_long_as_all_of_them_fit() -> None:
 
 def test_the_end_is_told_once_and_only_when_nothing_is_in_flight() -> None:
     told: list[str] = []
-    spending = Spending(1.0, told.append)
+    spending = BudgetLedger(1.0, told.append)
     spending.ask(0.6, lambda: None)
     spending.ask(0.6, lambda: None)
     assert told == []
@@ -34,7 +34,7 @@ def test_the_end_is_told_once_and_only_when_nothing_is_in_flight() -> None:
 def test_a_first_call_that_could_pass_the_budget_is_never_sent() -> None:
     told: list[str] = []
     begun: list[int] = []
-    Spending(0.1, told.append).ask(0.2, lambda: begun.append(1))
+    BudgetLedger(0.1, told.append).ask(0.2, lambda: begun.append(1))
     assert (len(told), begun) == (1, [])
 
 
@@ -44,7 +44,7 @@ def test_who_no_longer_waits_lets_the_next_one_in() -> None:
     def large() -> None:
         begun.append("large")
 
-    spending = Spending(1.0, lambda _: None)
+    spending = BudgetLedger(1.0, lambda _: None)
     spending.ask(0.5, lambda: begun.append("first"))
     spending.ask(0.9, large)
     spending.ask(0.2, lambda: begun.append("small"))
@@ -55,7 +55,7 @@ def test_who_no_longer_waits_lets_the_next_one_in() -> None:
 
 def test_whatever_calls_cost_the_budget_is_not_passed() -> None:
     random = Random(7)
-    spending = Spending(5.0, lambda _: None)
+    spending = BudgetLedger(5.0, lambda _: None)
     flying: list[float] = []
     for _ in range(2000):
         if flying and random.random() < 0.5:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bagent.observe.counters import Tally
+from bagent.observe.counters import RunCounters
 from bagent.observe.snapshot import RunTotals, Snapshot
 from bagent.store.totals import Totals
 from bagent.types import Attempt, FeedStats, FleetStats, Outcome
@@ -71,7 +71,7 @@ class Maker:
 
     def snapshot(
         self,
-        tally: Tally,
+        tally: RunCounters,
         fleet: FleetStats = IDLE_FLEET,
         feed: FeedStats = WHOLE_FEED,
         earlier: dict[str, int] | None = None,
@@ -98,12 +98,12 @@ def make() -> Maker:
 
 
 @pytest.fixture
-def tally(clock: Clock) -> Tally:
-    return Tally(clock)
+def tally(clock: Clock) -> RunCounters:
+    return RunCounters(clock)
 
 
 @pytest.fixture
-def busy(clock: Clock, make: Maker, tally: Tally) -> Callable[..., Snapshot]:
+def busy(clock: Clock, make: Maker, tally: RunCounters) -> Callable[..., Snapshot]:
     """Snapshots of a run in its middle: 1,200 ok and 9 failed in this start, 300 ok earlier."""
 
     def at(**fleet: object) -> Snapshot:

@@ -5,13 +5,13 @@ import os
 
 import pytest
 
-from bagent.text.terminal import Outlet
+from bagent.text.terminal import SafeTextStream
 
 
 def test_a_closed_stream_is_swallowed() -> None:
     stream = io.StringIO()
     stream.close()
-    out = Outlet(stream)
+    out = SafeTextStream(stream)
     out.line("lost")
     out.flush()
     assert out.broken
@@ -22,7 +22,7 @@ def test_a_closed_pipe_is_swallowed() -> None:
     read, write = os.pipe()
     os.close(read)
     raw = io.FileIO(write, "w")
-    out = Outlet(io.TextIOWrapper(io.BufferedWriter(_Forgetful(raw))))
+    out = SafeTextStream(io.TextIOWrapper(io.BufferedWriter(_Forgetful(raw))))
     out.line("lost")
     out.line("lost too")
     assert out.broken
@@ -52,7 +52,7 @@ class _Forgetful(io.RawIOBase):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
 def test_a_full_disk_is_swallowed() -> None:
     with io.FileIO("/dev/full", "w") as raw:
-        out = Outlet(io.TextIOWrapper(io.BufferedWriter(_Forgetful(raw))))
+        out = SafeTextStream(io.TextIOWrapper(io.BufferedWriter(_Forgetful(raw))))
         out.line("lost")
         assert out.broken
 
@@ -70,7 +70,7 @@ class _Blocking(io.StringIO):
 
 def test_a_terminal_that_is_busy_for_a_moment_loses_only_that_text() -> None:
     stream = _Blocking()
-    out = Outlet(stream)
+    out = SafeTextStream(stream)
     out.line("one")
     stream.full = False
     out.line("two")
@@ -80,7 +80,7 @@ def test_a_terminal_that_is_busy_for_a_moment_loses_only_that_text() -> None:
 
 def test_characters_that_the_encoding_lacks_become_escapes() -> None:
     raw = io.BytesIO()
-    out = Outlet(io.TextIOWrapper(raw, encoding="ascii"))
+    out = SafeTextStream(io.TextIOWrapper(raw, encoding="ascii"))
     out.line("Zürich \ud800")
     assert raw.getvalue() == b"Z\\xfcrich \\ud800\n"
     assert not out.broken

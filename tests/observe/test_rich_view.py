@@ -18,7 +18,7 @@ from rich.console import Console
 from bagent.observe.snapshot import Snapshot
 from bagent.observe.status_text import Phrase
 from bagent.observe.terminal import RichProgress, RunView, flow, make_console
-from bagent.text.terminal import Outlet
+from bagent.text.terminal import SafeTextStream
 
 Busy = Callable[..., Snapshot]
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -80,7 +80,7 @@ def test_double_width_characters_are_measured_as_columns() -> None:
 
 
 def progress(stream: io.StringIO, **env: str) -> tuple[RichProgress, Console]:
-    console = make_console(Outlet(stream), {"TERM": "xterm-256color", **env}, 80)
+    console = make_console(SafeTextStream(stream), {"TERM": "xterm-256color", **env}, 80)
     return RichProgress(console), console
 
 

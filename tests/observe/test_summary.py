@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bagent.observe.counters import Tally
+from bagent.observe.counters import RunCounters
 from bagent.observe.summary import Advice, EndInfo, summary_lines
 from bagent.types import PASSING_KINDS
 
@@ -29,7 +29,7 @@ def info(exit_code: int, **parts: Any) -> EndInfo:
     return EndInfo(advice, **ending)
 
 
-def test_a_whole_run_is_summed_up(tally: Tally, make: Any, clock: Any) -> None:
+def test_a_whole_run_is_summed_up(tally: RunCounters, make: Any, clock: Any) -> None:
     for row in range(4):
         tally.outcome(
             make.outcome(
@@ -61,7 +61,7 @@ def test_a_whole_run_is_summed_up(tally: Tally, make: Any, clock: Any) -> None:
     ]
 
 
-def test_three_kinds_of_failure_are_three_groups(tally: Tally, make: Any, clock: Any) -> None:
+def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, clock: Any) -> None:
     tally.outcome(make.outcome(0))
     for row in range(1, 7):
         kind, error = [
@@ -103,7 +103,7 @@ def test_three_kinds_of_failure_are_three_groups(tally: Tally, make: Any, clock:
     ]
 
 
-def text(tally: Tally, make: Any, end: EndInfo, **parts: Any) -> str:
+def text(tally: RunCounters, make: Any, end: EndInfo, **parts: Any) -> str:
     return "\n".join(summary_lines(make.snapshot(tally, **parts), end))
 
 
@@ -125,7 +125,7 @@ def text(tally: Tally, make: Any, end: EndInfo, **parts: Any) -> str:
     ],
 )
 def test_the_last_line_is_the_command_that_comes_next(
-    tally: Tally, make: Any, end: EndInfo, tail: list[str]
+    tally: RunCounters, make: Any, end: EndInfo, tail: list[str]
 ) -> None:
     tally.outcome(make.outcome(0))
     lines = summary_lines(make.snapshot(tally), end)
@@ -156,7 +156,7 @@ def test_failures_are_called_what_they_are(tally, make, row, exit_code, expected
     assert expected in text(tally, make, info(exit_code))
 
 
-def test_cost_and_tokens_are_left_out_where_nothing_was_sent(tally: Tally, make: Any) -> None:
+def test_cost_and_tokens_are_left_out_where_nothing_was_sent(tally: RunCounters, make: Any) -> None:
     tally.outcome(make.outcome(0, "bad_input", error_kind="bad_input", error="not JSON"))
     said = text(tally, make, info(1))
     assert not [word for word in ("tokens", "cost", "requests") if word in said]
@@ -178,7 +178,7 @@ def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally, make, causes, 
     assert f"            {rest}" in lines
 
 
-def test_the_command_that_goes_on_does_not_begin_anew(tally: Tally, make: Any) -> None:
+def test_the_command_that_goes_on_does_not_begin_anew(tally: RunCounters, make: Any) -> None:
     command = ["bagent", "run", "my job.yaml", "--fresh", "--limit", "3"]
     lines = summary_lines(make.snapshot(tally), info(75, command=command))
     assert lines[-1] == "next        bagent run 'my job.yaml' --limit 3"
@@ -193,7 +193,7 @@ def test_the_command_that_goes_on_does_not_begin_anew(tally: Tally, make: Any) -
     ],
 )
 def test_zero_rows_end_with_a_warning(
-    tally: Tally, make: Any, feed: dict[str, int], earlier: int, warning: str | None
+    tally: RunCounters, make: Any, feed: dict[str, int], earlier: int, warning: str | None
 ) -> None:
     state = make.snapshot(tally, feed=make.feed(**feed), earlier={"ok": earlier})
     lines = summary_lines(state, info(0))
@@ -213,7 +213,7 @@ def test_zero_rows_end_with_a_warning(
     ],
 )
 def test_few_valid_first_answers_are_warned_of(
-    tally: Tally, make: Any, valid: int, total: int, warned: bool
+    tally: RunCounters, make: Any, valid: int, total: int, warned: bool
 ) -> None:
     for row in range(total):
         tally.outcome(make.outcome(row, first_try_valid=row < valid))
@@ -222,7 +222,7 @@ def test_few_valid_first_answers_are_warned_of(
     assert ("schema      " in said) == (total > 0)
 
 
-def test_unknown_numbers_are_said_to_be_unknown(tally: Tally, make: Any) -> None:
+def test_unknown_numbers_are_said_to_be_unknown(tally: RunCounters, make: Any) -> None:
     tally.outcome(make.outcome(0, prompt_tokens=5, completion_tokens=2, cost_usd=0.5))
     for row in range(1, 4):
         tally.outcome(make.outcome(row))
@@ -232,7 +232,7 @@ def test_unknown_numbers_are_said_to_be_unknown(tally: Tally, make: Any) -> None
     assert "cost        $0.5000, and 3 answers of unknown cost" in said
 
 
-def test_what_is_left_is_said_when_a_run_stops_early(tally: Tally, make: Any) -> None:
+def test_what_is_left_is_said_when_a_run_stops_early(tally: RunCounters, make: Any) -> None:
     tally.outcome(make.outcome(0))
     left = {"fleet": make.fleet(in_flight=4)}
     assert "rows        5 rows: 1 ok, 0 failed, 4 remaining" in text(tally, make, info(75), **left)
@@ -243,14 +243,16 @@ def test_what_is_left_is_said_when_a_run_stops_early(tally: Tally, make: Any) ->
     assert "at least 1 row: 1 ok, 0 failed\n" in text(tally, make, info(75), feed=unknown, **left)
 
 
-def test_colour_codes_are_only_in_lines_for_a_terminal(tally: Tally, make: Any) -> None:
+def test_colour_codes_are_only_in_lines_for_a_terminal(tally: RunCounters, make: Any) -> None:
     tally.outcome(make.outcome(0, "failed", error_kind="auth", error="\x1b[31mno"))
     assert "\x1b" not in text(tally, make, info(1))
     colored = summary_lines(make.snapshot(tally), info(1, color=True))
     assert colored[-1].startswith("\x1b[1mnext      \x1b[0m  bagent run")
 
 
-def test_a_servers_words_in_the_reason_cannot_steer_the_terminal(tally: Tally, make: Any) -> None:
+def test_a_servers_words_in_the_reason_cannot_steer_the_terminal(
+    tally: RunCounters, make: Any
+) -> None:
     end = info(76, reason="HTTP 401: \x1b[2J\nno key", action="set\nthe key \x07")
     lines = summary_lines(make.snapshot(tally), end)
     assert lines[1].endswith("must act first: HTTP 401: \\x1b[2J no key")

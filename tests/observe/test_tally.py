@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent.observe.counters import Tally, estimate_to_do
+from bagent.observe.counters import RunCounters, estimate_to_do
 from bagent.observe.snapshot import Snapshot, StageCount, TokenCount
 
 
-def test_a_fresh_tally_knows_nothing_and_says_so(tally: Tally, make: Any) -> None:
+def test_a_fresh_tally_knows_nothing_and_says_so(tally: RunCounters, make: Any) -> None:
     s = make.snapshot(tally)
     assert (s.total, s.ok, s.failed, s.this_start.copied, s.elapsed_s) == (0, 0, 0, 0, 0.0)
     assert s.tokens.prompt == TokenCount(total=None, unknown=0)
@@ -19,7 +19,7 @@ def test_a_fresh_tally_knows_nothing_and_says_so(tally: Tally, make: Any) -> Non
     assert s.recent.completion_tokens_per_s is None
 
 
-def test_rows_are_counted_by_status_and_kind(tally: Tally, make: Any) -> None:
+def test_rows_are_counted_by_status_and_kind(tally: RunCounters, make: Any) -> None:
     tally.outcome(make.outcome(0))
     tally.outcome(make.outcome(1, "failed", error_kind="timeout"))
     tally.outcome(make.outcome(2, "failed", error_kind="auth"))
@@ -36,7 +36,7 @@ def test_rows_are_counted_by_status_and_kind(tally: Tally, make: Any) -> None:
     assert make.snapshot(tally).by_stage == {"main": StageCount(2, 4), "work": StageCount(1, 1)}
 
 
-def test_unknown_token_counts_are_told_not_taken_as_zero(tally: Tally, make: Any) -> None:
+def test_unknown_token_counts_are_told_not_taken_as_zero(tally: RunCounters, make: Any) -> None:
     tally.outcome(make.outcome(0, prompt_tokens=5, completion_tokens=7, cached_tokens=0))
     tally.outcome(make.outcome(1))
     tally.outcome(make.outcome(2, prompt_tokens=5, completion_tokens=None))
@@ -56,7 +56,7 @@ def test_unknown_token_counts_are_told_not_taken_as_zero(tally: Tally, make: Any
     assert (s.tokens.prompt.total, s.tokens.completion.total, s.cost_usd) == (19, 10, 0.5)
 
 
-def test_a_copied_answer_costs_nothing_again(tally: Tally, make: Any) -> None:
+def test_a_copied_answer_costs_nothing_again(tally: RunCounters, make: Any) -> None:
     paid = {"prompt_tokens": 10, "completion_tokens": 2, "cost_usd": 0.25, "latency_ms": 5.0}
     tally.outcome(make.outcome(0, **paid))
     tally.outcome(make.outcome(1, copied_from="0" * 16, **paid))
@@ -65,7 +65,7 @@ def test_a_copied_answer_costs_nothing_again(tally: Tally, make: Any) -> None:
     assert (s.tokens.prompt.total, s.cost_usd, s.latency.count) == (10, 0.25, 1)
 
 
-def test_cost_is_unknown_until_a_price_is_known(tally: Tally, make: Any) -> None:
+def test_cost_is_unknown_until_a_price_is_known(tally: RunCounters, make: Any) -> None:
     tally.outcome(make.outcome(0))
     s = make.snapshot(tally)
     assert (s.cost_usd, s.cost_unknown) == (None, 1)
@@ -74,7 +74,7 @@ def test_cost_is_unknown_until_a_price_is_known(tally: Tally, make: Any) -> None
     assert (s.cost_usd, s.cost_unknown) == (0.0, 1)
 
 
-def test_rows_without_a_schema_do_not_count_as_first_try(tally: Tally, make: Any) -> None:
+def test_rows_without_a_schema_do_not_count_as_first_try(tally: RunCounters, make: Any) -> None:
     for row, valid in enumerate([True, True, False, None]):
         tally.outcome(make.outcome(row, first_try_valid=valid))
     s = make.snapshot(tally)
@@ -82,7 +82,7 @@ def test_rows_without_a_schema_do_not_count_as_first_try(tally: Tally, make: Any
     assert s.first_try_share == pytest.approx(2 / 3)
 
 
-def test_latency_and_first_token_time_are_summed_up(tally: Tally, make: Any) -> None:
+def test_latency_and_first_token_time_are_summed_up(tally: RunCounters, make: Any) -> None:
     for ms in range(1, 101):
         tally.outcome(make.outcome(ms, latency_ms=float(ms), ttft_ms=2.0 if ms % 2 else None))
     s = make.snapshot(tally)
@@ -93,7 +93,7 @@ def test_latency_and_first_token_time_are_summed_up(tally: Tally, make: Any) -> 
 
 
 def test_the_recent_speed_forgets_what_is_older_than_30_s(
-    tally: Tally, make: Any, clock: Any
+    tally: RunCounters, make: Any, clock: Any
 ) -> None:
     for row in range(60):
         tally.outcome(make.outcome(row, prompt_tokens=10, completion_tokens=5))
@@ -110,7 +110,7 @@ def test_the_recent_speed_forgets_what_is_older_than_30_s(
     assert s.overall.prompt_tokens_per_s == pytest.approx(10)
 
 
-def test_requests_tries_retries_and_throttling_are_counted(tally: Tally, make: Any) -> None:
+def test_requests_tries_retries_and_throttling_are_counted(tally: RunCounters, make: Any) -> None:
     for _ in range(3):
         tally.attempt(make.attempt("g1", group_size=3, status_code=200))
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_requests_tries_retries_and_throttling_are_counted(tally: Tally, make: A
     assert (s.requests, s.throttled) == (4, 2), "the fleet counts those that belong to no row"
 
 
-def test_the_end_is_reckoned_from_size_and_speed(tally: Tally, make: Any, clock: Any) -> None:
+def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, clock: Any) -> None:
     for row in range(100):
         clock.now += 0.1
         tally.outcome(make.outcome(row))
@@ -141,7 +141,7 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: Tally, make: Any, clock:
 
 
 def test_rows_finished_earlier_count_as_progress_but_not_as_speed(
-    tally: Tally, make: Any, clock: Any
+    tally: RunCounters, make: Any, clock: Any
 ) -> None:
     for row in range(100):
         clock.now += 0.1
@@ -183,7 +183,7 @@ def test_what_is_left_is_unknown_only_where_the_size_is(make, done, fleet, feed,
     assert estimate_to_do(done, make.fleet(**usual | fleet), make.feed(**feed)) == to_do
 
 
-def test_a_snapshot_goes_through_json_unchanged(tally: Tally, make: Any, clock: Any) -> None:
+def test_a_snapshot_goes_through_json_unchanged(tally: RunCounters, make: Any, clock: Any) -> None:
     clock.now += 1
     tally.outcome(make.outcome(0, prompt_tokens=3, completion_tokens=1, latency_ms=8.0))
     tally.outcome(make.outcome(1, "failed", id="\udc00", error_kind="auth", error="\ud800 \x1b"))

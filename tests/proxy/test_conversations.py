@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagent.proxy.forward import Homes, client_name, session_name
+from bagent.proxy.forward import SessionAffinity, client_name, session_name
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, rows_of, through
 from support.replies import close, ok, status
@@ -112,7 +112,7 @@ def test_a_request_is_named_by_its_row_before_its_own_id():
 
 
 def test_only_the_conversations_heard_of_last_are_remembered():
-    homes = Homes(most=2)
+    homes = SessionAffinity(most=2)
     for name in ("a", "b", "a", "c"):
         homes.served(name, f"at-{name}")
     assert [homes.of(name) for name in ("a", "b", "c", None)] == ["at-a", None, "at-c", None]

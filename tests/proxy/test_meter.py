@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bagent.proxy.metering import Meter, Record, usage_in
+from bagent.proxy.metering import ProxyRecord, UsageMeter, usage_in
 from bagent.proxy.server import without_preamble
 from support.fake_server import FakeServer
 from support.proxy_calls import ask, post_chat, rows_of, running_proxy, through
@@ -45,9 +45,9 @@ def test_attempts_of_requests_that_overlap_have_the_row_of_their_result(tmp_path
 
 def noted(run, *names):
     """A start of a meter with a request of each of these names."""
-    meter = Meter(run, ["e"], print)
+    meter = UsageMeter(run, ["e"], print)
     for name in names:
-        record = Record(name, "/chat/completions", 1.0)
+        record = ProxyRecord(name, "/chat/completions", 1.0)
         record.tries, record.endpoint = 1, "e"
         meter.attempt(record, 1.0, None)
         meter.request(record)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.report import About, make_page
+from bagent.report import ReportInfo, make_page
 from support.chromium import CHROMIUM, look
 from support.report_pages import TableRun
 
@@ -35,7 +35,7 @@ def page() -> str:
         call = {"name": "read_file", "started": 1.0, "shared": False, "cached": False}
         run.add("tool_calls", row=row, stage="vote", answer=0, turn=1, latency_ms=5.0, **call)
     run.fill()
-    made = make_page(run.connection, About("a run", [("model", "m")], ("blackboard", "vote")))
+    made = make_page(run.connection, ReportInfo("a run", [("model", "m")], ("blackboard", "vote")))
     run.connection.close()
     return made
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bagent.rows import RowsConfig, RowSource, open_rows
+from bagent.rows import RowReader, RowsConfig, open_rows
 from bagent.types import Row
 
 
 @pytest.fixture
-def source_of(tmp_path: Path) -> Callable[..., RowSource]:
+def source_of(tmp_path: Path) -> Callable[..., RowReader]:
     """Write a file, open it; keywords go to RowsConfig."""
 
-    def make(content: str | bytes, name: str = "in.jsonl", **settings) -> RowSource:
+    def make(content: str | bytes, name: str = "in.jsonl", **settings) -> RowReader:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -25,7 +25,7 @@ def source_of(tmp_path: Path) -> Callable[..., RowSource]:
 
 
 @pytest.fixture
-def rows_of(source_of: Callable[..., RowSource]) -> Callable[..., list[Row]]:
+def rows_of(source_of: Callable[..., RowReader]) -> Callable[..., list[Row]]:
     """Write a file and read all its rows."""
 
     def read(content: str | bytes, name: str = "in.jsonl", **settings) -> list[Row]:

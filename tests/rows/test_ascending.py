@@ -1,4 +1,4 @@
-from bagent.rows.resume_cache import Ascending
+from bagent.rows.resume_cache import AscendingIds
 
 
 def note(count: int) -> list[bytes]:
@@ -6,15 +6,15 @@ def note(count: int) -> list[bytes]:
 
 
 def test_holds_numbers_and_counted_text_while_they_ascend():
-    numbers = Ascending(1)
+    numbers = AscendingIds(1)
     assert numbers.hold([1, 2, 10], [11, 12, 13], note(3))
     assert numbers.hold([11], [14], note(1))
-    text = Ascending(1)
+    text = AscendingIds(1)
     assert text.hold(["r1", "r2", "r10"], [1, 2, 3], note(3))
 
 
 def test_gives_everything_back_in_order_once_the_order_breaks():
-    held = Ascending(1)
+    held = AscendingIds(1)
     assert held.hold([1, 2], [11, 12], [b"a", b"b"])
     assert held.hold([3], [13], [b"c"])
     assert not held.hold([3], [14], [b"d"])
@@ -28,17 +28,17 @@ def test_gives_everything_back_in_order_once_the_order_breaks():
 
 def test_equal_falling_mixed_and_missing_ids_are_not_held():
     for ids in ([1, 1], [2, 1], ["b", "a"], [1, "2"], [None, None], [1.0, 2.0], [True, 2]):
-        assert not Ascending(1).hold(ids, [1, 2], note(2))
+        assert not AscendingIds(1).hold(ids, [1, 2], note(2))
 
 
 def test_text_after_numbers_is_not_held():
-    held = Ascending(1)
+    held = AscendingIds(1)
     assert held.hold([1], [1], note(1))
     assert not held.hold(["r2"], [2], note(1))
 
 
 def test_rows_that_can_be_read_again_are_given_back_from_there():
-    held = Ascending(1)
+    held = AscendingIds(1)
     assert held.hold(["r1", "r2"], [11, 12], [b"a", b"b"])
     mark = held.held
     assert held.hold(["r3"], [13], [b"c"])

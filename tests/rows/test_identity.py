@@ -2,8 +2,8 @@ import json
 import random
 
 from bagent.rows.decode import Chunk, decode_lines
-from bagent.rows.row_keys import Namer
-from bagent.rows.warnings import Notices
+from bagent.rows.row_keys import RowKeyer
+from bagent.rows.warnings import RowWarnings
 
 
 def text_of(rows: list[dict]) -> str:
@@ -127,8 +127,8 @@ def test_a_repeat_far_from_its_first_is_found_after_ids_that_ascend(source_of):
 
 
 def test_repeats_over_several_sources_name_the_source():
-    notices = Notices()
-    namer = Namer(None, None, notices)
+    notices = RowWarnings()
+    namer = RowKeyer(None, None, notices)
     for source in ("a.jsonl", "b.jsonl", "c.jsonl"):
         items = decode_lines([b'{"id":"%s"}' % source.encode(), b'{"id":"same"}'])
         namer.rows(Chunk(source, range(1, 3), items))
@@ -137,8 +137,8 @@ def test_repeats_over_several_sources_name_the_source():
 
 
 def test_places_beyond_four_bytes_are_named_without_a_line():
-    notices = Notices()
-    namer = Namer(None, None, notices)
+    notices = RowWarnings()
+    namer = RowKeyer(None, None, notices)
     far = 2**32
     for line in (far, far + 1):
         namer.rows(Chunk("a.jsonl", [line], [{"id": 1}]))
@@ -183,7 +183,7 @@ def test_nesting_that_can_be_read_but_not_written_is_a_bad_row():
     deep: dict = {}
     for _ in range(5000):
         deep = {"a": deep}
-    namer = Namer(None, None, Notices())
+    namer = RowKeyer(None, None, RowWarnings())
     bad, good = namer.rows(Chunk("x", [1, 2], [deep, {"id": 1}], [b"raw", b""]))
     assert (bad.error, bad.raw) == ("the JSON is nested too deep", b"raw")
     assert good.id == 1

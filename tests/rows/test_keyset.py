@@ -1,6 +1,6 @@
 import random
 
-from bagent.rows.hash_set import KeySet
+from bagent.rows.hash_set import CompactHashSet
 
 
 def random_keys(count: int, seed: int) -> list[int]:
@@ -9,7 +9,7 @@ def random_keys(count: int, seed: int) -> list[int]:
 
 
 def test_holds_what_a_set_holds_while_it_grows():
-    keys = KeySet()
+    keys = CompactHashSet()
     known: set[int] = set()
     source = random.Random(7)
     pool = random_keys(20_000, 1)
@@ -23,14 +23,14 @@ def test_holds_what_a_set_holds_while_it_grows():
 
 
 def test_add_all_tells_the_positions_that_were_there_before():
-    keys = KeySet()
+    keys = CompactHashSet()
     assert keys.add_all([5, 6, 5]) == [2]
     assert keys.add_all([7, 6, 7]) == [1, 2]
     assert keys.add_all([]) == []
 
 
 def test_notes_stay_those_of_the_first_through_all_splits():
-    keys = KeySet(note_size=7)
+    keys = CompactHashSet(note_size=7)
     numbers = random_keys(30_000, 3)
     for start in range(0, len(numbers), 500):
         part = numbers[start : start + 500]
@@ -41,7 +41,7 @@ def test_notes_stay_those_of_the_first_through_all_splits():
 
 
 def test_ends_of_the_range():
-    keys = KeySet()
+    keys = CompactHashSet()
     for key in (0, 2**64 - 1, 255, 256):
         assert keys.add(key)
         assert key in keys
@@ -49,7 +49,7 @@ def test_ends_of_the_range():
 
 
 def test_bytes_that_look_like_a_key_across_two_entries_are_no_key():
-    keys = KeySet()
+    keys = CompactHashSet()
     # All in bucket 0; the bytes of the third stand across the border of the first two.
     first, second = 0x01020304050607 << 8, 0x08090A0B0C0D0E << 8
     across = 0x0708090A0B0C0D << 8
@@ -67,7 +67,7 @@ def test_memory_is_about_ten_bytes_a_key():
     numbers = random_keys(100_000, 5)
     tracemalloc.start()
     try:
-        keys = KeySet()
+        keys = CompactHashSet()
         keys.add_all(numbers)
         held, _ = tracemalloc.get_traced_memory()
     finally:

@@ -5,24 +5,26 @@ import pytest
 from msgspec.structs import replace as changed
 
 from bagent.rows import RowsConfig
-from bagent.rows.resume_cache import MAGIC, Memory, Piece, identity_of
+from bagent.rows.resume_cache import MAGIC, InputPiece, ResumeCache, identity_of
 
 IDENTITY = bytes(32)
 
 
-def piece(number: int) -> Piece:
-    return Piece("a", 10 * number, 10, b"d", 1, number + 1, number, number, bytes([number]) * 8)
+def piece(number: int) -> InputPiece:
+    return InputPiece(
+        "a", 10 * number, 10, b"d", 1, number + 1, number, number, bytes([number]) * 8
+    )
 
 
-def noted(path: Path, *pieces: Piece) -> Memory:
-    memory = Memory()
+def noted(path: Path, *pieces: InputPiece) -> ResumeCache:
+    memory = ResumeCache()
     memory.attach(path, IDENTITY, None)
     for one in pieces:
         memory.note(one)
     return memory
 
 
-def read(path: Path) -> list[Piece]:
+def read(path: Path) -> list[InputPiece]:
     memory = noted(path)
     found = []
     while known := memory.at("a", 10 * len(found)):
@@ -40,7 +42,7 @@ def test_notes_are_read_back_in_order(tmp_path):
 
 
 def test_pieces_read_before_the_file_is_known_are_noted_too(tmp_path):
-    memory = Memory()
+    memory = ResumeCache()
     memory.note(piece(0))
     memory.attach(tmp_path / "p", IDENTITY, None)
     memory.note(piece(1))
@@ -85,7 +87,7 @@ def test_a_torn_record_ends_the_notes(tmp_path):
 def test_notes_with_other_keys_are_dropped(tmp_path):
     path = tmp_path / "p"
     noted(path, piece(0)).stop()
-    memory = Memory()
+    memory = ResumeCache()
     memory.attach(path, b"\1" * 32, None)
     assert memory.at("a", 0) is None
     memory.stop()

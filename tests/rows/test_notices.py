@@ -1,8 +1,8 @@
-from bagent.rows.warnings import Notices
+from bagent.rows.warnings import RowWarnings
 
 
 def test_each_kind_is_said_once_with_its_first_example_and_the_count():
-    notices = Notices()
+    notices = RowWarnings()
     kind = "strange rows: {count}; first {example}"
     assert notices.is_new(kind)
     for line in range(1, 2001):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import InputError
-from bagent.rows import RowsConfig, RowSource, open_rows
+from bagent.rows import RowReader, RowsConfig, open_rows
 from bagent.types import Row
 
 COUNT = 4000
@@ -32,7 +32,7 @@ def plain(config: RowsConfig) -> list[Row]:
 
 def again(
     config: RowsConfig, done: Collection[int], *, peek: int = 0
-) -> tuple[list[Row], RowSource]:
+) -> tuple[list[Row], RowReader]:
     """The rows that come when those of ``done`` are finished."""
     source = open_rows(config)
     source.peek(peek)

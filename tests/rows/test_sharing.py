@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bagent.rows import RowsConfig, RowSource, open_rows
-from bagent.rows.resume_cache import Memory, Piece, digest_of, identity_of
+from bagent.rows import RowReader, RowsConfig, open_rows
+from bagent.rows.resume_cache import InputPiece, ResumeCache, digest_of, identity_of
 from bagent.types import Row
 
 COUNT = 800
@@ -52,13 +52,13 @@ def plain(config: RowsConfig) -> tuple[list[Row], list[str]]:
     return [row for batch in source.batches() for row in batch], source.warnings
 
 
-def noting(config: RowsConfig) -> RowSource:
+def noting(config: RowsConfig) -> RowReader:
     source = open_rows(config)
     source.remember(config.base / "notes", lambda _: True)
     return source
 
 
-def following(config: RowsConfig, peek: int = 0) -> RowSource:
+def following(config: RowsConfig, peek: int = 0) -> RowReader:
     source = open_rows(config)
     source.share(config.base / "notes")
     source.peek(peek)
@@ -66,7 +66,7 @@ def following(config: RowsConfig, peek: int = 0) -> RowSource:
     return source
 
 
-def all_of(source: RowSource) -> list[Row]:
+def all_of(source: RowReader) -> list[Row]:
     return [row for batch in source.batches() for row in batch]
 
 
@@ -104,10 +104,10 @@ def test_notes_that_another_process_is_still_making_are_used_as_they_come(config
 def note(config: RowsConfig, data: bytes, keys: list[int]) -> None:
     """Write notes of one file with rows r0 to r19."""
     packed = b"".join(key.to_bytes(8, "big") for key in keys)
-    memory = Memory()
+    memory = ResumeCache()
     memory.attach(config.base / "notes", identity_of(config), None)
     name = plain(config)[0][0].source
-    memory.note(Piece(name, 0, len(data), digest_of(data), 20, 20, "r0", "r19", packed))
+    memory.note(InputPiece(name, 0, len(data), digest_of(data), 20, 20, "r0", "r19", packed))
     memory.stop()
 
 

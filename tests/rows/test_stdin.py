@@ -12,7 +12,7 @@ import pytest
 
 from bagent.errors import InputError, WriteError
 from bagent.rows import RowsConfig, open_rows, read_again
-from bagent.rows.stdin import Spool
+from bagent.rows.stdin import StdinSpool
 
 
 class Terminal(io.BytesIO):
@@ -261,7 +261,7 @@ def test_a_full_disk_is_a_write_error(monkeypatch):
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    spool = Spool(Path("/dev/full"))
+    spool = StdinSpool(Path("/dev/full"))
     with pytest.raises(WriteError, match="no space left"):
         spool.append([b"{}"])
     monkeypatch.setattr(os, "fsync", full)

@@ -7,8 +7,8 @@ import zstandard
 
 from bagent.errors import InputError
 from bagent.rows.discovery import FileSource
-from bagent.rows.formats.chunks import Halt, Meter, source_chunks
-from bagent.rows.warnings import Notices
+from bagent.rows.formats.chunks import CancelToken, ReadProgress, source_chunks
+from bagent.rows.warnings import RowWarnings
 
 NOISE = random.Random(3)
 LINES = "".join(json.dumps({"id": n, "x": NOISE.getrandbits(64)}) + "\n" for n in range(20_000))
@@ -73,7 +73,9 @@ def test_a_cut_off_archive_found_on_the_way_is_an_error_not_an_end(tmp_path, kin
     source = FileSource(path, "in", "jsonl", kind, path.stat().st_size)
     read = 0
     with pytest.raises(InputError, match="cut off or damaged"):
-        for chunk in source_chunks(source, tmp_path, Meter(None), Halt(), Notices()):
+        for chunk in source_chunks(
+            source, tmp_path, ReadProgress(None), CancelToken(), RowWarnings()
+        ):
             read += len(chunk.items)
     assert 0 < read < 20_000
 

@@ -13,9 +13,9 @@ from bagent.backends.registry import BackendConfig, make_backend
 from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
 from bagent.job.spec.job import Job
-from bagent.money.budget import MeteredBackend
+from bagent.money.budget import BudgetedBackend
 from bagent.runs.shutdown import Stop
-from bagent.servers.pricing import Purse, price_of
+from bagent.servers.pricing import BudgetGuard, price_of
 from support.jobs import write_job
 
 
@@ -54,11 +54,11 @@ def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
 
     async def main() -> tuple[Stop, int]:
         asked: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
-        purse = Purse(asked)
+        purse = BudgetGuard(asked)
         inner = make_backend("anthropic", Transport(), BackendConfig())
         first, second = (purse.within(inner, mine, "anthropic") for _ in range(2))
-        assert isinstance(first, MeteredBackend)
-        assert isinstance(second, MeteredBackend)
+        assert isinstance(first, BudgetedBackend)
+        assert isinstance(second, BudgetedBackend)
         begun: list[str] = []
         first.spending.ask(6.0, lambda: begun.append("first"))
         second.spending.ask(6.0, lambda: begun.append("second"))
@@ -71,7 +71,7 @@ def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
 
 def test_no_budget_no_meter(tmp_path: Path) -> None:
     async def main() -> bool:
-        purse = Purse(asyncio.get_running_loop().create_future())
+        purse = BudgetGuard(asyncio.get_running_loop().create_future())
         inner = make_backend("anthropic", Transport(), BackendConfig())
         return purse.within(inner, job(tmp_path, "anthropic"), "anthropic") is inner
 

@@ -20,11 +20,17 @@ from bagent.hpc.parsl import PoolPlan
 from bagent.observe.progress import NoProgress
 from bagent.runs.context import RunOptions, open_input, prepare
 from bagent.runs.deadline import Deadline
-from bagent.runs.parallel.parsl import Head, Limits, chunk_count, estimated_rows
-from bagent.runs.parallel.parsl_task import ChunkState, Order, read_state, run_chunk, signals_path
+from bagent.runs.parallel.parsl import ParslCoordinator, ParslLimits, chunk_count, estimated_rows
+from bagent.runs.parallel.parsl_task import (
+    ChunkState,
+    ChunkTask,
+    read_state,
+    run_chunk,
+    signals_path,
+)
 from bagent.runs.parallel.worker import encode_options
 from bagent.runs.parallel.workers import Worker, part_options
-from bagent.store.lock import OwnerRecord, owner_path, owners
+from bagent.store.lock import LockRecord, owner_path, owners
 from support.cli import Running
 from support.jobs import journal_lines, results_by_id, rows, write_job
 from support.replies import echo, gated, slow
@@ -76,8 +82,8 @@ def run_head(prepared, tmp_path, script, **more):
     """The chunks after a run of three of them, and the pool."""
     pool = ScriptedPool(tmp_path, script)
     chunks = [Worker(options) for options in part_options(prepared, 3, 2)]
-    limits = Limits(2, more.get("plan", HERE), more.get("deadline"))
-    Head(prepared, chunks, pool, NoProgress(), limits, {}).run(more.get("signals", []))
+    limits = ParslLimits(2, more.get("plan", HERE), more.get("deadline"))
+    ParslCoordinator(prepared, chunks, pool, NoProgress(), limits, {}).run(more.get("signals", []))
     return chunks, pool
 
 
@@ -127,7 +133,7 @@ def test_batch_jobs_that_end_without_a_worker_are_not_sent_for_ever(prepared, tm
 
     pool = Failing(tmp_path, [None, None])
     chunks = [Worker(options) for options in part_options(prepared, 3, 2)]
-    Head(prepared, chunks, pool, NoProgress(), Limits(2, SLURM, None), {}).run([])
+    ParslCoordinator(prepared, chunks, pool, NoProgress(), ParslLimits(2, SLURM, None), {}).run([])
     assert chunks[0].code == EXIT_NEEDS_PERSON
     assert "6 batch jobs ended, and no worker came" in chunks[0].reason
 
@@ -189,7 +195,9 @@ def order(fs, job_dir, tmp_path):
     folder = tmp_path / "chunks"
     folder.mkdir()
     run_dir = job_dir / "runs" / "job"
-    return Order(encode_options(options), str(run_dir), "1-of-1", str(folder), {"FROM_HEAD": "1"})
+    return ChunkTask(
+        encode_options(options), str(run_dir), "1-of-1", str(folder), {"FROM_HEAD": "1"}
+    )
 
 
 def test_a_chunk_is_done_by_a_process_of_its_own(fs, order, job_dir):
@@ -204,7 +212,7 @@ def test_a_chunk_takes_over_from_an_owner_on_a_node_that_is_gone(fs, order, job_
     fs.set_script({"*": [echo()]})
     run_dir = Path(order.run_dir)
     run_dir.mkdir(parents=True)
-    gone = OwnerRecord("lost-node", 77, time.time() - 59, token="t")
+    gone = LockRecord("lost-node", 77, time.time() - 59, token="t")
     owner_path(run_dir, "1-of-1").write_bytes(msgspec.json.encode(gone))
     end = msgspec.json.decode(run_chunk(order), type=ChunkState)
     assert end.code == 0, end

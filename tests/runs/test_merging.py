@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bagent.observe import Distribution, ErrorGroup, Rates, StartCounts, Tally
+from bagent.observe import Distribution, ErrorGroup, Rates, RunCounters, StartCounts
 from bagent.runs.parallel.progress_merge import merged
 from bagent.store.journal.codec import OK_CODE, code_of
 from bagent.types import FeedStats, FleetStats
@@ -19,7 +19,7 @@ def whole(states):
 
 @pytest.fixture
 def state():
-    tally = Tally(lambda: 10.0)
+    tally = RunCounters(lambda: 10.0)
     fleet = FleetStats(4, 8, 1, 0, 0.0, 2, 3)
     plain = tally.snapshot(fleet, FeedStats(10, 2, 50, 100, False))
     return replace(

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from bagent.runs.output import StdoutWriter
-from bagent.store.lock import Owner, Renewer, owner_path, read_owner
+from bagent.store.lock import LockRenewer, RunLock, owner_path, read_owner
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, write_job
 from support.replies import echo, error_body, gated, ok, ok_tools, status, tool_call
@@ -145,8 +145,8 @@ def test_a_reader_that_stops_reading_cannot_hold_a_stopped_run(fs, job_dir):
 
 def test_an_owner_is_renewed_by_a_thread_and_learns_that_it_lost_the_run(tmp_path: Path):
     now = 1000.0
-    owner = Owner.acquire(tmp_path, "all", clock=lambda: now)
-    renewer = Renewer(owner, interval=0.005)
+    owner = RunLock.acquire(tmp_path, "all", clock=lambda: now)
+    renewer = LockRenewer(owner, interval=0.005)
     renewer.start()
     now += 20
     path = owner_path(tmp_path, "all")

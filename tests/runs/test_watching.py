@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import suppress
 
 from bagent.backends.engines.metrics import EngineLoad
-from bagent.fleet.limits.load_feedback import LoadSignal
+from bagent.fleet.limits.load_feedback import LoadFeedback
 from bagent.runs.hostfile_reload import watch_loads
 from support.jumping_loop import run_jumping
 from support.scripted_fleet import always, setup
@@ -33,7 +33,7 @@ def grown(seconds, until):
     async def main():
         s = setup({name: always(seconds=500.0) for name in seconds}, limit=8, growing=True)
         for state in s.states:
-            state.signal = LoadSignal()
+            state.signal = LoadFeedback()
         for row in range(60):
             s.fleet.submit(s.call(row))
         watching = asyncio.ensure_future(watch_loads(s.fleet, Told(seconds), None))

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from bagent.sim.config import BLOCK, EngineConfig
-from bagent.sim.engine import Engine, Request, Sequence
+from bagent.sim.engine import Sequence, SimEngine, SimRequest
 from bagent.sim.tokens import block_hashes, pack
 
 CONFIG = EngineConfig(prefill=1000.0, decode=50.0, batch_slowdown=0.1, max_num_batched_tokens=8192)
 
 
-def run_until_idle(engine: Engine) -> list[Sequence]:
+def run_until_idle(engine: SimEngine) -> list[Sequence]:
     ended: list[Sequence] = []
     while (due := engine.next_event()) is not None:
         ended += [seq for seq in engine.advance(due) if seq.finished_at is not None]
@@ -31,16 +31,16 @@ def tpot(seq: Sequence) -> float:
     return (seq.finished_at - seq.first_token_at) / (seq.request.output_tokens - 1)
 
 
-def text_request(text: str, output: int = 8, salt: str | None = None) -> Request:
+def text_request(text: str, output: int = 8, salt: str | None = None) -> SimRequest:
     packed = pack(text)
     answer = pack("word" * output)
     blocks = block_hashes(packed + answer, BLOCK, salt)
-    return Request(len(packed) // 4, output, blocks)
+    return SimRequest(len(packed) // 4, output, blocks)
 
 
 def test_first_token_comes_after_prompt_over_prefill_speed() -> None:
-    engine = Engine(CONFIG)
-    seq = engine.submit(Request(500, 1), 0.0)
+    engine = SimEngine(CONFIG)
+    seq = engine.submit(SimRequest(500, 1), 0.0)
     run_until_idle(engine)
     assert ttft(seq) == pytest.approx(500 / 1000)
     assert seq.finished_at == seq.first_token_at
@@ -48,16 +48,16 @@ def test_first_token_comes_after_prompt_over_prefill_speed() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 16])
 def test_time_per_token_follows_the_batch_formula(batch: int) -> None:
-    engine = Engine(CONFIG)
-    seqs = [engine.submit(Request(10, 101), 0.0) for _ in range(batch)]
+    engine = SimEngine(CONFIG)
+    seqs = [engine.submit(SimRequest(10, 101), 0.0) for _ in range(batch)]
     run_until_idle(engine)
     # The first was admitted alone and decoded while the others were prefilled; the last was not.
     assert tpot(seqs[-1]) == pytest.approx((1 + 0.1 * (batch - 1)) / 50, rel=0.02)
 
 
 def test_requests_beyond_max_num_seqs_wait_in_the_queue() -> None:
-    engine = Engine(EngineConfig(max_num_seqs=4))
-    seqs = [engine.submit(Request(10, 50), 0.0) for _ in range(10)]
+    engine = SimEngine(EngineConfig(max_num_seqs=4))
+    seqs = [engine.submit(SimRequest(10, 50), 0.0) for _ in range(10)]
     engine.advance(0.01)
     assert (engine.running, engine.waiting) == (4, 6)
     ended = run_until_idle(engine)
@@ -68,10 +68,10 @@ def test_requests_beyond_max_num_seqs_wait_in_the_queue() -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_lower_priority_number_is_served_earlier_where_enabled(enabled: bool) -> None:
-    engine = Engine(EngineConfig(max_num_seqs=1, priority=enabled))
-    first = engine.submit(Request(10, 5), 0.0)
-    late = engine.submit(Request(10, 5, priority=5), 0.0)
-    soon = engine.submit(Request(10, 5, priority=-1), 0.0)
+    engine = SimEngine(EngineConfig(max_num_seqs=1, priority=enabled))
+    first = engine.submit(SimRequest(10, 5), 0.0)
+    late = engine.submit(SimRequest(10, 5, priority=5), 0.0)
+    soon = engine.submit(SimRequest(10, 5, priority=-1), 0.0)
     assert run_until_idle(engine) == ([first, soon, late] if enabled else [first, late, soon])
 
 
@@ -79,9 +79,9 @@ def test_long_prompts_are_prefilled_in_chunks_while_others_decode() -> None:
     config = EngineConfig(
         prefill=1000.0, decode=50.0, batch_slowdown=0.0, max_num_batched_tokens=100, max_num_seqs=8
     )
-    engine = Engine(config)
-    engine.submit(Request(10, 100), 0.0)
-    long = engine.submit(Request(990, 1), 0.05)
+    engine = SimEngine(config)
+    engine.submit(SimRequest(10, 100), 0.0)
+    long = engine.submit(SimRequest(990, 1), 0.05)
     run_until_idle(engine)
     # 990 tokens in chunks of 99 (one place is the decoding sequence's): 10 mixed steps.
     assert long.first_token_at is not None
@@ -89,7 +89,7 @@ def test_long_prompts_are_prefilled_in_chunks_while_others_decode() -> None:
 
 
 def test_prefix_cache_shortens_the_second_prefill() -> None:
-    engine = Engine(CONFIG)
+    engine = SimEngine(CONFIG)
     shared = "you are a careful reviewer. " * 40
     first = engine.submit(text_request(shared + "row one"), 0.0)
     run_until_idle(engine)
@@ -104,7 +104,7 @@ def test_prefix_cache_shortens_the_second_prefill() -> None:
 
 
 def test_answers_are_cached_for_the_next_turn() -> None:
-    engine = Engine(CONFIG)
+    engine = SimEngine(CONFIG)
     first = text_request("a" * 4 * BLOCK * 2, output=2 * BLOCK + 1)
     engine.submit(first, 0.0)
     run_until_idle(engine)
@@ -115,7 +115,7 @@ def test_answers_are_cached_for_the_next_turn() -> None:
 
 
 def test_cache_salt_keeps_prefixes_apart() -> None:
-    engine = Engine(CONFIG)
+    engine = SimEngine(CONFIG)
     engine.submit(text_request("same " * 100, salt="one"), 0.0)
     run_until_idle(engine)
     other = engine.submit(text_request("same " * 100, salt="two"), 10.0)
@@ -125,8 +125,8 @@ def test_cache_salt_keeps_prefixes_apart() -> None:
 
 def test_full_kv_cache_preempts_and_everyone_still_ends() -> None:
     config = EngineConfig(max_model_len=256, kv_tokens=512, max_num_batched_tokens=4096)
-    engine = Engine(config)
-    seqs = [engine.submit(Request(64, 190), 0.0) for _ in range(8)]
+    engine = SimEngine(config)
+    seqs = [engine.submit(SimRequest(64, 190), 0.0) for _ in range(8)]
     worst = 0.0
     while (due := engine.next_event()) is not None:
         engine.advance(due)
@@ -141,10 +141,10 @@ def test_full_kv_cache_preempts_and_everyone_still_ends() -> None:
 
 def test_steps_taken_together_give_the_times_of_single_steps() -> None:
     def ends(stream: bool) -> list[float | None]:
-        engine = Engine(EngineConfig(max_model_len=512, kv_tokens=512, max_num_seqs=6))
+        engine = SimEngine(EngineConfig(max_model_len=512, kv_tokens=512, max_num_seqs=6))
         seqs = []
         for i in range(12):
-            request = Request(30 + 7 * i, 40 + 13 * i, stream=stream)
+            request = SimRequest(30 + 7 * i, 40 + 13 * i, stream=stream)
             engine.advance(0.1 * i)
             seqs.append(engine.submit(request, 0.1 * i))
         run_until_idle(engine)
@@ -155,8 +155,8 @@ def test_steps_taken_together_give_the_times_of_single_steps() -> None:
 
 
 def test_streamed_sequences_report_every_step() -> None:
-    engine = Engine(CONFIG)
-    seq = engine.submit(Request(10, 5, stream=True), 0.0)
+    engine = SimEngine(CONFIG)
+    seq = engine.submit(SimRequest(10, 5, stream=True), 0.0)
     seen: list[int] = []
     while (due := engine.next_event()) is not None:
         assert engine.advance(due) == [seq]
@@ -165,10 +165,10 @@ def test_streamed_sequences_report_every_step() -> None:
 
 
 def test_cancelled_requests_free_their_place_and_blocks() -> None:
-    engine = Engine(EngineConfig(max_num_seqs=1, prefix_cache=False))
-    running = engine.submit(Request(100, 500), 0.0)
-    queued = engine.submit(Request(100, 5), 0.0)
-    waiting = engine.submit(Request(100, 5), 0.0)
+    engine = SimEngine(EngineConfig(max_num_seqs=1, prefix_cache=False))
+    running = engine.submit(SimRequest(100, 500), 0.0)
+    queued = engine.submit(SimRequest(100, 5), 0.0)
+    waiting = engine.submit(SimRequest(100, 5), 0.0)
     engine.cancel(queued, 0.5)
     assert engine.waiting == 1
     engine.cancel(running, 1.0)
@@ -180,18 +180,18 @@ def test_cancelled_requests_free_their_place_and_blocks() -> None:
 
 
 def test_embedding_ends_with_its_prefill_and_makes_no_token() -> None:
-    engine = Engine(CONFIG)
-    seq = engine.submit(Request(100, 0), 0.0)
+    engine = SimEngine(CONFIG)
+    seq = engine.submit(SimRequest(100, 0), 0.0)
     run_until_idle(engine)
     assert seq.finished_at == pytest.approx(0.1)
     assert engine.stats.generation_tokens == 0
 
 
 def test_metrics_count_what_happened() -> None:
-    engine = Engine(CONFIG)
+    engine = SimEngine(CONFIG)
     for _ in range(3):
-        engine.submit(Request(10, 20, stopped=True), 0.0)
-    engine.submit(Request(10, 20, stopped=False), 0.0)
+        engine.submit(SimRequest(10, 20, stopped=True), 0.0)
+    engine.submit(SimRequest(10, 20, stopped=False), 0.0)
     run_until_idle(engine)
     stats = engine.stats
     assert stats.success == {"stop": 3, "length": 1}
@@ -202,8 +202,8 @@ def test_metrics_count_what_happened() -> None:
 
 
 def test_cost_does_not_grow_with_the_length_of_an_answer() -> None:
-    engine = Engine(EngineConfig(max_model_len=100_000))
-    engine.submit(Request(10, 90_000), 0.0)
+    engine = SimEngine(EngineConfig(max_model_len=100_000))
+    engine.submit(SimRequest(10, 90_000), 0.0)
     events = 0
     while (due := engine.next_event()) is not None:
         engine.advance(due)
@@ -213,7 +213,7 @@ def test_cost_does_not_grow_with_the_length_of_an_answer() -> None:
 
 def test_blocks_are_evicted_longest_unused_first() -> None:
     config = EngineConfig(max_model_len=160, kv_tokens=256, max_num_batched_tokens=512)
-    engine = Engine(config)
+    engine = SimEngine(config)
     texts = [letter * 4 * BLOCK * 6 for letter in "abc"]
     for now, text in enumerate([texts[0], texts[1], texts[0], texts[2]]):
         engine.submit(text_request(text, output=1), float(now * 10))
@@ -238,7 +238,7 @@ def test_any_mix_of_arrivals_and_cancels_ends_with_nothing_held(seed: int) -> No
         prefix_cache=rng.random() < 0.7,
         priority=rng.random() < 0.3,
     )
-    engine = Engine(config)
+    engine = SimEngine(config)
     seqs: list[Sequence] = []
     now = 0.0
     for _ in range(150):
@@ -250,7 +250,7 @@ def test_any_mix_of_arrivals_and_cancels_ends_with_nothing_held(seed: int) -> No
             packed = pack(text.ljust(4 * prompt, "y"))
             output = rng.randint(0, length - prompt)
             blocks = block_hashes(packed + pack("word" * output), BLOCK, None)
-            request = Request(prompt, output, blocks, rng.randint(-2, 2), rng.random() < 0.2)
+            request = SimRequest(prompt, output, blocks, rng.randint(-2, 2), rng.random() < 0.2)
             seqs.append(engine.submit(request, now))
         elif seqs:
             engine.cancel(rng.choice(seqs), now)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bagent.backends.request import CallSettings, Request
-from bagent.stages.stop_rules import Guards, StopAdvice
+from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import Outcome
 
 Rows = list[tuple[str, str, str]]
@@ -28,7 +28,7 @@ def run(rows: Rows, ends: Callable[[int], float] = lambda number: 0.0) -> tuple[
 
     Rows begin 64 at a time, and end in the order of ``ends``.
     """
-    guards, failed, open_rows, begun = Guards(canary=True, stop_after=None), 0, [], 0
+    guards, failed, open_rows, begun = StopRules(canary=True, stop_after=None), 0, [], 0
     while begun < len(rows) or open_rows:
         while begun < len(rows) and len(open_rows) < 64:
             guards.begin(begun, Request(CallSettings(rows[begun][2], {}, {}), b""))
@@ -39,7 +39,7 @@ def run(rows: Rows, ends: Callable[[int], float] = lambda number: 0.0) -> tuple[
         kind, endpoint, _ = rows[number]
         failed += kind != "ok"
         advice = guards.outcome(outcome(number, kind, endpoint), number)
-        if isinstance(advice, StopAdvice):
+        if isinstance(advice, StopReason):
             return failed, advice.reason
     return -1, ""
 

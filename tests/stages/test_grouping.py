@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from bagent.stages.expand import pieces
-from bagent.stages.reduction_tree import Former, GroupRule, shortened
-from bagent.stages.row import Item, Response, derived, estimate, input_item
+from bagent.stages.reduction_tree import GroupBuilder, ReductionGroupRule, shortened
+from bagent.stages.row import Response, StageRow, derive_key, estimate, input_item
 from bagent.types import Row
 
 
-def item(number: int, tokens: int) -> Item:
+def item(number: int, tokens: int) -> StageRow:
     made = input_item(Row(number, number, f"r{number}", {}, "", 0))
     return msgspec.structs.replace(made, tokens=tokens)
 
 
-def groups(rule: GroupRule, tokens: list[int]) -> list[list[int]]:
+def groups(rule: ReductionGroupRule, tokens: list[int]) -> list[list[int]]:
     found: list[list[int]] = []
-    former = Former(rule, lambda group: found.append([one.row.index for one in group]))
+    former = GroupBuilder(rule, lambda group: found.append([one.row.index for one in group]))
     for number, count in enumerate(tokens):
         former.add(item(number, count))
     rest = [one.row.index for one in former.take()]
@@ -29,14 +29,14 @@ def groups(rule: GroupRule, tokens: list[int]) -> list[list[int]]:
 
 
 def test_a_group_is_full_at_its_fan_in():
-    assert groups(GroupRule(3, None), [1] * 7) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert groups(ReductionGroupRule(3, None), [1] * 7) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_group_is_larger_than_the_room_and_each_full_one_has_two_rows(seed):
     random = Random(seed)
     tokens = [random.randrange(1, 3000) for _ in range(200)]
-    rule = GroupRule(None, 1000)
+    rule = ReductionGroupRule(None, 1000)
     found = groups(rule, tokens)
     assert [number for group in found for number in group] == list(range(200))
     for group in found:
@@ -79,12 +79,12 @@ def test_what_is_too_long_is_cut_and_says_by_how_much(field):
 
 def test_derived_keys_differ_by_parents_order_and_words():
     keys = {
-        derived((1, 2), "s", 1),
-        derived((2, 1), "s", 1),
-        derived((1,), "s", 1),
-        derived((1, 2), "s", 2),
-        derived((1, 2), "s1"),
-        derived((1, 2), "s", "1", ""),
+        derive_key((1, 2), "s", 1),
+        derive_key((2, 1), "s", 1),
+        derive_key((1,), "s", 1),
+        derive_key((1, 2), "s", 2),
+        derive_key((1, 2), "s1"),
+        derive_key((1, 2), "s", "1", ""),
     }
     assert len(keys) == 6
-    assert derived((1, 2), "s", 1) == derived((1, 2), "s", 1)
+    assert derive_key((1, 2), "s", 1) == derive_key((1, 2), "s", 1)

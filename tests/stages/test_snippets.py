@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from bagent.stages import sql_recipes as snippets
-from bagent.stages.query import Found, StageTable, run_query
-from bagent.stages.sql_validation import Asked, look_at
+from bagent.stages.query import QueryResult, StageTable, run_query
+from bagent.stages.sql_validation import QueryCheck, validate_query
 
 ROWS: list[tuple[str, int, int, str, Any]] = [
     ("a", 0, 0, "ok", {"score": 3, "tags": ["x", "y"], "name": "one"}),
@@ -33,7 +33,7 @@ def ask(tmp_path: Path):
     ]
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
-    def run(query: str) -> list[Found]:
+    def run(query: str) -> list[QueryResult]:
         columns = [("score", "DOUBLE"), ("name", "VARCHAR")]
         found = run_query(query, [StageTable("s", columns, path)], tmp_path)
         assert not isinstance(found, str), found
@@ -97,5 +97,5 @@ def test_the_queries_of_the_readme_can_be_asked():
     assert len(queries) == 6
     first = StageTable("first", [("label", "VARCHAR"), ("score", "DOUBLE")])
     for query in queries:
-        found = look_at(query, [first], [])
-        assert isinstance(found, Asked) and found.columns, (query, found)
+        found = validate_query(query, [first], [])
+        assert isinstance(found, QueryCheck) and found.columns, (query, found)

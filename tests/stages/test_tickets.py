@@ -6,25 +6,25 @@ from random import Random
 
 import pytest
 
-from bagent.stages.row import Item, input_item
-from bagent.stages.slots import InOrder, Ticket
+from bagent.stages.row import StageRow, input_item
+from bagent.stages.slots import OrderedReader, Slot
 from bagent.types import Row
 
 
-def item(number: int) -> Item:
+def item(number: int) -> StageRow:
     return input_item(Row(number, number, f"r{number}", {}, "", 0))
 
 
-def numbers(items: list[Item]) -> list[int]:
+def numbers(items: list[StageRow]) -> list[int]:
     return [one.row.index for one in items]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_items_come_in_the_order_of_their_tickets_whatever_ends_first(seed):
-    found: list[Item] = []
+    found: list[StageRow] = []
     ends: list[bool] = []
-    reader = InOrder(found.append, lambda: ends.append(True))
-    tickets = [Ticket() for _ in range(30)]
+    reader = OrderedReader(found.append, lambda: ends.append(True))
+    tickets = [Slot() for _ in range(30)]
     for ticket in tickets:
         reader.take(ticket)
     reader.end()
@@ -38,10 +38,10 @@ def test_items_come_in_the_order_of_their_tickets_whatever_ends_first(seed):
 
 
 def test_split_tickets_keep_their_place_and_empty_ones_leave_none():
-    found: list[Item] = []
+    found: list[StageRow] = []
     ends: list[bool] = []
-    reader = InOrder(found.append, lambda: ends.append(True))
-    first, second, third = Ticket(), Ticket(), Ticket()
+    reader = OrderedReader(found.append, lambda: ends.append(True))
+    first, second, third = Slot(), Slot(), Slot()
     for ticket in (first, second, third):
         reader.take(ticket)
     third.fill(item(9))
@@ -57,12 +57,12 @@ def test_split_tickets_keep_their_place_and_empty_ones_leave_none():
 
 
 def test_a_thousand_known_tickets_do_not_nest():
-    found: list[Item] = []
-    reader = InOrder(found.append, lambda: None)
-    gate = Ticket()
+    found: list[StageRow] = []
+    reader = OrderedReader(found.append, lambda: None)
+    gate = Slot()
     reader.take(gate)
     for number in range(1, 5000):
-        ticket = Ticket()
+        ticket = Slot()
         ticket.fill(item(number))
         reader.take(ticket)
     gate.fill(item(0))

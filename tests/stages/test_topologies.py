@@ -10,7 +10,7 @@ from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
 from bagent.job.spec.job import Job
 from bagent.stages.prepare import prepare_stages
-from bagent.stages.topologies import is_plain, lay_out, written_out
+from bagent.stages.topologies import expand_topology, is_single_map, topology_yaml
 
 BASE = "backend: vllm://host\nmodel: m\ninput: rows.jsonl\n"
 PROMPT = (
@@ -36,17 +36,17 @@ def load(text: str) -> Job:
 
 def test_a_job_of_one_map_has_no_stages():
     job = load(BASE + PROMPT)
-    assert is_plain(job)
+    assert is_single_map(job)
     assert prepare_stages(job) == ()
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES.keys())
 def test_a_topology_written_out_is_the_same_stages(topology):
     job = load(f"{BASE}{PROMPT}topology: {topology}\n")
-    laid = lay_out(job)
-    text = written_out(laid, job)
-    again = lay_out(load(BASE + text))
-    assert written_out(again, job) == text
+    laid = expand_topology(job)
+    text = topology_yaml(laid, job)
+    again = expand_topology(load(BASE + text))
+    assert topology_yaml(again, job) == text
     for one, other in zip(laid.stages, again.stages, strict=True):
         before, after = laid.base.for_stage(one.spec), again.base.for_stage(other.spec)
         for key in ("prompt", "model", "backend", "answers", "output", "sampling", "agent"):

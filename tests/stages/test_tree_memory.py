@@ -8,12 +8,12 @@ from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
 
-from bagent.stages.base import Entrance, Names, World
+from bagent.stages.base import FailurePolicy, PromptVariables, StageContext
 from bagent.stages.reduce import ReduceStage
 from bagent.stages.reduction_tree import Node, Reducer, ReduceRule
-from bagent.stages.results import Records
-from bagent.stages.row import Item
-from bagent.stages.slots import Ticket
+from bagent.stages.results import StageResults
+from bagent.stages.row import StageRow
+from bagent.stages.slots import Slot
 from bagent.types import Outcome, Row
 
 OPEN = 64
@@ -37,7 +37,7 @@ class Written:
 class Endpoint:
     """Answers each group some time after it was asked about."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: StageResults) -> None:
         budget = SimpleNamespace(context=None)
         settings = SimpleNamespace(max_tokens=None)
         self.plan: Any = SimpleNamespace(name="sum", budget=budget, settings=settings)
@@ -59,30 +59,30 @@ class Endpoint:
 
 def held(leaves: int) -> Counter[str]:
     """How many objects of a tree are alive once all but the leaves in flight have ended."""
-    records = Records(Written(), None, lambda *_: None)
-    world = World(records, lambda _: None, print, lambda: 0.0)
+    records = StageResults(Written(), None, lambda *_: None)
+    world = StageContext(records, lambda _: None, print, lambda: 0.0)
     endpoint: Any = Endpoint(records)
-    entrance, names = Entrance("sum", "include", world), Names(frozenset(), records)
+    entrance, names = FailurePolicy("sum", "include", world), PromptVariables(frozenset(), records)
     reducer = Reducer(endpoint, ReduceRule(10, 1), entrance, names, world)
     [reader] = ReduceStage(endpoint, reducer, (), 1).readers()
     rnd, in_flight = random.Random(1), []
     for number in range(leaves):
-        ticket = Ticket()
+        ticket = Slot()
         reader.take(ticket)
         in_flight.append((ticket, Row(number, number * 7919, f"s{number}", {}, "f", number + 1)))
         if len(in_flight) > OPEN:
             ticket, row = in_flight.pop(rnd.randrange(OPEN // 2))
-            ticket.fill(Item(row, row, "leaf", 0, True, row.index, {"leaf": row.index}))
+            ticket.fill(StageRow(row, row, "leaf", 0, True, row.index, {"leaf": row.index}))
         while len(endpoint.waiting) > 4:
             endpoint.answer()
     gc.collect()
-    kinds = {Item, Ticket, Node}
+    kinds = {StageRow, Slot, Node}
     return Counter(type(one).__name__ for one in gc.get_objects() if type(one) in kinds)
 
 
 def test_finished_groups_leave_memory():
     few, many = held(600), held(6000)
-    assert few["Ticket"] > OPEN
+    assert few["Slot"] > OPEN
     # Ten times the leaves are one level more, of which a group may be open.
     for kind, count in many.items():
         assert count <= few[kind] + 4 * OPEN, kind

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from bagent.store.journal.reader import BLOCK_LINES, CurrentLines
-from bagent.store.journal.supersession import losers
+from bagent.store.journal.reader import BLOCK_LINES, JournalReader
+from bagent.store.journal.supersession import superseded_lines
 
 
-def lines_of(lines: CurrentLines) -> tuple[list[tuple[int, int]], list[bytes]]:
+def lines_of(lines: JournalReader) -> tuple[list[tuple[int, int]], list[bytes]]:
     """Rows with codes, and texts, of all blocks."""
     blocks = list(lines.blocks())
     assert all(len(b.rows) == len(b.codes) == len(b.texts) <= BLOCK_LINES for b in blocks)
@@ -20,7 +20,7 @@ def lines_of(lines: CurrentLines) -> tuple[list[tuple[int, int]], list[bytes]]:
 
 def check(store: Any) -> int:
     """Blocks are what places and texts are, one by one; how many lines they hold."""
-    with CurrentLines(store.path, store.reports.append) as lines:
+    with JournalReader(store.path, store.reports.append) as lines:
         places = list(lines.ordered())
         told, texts = lines_of(lines)
         assert told == [(place.row, place.code) for place in places]
@@ -87,9 +87,9 @@ def test_what_does_not_count_is_the_same_however_much_is_looked_at_once(
         unit = (one.row, one.answer)
         if unit not in current or made[current[unit]].status != "ok":
             current[unit] = number
-    with CurrentLines(store.path, store.reports.append) as lines:
+    with JournalReader(store.path, store.reports.append) as lines:
         firsts = [0]
         for index in lines.indexes:
             firsts.append(firsts[-1] + len(index))
-        found = {firsts[n >> 32] + (n & 0xFFFFFFFF) for n in losers(lines.indexes, most)}
+        found = {firsts[n >> 32] + (n & 0xFFFFFFFF) for n in superseded_lines(lines.indexes, most)}
     assert found == set(range(900)) - set(current.values())

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from bagent.store.journal.codec import salt_of, unit_of
-from bagent.store.journal.done_index import Policy, load_index, open_indexes
-from bagent.store.journal.edited_rows import EditedRows, Missing, replaced
-from bagent.store.journal.reader import CurrentLines
+from bagent.store.journal.done_index import RetryPolicyCodes, load_index, open_indexes
+from bagent.store.journal.edited_rows import EditedRows, UnseenRows, replaced
+from bagent.store.journal.reader import JournalReader
 from bagent.types import Outcome
 
 OTHER_KEY = "00000000000000ff"
@@ -28,7 +28,7 @@ def going_on(store, **options):
 
 
 def current(store) -> list[str]:
-    with CurrentLines(store.path, store.reports.append) as lines:
+    with JournalReader(store.path, store.reports.append) as lines:
         return [lines.read_at(lines.location(place)).decode() for place in lines.ordered()]
 
 
@@ -96,7 +96,7 @@ def test_after_a_kill_between_the_two_lines_the_edited_row_is_sent_again(store, 
     path = store.segment()
     path.write_bytes(path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0] + b"\n")
     path.with_suffix(".idx").unlink()
-    done = load_index(store.path, None, Policy(), report=store.reports.append)
+    done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
     assert done.has(unit(outcome(1)))
     assert not done.has(unit(outcome(2)))
     assert not done.has(unit(outcome(2, key=OTHER_KEY)))
@@ -144,11 +144,11 @@ def test_the_index_of_the_segment_that_goes_on_may_be_written_anew(store, outcom
 
 
 def test_what_was_not_met_in_the_input_is_left():
-    missing = Missing([7, 2**64 - 1, 3])
+    missing = UnseenRows([7, 2**64 - 1, 3])
     for met in (3, 4, 2**64 - 1):
         missing.meet(met)
     assert list(missing.left()) == [7]
-    assert list(Missing([]).left()) == []
+    assert list(UnseenRows([]).left()) == []
 
 
 def over_parts(store) -> list[str]:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from bagent.errors import JobError
-from bagent.store.journal.codec import ERROR_KINDS, VOID, unit_of
-from bagent.store.journal.done_index import HashMap, Policy, UnitSet, load_index
-from bagent.store.journal.reader import CurrentLines, Selection
+from bagent.store.journal.codec import ERROR_KINDS, TOMBSTONE, unit_of
+from bagent.store.journal.done_index import HashMap, RetryPolicyCodes, UnitSet, load_index
+from bagent.store.journal.reader import JournalReader, Selection
 from bagent.store.journal.segment_index import open_index
 from bagent.store.journal.segments import Segment
 from bagent.types import OUTSIDE_KINDS, PASSING_KINDS, Outcome
@@ -18,8 +18,8 @@ def unit(outcome: Outcome) -> int:
     return unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
 
 
-def load(store, policy: Policy | None = None, part: str | None = None):
-    return load_index(store.path, part, policy or Policy(), report=store.reports.append)
+def load(store, policy: RetryPolicyCodes | None = None, part: str | None = None):
+    return load_index(store.path, part, policy or RetryPolicyCodes(), report=store.reports.append)
 
 
 def random_outcomes(outcome, seed: int, count: int) -> list[Outcome]:
@@ -53,7 +53,12 @@ def current_by_reading(outcomes: list[Outcome]) -> dict[int, Outcome]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "policy",
-    [Policy(), Policy(ended=True), Policy(skip_failed=True), Policy(retry=frozenset({"auth"}))],
+    [
+        RetryPolicyCodes(),
+        RetryPolicyCodes(ended=True),
+        RetryPolicyCodes(skip_failed=True),
+        RetryPolicyCodes(retry=frozenset({"auth"})),
+    ],
 )
 def test_the_index_equals_a_plain_reading_of_the_journal(store, outcome, seed, policy):
     outcomes = random_outcomes(outcome, seed, 400)
@@ -74,7 +79,7 @@ def test_current_lines_equal_a_plain_reading(store, outcome, seed):
     outcomes = random_outcomes(outcome, seed, 300)
     places = dict(zip(store.write(*outcomes, segment_bytes=3000), outcomes, strict=True))
     current = {id(o) for o in current_by_reading(outcomes).values()}
-    with CurrentLines(store.path, store.reports.append) as lines:
+    with JournalReader(store.path, store.reports.append) as lines:
         written = [places[lines.location(place)] for place in lines.written()]
         ordered = [places[lines.location(place)] for place in lines.ordered()]
         good = [places[lines.location(p)] for p in lines.ordered(Selection(codes=frozenset({0})))]
@@ -89,7 +94,7 @@ def test_current_lines_equal_a_plain_reading(store, outcome, seed):
 def test_order_does_not_depend_on_how_far_apart_rows_are(store, outcome):
     rows = [5, 10**12, -3, 7, 10**15, 0, 6]
     store.write(*(outcome(n, key=f"{k:016x}") for k, n in enumerate(rows)))
-    with CurrentLines(store.path, store.reports.append) as lines:
+    with JournalReader(store.path, store.reports.append) as lines:
         assert [place.row for place in lines.ordered()][:5] == [-3, 0, 5, 6, 7]
 
 
@@ -99,24 +104,24 @@ def test_only_what_may_come_out_otherwise_is_sent_again(store, failure, kind):
     store.write(one)
     assert load(store).has(unit(one)) == (kind not in PASSING_KINDS)
     resent = PASSING_KINDS | OUTSIDE_KINDS
-    assert load(store, Policy(ended=True)).has(unit(one)) == (kind not in resent)
-    varied = Policy(ended=True, again=OUTSIDE_KINDS | {"schema"})
+    assert load(store, RetryPolicyCodes(ended=True)).has(unit(one)) == (kind not in resent)
+    varied = RetryPolicyCodes(ended=True, again=OUTSIDE_KINDS | {"schema"})
     assert load(store, varied).has(unit(one)) == (kind not in resent | {"schema"})
-    assert load(store, Policy(ended=True, skip_failed=True)).has(unit(one))
+    assert load(store, RetryPolicyCodes(ended=True, skip_failed=True)).has(unit(one))
 
 
 def test_retry_takes_up_the_kinds_it_names_and_no_others(store, failure, outcome):
     rows = [failure(0, "timeout"), failure(1, "schema"), outcome(2)]
     store.write(*rows)
-    index = load(store, Policy.parse("schema"))
+    index = load(store, RetryPolicyCodes.parse("schema"))
     assert [index.has(unit(row)) for row in rows] == [True, False, True]
-    index = load(store, Policy.parse("all"))
+    index = load(store, RetryPolicyCodes.parse("all"))
     assert [index.has(unit(row)) for row in rows] == [False, False, True]
 
 
 def test_retry_with_an_unknown_word_says_what_was_meant():
     with pytest.raises(JobError, match=r"timeuot.*did you mean timeout"):
-        Policy.parse("schema, timeuot")
+        RetryPolicyCodes.parse("schema, timeuot")
 
 
 def test_a_later_ok_beats_a_failure_and_a_later_failure_does_not_beat_ok(store, failure, outcome):
@@ -133,7 +138,9 @@ def test_a_part_sees_what_other_divisions_finished_and_not_its_siblings(store, o
         store.write(outcome(number), part=part)
 
     def seen(part):
-        found = load_index(store.path, None, Policy(), report=store.reports.append, seen_by=part)
+        found = load_index(
+            store.path, None, RetryPolicyCodes(), report=store.reports.append, seen_by=part
+        )
         return [name for n, name in enumerate(names) if found.has(unit(outcome(n)))]
 
     assert seen("1-of-2") == ["all", "1-of-2", "1-of-3"]
@@ -243,14 +250,14 @@ def test_many_units_at_once_are_finished_if_each_is(store, outcome, shuffled):
         assert index.has_all(units[start : start + 30]) is expected
         assert index.has_all(units[start : start + 30]) is expected
     assert index.has_all([])
-    strict = load(store, Policy(ended=True))
+    strict = load(store, RetryPolicyCodes(ended=True))
     for start in range(0, 600, 30):
         near = set(range(start, start + 30))
         assert strict.has_all(units[start : start + 30]) is not bool((lost | failed) & near)
 
 
 def test_units_that_were_taken_back_are_not_finished_for_many_at_once(store, outcome):
-    taken: Any = outcome(11, status=VOID)
+    taken: Any = outcome(11, status=TOMBSTONE)
     store.write(*(outcome(n) for n in range(40)), taken, segment_bytes=3000)
     index = load(store)
     for start in range(0, 40, 10):

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from bagent.store.journal.codec import decode_outcome, unit_of
-from bagent.store.journal.done_index import Policy, load_index
+from bagent.store.journal.done_index import RetryPolicyCodes, load_index
 from bagent.store.journal.segments import list_segments
 
 ROWS = 20_000
@@ -76,7 +76,7 @@ def test_no_row_is_written_twice_or_passed_over_whenever_the_writer_is_killed(tm
         assert len(found) == len(set(found))
     assert kills > 5
     assert sorted(lines(tmp_path)) == list(range(ROWS))
-    index = load_index(tmp_path, None, Policy(), report=print, save=False)
+    index = load_index(tmp_path, None, RetryPolicyCodes(), report=print, save=False)
     keys = [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(ROWS)]
     assert len(index) == ROWS
     assert all(index.has(unit_of(key, "main")) for key in keys)

@@ -8,7 +8,13 @@ from array import array
 import pytest
 
 from bagent.store.journal.codec import unit_of
-from bagent.store.journal.done_index import Near, Policy, done_index, open_indexes, units_of
+from bagent.store.journal.done_index import (
+    RetryPolicyCodes,
+    SequentialLookup,
+    done_index,
+    open_indexes,
+    units_of,
+)
 from bagent.types import Outcome
 
 ROWS = 900
@@ -49,8 +55,8 @@ def test_the_answer_is_that_of_each_unit_whatever_the_order(store, outcome, fail
     rng = random.Random(f"{order} {chunk}")
     store.write(*written(rng, order, outcome, failure), segment_bytes=20_000)
     indexes = open_indexes(store.path, store.reports.append)
-    done = done_index(indexes, Policy())
-    near = Near(indexes, (), done.has, chunk)
+    done = done_index(indexes, RetryPolicyCodes())
+    near = SequentialLookup(indexes, (), done.has, chunk)
     answers = []
     for start in range(0, ROWS, AT_ONCE):
         units = [unit(outcome(n)) for n in range(start, start + AT_ONCE)]
@@ -67,14 +73,14 @@ def test_most_units_are_not_looked_for_one_by_one_where_the_order_is_that_of_wri
     numbers = sorted(range(ROWS), key=lambda n: n + rng.randrange(64))
     store.write(*(outcome(n) for n in numbers), segment_bytes=20_000)
     indexes = open_indexes(store.path, store.reports.append)
-    done, looked = done_index(indexes, Policy()), 0
+    done, looked = done_index(indexes, RetryPolicyCodes()), 0
 
     def has(one: int) -> bool:
         nonlocal looked
         looked += 1
         return done.has(one)
 
-    near = Near(indexes, (), has, 64)
+    near = SequentialLookup(indexes, (), has, 64)
     for start in range(0, ROWS, AT_ONCE):
         assert near.has_all([unit(outcome(n)) for n in range(start, start + AT_ONCE)])
     assert looked < ROWS / 10

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import OwnedError, StoppedEarly, WriteError
-from bagent.store.lock import Owner, OwnerRecord, Process, is_live, owner_path, owners, read_owner
+from bagent.store.lock import LockRecord, Process, RunLock, is_live, owner_path, owners, read_owner
 
 
 @pytest.fixture
@@ -29,52 +29,52 @@ def elsewhere(here: Process) -> Process:
 
 
 def test_the_owner_file_names_host_pid_and_time(run_dir, clock, here):
-    Owner.acquire(run_dir, "all", clock=clock)
+    RunLock.acquire(run_dir, "all", clock=clock)
     record = json.loads((run_dir / "owner.json").read_text())
     assert (record["host"], record["pid"], record["time"]) == (here.host, os.getpid(), clock.now)
 
 
 def test_a_live_owner_is_named(run_dir, clock, elsewhere):
-    Owner.acquire(run_dir, "all", clock=clock, process=elsewhere)
+    RunLock.acquire(run_dir, "all", clock=clock, process=elsewhere)
     with pytest.raises(OwnedError, match="process 77 on node2") as caught:
-        Owner.acquire(run_dir, "all", clock=clock)
+        RunLock.acquire(run_dir, "all", clock=clock)
     assert caught.value.exit_code == 2
 
 
 def test_parts_have_owners_of_their_own(run_dir, clock):
-    Owner.acquire(run_dir, "1-of-2", clock=clock)
-    Owner.acquire(run_dir, "2-of-2", clock=clock)
+    RunLock.acquire(run_dir, "1-of-2", clock=clock)
+    RunLock.acquire(run_dir, "2-of-2", clock=clock)
     assert list(owners(run_dir)) == ["1-of-2", "2-of-2"]
     assert owner_path(run_dir, "1-of-2").name == "owner-1-of-2.json"
 
 
 def test_an_owner_that_has_not_renewed_for_a_minute_is_replaced(run_dir, clock, elsewhere):
-    Owner.acquire(run_dir, "all", clock=clock, process=elsewhere)
+    RunLock.acquire(run_dir, "all", clock=clock, process=elsewhere)
     clock.now += 59
     with pytest.raises(OwnedError):
-        Owner.acquire(run_dir, "all", clock=clock)
+        RunLock.acquire(run_dir, "all", clock=clock)
     clock.now += 1
-    owner = Owner.acquire(run_dir, "all", clock=clock)
+    owner = RunLock.acquire(run_dir, "all", clock=clock)
     assert owner.took_over
     assert read_owner(run_dir / "owner.json").pid == os.getpid()
     assert sorted(path.name for path in run_dir.iterdir()) == ["owner.json"]
 
 
 def test_renewing_every_15_seconds_keeps_it(run_dir, clock, elsewhere):
-    owner = Owner.acquire(run_dir, "all", clock=clock, process=elsewhere)
+    owner = RunLock.acquire(run_dir, "all", clock=clock, process=elsewhere)
     for _ in range(20):
         clock.now += 5
         owner.tick()
     with pytest.raises(OwnedError):
-        Owner.acquire(run_dir, "all", clock=clock)
+        RunLock.acquire(run_dir, "all", clock=clock)
     assert clock.now - read_owner(run_dir / "owner.json").time < 15
 
 
 def test_a_process_that_is_gone_on_this_host_is_replaced_at_once(run_dir, clock, here):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    Owner.acquire(run_dir, "all", clock=clock, process=dataclasses.replace(here, pid=gone.pid))
-    assert Owner.acquire(run_dir, "all", clock=clock).took_over
+    RunLock.acquire(run_dir, "all", clock=clock, process=dataclasses.replace(here, pid=gone.pid))
+    assert RunLock.acquire(run_dir, "all", clock=clock).took_over
 
 
 def test_a_zombie_counts_as_gone(run_dir, clock, here):
@@ -82,7 +82,7 @@ def test_a_zombie_counts_as_gone(run_dir, clock, here):
     assert zombie.stdout is not None
     zombie.stdout.read()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    record = OwnerRecord(here.host, zombie.pid, clock.now)
+    record = LockRecord(here.host, zombie.pid, clock.now)
     assert not is_live(record, clock.now)
     zombie.wait()
     zombie.stdout.close()
@@ -90,12 +90,12 @@ def test_a_zombie_counts_as_gone(run_dir, clock, here):
 
 def test_another_process_with_the_same_pid_counts_as_gone(run_dir, clock, here):
     before = dataclasses.replace(here, started="1")
-    Owner.acquire(run_dir, "all", clock=clock, process=before)
-    assert Owner.acquire(run_dir, "all", clock=clock).took_over
+    RunLock.acquire(run_dir, "all", clock=clock, process=before)
+    assert RunLock.acquire(run_dir, "all", clock=clock).took_over
 
 
 def test_the_pid_of_another_container_says_nothing(clock, here):
-    record = OwnerRecord(here.host, 2**22 - 1, clock.now, space="pid:[1]")
+    record = LockRecord(here.host, 2**22 - 1, clock.now, space="pid:[1]")
     assert is_live(record, clock.now)
 
 
@@ -104,22 +104,22 @@ def test_a_half_written_file_counts_by_its_age(run_dir, clock):
     path.write_bytes(b'{"host": "no')
     os.utime(path, (clock.now, clock.now))
     with pytest.raises(OwnedError):
-        Owner.acquire(run_dir, "all", clock=clock)
+        RunLock.acquire(run_dir, "all", clock=clock)
     clock.now += 61
-    assert Owner.acquire(run_dir, "all", clock=clock).took_over
+    assert RunLock.acquire(run_dir, "all", clock=clock).took_over
 
 
 def test_a_time_that_has_not_come_yet_does_not_bind_for_ever(run_dir, clock):
     path = run_dir / "owner.json"
     path.write_text(json.dumps({"host": "node2", "pid": 3, "time": clock.now + 10**6}))
     os.utime(path, (clock.now - 100, clock.now - 100))
-    assert Owner.acquire(run_dir, "all", clock=clock).took_over
+    assert RunLock.acquire(run_dir, "all", clock=clock).took_over
 
 
 def test_an_owner_that_was_replaced_stops_at_its_next_renewal(run_dir, clock, elsewhere):
-    first = Owner.acquire(run_dir, "all", clock=clock, process=elsewhere)
+    first = RunLock.acquire(run_dir, "all", clock=clock, process=elsewhere)
     clock.now += 100
-    second = Owner.acquire(run_dir, "all", clock=clock)
+    second = RunLock.acquire(run_dir, "all", clock=clock)
     with pytest.raises(StoppedEarly, match=str(os.getpid())):
         first.tick()
     first.release()
@@ -128,26 +128,26 @@ def test_an_owner_that_was_replaced_stops_at_its_next_renewal(run_dir, clock, el
 
 
 def test_a_renewal_never_writes_into_the_file_of_another(run_dir, clock, elsewhere):
-    first = Owner.acquire(run_dir, "all", clock=clock, process=elsewhere)
+    first = RunLock.acquire(run_dir, "all", clock=clock, process=elsewhere)
     with (run_dir / "owner.json").open("rb") as held:
         clock.now += 100
-        Owner.acquire(run_dir, "all", clock=clock)
+        RunLock.acquire(run_dir, "all", clock=clock)
         with pytest.raises(StoppedEarly):
             first.renew()
         assert b"node2" in held.read()
 
 
 def test_of_two_that_see_a_dead_owner_only_one_wins(run_dir, clock, elsewhere):
-    Owner.acquire(run_dir, "all", clock=clock, process=elsewhere)
+    RunLock.acquire(run_dir, "all", clock=clock, process=elsewhere)
     clock.now += 100
-    winner = Owner.acquire(run_dir, "all", clock=clock)
+    winner = RunLock.acquire(run_dir, "all", clock=clock)
     with pytest.raises(OwnedError):
-        Owner.acquire(run_dir, "all", clock=clock)
+        RunLock.acquire(run_dir, "all", clock=clock)
     winner.renew()
 
 
 def test_a_file_that_was_removed_is_made_again_unless_it_was_long_ago(run_dir, clock):
-    owner = Owner.acquire(run_dir, "all", clock=clock)
+    owner = RunLock.acquire(run_dir, "all", clock=clock)
     (run_dir / "owner.json").unlink()
     clock.now += 20
     owner.tick()
@@ -159,14 +159,14 @@ def test_a_file_that_was_removed_is_made_again_unless_it_was_long_ago(run_dir, c
 
 
 def test_release_gives_the_run_back(run_dir, clock):
-    Owner.acquire(run_dir, "all", clock=clock).release()
+    RunLock.acquire(run_dir, "all", clock=clock).release()
     assert not (run_dir / "owner.json").exists()
-    assert not Owner.acquire(run_dir, "all", clock=clock).took_over
+    assert not RunLock.acquire(run_dir, "all", clock=clock).took_over
 
 
 def test_a_directory_that_is_gone_is_a_write_error(run_dir, clock):
     with pytest.raises(WriteError):
-        Owner.acquire(run_dir / "missing", "all", clock=clock)
+        RunLock.acquire(run_dir / "missing", "all", clock=clock)
 
 
 _RACE = """

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from bagent.store.journal.codec import VOID, code_of, unit_of
-from bagent.store.journal.done_index import Policy, count_outcomes, done_index, open_indexes
+from bagent.store.journal.codec import TOMBSTONE, code_of, unit_of
+from bagent.store.journal.done_index import (
+    RetryPolicyCodes,
+    count_outcomes,
+    done_index,
+    open_indexes,
+)
 from bagent.store.journal.segment_index import MAGIC, SegmentIndex
 from bagent.store.journal.supersession import Outcomes
 from bagent.types import Outcome
@@ -33,7 +38,7 @@ def by_reading(outcomes: list[Outcome]) -> dict[int, int]:
     codes: dict[int, int] = {}
     for one in outcomes:
         status: Any = one.status
-        if status == VOID:
+        if status == TOMBSTONE:
             codes.pop(unit(one), None)
         elif codes.get(unit(one), 1):
             codes[unit(one)] = code_of(one.status, one.error_kind)
@@ -41,7 +46,7 @@ def by_reading(outcomes: list[Outcome]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("bits", [0, 1, 4])
-@pytest.mark.parametrize("kinds", [["ok"], ["ok", "failed"], ["ok", "ok", "failed", VOID]])
+@pytest.mark.parametrize("kinds", [["ok"], ["ok", "failed"], ["ok", "ok", "failed", TOMBSTONE]])
 def test_every_unit_is_in_its_range_once_with_its_outcome(store, outcome, bits, kinds):
     made = mixed(outcome, bits, 300, kinds)
     store.write(*made, segment_bytes=3000)
@@ -60,7 +65,11 @@ def test_outcomes_are_counted_as_the_index_of_finished_rows_counts_them(store, o
     store.write(*made, segment_bytes=3000)
     indexes = open_indexes(store.path, store.reports.append)
     counts = count_outcomes(indexes)
-    assert counts == done_index(indexes, Policy()).codes == Counter(by_reading(made).values())
+    assert (
+        counts
+        == done_index(indexes, RetryPolicyCodes()).codes
+        == Counter(by_reading(made).values())
+    )
 
 
 def test_a_file_gives_the_ascending_units_of_any_range(store, outcome, failure):

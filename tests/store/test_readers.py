@@ -5,11 +5,11 @@ import os
 from functools import partial
 
 from bagent.store.journal.codec import unit_of
-from bagent.store.journal.done_index import Policy, load_index
+from bagent.store.journal.done_index import RetryPolicyCodes, load_index
 from bagent.store.results import (
     AnswerStore,
+    ResultQuery,
     RunSummary,
-    Wanted,
     encode_result,
     iter_outcomes,
     iter_results,
@@ -19,28 +19,28 @@ from bagent.store.tables.row_feed import InputRows
 from bagent.types import Row
 
 
-def ids(store, wanted: Wanted | None = None) -> list[str]:
+def ids(store, wanted: ResultQuery | None = None) -> list[str]:
     return [r["id"] for r in iter_results(store.path, wanted, report=store.reports.append)]
 
 
 def test_results_come_as_they_were_finished_or_in_order_of_the_input(store, outcome, failure):
     store.write(outcome(2), failure(0), outcome(1), outcome(0))
     assert ids(store) == ["r2", "r1", "r0"]
-    assert ids(store, Wanted(ordered=True)) == ["r0", "r1", "r2"]
+    assert ids(store, ResultQuery(ordered=True)) == ["r0", "r1", "r2"]
 
 
 def test_statuses_and_stages_can_be_chosen(store, outcome, failure):
     store.write(outcome(0), failure(1), outcome(0, stage="judge", id="j0"))
-    assert ids(store, Wanted(statuses=frozenset({"failed"}))) == ["r1"]
-    assert ids(store, Wanted(stages=frozenset({"judge"}))) == ["j0"]
-    assert ids(store, Wanted(ordered=True)) == ["r0", "r1", "j0"]
+    assert ids(store, ResultQuery(statuses=frozenset({"failed"}))) == ["r1"]
+    assert ids(store, ResultQuery(stages=frozenset({"judge"}))) == ["j0"]
+    assert ids(store, ResultQuery(ordered=True)) == ["r0", "r1", "j0"]
 
 
 def test_a_run_that_goes_on_prints_only_what_it_will_not_send_again(store, outcome, failure):
     store.write(outcome(0), failure(1, "timeout"), failure(2, "schema"))
-    done = load_index(store.path, None, Policy(), report=store.reports.append)
-    assert ids(store, Wanted(done=done)) == ["r0", "r2"]
-    assert ids(store, Wanted(done=done, ordered=True)) == ["r0", "r2"]
+    done = load_index(store.path, None, RetryPolicyCodes(), report=store.reports.append)
+    assert ids(store, ResultQuery(done=done)) == ["r0", "r2"]
+    assert ids(store, ResultQuery(done=done, ordered=True)) == ["r0", "r2"]
 
 
 def test_a_result_is_one_line_of_json_with_nested_output(store, outcome):
@@ -97,7 +97,7 @@ def test_answers_are_found_by_unit_and_by_request(store, outcome, failure):
 def test_outcomes_of_a_stage_come_whole(store, outcome):
     written = [outcome(1), outcome(0), outcome(0, stage="judge")]
     store.write(*written)
-    wanted = Wanted(stages=frozenset({"main"}), ordered=True)
+    wanted = ResultQuery(stages=frozenset({"main"}), ordered=True)
     found = list(iter_outcomes(store.path, wanted, report=store.reports.append))
     assert found == [written[1], written[0]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import ChangedError, OwnedError, UsageError, WriteError
-from bagent.store.lock import Owner
+from bagent.store.lock import RunLock
 from bagent.store.run_dir import RunDir, RunInfo, Start, find_run, list_runs
 
 
@@ -88,7 +88,7 @@ def test_files_that_are_not_of_the_run_stay_where_they_are(tmp_path):
 
 def test_a_run_that_goes_on_is_not_moved(tmp_path):
     run = make_run(tmp_path / "r")
-    Owner.acquire(run.path, "2-of-4")
+    RunLock.acquire(run.path, "2-of-4")
     with pytest.raises(OwnedError):
         run.move_aside()
 

@@ -20,23 +20,23 @@ from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.request import CallSettings, OutputFormat, Request
 from bagent.batches.anthropic import AnthropicBatches
-from bagent.batches.builder import Bounds, Spool
+from bagent.batches.builder import BatchBuilder, BatchLimits
 from bagent.batches.conversation_host import BatchRows, RowTools
 from bagent.batches.openai import OpenAIBatches
 from bagent.batches.record import BatchRecord, all_records
 from bagent.batches.results import ReadRules
-from bagent.batches.runner import BatchEngine, EngineTools, PostTools
-from bagent.batches.scheduler import Desk
+from bagent.batches.runner import BatchEngine, EngineTools, SubmitterTools
+from bagent.batches.scheduler import ProviderBatchScheduler
 from bagent.batches.service import BatchService
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
 from bagent.fleet.limits.account import Account
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.money.prices import Price, pricer
-from bagent.stages.dedupe import Sharing
+from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.feeder import Work
-from bagent.stages.stop_rules import Guards
-from bagent.store.journal.done_index import Policy, load_index
+from bagent.stages.stop_rules import StopRules
+from bagent.store.journal.done_index import RetryPolicyCodes, load_index
 from bagent.store.journal.journal import Journal
 from bagent.types import Failure, Json, Message, Outcome, Reply, Row, Usage
 from support import http_servers
@@ -145,7 +145,7 @@ class Clock:
             self.now += seconds
 
 
-class MortalSpool(Spool):
+class MortalSpool(BatchBuilder):
     """A spool whose process may end at any change of the ledger."""
 
     kill_save: tuple[int, str] | None = None
@@ -251,9 +251,9 @@ async def run_rows(
     if service is None:
         service = make_service(options.kind, url, notice)
     journal = Journal.open(folder, options.part, clock=clock, report=notice)
-    done = load_index(folder, None, Policy.parse(None), report=notice)
-    desk = Desk(options.budget)
-    bounds = Bounds(
+    done = load_index(folder, None, RetryPolicyCodes.parse(None), report=notice)
+    desk = ProviderBatchScheduler(options.budget)
+    bounds = BatchLimits(
         options.size,
         lambda group: desk.quota(group).cap,
         lambda: None if options.budget is None else options.budget - spool.spent,
@@ -267,8 +267,8 @@ async def run_rows(
             plan,
             journal,
             fleet,
-            Sharing(journal.read_at, None, dedupe=options.dedupe),
-            Guards(canary=True, stop_after=None),
+            RequestDedupe(journal.read_at, None, dedupe=options.dedupe),
+            StopRules(canary=True, stop_after=None),
             emit,
             price=options.price,
             single_price=options.single_price,
@@ -279,7 +279,7 @@ async def run_rows(
     )
     tools = EngineTools(
         rules=ReadRules(options.retries, options.price, done.has),
-        post=PostTools(_plainly, notice, notice, clock),
+        post=SubmitterTools(_plainly, notice, notice, clock),
         on_attempt=journal.write_attempt,
         budget=options.budget,
         pause=clock.pause,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, Request
-from bagent.fleet.batch_size import GroupRule
+from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.call import Call
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet, FleetConfig
@@ -19,14 +19,14 @@ from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.sim import engine as sim
 from bagent.sim.config import BLOCK, EngineConfig
-from bagent.sim.driver import Driver, Flight
+from bagent.sim.driver import Driver, PendingCall
 from bagent.sim.tokens import block_hashes, pack
 from bagent.types import Failure, Reply
 from support.jumping_loop import run_jumping
 from support.scripted_fleet import Recorder
 
 SETTINGS = CallSettings(model="m", sampling={}, extra={})
-SINGLE = GroupRule(stream_every=50)
+SINGLE = BatchSizeRule(stream_every=50)
 SMALL = EngineConfig(max_num_seqs=16, kv_tokens=32_768, prefill=20_000.0, decode=50.0)
 
 
@@ -40,7 +40,7 @@ class EngineBackend:
 
     def __init__(self, names: Sequence[str], config: EngineConfig, answer: int) -> None:
         self._learned: set[str] = set()
-        self.engines = {name: sim.Engine(config) for name in names}
+        self.engines = {name: sim.SimEngine(config) for name in names}
         self._drivers = {name: Driver(engine) for name, engine in self.engines.items()}
         self._answer = answer
         self.sent: list[tuple[float, str, int]] = []
@@ -88,13 +88,13 @@ class EngineBackend:
         self.sent.append((sent, endpoint.name, len(group)))
         stream = group[0].stream
         self.streamed += stream
-        flight = Flight(stream=stream)
+        flight = PendingCall(stream=stream)
         asked = []
         for request in group:
             packed = pack(request.payload.decode())
             tokens = len(packed) // 4
             asked.append(
-                sim.Request(
+                sim.SimRequest(
                     tokens,
                     self._answer,
                     block_hashes(packed, BLOCK, None),
@@ -180,7 +180,7 @@ class Case:
     limit: int = 16
     answer: int = 8
     hosted: bool = False
-    group: GroupRule = SINGLE
+    group: BatchSizeRule = SINGLE
     config: EngineConfig = SMALL
     learns: Sequence[float] = ()
     limits: Sequence[int] = ()

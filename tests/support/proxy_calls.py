@@ -17,7 +17,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.proxy.server import Proxy, ProxyConfig, start_proxy
-from bagent.store.results import Wanted, iter_results
+from bagent.store.results import ResultQuery, iter_results
 from support.cli import Running
 from support.fake_server import FakeServer
 
@@ -60,7 +60,7 @@ async def ask(proxy: Proxy, session: aiohttp.ClientSession, **more: Any) -> tupl
 
 def rows_of(run: Path) -> list[Any]:
     """What the proxy metered."""
-    return list(iter_results(run, Wanted(), report=lambda _: None))
+    return list(iter_results(run, ResultQuery(), report=lambda _: None))
 
 
 def running_proxy(

@@ -9,7 +9,7 @@ import msgspec
 
 from bagent.backends.engines.metrics import EngineLoad
 from bagent.fleet.limits.concurrency import InFlightLimit
-from bagent.fleet.limits.load_feedback import POLL_SECONDS, LoadSignal, follow
+from bagent.fleet.limits.load_feedback import POLL_SECONDS, LoadFeedback, follow
 
 STEP = 0.05  # seconds
 
@@ -112,7 +112,7 @@ class Client:
     ) -> None:
         self.engine = engine
         self.limit = limit
-        self.signal = LoadSignal()
+        self.signal = LoadFeedback()
         self.in_flight = 0
         self.now = now
         self.limits: list[tuple[float, int]] = []

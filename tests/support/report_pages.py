@@ -10,7 +10,7 @@ from typing import Any
 
 import duckdb
 
-from bagent.report import About, make_page
+from bagent.report import ReportInfo, make_page
 from bagent.store.tables.schema import (
     ATTEMPTS,
     ENDPOINTS,
@@ -132,7 +132,7 @@ class TableRun:
         }
         self.add("attempts", **(values | changes))
 
-    def page(self, about: About | None = None) -> Reader:
+    def page(self, about: ReportInfo | None = None) -> Reader:
         """Return the page, read."""
         self.fill()
-        return read(make_page(self.connection, about or About("run")))
+        return read(make_page(self.connection, about or ReportInfo("run")))

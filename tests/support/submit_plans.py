@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bagent.hpc.plan import Plan, Request, make_plan
+from bagent.hpc.plan import BatchPlan, ResourceRequest, make_plan
 from bagent.hpc.site import load_site
 from bagent.job.load import JobRequest, load_job
 
@@ -28,7 +28,7 @@ CLUSTER = """\
 GPUS = "  gpus_per_node: 4\n"
 
 
-def plan_of(cluster: str = CLUSTER + GPUS, site: str = "generic", **options: object) -> Plan:
+def plan_of(cluster: str = CLUSTER + GPUS, site: str = "generic", **options: object) -> BatchPlan:
     """The plan of the usual job with these lines under ``cluster:``."""
     account = {"cluster.account": options.pop("account", None)}
     job = load_job(JobRequest(path=Path("job.yaml"), text=JOB + cluster, options=account, cwd=HOME))
@@ -38,4 +38,4 @@ def plan_of(cluster: str = CLUSTER + GPUS, site: str = "generic", **options: obj
         "python": "/opt/bagent/bin/python",
         "scheduler": "slurm" if site == "generic" else None,
     }
-    return make_plan(job, load_site(site), Request(**(given | options)))  # type: ignore[arg-type]
+    return make_plan(job, load_site(site), ResourceRequest(**(given | options)))  # type: ignore[arg-type]

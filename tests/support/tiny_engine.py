@@ -10,8 +10,8 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from bagent.backends.base import Timeouts
-from bagent.backends.batching.routes import Groups
-from bagent.backends.batching.template_discovery import Learner
+from bagent.backends.batching.routes import GroupRoutes
+from bagent.backends.batching.template_discovery import TemplateProber
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure
@@ -106,8 +106,8 @@ class Setting:
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.groups = Groups(self.mode, lambda: self.now, self.notices.append)
-        self.learner = Learner(self.groups, self.engine.ask, self._probe, lambda _, r: "m")
+        self.groups = GroupRoutes(self.mode, lambda: self.now, self.notices.append)
+        self.learner = TemplateProber(self.groups, self.engine.ask, self._probe, lambda _, r: "m")
 
     async def _probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         found = await self.engine.probe(endpoint, seconds)

@@ -12,7 +12,7 @@ from typing import Any
 from bagent.answers.schema.schema import OutputSchema
 from bagent.job.spec.agent import ToolSpec
 from bagent.job.validation import LoadContext
-from bagent.tools import CallContext, Policy, Tool, ToolPool, ToolResult, open_tools
+from bagent.tools import CallContext, Tool, ToolExecutor, ToolPolicy, ToolResult, open_tools
 from bagent.types import ToolCall
 
 ANY = {"type": "object"}
@@ -28,11 +28,11 @@ def tool(
     run: Callable[[dict[str, Any]], Awaitable[str]],
     document: Mapping[str, Any] = ANY,
     *,
-    policy: Policy | None = None,
+    policy: ToolPolicy | None = None,
     **more: Any,
 ) -> Tool:
     """A tool named ``t``."""
-    return Tool("t", "words", schema(document), run, policy=policy or Policy(), **more)
+    return Tool("t", "words", schema(document), run, policy=policy or ToolPolicy(), **more)
 
 
 def asked(name: str, arguments: Any = None, **named: Any) -> ToolCall:
@@ -41,7 +41,7 @@ def asked(name: str, arguments: Any = None, **named: Any) -> ToolCall:
     return ToolCall("call-1", name, text)
 
 
-async def answers(pool: ToolPool, name: str, many: list[dict[str, Any]]) -> list[ToolResult]:
+async def answers(pool: ToolExecutor, name: str, many: list[dict[str, Any]]) -> list[ToolResult]:
     """The results of calls that all come at once."""
     return await asyncio.gather(*(pool.call(asked(name, **one)) for one in many))
 
@@ -57,7 +57,7 @@ def spec(base: Path, env: Mapping[str, str] = ENV, /, **keys: Any) -> ToolSpec:
 @asynccontextmanager
 async def opened(
     base: Path, *entries: Mapping[str, Any], env: Mapping[str, str] = ENV, allow_code: bool = False
-) -> AsyncIterator[ToolPool]:
+) -> AsyncIterator[ToolExecutor]:
     """The pool of entries of ``agent.tools``."""
     specs = [spec(base, env, **entry) for entry in entries]
     async with open_tools(specs, base, env, allow_code=allow_code) as pool:

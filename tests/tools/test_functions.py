@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bagent.errors import UsageError
-from bagent.tools import ToolPool, ToolResult
+from bagent.tools import ToolExecutor, ToolResult
 from support.jumping_loop import in_event_loop
 from support.tool_pools import answers, asked, once, opened
 
@@ -310,7 +310,7 @@ def test_a_function_that_cannot_be_a_tool_is_told_with_its_place(
 
 
 def test_two_tools_of_one_name_are_told(base: Path) -> None:
-    async def main() -> ToolPool:
+    async def main() -> ToolExecutor:
         entries = (entry("near"), {"name": "near", "command": ["true"]})
         async with opened(base, *entries) as pool:
             return pool

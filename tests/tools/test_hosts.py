@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bagent.tools.builtin.host_allowlist import Hosts, as_address, is_public, read_entry
+from bagent.tools.builtin.host_allowlist import HostAllowlist, as_address, is_public, read_entry
 
 PRIVATE = [
     *("127.0.0.1", "127.255.255.254", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1"),
@@ -26,7 +26,7 @@ def test_private_addresses_of_every_form_are_not_public(text: str) -> None:
     assert address is not None
     assert not is_public(address)
     for listed in ("*", "example.org", "8.8.8.8"):
-        assert not Hosts.read([listed]).allows_address(text, 80)
+        assert not HostAllowlist.read([listed]).allows_address(text, 80)
 
 
 @pytest.mark.parametrize("text", PUBLIC)
@@ -34,7 +34,7 @@ def test_public_addresses_are_public(text: str) -> None:
     address = as_address(text)
     assert address is not None
     assert is_public(address)
-    assert Hosts.read(["example.org"]).allows_address(text, 80)
+    assert HostAllowlist.read(["example.org"]).allows_address(text, 80)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_public_addresses_are_public(text: str) -> None:
     ],
 )
 def test_names_are_allowed_by_entries(entry: str, host: str, port: int, allowed: bool) -> None:
-    assert Hosts.read([entry]).allows_host(host, port) is allowed
+    assert HostAllowlist.read([entry]).allows_host(host, port) is allowed
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_names_are_allowed_by_entries(entry: str, host: str, port: int, allowed:
 def test_private_addresses_are_allowed_only_where_they_are_listed(
     entry: str, address: str, port: int, allowed: bool
 ) -> None:
-    assert Hosts.read([entry]).allows_address(address, port) is allowed
+    assert HostAllowlist.read([entry]).allows_address(address, port) is allowed
 
 
 @pytest.mark.parametrize("entry", ["", "http://example.org", "a/b", "user@host", "a*b", "*.*.org"])

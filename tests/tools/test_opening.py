@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bagent.errors import UsageError
-from bagent.tools import Policy, open_tools
+from bagent.tools import ToolPolicy, open_tools
 from support.jumping_loop import in_event_loop
 from support.tool_pools import ENV, asked, opened, spec
 
@@ -41,10 +41,10 @@ def base(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def policies(base: Path, **keys: Any) -> dict[str, tuple[Policy, bool]]:
+def policies(base: Path, **keys: Any) -> dict[str, tuple[ToolPolicy, bool]]:
     """The policy of every kind of tool, and whether it has side effects."""
 
-    async def main() -> dict[str, tuple[Policy, bool]]:
+    async def main() -> dict[str, tuple[ToolPolicy, bool]]:
         entries = [{**entry, **keys} for entry in ENTRIES.values()]
         env = {**ENV, "BRAVE_API_KEY": "k"}
         async with opened(base, *entries, env=env, allow_code=True) as pool:
@@ -81,7 +81,7 @@ def test_what_the_job_says_goes_before_the_defaults(base: Path) -> None:
         "concurrency": 2,
     }
     for policy, _ in policies(base, **keys).values():
-        assert policy == Policy(3.0, 0.5, 300.0, True, 7, 2)
+        assert policy == ToolPolicy(3.0, 0.5, 300.0, True, 7, 2)
     for policy, _ in policies(base, cache=False, coalesce=False).values():
         assert (policy.cache_seconds, policy.coalesce) == (None, False)
     for policy, _ in policies(base, cache=True, timeout="none").values():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagent.tools import CallContext, Policy, Tool, ToolFault, ToolPool, ToolResult
+from bagent.tools import CallContext, Tool, ToolExecutor, ToolFault, ToolPolicy, ToolResult
 from support.jumping_loop import on_jumping_clock, run_jumping
 from support.tool_pools import answers, asked, tool
 
@@ -19,7 +19,7 @@ ADD = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
-SHARED = Policy(coalesce=True)
+SHARED = ToolPolicy(coalesce=True)
 
 
 class Counted:
@@ -48,7 +48,7 @@ class Counted:
 
 def call_once(one: Tool, arguments: Any, context: CallContext | None = None) -> ToolResult:
     async def main() -> ToolResult:
-        return await ToolPool([one]).call(asked("t", arguments), context or CallContext())
+        return await ToolExecutor([one]).call(asked("t", arguments), context or CallContext())
 
     return run_jumping(main())
 
@@ -57,7 +57,7 @@ def results_of(one: Tool, *calls: dict[str, Any]) -> list[ToolResult]:
     """The results of calls of one tool that all come at once."""
 
     async def main() -> list[ToolResult]:
-        return await answers(ToolPool([one]), "t", list(calls))
+        return await answers(ToolExecutor([one]), "t", list(calls))
 
     return run_jumping(main())
 
@@ -87,7 +87,7 @@ def test_arguments_may_be_text_an_object_or_text_in_text(given: Any) -> None:
 async def test_nothing_and_null_are_no_arguments(given: Any) -> None:
     run = Counted()
     call = asked("t", "")
-    assert (await ToolPool([tool(run)]).call(type(call)("1", "t", given))).text == "{}"
+    assert (await ToolExecutor([tool(run)]).call(type(call)("1", "t", given))).text == "{}"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_wrong_arguments_go_back_as_the_result_and_the_tool_does_not_run(
     given: str, words: str
 ) -> None:
     run = Counted()
-    pool = ToolPool([tool(run, ADD)])
+    pool = ToolExecutor([tool(run, ADD)])
     result = await pool.call(asked("t", given))
     assert result.error == "bad_arguments"
     assert words in result.text
@@ -132,7 +132,7 @@ async def test_wrong_arguments_go_back_as_the_result_and_the_tool_does_not_run(
 @on_jumping_clock
 async def test_a_tool_that_is_not_listed_never_runs() -> None:
     run = Counted()
-    empty, one = ToolPool([]), ToolPool([tool(run)])
+    empty, one = ToolExecutor([]), ToolExecutor([tool(run)])
     name = "nope" * 1000
     first, second, count = (
         await empty.call(asked("t")),
@@ -175,7 +175,7 @@ def test_a_fault_is_bounded() -> None:
 
 def test_a_run_is_stopped_at_its_time_limit() -> None:
     run = Counted(3600)
-    result = call_once(tool(run, policy=Policy(timeout=2)), "{}")
+    result = call_once(tool(run, policy=ToolPolicy(timeout=2)), "{}")
     assert result.error == "timeout"
     assert "longer than 2 s" in result.text
     assert result.latency_ms == pytest.approx(2000, abs=5)
@@ -185,7 +185,7 @@ def test_a_run_is_stopped_at_its_time_limit() -> None:
 @on_jumping_clock
 async def test_a_caller_without_time_gives_up_and_the_run_goes_on_for_the_others() -> None:
     run = Counted(10)
-    pool = ToolPool([tool(run, policy=SHARED)])
+    pool = ToolExecutor([tool(run, policy=SHARED)])
     now = asyncio.get_running_loop().time()
     hurried, patient = await asyncio.gather(
         pool.call(asked("t"), CallContext(deadline=now + 3)), pool.call(asked("t"))
@@ -201,7 +201,7 @@ async def test_a_caller_without_time_gives_up_and_the_run_goes_on_for_the_others
 @on_jumping_clock
 async def test_equal_calls_in_flight_share_one_run_whatever_the_order_of_their_keys() -> None:
     run = Counted()
-    pool = ToolPool([tool(run, policy=SHARED)])
+    pool = ToolExecutor([tool(run, policy=SHARED)])
     texts = ['{"a":1,"b":2}', '{ "b": 2, "a": 1 }', '{"a":1,"b":3}']
     results = await asyncio.gather(*(pool.call(asked("t", text)) for text in texts))
     assert [result.shared for result in results] == [False, True, False]
@@ -212,7 +212,7 @@ async def test_equal_calls_in_flight_share_one_run_whatever_the_order_of_their_k
 @on_jumping_clock
 async def test_calls_that_json_tells_apart_are_not_shared() -> None:
     run = Counted()
-    pool = ToolPool([tool(run, policy=SHARED)])
+    pool = ToolExecutor([tool(run, policy=SHARED)])
     texts = ['{"a":1}', '{"a":true}', '{"a":"1"}', '{"a":null}', "{}"]
     await asyncio.gather(*(pool.call(asked("t", text)) for text in texts))
     assert len(run.runs) == 5
@@ -221,7 +221,7 @@ async def test_calls_that_json_tells_apart_are_not_shared() -> None:
 @on_jumping_clock
 async def test_cancelling_the_first_of_five_callers_still_serves_four() -> None:
     run = Counted()
-    pool = ToolPool([tool(run, policy=SHARED)])
+    pool = ToolExecutor([tool(run, policy=SHARED)])
     tasks = [asyncio.ensure_future(pool.call(asked("t", x=1))) for _ in range(5)]
     await asyncio.sleep(0.5)
     tasks[0].cancel()
@@ -234,7 +234,7 @@ async def test_cancelling_the_first_of_five_callers_still_serves_four() -> None:
 @on_jumping_clock
 async def test_a_run_that_nobody_waits_for_is_stopped_and_not_joined() -> None:
     run = Counted()
-    pool = ToolPool([tool(run, policy=SHARED)])
+    pool = ToolExecutor([tool(run, policy=SHARED)])
     tasks = [asyncio.ensure_future(pool.call(asked("t"))) for _ in range(2)]
     await asyncio.sleep(0.5)
     for task in tasks:
@@ -248,7 +248,7 @@ async def test_a_run_that_nobody_waits_for_is_stopped_and_not_joined() -> None:
 @on_jumping_clock
 async def test_calls_with_side_effects_are_neither_merged_nor_kept_unless_asked_for() -> None:
     run = Counted()
-    pool = ToolPool([tool(run)])
+    pool = ToolExecutor([tool(run)])
     assert {
         result.shared or result.cached
         for result in (
@@ -272,7 +272,7 @@ def test_all_callers_of_a_shared_run_that_fails_get_the_fault() -> None:
 @on_jumping_clock
 async def test_an_answer_is_kept_for_its_time_and_then_asked_anew() -> None:
     run = Counted(0)
-    pool = ToolPool([tool(run, policy=Policy(cache_seconds=60))])
+    pool = ToolExecutor([tool(run, policy=ToolPolicy(cache_seconds=60))])
     seen = []
     for wait in (0, 59, 2, 0):
         await asyncio.sleep(wait)
@@ -289,7 +289,7 @@ async def test_faults_are_not_kept() -> None:
         runs.append(1)
         raise ValueError("down")
 
-    pool = ToolPool([tool(run, policy=Policy(cache_seconds=60))])
+    pool = ToolExecutor([tool(run, policy=ToolPolicy(cache_seconds=60))])
     for _ in range(3):
         await pool.call(asked("t"))
     assert len(runs) == 3
@@ -298,7 +298,7 @@ async def test_faults_are_not_kept() -> None:
 @on_jumping_clock
 async def test_the_answer_asked_for_longest_ago_gives_way() -> None:
     run = Counted(0)
-    pool = ToolPool([tool(run, policy=Policy(cache_seconds=1e6))])
+    pool = ToolExecutor([tool(run, policy=ToolPolicy(cache_seconds=1e6))])
     for x in range(1024):
         await pool.call(asked("t", x=x))
     await pool.call(asked("t", x=0))
@@ -317,7 +317,7 @@ async def test_runs_start_no_faster_than_the_rate_from_the_first_one_on() -> Non
         starts.append(asyncio.get_running_loop().time())
         return ""
 
-    pool = ToolPool([tool(run, policy=Policy(rate_limit=5))])
+    pool = ToolExecutor([tool(run, policy=ToolPolicy(rate_limit=5))])
     await asyncio.sleep(100)
     await answers(pool, "t", [{"x": x} for x in range(11)])
     gaps = [after - before for before, after in itertools.pairwise(starts)]
@@ -327,7 +327,7 @@ async def test_runs_start_no_faster_than_the_rate_from_the_first_one_on() -> Non
 @on_jumping_clock
 async def test_a_caller_that_is_cancelled_while_it_waits_for_the_pace_costs_no_turn() -> None:
     run = Counted(0)
-    pool = ToolPool([tool(run, policy=Policy(rate_limit=0.1))])
+    pool = ToolExecutor([tool(run, policy=ToolPolicy(rate_limit=0.1))])
     begin = asyncio.get_running_loop().time()
     tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(5)]
     await asyncio.sleep(1)
@@ -341,7 +341,7 @@ async def test_a_caller_that_is_cancelled_while_it_waits_for_the_pace_costs_no_t
 @on_jumping_clock
 async def test_no_more_runs_at_once_than_the_tool_allows_and_no_slot_is_lost() -> None:
     run = Counted()
-    pool = ToolPool([tool(run, policy=Policy(concurrency=3, timeout=2))])
+    pool = ToolExecutor([tool(run, policy=ToolPolicy(concurrency=3, timeout=2))])
     waiting = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(6)]
     await asyncio.sleep(0.5)
     for task in waiting[:2] + waiting[4:]:
@@ -354,7 +354,7 @@ async def test_no_more_runs_at_once_than_the_tool_allows_and_no_slot_is_lost() -
 def test_the_time_limit_bounds_the_run_and_not_the_waiting_for_a_slot() -> None:
     run = Counted(2)
 
-    one = tool(run, policy=Policy(concurrency=1, timeout=3))
+    one = tool(run, policy=ToolPolicy(concurrency=1, timeout=3))
     assert errors_of(one, *({"x": x} for x in range(5))) == [None] * 5
 
 
@@ -365,7 +365,7 @@ def test_a_long_answer_is_cut_with_a_note_and_a_short_one_is_not() -> None:
     async def run(arguments: dict[str, Any]) -> str:
         return "é" * int(arguments["n"])
 
-    short, long = results_of(tool(run, policy=Policy(max_tokens=100)), {"n": 150}, {"n": 151})
+    short, long = results_of(tool(run, policy=ToolPolicy(max_tokens=100)), {"n": 150}, {"n": 151})
     assert short.text == "é" * 150
     assert long.text == "é" * 150 + "\n[cut: the first 150 of 151 characters]"
 
@@ -376,7 +376,7 @@ async def test_the_history_tells_percentiles_of_runs() -> None:
         await asyncio.sleep(float(arguments["s"]))
         return ""
 
-    pool = ToolPool([tool(run, policy=Policy(concurrency=100, timeout=None))])
+    pool = ToolExecutor([tool(run, policy=ToolPolicy(concurrency=100, timeout=None))])
     assert pool.latency("t") is None
     await answers(pool, "t", [{"s": s} for s in range(1, 101)])
     latency = pool.latency("t")
@@ -388,7 +388,7 @@ async def test_the_history_tells_percentiles_of_runs() -> None:
 
 @on_jumping_clock
 async def test_a_result_tells_when_it_was_asked_for_and_how_long_it_took() -> None:
-    result = await ToolPool([tool(Counted())], wall=lambda: 1234.5).call(asked("t"))
+    result = await ToolExecutor([tool(Counted())], wall=lambda: 1234.5).call(asked("t"))
     assert result.started == 1234.5
     assert result.latency_ms == pytest.approx(1000, abs=5)
 
@@ -396,7 +396,7 @@ async def test_a_result_tells_when_it_was_asked_for_and_how_long_it_took() -> No
 @on_jumping_clock
 async def test_closing_stops_runs_and_answers_who_waits() -> None:
     run = Counted(3600)
-    pool = ToolPool([tool(run)])
+    pool = ToolExecutor([tool(run)])
     waiting = asyncio.ensure_future(pool.call(asked("t")))
     await asyncio.sleep(1)
     await pool.close()
@@ -409,7 +409,7 @@ async def test_definitions_have_the_openai_form_in_the_order_of_the_job() -> Non
     names = ["zeta", "alpha", "mid"]
     one = tool(Counted(), ADD)
     tools = [Tool(name, one.description, one.schema, one.run) for name in names]
-    definitions = ToolPool(tools).definitions
+    definitions = ToolExecutor(tools).definitions
     assert [one["function"]["name"] for one in definitions] == ["zeta", "alpha", "mid"]
     assert definitions[0] == {
         "type": "function",
@@ -443,13 +443,13 @@ class Batches:
         return [str(call["x"]) for call in calls]
 
     def tool(self, **policy: Any) -> Tool:
-        return tool(self.one, policy=Policy(**policy), run_many=self.many)
+        return tool(self.one, policy=ToolPolicy(**policy), run_many=self.many)
 
 
 @on_jumping_clock
 async def test_calls_that_come_within_a_window_share_one_run() -> None:
     batches = Batches()
-    pool = ToolPool([batches.tool()])
+    pool = ToolExecutor([batches.tool()])
     first = asyncio.ensure_future(answers(pool, "t", [{"x": x} for x in range(5)]))
     await asyncio.sleep(0.004)
     second = asyncio.ensure_future(answers(pool, "t", [{"x": 5}]))
@@ -471,7 +471,7 @@ def test_a_window_closes_when_it_is_full() -> None:
 @on_jumping_clock
 async def test_a_cancelled_call_leaves_its_window_to_the_others() -> None:
     batches = Batches()
-    pool = ToolPool([batches.tool()])
+    pool = ToolExecutor([batches.tool()])
     tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(4)]
     await asyncio.sleep(0)
     tasks[0].cancel()
@@ -485,7 +485,7 @@ async def test_a_cancelled_call_leaves_its_window_to_the_others() -> None:
 @on_jumping_clock
 async def test_a_batch_that_nobody_waits_for_is_stopped() -> None:
     batches = Batches()
-    pool = ToolPool([batches.tool()])
+    pool = ToolExecutor([batches.tool()])
     tasks = [asyncio.ensure_future(pool.call(asked("t", x=x))) for x in range(3)]
     await asyncio.sleep(0.5)
     for task in tasks:

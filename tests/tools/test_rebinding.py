@@ -8,9 +8,9 @@ import socket
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from bagent.tools.builtin.host_allowlist import Hosts
+from bagent.tools.builtin.host_allowlist import HostAllowlist
 from bagent.tools.builtin.http_get import HttpGet
-from bagent.tools.threads import Threads
+from bagent.tools.threads import AbandonableThreads
 from bagent.tools.types import ToolFault
 from support.fake_server import FakeServer
 from support.jumping_loop import in_event_loop
@@ -44,7 +44,9 @@ def fault_of(names: Names, url: str, *allowed: str) -> str:
     """What the tool says of a page that it may not have."""
 
     async def main() -> str:
-        tool = HttpGet(Hosts.read(["pages.example", *allowed]), Threads("pages"), names)
+        tool = HttpGet(
+            HostAllowlist.read(["pages.example", *allowed]), AbandonableThreads("pages"), names
+        )
         try:
             with pytest.raises(ToolFault) as caught:
                 await tool.run({"url": url})
@@ -89,8 +91,8 @@ async def test_a_redirect_to_a_name_that_leads_home_is_not_followed() -> None:
     server = await asyncio.start_server(hop, "127.0.0.1", 0)
     port_of[0] = server.sockets[0].getsockname()[1]
     tool = HttpGet(
-        Hosts.read([f"127.0.0.1:{port_of[0]}", "pages.example"]),
-        Threads("pages"),
+        HostAllowlist.read([f"127.0.0.1:{port_of[0]}", "pages.example"]),
+        AbandonableThreads("pages"),
         Names("169.254.169.254"),
     )
     async with server:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
-from bagent.answers.schema.dialects import Dialect, Pointer, children
+from bagent.answers.schema.dialects import Pointer, SchemaDialect, children
 from bagent.answers.schema.files import SchemaFiles
 from bagent.answers.validation_messages import pointer as pointer_text
 from bagent.answers.validation_messages import shorten
@@ -64,7 +64,7 @@ class Bundler:
     is no schema. ``files`` says what may be read.
     """
 
-    def __init__(self, files: SchemaFiles, dialect: Dialect, check: SchemaCheck) -> None:
+    def __init__(self, files: SchemaFiles, dialect: SchemaDialect, check: SchemaCheck) -> None:
         self._files = files
         self._dialect = dialect
         self._check = check
@@ -205,7 +205,7 @@ class _Writer:
         self,
         documents: dict[str, _Document],
         targets: dict[tuple[str, Pointer, str], _Target],
-        dialect: Dialect,
+        dialect: SchemaDialect,
         root: str,
     ) -> None:
         self._documents = documents

@@ -40,7 +40,7 @@ _MAPS = (
 )
 
 
-class Dialect(NamedTuple):
+class SchemaDialect(NamedTuple):
     """One draft of JSON Schema.
 
     ``uri`` is its ``$schema``; ``id_key`` the keyword that names a schema; ``defs_key`` the one
@@ -53,23 +53,23 @@ class Dialect(NamedTuple):
     ref_alone: bool
 
 
-DEFAULT = Dialect("https://json-schema.org/draft/2020-12/schema", "$id", "$defs", False)
+DEFAULT = SchemaDialect("https://json-schema.org/draft/2020-12/schema", "$id", "$defs", False)
 """The dialect of a schema that names none."""
 
-DIALECTS: Mapping[str, Dialect] = {
+DIALECTS: Mapping[str, SchemaDialect] = {
     dialect.uri.rstrip("#").partition("://")[2]: dialect
     for dialect in (
         DEFAULT,
-        Dialect("https://json-schema.org/draft/2019-09/schema", "$id", "$defs", False),
-        Dialect("http://json-schema.org/draft-07/schema#", "$id", "definitions", True),
-        Dialect("http://json-schema.org/draft-06/schema#", "$id", "definitions", True),
-        Dialect("http://json-schema.org/draft-04/schema#", "id", "definitions", True),
+        SchemaDialect("https://json-schema.org/draft/2019-09/schema", "$id", "$defs", False),
+        SchemaDialect("http://json-schema.org/draft-07/schema#", "$id", "definitions", True),
+        SchemaDialect("http://json-schema.org/draft-06/schema#", "$id", "definitions", True),
+        SchemaDialect("http://json-schema.org/draft-04/schema#", "id", "definitions", True),
     )
 }
 """The known dialects by ``$schema`` without scheme and without an empty fragment."""
 
 
-def dialect_of(declared: Json) -> Dialect | None:
+def dialect_of(declared: Json) -> SchemaDialect | None:
     """Return the dialect that a ``$schema`` value names, None for an unknown one."""
     if not isinstance(declared, str):
         return None

@@ -20,7 +20,7 @@ from bagent.answers.schema.columns import columns_of
 from bagent.answers.schema.dialects import (
     DEFAULT,
     DIALECTS,
-    Dialect,
+    SchemaDialect,
     dialect_of,
     no_schema,
     unknown_keywords,
@@ -28,7 +28,7 @@ from bagent.answers.schema.dialects import (
 )
 from bagent.answers.schema.files import SchemaFiles
 from bagent.answers.schema.openai_strict import keeps_strict_rules, with_types
-from bagent.answers.validation_messages import phrases, pointer, shorten
+from bagent.answers.validation_messages import pointer, shorten, validation_messages
 from bagent.errors import Position, SchemaError
 from bagent.text.unicode import MAX_DEPTH, clean_json, nested_deeper
 from bagent.types import Json
@@ -143,12 +143,12 @@ class OutputSchema:
         except ValueError:
             return ["/: a number of more than 4300 digits"]
         if size <= _LARGE:
-            return phrases(self._validator.iter_errors(value), limit)
+            return validation_messages(self._validator.iter_errors(value), limit)
         # The library finds all faults before it tells the first: a minute for a million.
         try:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
-            return phrases([error], limit)
+            return validation_messages([error], limit)
         return []
 
 
@@ -187,7 +187,7 @@ def _bad_keys(value: Json, place: str = "#") -> list[tuple[str, Json]]:
     return [bad for key, item in items for bad in _bad_keys(item, f"{place}/{key}")]
 
 
-def _dialect(schema: Json, at: Position | None, default: Dialect = DEFAULT) -> Dialect:
+def _dialect(schema: Json, at: Position | None, default: SchemaDialect = DEFAULT) -> SchemaDialect:
     if not isinstance(schema, dict) or "$schema" not in schema:
         return default
     dialect = dialect_of(schema["$schema"])
@@ -199,11 +199,11 @@ def _dialect(schema: Json, at: Position | None, default: Dialect = DEFAULT) -> D
     return dialect
 
 
-def _check(schema: Json, dialect: Dialect, at: Position | None) -> None:
+def _check(schema: Json, dialect: SchemaDialect, at: Position | None) -> None:
     """Raise SchemaError where ``schema`` breaks the rules of its draft."""
     if not isinstance(schema, dict | bool):
         raise SchemaError("a schema is an object, or true or false", at=at)
-    faults = phrases(_rules(dialect.uri).iter_errors(schema), 1)
+    faults = validation_messages(_rules(dialect.uri).iter_errors(schema), 1)
     if faults:
         raise SchemaError(f"not a JSON Schema: #{faults[0]}", at=at)
 
@@ -226,7 +226,7 @@ def _validator(
 
 
 def _compile(
-    document: dict[str, Any], dialect: Dialect, at: Position | None
+    document: dict[str, Any], dialect: SchemaDialect, at: Position | None
 ) -> jsonschema_rs.Validator:
     written = {**document, "$schema": dialect.uri}
     formats = _formats() if dialect.ref_alone else None

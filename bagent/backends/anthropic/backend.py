@@ -8,13 +8,13 @@ from bagent.backends.anthropic.wire import LEFT_OUT, AnthropicStream, AnthropicW
 from bagent.backends.base import Exchange, Timeouts
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import Transport
-from bagent.backends.http.request import HttpExchange, Posted
+from bagent.backends.http.request import HttpExchange, HttpRequest
 from bagent.backends.openai.models import learn_models
 from bagent.backends.openai.raw_request import unpacked
 from bagent.backends.prefix_cache import SharedPrefix
-from bagent.backends.profile import Form, Forms
+from bagent.backends.profile import EndpointForms, Form
 from bagent.backends.request import CallSettings, Request
-from bagent.backends.wrappers import AloneBackend
+from bagent.backends.wrappers import SingleRequestBackend
 from bagent.clocks import unix
 from bagent.types import Failure, Reply
 
@@ -24,7 +24,7 @@ VERSION = "2023-06-01"
 MOST_WRITERS = 64
 
 
-class AnthropicBackend(AloneBackend):
+class AnthropicBackend(SingleRequestBackend):
     """Speaks ``/messages`` below an endpoint's address, one call a request.
 
     The endpoint's headers hold the key (``x-api-key``, or what a gateway wants) and the version.
@@ -44,7 +44,7 @@ class AnthropicBackend(AloneBackend):
         clock: Callable[[], float] = unix,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(Forms(enforce, notice), clock)
+        super().__init__(EndpointForms(enforce, notice), clock)
         self._transport = transport
         self._http = HttpExchange(transport, clock)
         self._enforce = enforce
@@ -67,7 +67,7 @@ class AnthropicBackend(AloneBackend):
         if stream:
             on_call = request.watch() if request.watch else None
             reader = AnthropicStream(exchange.sent, self._clock, on_call)
-        post = Posted(endpoint, "/messages", body, timeouts, request.began)
+        post = HttpRequest(endpoint, "/messages", body, timeouts, request.began)
         found = await self._http.send(post, exchange, read_message, reader)
         if isinstance(found, Failure) and exchange.status is not None:
             exchange.learned = self._forms.learn(endpoint, request, found, form)

@@ -13,8 +13,17 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.http.sse import EventLines, NoEvent
-from bagent.backends.messages import Asked, Image, Own, Part, Result, Talk, Text, read_talk
+from bagent.backends.http.sse import NoEvent, SSEDecoder
+from bagent.backends.messages import (
+    ChatMessages,
+    ImagePart,
+    Part,
+    ProviderBlocks,
+    TextPart,
+    ToolResultPart,
+    ToolUse,
+    read_conversation,
+)
 from bagent.backends.openai.chat import finish_word, optional_text
 from bagent.backends.openai.errors import from_body_error, shorten
 from bagent.backends.prefix_cache import Marks, SharedPrefix
@@ -63,7 +72,7 @@ class AnthropicWriter:
         Raises:
             ValueError: the API has no way to say what the request holds.
         """
-        talk = read_talk(request.messages or [], typed=True)
+        talk = read_conversation(request.messages or [], typed=True)
         if not talk.turns:
             raise ValueError("a prompt needs a user message, not only system text")
         head, tools_size = self._kept_head(request.settings)
@@ -77,7 +86,7 @@ class AnthropicWriter:
             if not any(output.document.decode() in text for text in system):
                 system.append(words)
         first = talk.turns[0].parts[0]
-        user = first.text if isinstance(first, Text) else ""
+        user = first.text if isinstance(first, TextPart) else ""
         marks = self._shared.look(tools_size, "\n\n".join(system), user)
         if system:
             blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in system]
@@ -160,7 +169,7 @@ def tool_choice(value: Json) -> Json:
     return value
 
 
-def _messages(talk: Talk, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]]:
+def _messages(talk: ChatMessages, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for turn in talk.turns:
         blocks = [_block(part) for part in turn.parts]
@@ -186,23 +195,23 @@ def _marked(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _block(part: Part) -> dict[str, Any]:
-    if isinstance(part, Text):
+    if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
-    if isinstance(part, Image):
+    if isinstance(part, ImagePart):
         if part.url:
             return {"type": "image", "source": {"type": "url", "url": part.url}}
         source = {"type": "base64", "media_type": part.media_type, "data": part.data}
         return {"type": "image", "source": source}
-    if isinstance(part, Asked):
+    if isinstance(part, ToolUse):
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": part.arguments}
-    if isinstance(part, Result):
+    if isinstance(part, ToolResultPart):
         return _result_block(part)
-    if isinstance(part, Own):
+    if isinstance(part, ProviderBlocks):
         return part.block
     raise AssertionError(part)
 
 
-def _result_block(part: Result) -> dict[str, Any]:
+def _result_block(part: ToolResultPart) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.id}
     if part.parts:
         block["content"] = [_block(inner) for inner in part.parts]
@@ -334,7 +343,7 @@ class AnthropicStream:
         self.error: Failure | None = None
         self.tool_calls: list[ToolCall] = []
         """Calls whose arguments are whole: each may be run before the stream ends."""
-        self._lines = EventLines()
+        self._lines = SSEDecoder()
         self._message: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}

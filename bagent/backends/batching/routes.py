@@ -53,7 +53,7 @@ _NOT_RAW = frozenset(
 )  # fmt: skip
 
 
-class Ways(msgspec.Struct, frozen=True):
+class BatchRoutes(msgspec.Struct, frozen=True):
     """How calls with the same settings may travel together, as far as the settings say."""
 
     prompts: bool
@@ -61,14 +61,14 @@ class Ways(msgspec.Struct, frozen=True):
     chats: bool
 
 
-def ways_of(settings: CallSettings) -> Ways:
+def ways_of(settings: CallSettings) -> BatchRoutes:
     """What a request of several calls could carry of ``settings`` without changing it."""
     fields: Mapping[str, Any] = {**settings.sampling, **settings.extra}
     given = {name for name, value in fields.items() if value is not None}
     if settings.tools:
-        return Ways(prompts=False, templated=False, chats=False)
+        return BatchRoutes(prompts=False, templated=False, chats=False)
     single = fields.get("n") in (None, 1)
-    return Ways(
+    return BatchRoutes(
         prompts=single and not given & _NOT_RAW,
         templated=single and given <= _LISTS,
         chats=single and given <= _CHATS,
@@ -107,7 +107,7 @@ class Route(msgspec.Struct):
     off: str = ""
 
 
-class Learned(msgspec.Struct):
+class LearnedRoute(msgspec.Struct):
     """What is known of one shape of conversation: a template, or why there is none.
 
     ``sampled`` says that a chat answer confirmed it, ``sampling`` that one is under way.
@@ -122,13 +122,13 @@ class Learned(msgspec.Struct):
     first_ids: tuple[int, ...] = ()
 
 
-class Known(msgspec.Struct):
+class KnownRoutes(msgspec.Struct):
     """What is known of one endpoint. ``engine`` is empty where the endpoint names none."""
 
     engine: str | None = None
     lists: Route = msgspec.field(default_factory=Route)
     batch: Route = msgspec.field(default_factory=Route)
-    shapes: dict[tuple[str | None, Shape], Learned] = msgspec.field(default_factory=dict)
+    shapes: dict[tuple[str | None, Shape], LearnedRoute] = msgspec.field(default_factory=dict)
     not_before: float = 0.0
 
     @property
@@ -137,7 +137,7 @@ class Known(msgspec.Struct):
         return self.engine in TOKEN_ID_ENGINES
 
 
-class Groups:
+class GroupRoutes:
     """Says which calls share a request, and keeps what requests taught.
 
     Args:
@@ -153,16 +153,16 @@ class Groups:
         self.mode = mode
         self._clock = clock
         self._notice = notice
-        self._known: dict[str, Known] = {}
-        self._ways: dict[CallSettings, Ways] = {}
+        self._known: dict[str, KnownRoutes] = {}
+        self._ways: dict[CallSettings, BatchRoutes] = {}
         self._told = False
         self.awaiting = 0
 
-    def known(self, endpoint: Endpoint) -> Known:
+    def known(self, endpoint: Endpoint) -> KnownRoutes:
         """What is known of the endpoint; begins empty."""
         found = self._known.get(endpoint.name)
         if found is None:
-            found = self._known[endpoint.name] = Known()
+            found = self._known[endpoint.name] = KnownRoutes()
         return found
 
     def probed(self, endpoint: Endpoint, found: Capabilities) -> None:
@@ -179,11 +179,11 @@ class Groups:
         if endpoint.name in self._known:
             old = self._known[endpoint.name]
             self.awaiting -= sum(_awaits(learned) for learned in old.shapes.values())
-            self._known[endpoint.name] = Known(engine=old.engine)
+            self._known[endpoint.name] = KnownRoutes(engine=old.engine)
 
     # --- which calls -------------------------------------------------------------------------
 
-    def ways(self, settings: CallSettings) -> Ways:
+    def ways(self, settings: CallSettings) -> BatchRoutes:
         """:func:`ways_of`, remembered."""
         found = self._ways.get(settings)
         if found is None:
@@ -208,7 +208,7 @@ class Groups:
             return None
         return settings, request.max_tokens, request.seed, shape
 
-    def _shape(self, request: Request, ways: Ways) -> Shape | None:
+    def _shape(self, request: Request, ways: BatchRoutes) -> Shape | None:
         """The shape that a chat has to have for a list of prompts, None where it cannot go."""
         if (
             not ways.templated
@@ -259,7 +259,7 @@ class Groups:
             return "prompts"
         return "templated" if self.learned(endpoint, request) is not None else "chats"
 
-    def learned(self, endpoint: Endpoint, request: Request) -> Learned | None:
+    def learned(self, endpoint: Endpoint, request: Request) -> LearnedRoute | None:
         """The template for the request's shape, where it is proven and may be used."""
         known = self.known(endpoint)
         shape = self._shape(request, self.ways(request.settings))
@@ -270,13 +270,13 @@ class Groups:
             return None
         return found
 
-    def _ask_first(self, known: Known) -> int | None:
+    def _ask_first(self, known: KnownRoutes) -> int | None:
         return None if self._clock() >= known.not_before else 1
 
-    def _stale(self, learned: Learned) -> bool:
+    def _stale(self, learned: LearnedRoute) -> bool:
         return learned.quarter is not None and quarter(self._clock()) != learned.quarter
 
-    def _batches(self, known: Known, ways: Ways) -> bool:
+    def _batches(self, known: KnownRoutes, ways: BatchRoutes) -> bool:
         """Whether chats go by the batch: it spares this side's CPU, and the server's front end."""
         if self.mode == "completions" or not ways.chats or known.batch.off:
             return False
@@ -299,7 +299,9 @@ class Groups:
         """The endpoint could not be asked just now."""
         self.known(endpoint).not_before = self._clock() + LEARN_AGAIN
 
-    def learn(self, endpoint: Endpoint, request: Request, shape: Shape, learned: Learned) -> None:
+    def learn(
+        self, endpoint: Endpoint, request: Request, shape: Shape, learned: LearnedRoute
+    ) -> None:
         """Keep what was found out of the request's shape."""
         shapes = self.known(endpoint).shapes
         key = (request.settings.model, shape)
@@ -313,14 +315,14 @@ class Groups:
         if learned.off:
             self._unproven(f"{endpoint.name}: {learned.off}")
 
-    def awaits_sample(self, endpoint: Endpoint, request: Request) -> Learned | None:
+    def awaits_sample(self, endpoint: Endpoint, request: Request) -> LearnedRoute | None:
         """The template that an answer to ``request`` on the chat route would confirm."""
         if not endpoint.own or request.stream or request.messages is None:
             return None
         found = self.learned(endpoint, request)
         return None if found is None or found.sampled or found.sampling else found
 
-    def sampled(self, endpoint: Endpoint, learned: Learned, why_not: str) -> None:
+    def sampled(self, endpoint: Endpoint, learned: LearnedRoute, why_not: str) -> None:
         """A chat answer confirmed a template, or (``why_not``) spoke against it."""
         self.awaiting -= _awaits(learned)
         learned.sampled = True
@@ -384,7 +386,7 @@ class Groups:
             self._notice(f"chats cannot go as lists of prompts, they go singly: {why}")
 
 
-def _awaits(learned: Learned) -> int:
+def _awaits(learned: LearnedRoute) -> int:
     """1 where the template waits for a chat answer to confirm it."""
     return int(learned.template is not None and not learned.off and not learned.sampled)
 
@@ -404,7 +406,7 @@ def group_body(
     writer: BodyWriter,
     way: Way,
     group: Sequence[Request],
-    learned: Learned | None,
+    learned: LearnedRoute | None,
     token_ids: bool,
 ) -> bytes:
     """The JSON body of one request for ``group``.
@@ -424,7 +426,7 @@ def group_body(
 
 
 def take_answer(
-    groups: Groups, endpoint: Endpoint, way: Way, request: Request, answer: GroupAnswer
+    groups: GroupRoutes, endpoint: Endpoint, way: Way, request: Request, answer: GroupAnswer
 ) -> tuple[list[Reply | Failure], bool]:
     """The results of a group, and whether its calls are to go again, alone, at no cost.
 

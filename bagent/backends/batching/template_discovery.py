@@ -24,7 +24,7 @@ from bagent.backends.batching.chat_template import (
     thinks,
     why_not,
 )
-from bagent.backends.batching.routes import Groups, Learned
+from bagent.backends.batching.routes import GroupRoutes, LearnedRoute
 from bagent.backends.batching.wire import prompt_ids, text_in, tokens_in
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.openai.errors import from_status
@@ -55,8 +55,8 @@ class _NotProven(Exception):
     """The template does not hold, or cannot be shown to hold; the words say why."""
 
 
-class Learner:
-    """Finds out, for :class:`Groups`, how endpoints take groups.
+class TemplateProber:
+    """Finds out, for :class:`GroupRoutes`, how endpoints take groups.
 
     Args:
         model_of: the model name to send for a request; empty for none.
@@ -64,7 +64,7 @@ class Learner:
 
     def __init__(
         self,
-        groups: Groups,
+        groups: GroupRoutes,
         ask: Ask,
         probe: Probe,
         model_of: Callable[[Endpoint, Request], str],
@@ -107,7 +107,7 @@ class Learner:
         except _NotNow:
             return False
         except _NotProven as why:
-            learned = Learned(off=str(why))
+            learned = LearnedRoute(off=str(why))
         if known is self._groups.known(endpoint):  # else it was forgotten meanwhile
             self._groups.learn(endpoint, rows[0], shape, learned)
         return True
@@ -116,7 +116,7 @@ class Learner:
         self,
         endpoint: Endpoint,
         request: Request,
-        learned: Learned,
+        learned: LearnedRoute,
         answer: tuple[Reply, bytes],
         timeouts: Timeouts,
     ) -> None:
@@ -144,7 +144,7 @@ def _short(timeouts: Timeouts) -> Timeouts:
     return msgspec.structs.replace(timeouts, total=total)
 
 
-async def _learn(asking: _Asking, shape: Shape, rows: Sequence[Request]) -> Learned:
+async def _learn(asking: _Asking, shape: Shape, rows: Sequence[Request]) -> LearnedRoute:
     first = await asking.chat_ids(sentinels(shape))
     template = learn_template(shape, await asking.text(first))
     if template is None:
@@ -162,7 +162,7 @@ async def _learn(asking: _Asking, shape: Shape, rows: Sequence[Request]) -> Lear
         raise _NotProven("its chat template rewrites what it is given")
     real = [row.messages for row in rows[:MOST_SAMPLES] if row.messages]
     seen += [await asking.proven(candidate, messages) for messages in others + real]
-    return Learned(template=candidate, first_ids=_common(seen))
+    return LearnedRoute(template=candidate, first_ids=_common(seen))
 
 
 def _common(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:

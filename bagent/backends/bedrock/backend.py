@@ -22,9 +22,9 @@ from bagent.backends.bedrock.wire import LEFT_OUT, BedrockStream, converse_argum
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.openai.raw_request import unpacked
 from bagent.backends.prefix_cache import SharedPrefix
-from bagent.backends.profile import Form, Forms
+from bagent.backends.profile import EndpointForms, Form
 from bagent.backends.request import CallSettings, Request
-from bagent.backends.wrappers import AloneBackend
+from bagent.backends.wrappers import SingleRequestBackend
 from bagent.clocks import unix
 from bagent.types import Failure, Reply, ToolCall
 
@@ -48,7 +48,7 @@ class BedrockConfig(msgspec.Struct, frozen=True):
     ca_file: str | None = None
 
 
-class BedrockBackend(AloneBackend):
+class BedrockBackend(SingleRequestBackend):
     """Speaks Converse, one call a request; streamed calls by ConverseStream.
 
     The endpoint's headers are sent along; with an ``Authorization`` among them nothing is signed.
@@ -68,7 +68,7 @@ class BedrockBackend(AloneBackend):
         clock: Callable[[], float] = unix,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(Forms(enforce, notice), clock)
+        super().__init__(EndpointForms(enforce, notice), clock)
         self._config = config
         self._enforce = enforce
         self._notice = notice

@@ -15,7 +15,16 @@ from typing import Any
 import msgspec
 
 from bagent.backends.anthropic.wire import MAX_TOKENS, schema_text
-from bagent.backends.messages import Asked, Image, Own, Part, Result, Talk, Text, read_talk
+from bagent.backends.messages import (
+    ChatMessages,
+    ImagePart,
+    Part,
+    ProviderBlocks,
+    TextPart,
+    ToolResultPart,
+    ToolUse,
+    read_conversation,
+)
 from bagent.backends.openai.chat import finish_word, optional_text
 from bagent.backends.prefix_cache import Marks, SharedPrefix
 from bagent.backends.profile import Form
@@ -54,7 +63,7 @@ def converse_arguments(
     Raises:
         ValueError: Converse has no way to say what the request holds.
     """
-    talk = read_talk(request.messages or [], typed=False)
+    talk = read_conversation(request.messages or [], typed=False)
     if not talk.turns:
         raise ValueError("a prompt needs a user message, not only system text")
     settings = request.settings
@@ -66,7 +75,7 @@ def converse_arguments(
         if not any(document.decode() in text for text in system):
             system.append(schema_text(document))
     first = talk.turns[0].parts[0]
-    user = first.text if isinstance(first, Text) else ""
+    user = first.text if isinstance(first, TextPart) else ""
     size = len(encode_json(tools)) if tools else 0
     marks = shared.look(size, "\n\n".join(system), user)
     point = [_CACHE_POINT] if marks.system else []
@@ -146,7 +155,7 @@ def _choice(value: Json) -> Json:
     return value
 
 
-def _messages(talk: Talk, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]]:
+def _messages(talk: ChatMessages, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = [
         {"role": turn.role, "content": [_block(part) for part in turn.parts]} for turn in talk.turns
     ]
@@ -160,25 +169,25 @@ def _messages(talk: Talk, marks: Marks, *, goes_on: bool) -> list[dict[str, Any]
 
 
 def _block(part: Part) -> dict[str, Any]:
-    if isinstance(part, Text):
+    if isinstance(part, TextPart):
         return {"text": part.text}
-    if isinstance(part, Image):
+    if isinstance(part, ImagePart):
         return _image(part)
-    if isinstance(part, Asked):
+    if isinstance(part, ToolUse):
         used = {"toolUseId": part.id, "name": part.name, "input": part.arguments}
         return {"toolUse": used}
-    if isinstance(part, Result):
+    if isinstance(part, ToolResultPart):
         content = [_block(inner) for inner in part.parts] or [{"text": "(no output)"}]
         result: dict[str, Any] = {"toolUseId": part.id, "content": content}
         if part.failed:
             result["status"] = "error"
         return {"toolResult": result}
-    if isinstance(part, Own):
+    if isinstance(part, ProviderBlocks):
         return _with_bytes(part.block)
     raise AssertionError(part)
 
 
-def _image(image: Image) -> dict[str, Any]:
+def _image(image: ImagePart) -> dict[str, Any]:
     if image.url:
         raise ValueError("Bedrock takes images as bytes, not by address: write image: FILE")
     try:

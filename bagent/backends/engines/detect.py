@@ -40,16 +40,16 @@ _LISTS = frozenset({"vllm", "sglang", "dynamo", "llama.cpp"})
 """Engines whose /completions was seen to take lists of prompts."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class DetectedCapabilities(msgspec.Struct, frozen=True):
     """What an endpoint serves, and its load at that moment where it tells it."""
 
     capabilities: Capabilities
     load: EngineLoad | None = None
 
 
-async def learn_more(
+async def detect_capabilities(
     transport: Transport, endpoint: Endpoint, known: Capabilities, seconds: float
-) -> Known:
+) -> DetectedCapabilities:
     """What the other routes tell, added to ``known``; one after the other, over one connection.
 
     Whatever was not told within ``seconds`` stays unknown.
@@ -81,7 +81,7 @@ async def learn_more(
         lists=lists,
         load=serves(_LOAD, engine),
     )
-    return Known(found, load)
+    return DetectedCapabilities(found, load)
 
 
 class _Routes(msgspec.Struct):

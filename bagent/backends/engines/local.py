@@ -46,7 +46,7 @@ from typing import Any
 
 import msgspec
 
-from bagent.backends.engines.local_server import Wanted, fitted, read_model, this_machine
+from bagent.backends.engines.local_server import RequestedSettings, fitted, read_model, this_machine
 from bagent.errors import JobError, MissingPackage, UsageError
 
 INSTALL_SERVER = "pip install 'xllamacpp>=2026.0'"
@@ -67,7 +67,7 @@ class LocalConfig:
 
     log_file: Path
     model: Path | None = None
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: RequestedSettings = field(default_factory=RequestedSettings)
     start_seconds: float = 60.0
 
 
@@ -93,7 +93,7 @@ def local_config(file: Path | None, options: Mapping[str, str], log_file: Path) 
         if text is not None and not (text.isascii() and text.isdigit() and int(text) >= 1):
             raise JobError(f"backend local: '{name}' is a number of at least 1, not {text!r}")
         numbers[name] = None if text is None else int(text)
-    wanted = Wanted(
+    wanted = RequestedSettings(
         numbers["ctx"], numbers["parallel"], numbers["threads"], options.get("template")
     )
     return LocalConfig(log_file, file, wanted)

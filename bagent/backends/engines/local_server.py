@@ -65,7 +65,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedSettings:
     """What a user asked for; None lets the machine decide.
 
     ``context`` is in tokens for each of ``parallel`` slots, ``template`` the name or text of a
@@ -218,7 +218,9 @@ def _words(path: Path) -> str:
         return ""
 
 
-def fitted(wanted: Wanted, path: Path, model: ModelFile, machine: Machine) -> ServerSettings:
+def fitted(
+    wanted: RequestedSettings, path: Path, model: ModelFile, machine: Machine
+) -> ServerSettings:
     """Slots, context and threads that fit the machine; what is ``wanted`` stands as it is.
 
     Two slots a CPU, at least 4 and at most 16, with 4096 tokens each; fewer slots, then shorter

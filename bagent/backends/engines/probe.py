@@ -30,7 +30,7 @@ _TRIES = 4
 """A stale connection, or a refused parameter, is worth the same route once more."""
 
 
-class Proof(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     """A real request that was answered by ``route`` after ``ms`` milliseconds.
 
     ``cached_tokens`` says whether its usage told how much of the prompt was cached, ``blank``
@@ -43,7 +43,7 @@ class Proof(msgspec.Struct, frozen=True):
     blank: bool = False
 
 
-class Prover:
+class CompletionProbe:
     """Sends the real requests of many endpoints over one backend."""
 
     def __init__(self, backend: Backend) -> None:
@@ -59,7 +59,7 @@ class Prover:
             model = asked_model(request)
             routes = (_ROUTE_OF.get(request.path, "chat"),)
         found = await self.prove(endpoint, model, CHECK_SECONDS, routes)
-        if isinstance(found, Proof):
+        if isinstance(found, ProbeResult):
             words = f"{endpoint.name} ends its answers without a word"
             return Failure("empty", words, passing=True, status=200) if found.blank else None
         return found
@@ -70,7 +70,7 @@ class Prover:
         model: str | None,
         seconds: float,
         routes: Sequence[Route] = ROUTES,
-    ) -> Proof | Failure:
+    ) -> ProbeResult | Failure:
         """Ask ``model`` (None: whatever the server takes) for one token, within ``seconds``.
 
         The failure, if it comes to one, is that of the first route: the others are only tried
@@ -80,7 +80,7 @@ class Prover:
         first: Failure | None = None
         for route in routes:
             found = await self._ask(endpoint, model, route, end)
-            if isinstance(found, Proof):
+            if isinstance(found, ProbeResult):
                 return found
             first = first or found
             if found.status not in _NOT_HERE:
@@ -90,7 +90,7 @@ class Prover:
 
     async def _ask(
         self, endpoint: Endpoint, model: str | None, route: Route, end: float
-    ) -> Proof | Failure:
+    ) -> ProbeResult | Failure:
         request = self._requests.get((route, model))
         if request is None:
             request = self._requests[route, model] = _request(route, model)
@@ -106,7 +106,7 @@ class Prover:
             if isinstance(result, Reply):
                 blank = result.finish_reason == "stop" and result.vectors is None
                 blank = blank and not (result.text or result.reasoning or result.tool_calls)
-                return Proof(route, ms, result.usage.cached is not None, blank)
+                return ProbeResult(route, ms, result.usage.cached is not None, blank)
             failure = result
             if not (exchange.again or exchange.learned):
                 break

@@ -138,7 +138,7 @@ class StreamStalled(TimeoutError):
     """A streamed answer did not begin, or did not go on, within its limit."""
 
 
-class Patience:
+class StreamTimeout:
     """The limits of a streamed answer: until its first piece, then between two pieces.
 
     An asynchronous context around the whole request. A piece only moves the moment at which the
@@ -196,7 +196,7 @@ class Patience:
         self._over = True
         self._task.cancel()
 
-    async def __aenter__(self) -> Patience:
+    async def __aenter__(self) -> StreamTimeout:
         task = asyncio.current_task()
         assert task is not None
         self._task = task

@@ -22,7 +22,7 @@ from bagent.backends.base import Timeouts
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.connection import Connection, PlainResponse, arrival
 from bagent.backends.http.errors import BadAddress, ConnectTimeout, NotConnected
-from bagent.backends.http.resolver import Names
+from bagent.backends.http.resolver import Resolver
 
 NAME_SECONDS = 300.0
 """So long the addresses of a host name are kept."""
@@ -83,7 +83,7 @@ class _Target:
             self.head += b"Content-Length: "
 
 
-class _Limit:
+class TimeoutGroup:
     """The requests that have the same time limit, the oldest first: one timer looks at them all.
 
     A timer of its own for each request would cost more than what it guards against ever does.
@@ -135,16 +135,16 @@ class PlainPool:
         self._busy: set[Connection] = set()
         self._targets: dict[tuple[Endpoint, str], _Target] = {}
         self._names: dict[tuple[str, int], tuple[float, list[Any]]] = {}
-        self._look_ups: Names | None = None
+        self._look_ups: Resolver | None = None
         self._reaper: asyncio.TimerHandle | None = None
-        self._limits: dict[float, _Limit] = {}
+        self._limits: dict[float, TimeoutGroup] = {}
 
     @staticmethod
     def serves(endpoint: Endpoint, url: str) -> bool:
         """Whether a URL is reached this way: no TLS, no proxy, no password in it."""
         return endpoint.proxy is None and url.startswith("http://") and "@" not in url
 
-    def post(self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts) -> Posting:
+    def post(self, endpoint: Endpoint, path: str, body: bytes, timeouts: Timeouts) -> PooledRequest:
         """POST ``body`` (JSON): to be entered with ``async with``.
 
         Raises:
@@ -156,15 +156,15 @@ class PlainPool:
                 self._targets.clear()
             target = _Target(endpoint, endpoint.url + path, has_body=True)
             self._targets[endpoint, path] = target
-        return Posting(self, target, body, timeouts)
+        return PooledRequest(self, target, body, timeouts)
 
-    def get(self, endpoint: Endpoint, url: str, timeouts: Timeouts) -> Posting:
+    def get(self, endpoint: Endpoint, url: str, timeouts: Timeouts) -> PooledRequest:
         """GET an absolute URL as the endpoint is reached: to be entered with ``async with``.
 
         Raises:
             ValueError: the address or a header cannot be sent.
         """
-        return Posting(self, _Target(endpoint, url, has_body=False), b"", timeouts)
+        return PooledRequest(self, _Target(endpoint, url, has_body=False), b"", timeouts)
 
     def take(self, target: _Target, now: float) -> Connection | None:
         """A kept-open connection that may still be good, if there is one."""
@@ -209,13 +209,13 @@ class PlainPool:
                 del self._idle[place]
         self._reaper = loop.call_later(1.0, self._reap, loop) if self._idle else None
 
-    def limit(self, seconds: float) -> _Limit:
+    def limit(self, seconds: float) -> TimeoutGroup:
         """What ends requests after ``seconds``."""
         found = self._limits.get(seconds)
         if found is None:
             if len(self._limits) >= _MOST_LIMITS:
                 self._limits = {s: limit for s, limit in self._limits.items() if limit.used}
-            found = self._limits[seconds] = _Limit(seconds, asyncio.get_running_loop())
+            found = self._limits[seconds] = TimeoutGroup(seconds, asyncio.get_running_loop())
         return found
 
     async def connect(self, target: _Target) -> Connection:
@@ -249,7 +249,7 @@ class PlainPool:
         if kept is not None and kept[0] > loop.time():
             return kept[1]
         if self._look_ups is None:
-            self._look_ups = Names(loop)
+            self._look_ups = Resolver(loop)
         found = await self._look_ups.look_up(
             target.host, target.port, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP, 0
         )
@@ -275,7 +275,7 @@ class PlainPool:
         await asyncio.sleep(0)
 
 
-class Posting:
+class PooledRequest:
     """One request, from its sending to the return of its connection (``async with``).
 
     Raises:
@@ -301,7 +301,7 @@ class Posting:
         self._timeouts = timeouts
         self._connection: Connection | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self._limit: _Limit | None = None
+        self._limit: TimeoutGroup | None = None
 
     async def __aenter__(self) -> PlainResponse:
         self._loop = loop = asyncio.get_running_loop()

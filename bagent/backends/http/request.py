@@ -14,7 +14,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.backends.http.client import (
     NETWORK_ERRORS,
     NOT_CONNECTED,
-    Patience,
+    StreamTimeout,
     Transport,
     is_stale,
     network_failure,
@@ -83,7 +83,7 @@ class EventReader(Protocol):
         ...
 
 
-class Posted(msgspec.Struct):
+class HttpRequest(msgspec.Struct):
     """A body (JSON) for a path below the endpoint's address; ``began`` is called at the first token
     of a stream."""
 
@@ -103,7 +103,7 @@ class HttpExchange:
         self._tell: set[str] = set()
 
     async def send(
-        self, post: Posted, exchange: Exchange, read: WholeReader, reader: EventReader | None
+        self, post: HttpRequest, exchange: Exchange, read: WholeReader, reader: EventReader | None
     ) -> Reply | Failure:
         """Send ``post``; ``reader`` is for streamed calls. Notes status and times in ``exchange``.
 
@@ -115,7 +115,9 @@ class HttpExchange:
             found = await self._streamed(post, exchange, read, reader)
         return named(found, post.endpoint, exchange) if isinstance(found, Failure) else found
 
-    async def _whole(self, post: Posted, exchange: Exchange, read: WholeReader) -> Reply | Failure:
+    async def _whole(
+        self, post: HttpRequest, exchange: Exchange, read: WholeReader
+    ) -> Reply | Failure:
         answer = await self.post(post, exchange)
         if isinstance(answer, Failure):
             return answer
@@ -123,7 +125,7 @@ class HttpExchange:
         return read(raw, headers.get("Content-Type", ""), headers)
 
     async def post(
-        self, post: Posted, exchange: Exchange
+        self, post: HttpRequest, exchange: Exchange
     ) -> tuple[bytes, Mapping[str, str]] | Failure:
         """The body and the headers of a good answer, or what the other one means."""
         try:
@@ -140,12 +142,12 @@ class HttpExchange:
         return raw, response.headers
 
     async def _streamed(
-        self, post: Posted, exchange: Exchange, read: WholeReader, reader: EventReader
+        self, post: HttpRequest, exchange: Exchange, read: WholeReader, reader: EventReader
     ) -> Reply | Failure:
         limits = post.timeouts
         try:
             async with (
-                Patience(limits.first_token, limits.idle) as patience,
+                StreamTimeout(limits.first_token, limits.idle) as patience,
                 self._transport.post(post.endpoint, post.path, post.body, limits) as response,
             ):
                 self._note(exchange, response, post.endpoint)
@@ -173,8 +175,8 @@ class HttpExchange:
         self,
         response: aiohttp.ClientResponse | PlainResponse,
         reader: EventReader,
-        patience: Patience,
-        of: tuple[Posted, Exchange],
+        patience: StreamTimeout,
+        of: tuple[HttpRequest, Exchange],
     ) -> Reply | Failure:
         pieces = 0
         post, exchange = of
@@ -195,7 +197,7 @@ class HttpExchange:
             pieces = reader.pieces
         return reader.result()
 
-    def _broken(self, error: BaseException, post: Posted, exchange: Exchange) -> Failure:
+    def _broken(self, error: BaseException, post: HttpRequest, exchange: Exchange) -> Failure:
         """The failure of a request that the network ended, and whether to send it again free."""
         quick = self._clock() - exchange.sent < STALE_SECONDS
         exchange.again = reused() and (quick or was_idle() >= LONG_IDLE) and is_stale(error)

@@ -24,7 +24,7 @@ HANGS_SECONDS = 0.5
 _Work = tuple["asyncio.Future[list[Any]]", tuple[Any, ...]] | None
 
 
-class Names:
+class Resolver:
     """Looks names up for an event loop of any kind."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -98,12 +98,12 @@ class Names:
                 return
 
 
-class NamesLoop(asyncio.SelectorEventLoop):
+class ResolverLoop(asyncio.SelectorEventLoop):
     """For commands that reach many names of which some may be dead: a loop factory."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._names = Names(self)
+        self._names = Resolver(self)
 
     async def getaddrinfo(
         self,

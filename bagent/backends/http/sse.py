@@ -25,7 +25,7 @@ def ended_by_newlines(data: bytes) -> bytes:
     return data[:-1].replace(b"\r", b"\n") + data[-1:]
 
 
-class EventLines:
+class SSEDecoder:
     """Feed it bytes as they come: it gives back the objects that became whole.
 
     ``stray`` keeps up to 64 KiB of lines that belong to no event stream: an error page, say.

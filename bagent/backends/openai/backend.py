@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from bagent.backends.base import Exchange, Timeouts
-from bagent.backends.batching.routes import PATHS, Groups, group_body, take_answer
-from bagent.backends.batching.template_discovery import Learner
+from bagent.backends.batching.routes import PATHS, GroupRoutes, group_body, take_answer
+from bagent.backends.batching.template_discovery import TemplateProber
 from bagent.backends.batching.wire import read_group
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.http.client import NETWORK_ERRORS, Transport, network_failure
-from bagent.backends.http.request import EVENTS, SSE, HttpExchange, Posted, named, whole_body
+from bagent.backends.http.request import EVENTS, SSE, HttpExchange, HttpRequest, named, whole_body
 from bagent.backends.openai.chat import BodyWriter, read_reply
 from bagent.backends.openai.models import learn_models
 from bagent.backends.openai.raw_request import read_line_reply
 from bagent.backends.openai.stream import StreamReader
 from bagent.backends.openai.tokenize import PromptCounter
-from bagent.backends.profile import Abilities, Form, Forms
+from bagent.backends.profile import Abilities, EndpointForms, Form
 from bagent.backends.request import Request
 from bagent.clocks import unix
 from bagent.types import Failure, Reply
@@ -50,12 +50,12 @@ class OpenAIBackend:
         self._http = HttpExchange(transport, clock)
         self._enforce = enforce
         self._clock = clock
-        self._forms = Forms(enforce, notice)
+        self._forms = EndpointForms(enforce, notice)
         self._abilities = Abilities()
         self._writers: dict[tuple[str, bool, str, frozenset[str], str, bool], BodyWriter] = {}
         self._served: dict[str, str] = {}
-        self._groups = Groups(batching, clock, notice)
-        self._learner = Learner(self._groups, self._ask, self.probe, self._model)
+        self._groups = GroupRoutes(batching, clock, notice)
+        self._learner = TemplateProber(self._groups, self._ask, self.probe, self._model)
         self._counter = PromptCounter(self._ask, self._model)
 
     def group_key(self, request: Request) -> Hashable | None:
@@ -138,7 +138,7 @@ class OpenAIBackend:
         body = self._writer(endpoint, request, form).body(
             request, key="prompt" if request.prompt is not None else None, stream=stream
         )
-        post = Posted(endpoint, request.path, body, timeouts)
+        post = HttpRequest(endpoint, request.path, body, timeouts)
         if stream:
             on_call = request.watch() if request.watch else None
             reader = StreamReader(exchange.sent, self._clock, on_call)
@@ -173,7 +173,7 @@ class OpenAIBackend:
         learned = groups.learned(endpoint, request) if way == "templated" else None
         writer, all_known = self._writer(endpoint, request, form), groups.known(endpoint).takes_all
         body = group_body(writer, way, group, learned, all_known)
-        answer = await self._http.post(Posted(endpoint, PATHS[way], body, timeouts), exchange)
+        answer = await self._http.post(HttpRequest(endpoint, PATHS[way], body, timeouts), exchange)
         if not isinstance(answer, Failure):
             first_ids = learned.first_ids if learned is not None else ()
             found = read_group(*answer, len(group), first_ids)
@@ -185,7 +185,7 @@ class OpenAIBackend:
         return answer
 
     async def _send_whole(
-        self, request: Request, post: Posted, exchange: Exchange
+        self, request: Request, post: HttpRequest, exchange: Exchange
     ) -> tuple[Reply | Failure, bytes]:
         answer = await self._http.post(post, exchange)
         if isinstance(answer, Failure):

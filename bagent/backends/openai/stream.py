@@ -27,7 +27,7 @@ from bagent.text.json import decode_json, encode_json
 from bagent.types import Failure, Json, Reply, ToolCall, Usage
 
 
-class ToolCallJoiner:
+class ToolCallAssembler:
     """Joins streamed tool calls: by index, but a new non-empty id starts a new call.
 
     Servers without useful indexes or ids start a new call with a name once the call before has
@@ -180,7 +180,7 @@ class StreamReader:
         self._refusal: list[str] = []
         self._logprobs: list[Json] = []
         self._given_back: dict[str, Json] = {}
-        self._calls = ToolCallJoiner(on_call)
+        self._calls = ToolCallAssembler(on_call)
         self._finish: str | None = None
         self._model: str | None = None
         self._id: str | None = None

@@ -23,7 +23,7 @@ from bagent.servers.resolve import Servers, named_servers
 if TYPE_CHECKING:
     from bagent.bench.plan import BenchPlan
     from bagent.bench.schedule import Recorded
-    from bagent.runs.context import Prepared
+    from bagent.runs.context import RunContext
 
 
 def bench(
@@ -151,7 +151,7 @@ def _exit_code(summary: dict[str, Any], broken: Sequence[str]) -> int:
     return EXIT_ROWS_FAILED if broken or nothing else 0
 
 
-def _job(given: dict[str, Any]) -> tuple[Prepared | None, str | None]:
+def _job(given: dict[str, Any]) -> tuple[RunContext | None, str | None]:
     """The checked job, if one is given, and the hostfile: the option's, else the job's."""
     if given["job"] is None:
         return None, given["hostfile"]

@@ -42,7 +42,7 @@ def check(
 
     Example: bagent check job.yaml --rows 500 --price 0.15,0.60
     """
-    from bagent.check.check import CheckOptions, look
+    from bagent.check.check import CheckOptions, run_check
     from bagent.check.estimate import read_price
     from bagent.runs.context import RunOptions
 
@@ -58,7 +58,7 @@ def check(
         env=dict(os.environ),
         cwd=Path.cwd(),
     )
-    report = look(CheckOptions(options, rows, prompts, read_price(price), open_))
+    report = run_check(CheckOptions(options, rows, prompts, read_price(price), open_))
     if as_json:
         import msgspec
 

@@ -17,8 +17,8 @@ from bagent.errors import EXIT_ROWS_FAILED, HostfileError, Position, StoppedEarl
 
 if TYPE_CHECKING:
     from bagent.backends.endpoint import Endpoint
-    from bagent.fleet.health_check import Called, RollCallPlan
-    from bagent.fleet.hostfile import Host
+    from bagent.fleet.health_check import HealthCheckPlan, HealthResult
+    from bagent.fleet.hostfile import HostEntry
 
 MOST_AT_ONCE = 2048
 """Endpoints that are asked at once: a bound on open connections, of which each may hold two."""
@@ -123,16 +123,16 @@ def _one(backend: str, model: str | None, timeout: str, form: Literal["table", "
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class HostfileInput:
     """The hostfile as it was read: where from, its text, its hosts, and how each is reached."""
 
     path: str
     text: str
-    hosts: Sequence[Host]
+    hosts: Sequence[HostEntry]
     endpoints: Sequence[Endpoint]
 
 
-def read_fleet(given: str | None, how: str = "bagent hosts FILE") -> Fleet:
+def read_fleet(given: str | None, how: str = "bagent hosts FILE") -> HostfileInput:
     """The hostfile ``given`` (``-`` is stdin), else the one that BAGENT_HOSTFILE names.
 
     Args:
@@ -162,7 +162,7 @@ def read_fleet(given: str | None, how: str = "bagent hosts FILE") -> Fleet:
             ) from None
     found = hosts_in(content, path)
     endpoints = host_endpoints(found, path, None, os.environ)
-    return Fleet(named, content.decode("utf-8-sig"), found, endpoints)
+    return HostfileInput(named, content.decode("utf-8-sig"), found, endpoints)
 
 
 def _wanted(count: int, min_fraction: float | None, min_hosts: int | None) -> int:
@@ -182,8 +182,8 @@ def _wanted(count: int, min_fraction: float | None, min_hosts: int | None) -> in
     return wanted
 
 
-def _plan(count: int, timeout: str, wanted: int, model: str | None, wait: bool) -> RollCallPlan:
-    from bagent.fleet.health_check import RollCallPlan
+def _plan(count: int, timeout: str, wanted: int, model: str | None, wait: bool) -> HealthCheckPlan:
+    from bagent.fleet.health_check import HealthCheckPlan
     from bagent.job.yaml.scalars import read_duration
     from bagent.runs.shutdown import raise_file_limit
 
@@ -195,23 +195,25 @@ def _plan(count: int, timeout: str, wanted: int, model: str | None, wait: bool) 
         raise UsageError(f"--timeout {timeout}: not a duration", hint="write 30s, 5m or 1h30m")
     width = min(MOST_AT_ONCE, count)
     width = max(1, min(width, raise_file_limit(2 * width) // 2))
-    return RollCallPlan(seconds, width, wanted, model, again=wait)
+    return HealthCheckPlan(seconds, width, wanted, model, again=wait)
 
 
-def _call(endpoints: Sequence[Endpoint], plan: RollCallPlan) -> list[Called]:
+def _call(endpoints: Sequence[Endpoint], plan: HealthCheckPlan) -> list[HealthResult]:
     import asyncio
 
-    from bagent.backends.engines.probe import Prover
+    from bagent.backends.engines.probe import CompletionProbe
     from bagent.backends.http.client import Transport
-    from bagent.backends.http.resolver import NamesLoop
+    from bagent.backends.http.resolver import ResolverLoop
     from bagent.backends.openai.backend import OpenAIBackend
     from bagent.cli.render.hosts import tell_progress
-    from bagent.fleet.health_check import RollCall
+    from bagent.fleet.health_check import FleetHealthCheck
     from bagent.interrupts import run_interruptible
 
-    async def call() -> list[Called]:
+    async def call() -> list[HealthResult]:
         transport = Transport()
-        roll_call = RollCall(endpoints, plan, transport, Prover(OpenAIBackend(transport)))
+        roll_call = FleetHealthCheck(
+            endpoints, plan, transport, CompletionProbe(OpenAIBackend(transport))
+        )
         telling = asyncio.ensure_future(tell_progress(roll_call, plan.seconds))
         try:
             return await roll_call.run()
@@ -219,7 +221,7 @@ def _call(endpoints: Sequence[Endpoint], plan: RollCallPlan) -> list[Called]:
             telling.cancel()
             await asyncio.wait([telling, asyncio.ensure_future(transport.close())], timeout=0.5)
 
-    return run_interruptible(call(), NamesLoop)
+    return run_interruptible(call(), ResolverLoop)
 
 
 def _notice(words: str) -> None:

@@ -24,7 +24,7 @@ from bagent.interrupts import signals_heard
 if TYPE_CHECKING:
     from bagent.backends.endpoint import Endpoint
     from bagent.fleet.endpoint_state import EndpointState
-    from bagent.fleet.leases import Lessor
+    from bagent.fleet.leases import EndpointLeaser
     from bagent.proxy.server import Proxy, ProxyConfig
     from bagent.runs.hostfile_reload import HostfileFollower
     from bagent.servers.resolve import Servers
@@ -313,7 +313,7 @@ def _follower(endpoints: Sequence[Endpoint], hostfile: Path | None) -> HostfileF
 
 async def _following(
     follower: HostfileFollower | None,
-    lessor: Lessor,
+    lessor: EndpointLeaser,
     states: Callable[[Sequence[Endpoint]], list[EndpointState]],
 ) -> None:
     """Let endpoints join and leave as the hostfile says, until cancelled."""

@@ -14,7 +14,7 @@ from bagent.duck import Setting
 from bagent.errors import WriteError
 
 if TYPE_CHECKING:
-    from bagent.report import About
+    from bagent.report import ReportInfo
     from bagent.store.run_dir import RunDir
 
 SETTINGS: dict[str, Setting] = {
@@ -60,10 +60,10 @@ def report(
     say(f"{target}, {len(page.encode()) / 1000:,.0f} kB: open it in a browser")
 
 
-def _about(run: RunDir) -> About:
+def _about(run: RunDir) -> ReportInfo:
     from bagent.cli.commands.status import describe
     from bagent.cli.render.report_job import prompts_of, settings_of
-    from bagent.report import About
+    from bagent.report import ReportInfo
 
     facts = describe(run)
     info = run.look(lambda _: None)
@@ -79,7 +79,7 @@ def _about(run: RunDir) -> About:
     shown = [(what, str(value)) for what, value in pairs.items() if value not in (None, "")]
     stages = tuple(info.stages) if info else ()
     own = info is not None and run.is_own(info)
-    return About(
+    return ReportInfo(
         run.path.name,
         shown,
         stages,

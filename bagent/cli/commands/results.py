@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from bagent.cli.results_query import Asked, say, stages_of_shards, write_by_tables
+from bagent.cli.results_query import ResultsRequest, say, stages_of_shards, write_by_tables
 from bagent.errors import UsageError, WriteError
 from bagent.text.terminal import data_stdout
 
@@ -89,7 +89,7 @@ def results(
     if (all_columns or excel) and form != "csv":
         option = "--all-columns" if all_columns else "--excel"
         raise UsageError(f"{option} is for --format csv", hint="add --format csv")
-    asked = Asked(
+    asked = ResultsRequest(
         runs=[find_run(r, RUNS) for r in runs] if runs else [find_run(None, RUNS)],
         form=form,
         statuses=frozenset(_statuses(statuses)),
@@ -122,7 +122,7 @@ def _check_options(
         raise UsageError(f"{word} does not go with openai-batch", hint="--status does")
 
 
-def _check_stages(asked: Asked) -> None:
+def _check_stages(asked: ResultsRequest) -> None:
     """Refuse a stage that none of the runs has; parts of a stage are named ``STAGE.PART``."""
     infos = [run.look(lambda _: None) for run in asked.runs] if asked.stages else []
     known = {name for info in infos if info is not None for name in info.stages}
@@ -131,7 +131,7 @@ def _check_stages(asked: Asked) -> None:
             raise UsageError(f"--stage {stage}: no such stage", hint=", ".join(sorted(known)))
 
 
-def _lines(asked: Asked) -> Iterator[bytes]:
+def _lines(asked: ResultsRequest) -> Iterator[bytes]:
     """Lines to write; nothing where DuckDB has written already."""
     if asked.form == "openai-batch":
         return islice(_batch_lines(asked), asked.limit)
@@ -141,7 +141,7 @@ def _lines(asked: Asked) -> Iterator[bytes]:
     return islice(_json_lines(asked), asked.limit)
 
 
-def _quicker_by_tables(asked: Asked) -> bool:
+def _quicker_by_tables(asked: ResultsRequest) -> bool:
     """A few rows in order: where fresh tables are there they save looking at the whole journal."""
     if asked.limit is None or not asked.ordered:
         return False
@@ -178,7 +178,7 @@ def _statuses(given: list[str] | None) -> list[str]:
     return words
 
 
-def _json_lines(asked: Asked) -> Iterator[bytes]:
+def _json_lines(asked: ResultsRequest) -> Iterator[bytes]:
     from bagent.store.results import encode_result, iter_results
     from bagent.store.run_input import find_input
 
@@ -199,7 +199,7 @@ def _json_lines(asked: Asked) -> Iterator[bytes]:
         yield encode_result({name: result.get(name) for name in names})
 
 
-def _batch_lines(asked: Asked) -> Iterator[bytes]:
+def _batch_lines(asked: ResultsRequest) -> Iterator[bytes]:
     from bagent.store.export_batch import batch_line
     from bagent.store.results import iter_outcomes
 
@@ -208,15 +208,19 @@ def _batch_lines(asked: Asked) -> Iterator[bytes]:
     yield from map(batch_line, _as_one(asked, several, lambda o: (o.stage, o.row, o.answer)))
 
 
-def _wanted(asked: Asked) -> Any:
-    from bagent.store.results import Wanted
+def _wanted(asked: ResultsRequest) -> Any:
+    from bagent.store.results import ResultQuery
 
     ordered = asked.ordered or asked.form == "openai-batch"
-    return Wanted(statuses=asked.statuses or None, stages=asked.stages or None, ordered=ordered)
+    return ResultQuery(
+        statuses=asked.statuses or None, stages=asked.stages or None, ordered=ordered
+    )
 
 
 def _as_one(
-    asked: Asked, several: list[Iterator[Any]], place: Callable[[Any], tuple[str, int, int]]
+    asked: ResultsRequest,
+    several: list[Iterator[Any]],
+    place: Callable[[Any], tuple[str, int, int]],
 ) -> Iterator[Any]:
     """What several runs hold: merged in the order of their one input, else one after the other."""
     stages = stages_of_shards(asked.runs) if _wanted(asked).ordered else None

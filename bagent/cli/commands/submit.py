@@ -12,7 +12,7 @@ import typer
 from bagent.cli import options as opt
 
 if TYPE_CHECKING:
-    from bagent.hpc.plan import Plan
+    from bagent.hpc.plan import BatchPlan
 
 RunOptions = Annotated[
     list[str] | None,
@@ -54,7 +54,7 @@ def submit(
 
     Example: bagent submit job.yaml --scheduler slurm --set cluster.nodes=4 > job.sh
     """
-    from bagent.hpc.plan import Request, make_plan
+    from bagent.hpc.plan import ResourceRequest, make_plan
     from bagent.hpc.script import batch_script
     from bagent.hpc.site import GENERIC, load_site
     from bagent.job.load import JobRequest, load_job
@@ -70,7 +70,7 @@ def submit(
         )
     )
     named = site or (loaded.cluster.site if loaded.cluster else None) or GENERIC
-    request = Request(
+    request = ResourceRequest(
         job_file=here / job,
         cwd=here,
         python=sys.executable,
@@ -90,7 +90,7 @@ def submit(
     return 0
 
 
-def _send(plan: Plan, text: str) -> None:
+def _send(plan: BatchPlan, text: str) -> None:
     from bagent.hpc.script import submit_script, write_script
 
     path = write_script(plan, text)

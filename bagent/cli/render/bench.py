@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bagent.bench.thresholds import Rule, broken_rules, changes, turned, unlike
+from bagent.bench.thresholds import (
+    Rule,
+    broken_rules,
+    changes,
+    setting_differences,
+    verdict_changes,
+)
 from bagent.bench.verdict import failure_words, fleet_words, worst
 from bagent.observe.formatting import visible
 from bagent.text.terminal import escape_controls, unguarded
@@ -239,9 +245,9 @@ def _print_endpoints(endpoints: Sequence[Numbers]) -> str:
 
 def _print_changes(old: Numbers, summary: Numbers) -> None:
     found = changes(old, summary)
-    for words in unlike(old, summary):
+    for words in setting_differences(old, summary):
         _say(f"the two tests differ: {words}")
-    others = turned(old, summary)
+    others = verdict_changes(old, summary)
     for words in others[:_MOST_TURNED]:
         _say(f"changed: {words}")
     if len(others) > _MOST_TURNED:

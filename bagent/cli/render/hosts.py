@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bagent.backends.registry import skips_of
-from bagent.fleet.health_check import Called, RollCall, counts, grouped
+from bagent.backends.registry import unsupported_settings
+from bagent.fleet.health_check import FleetHealthCheck, HealthResult, counts, grouped
 from bagent.job.redaction import mask_command
 from bagent.observe.formatting import duration, visible
 from bagent.text.terminal import unguarded
@@ -47,7 +47,7 @@ _CAN = (
 )
 
 
-def print_called(called: Sequence[Called], form: str) -> None:
+def print_called(called: Sequence[HealthResult], form: str) -> None:
     """Print the endpoints as ``form``: ``table`` or ``json`` (one object a line)."""
     from bagent.cli.render.tables import write_rows
 
@@ -61,10 +61,10 @@ def print_called(called: Sequence[Called], form: str) -> None:
         write_rows(COLUMNS, cells, "table")
 
 
-def as_json(one: Called) -> dict[str, Any]:
+def as_json(one: HealthResult) -> dict[str, Any]:
     """All that is known of an endpoint; null is not known."""
     known, load, proof = one.known, one.load, one.proof
-    skips = skips_of(known.engine if known else None)
+    skips = unsupported_settings(known.engine if known else None)
     return {
         "endpoint": one.endpoint.name,
         "url": one.endpoint.url,
@@ -87,7 +87,7 @@ def as_json(one: Called) -> dict[str, Any]:
     }
 
 
-def as_cells(one: Called) -> list[str]:
+def as_cells(one: HealthResult) -> list[str]:
     """The cells of an endpoint's line in a table, in the order of :data:`COLUMNS`."""
     known, load = one.known, one.load
     engine = " ".join(filter(None, (known.engine, known.version))) if known else ""
@@ -121,7 +121,7 @@ def _without_name(reason: str, name: str) -> str:
     return kept.lstrip(": ")
 
 
-def _print_rich(called: Iterable[Called]) -> None:
+def _print_rich(called: Iterable[HealthResult]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -142,7 +142,7 @@ def _print_rich(called: Iterable[Called]) -> None:
     Console(file=unguarded(sys.stdout), highlight=False).print(table)
 
 
-async def tell_progress(roll_call: RollCall, seconds: float) -> None:
+async def tell_progress(roll_call: FleetHealthCheck, seconds: float) -> None:
     """Say on stderr how far a roll call is, each time that this changed, until cancelled."""
     began = time.monotonic()
     said, said_at, kinds = "", began, set[tuple[str, str]]()
@@ -160,7 +160,7 @@ async def tell_progress(roll_call: RollCall, seconds: float) -> None:
 
 
 def tell_end(
-    called: Sequence[Called], written: Path | None, hostfile: str, *, enough: bool
+    called: Sequence[HealthResult], written: Path | None, hostfile: str, *, enough: bool
 ) -> None:
     """Say on stderr how many are ready, why others are not, and what comes next."""
     _say(counts(called))
@@ -180,7 +180,7 @@ def tell_end(
         _say(f"next: bagent run JOB.yaml --hostfile {shlex.quote(use)}")
 
 
-def tell_one(one: Called, backend: str) -> None:
+def tell_one(one: HealthResult, backend: str) -> None:
     """The same for the one server that ``--backend`` named."""
     _say(counts([one]))
     for group in grouped([one]):
@@ -191,11 +191,11 @@ def tell_one(one: Called, backend: str) -> None:
         _say(f"next: bagent run JOB.yaml --backend {mask_command([backend])}{model}")
 
 
-def _tell_skips(called: Sequence[Called]) -> None:
+def _tell_skips(called: Sequence[HealthResult]) -> None:
     """What jobs do without at the engines that were found."""
     engines = dict.fromkeys(one.known.engine for one in called if one.known and one.known.engine)
     for engine in engines:
-        words = skips_of(engine).words()
+        words = unsupported_settings(engine).words()
         if words:
             _say(f"  {engine}: {words}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from bagent.backends.http.rate_limit_headers import DAY, MINUTE, Allowance, RateLimits
-from bagent.fleet.limits.concurrency import Pace
+from bagent.fleet.limits.concurrency import RequestPacer
 
 LITTLE = 0.001
 """Seconds added to a wait, lest a rounding error make it end too soon."""
@@ -24,7 +24,7 @@ _SURE = 20
 """So many answers that fit a bucket, or do not, outweigh as many others at most."""
 
 
-class Quota:
+class RateQuota:
     """Keeps what is started within what a provider said is left.
 
     Amounts are whatever the limit counts: requests or tokens. ``sum`` is always the amount that
@@ -193,7 +193,7 @@ class TokenPace:
         return wait
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class TokenUse(msgspec.Struct, frozen=True):
     """Tokens of requests: of their prompts, and of their answers as far as they can be foreseen.
 
     ``most`` is what the answers may have by their own limits, at least ``answer``.
@@ -208,24 +208,24 @@ class Tokens(msgspec.Struct, frozen=True):
         """Prompt and answer together."""
         return self.prompt + self.answer
 
-    def __add__(self, other: Tokens) -> Tokens:
+    def __add__(self, other: TokenUse) -> TokenUse:
         """The tokens of both."""
-        return Tokens(
+        return TokenUse(
             self.prompt + other.prompt, self.answer + other.answer, self.most + other.most
         )
 
 
-NO_TOKENS = Tokens()
+NO_TOKENS = TokenUse()
 
 
-class Started(msgspec.Struct, frozen=True):
+class RequestReservation(msgspec.Struct, frozen=True):
     """What an account had started so far: requests, and tokens as they were reserved for them."""
 
     requests: int = 0
-    tokens: Tokens = NO_TOKENS
+    tokens: TokenUse = NO_TOKENS
 
 
-NOTHING = Started()
+NOTHING = RequestReservation()
 
 
 class Account:
@@ -249,7 +249,7 @@ class Account:
     def __init__(
         self, rpm: float | None, tpm: float | None, longest: float, *, hosted: bool = False
     ) -> None:
-        self._pace = Pace(rpm, longest)
+        self._pace = RequestPacer(rpm, longest)
         self._tpm = tpm
         self._tokens = TokenPace(tpm) if tpm else None
         self._longest = longest
@@ -258,7 +258,7 @@ class Account:
         self._answers = 0
         self._started = NOTHING
         self._usual = NO_TOKENS
-        self._quotas: dict[str, Quota] = {}
+        self._quotas: dict[str, RateQuota] = {}
         self._said: dict[str, float] = {}
 
     @property
@@ -276,7 +276,7 @@ class Account:
         """Requests per second that may start now; None for no limit."""
         return self._pace.rate
 
-    def estimate(self, prompt: int, most: int | None = None) -> Tokens:
+    def estimate(self, prompt: int, most: int | None = None) -> TokenUse:
         """The tokens to reserve for a request.
 
         Args:
@@ -285,7 +285,7 @@ class Account:
         """
         mean = self._mean if self._answers else FIRST_COMPLETION
         answer = round(mean if most is None else min(mean, most))
-        return Tokens(prompt, answer, answer if most is None else most)
+        return TokenUse(prompt, answer, answer if most is None else most)
 
     def wait(self, now: float, tokens: int = 0) -> float:
         """Seconds until a request of ``tokens`` may start; 0 for at once.
@@ -306,17 +306,21 @@ class Account:
         """Seconds that the pause after a refusal still lasts, 0 if there is none."""
         return self._pace.paused(now)
 
-    def started(self, now: float, tokens: Tokens = NO_TOKENS) -> Started:
+    def started(self, now: float, tokens: TokenUse = NO_TOKENS) -> RequestReservation:
         """A request was started for which ``tokens`` are reserved; returns all so far."""
         self._pace.started(now)
         if self._tokens is not None:
             self._tokens.take(now, tokens.total)
         if self._hosted:
             self._usual = tokens
-            self._started = Started(self._started.requests + 1, self._started.tokens + tokens)
+            self._started = RequestReservation(
+                self._started.requests + 1, self._started.tokens + tokens
+            )
         return self._started
 
-    def told(self, at: float, limits: RateLimits, mark: Started, *, good: bool = True) -> str:
+    def told(
+        self, at: float, limits: RateLimits, mark: RequestReservation, *, good: bool = True
+    ) -> str:
         """An answer told the provider's limits; returns words for people where they are news, such
         as ``allows 600 requests a minute``.
 
@@ -333,7 +337,7 @@ class Account:
                 continue
             quota = self._quotas.get(name)
             if quota is None:
-                quota = self._quotas[name] = Quota(self._longest)
+                quota = self._quotas[name] = RateQuota(self._longest)
             started = _amount(name, mark.requests, mark.tokens)
             quota.told(at, told, started)
             done = self._started
@@ -421,7 +425,7 @@ _LIMITS = {
 _PERIODS = {MINUTE: "a minute", DAY: "a day"}
 
 
-def _amount(name: str, requests: int, tokens: Tokens) -> int:
+def _amount(name: str, requests: int, tokens: TokenUse) -> int:
     """What the limit ``name`` counts of them.
 
     OpenAI counts an answer at the most that it may have; Anthropic as it comes.

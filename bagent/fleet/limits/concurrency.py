@@ -225,7 +225,7 @@ class InFlightLimit:
         return FLOOR * self._highest if known else 0.0
 
 
-class Pace:
+class RequestPacer:
     """The rate at which an account's requests may start: none until a server says one, or 429.
 
     After a refusal everything pauses, as long as told or else with doubling patience. Then

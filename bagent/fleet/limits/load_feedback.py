@@ -75,7 +75,7 @@ STALE_SECONDS = 15.0
 """For how long what an engine told holds if it then fails to tell: a busy one may answer late."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class LoadVerdict(msgspec.Struct, frozen=True):
     """What one look at an engine says: ``grow`` (growth allowed), ``hold`` or ``cut``.
 
     ``keep`` is the share of the limit that a cut leaves, ``least`` the rows below which it does
@@ -91,10 +91,10 @@ class Verdict(msgspec.Struct, frozen=True):
     in_flight: int = 0
 
 
-_GROW = Verdict("grow")
+_GROW = LoadVerdict("grow")
 
 
-class LoadSignal:
+class LoadFeedback:
     """The judgement of one endpoint; call :meth:`judge` every :data:`POLL_SECONDS` or so.
 
     An engine that tells what waits in it is judged by that, and by its KV cache. One that does
@@ -119,7 +119,9 @@ class LoadSignal:
         came after ``first_token`` seconds, None where that is not known."""
         self._times.add(sent, latency, first_token)
 
-    def judge(self, now: float, load: EngineLoad | None, in_flight: int, burst: int = 0) -> Verdict:
+    def judge(
+        self, now: float, load: EngineLoad | None, in_flight: int, burst: int = 0
+    ) -> LoadVerdict:
         """What the state of the endpoint at ``now`` says of its limit.
 
         Args:
@@ -140,17 +142,17 @@ class LoadSignal:
             return self._told
         if load is None and now - self._told_at < STALE_SECONDS:
             quiet = self._told.action == "grow"
-            return _GROW if quiet else Verdict("hold", self._told.reason)
+            return _GROW if quiet else LoadVerdict("hold", self._told.reason)
         cache = _GROW if load is None else self._judge_cache(load, last, in_flight)
         if cache.action != "grow":
             return cache
         return self._judge_times(now, in_flight)
 
-    def _judge_queue(self, running: int, waiting: int, in_flight: int) -> Verdict:
+    def _judge_queue(self, running: int, waiting: int, in_flight: int) -> LoadVerdict:
         if not waiting:
             self._queued = 0
             self._aims.clear()
-            return Verdict("grow", told=True, in_flight=in_flight)
+            return LoadVerdict("grow", told=True, in_flight=in_flight)
         total = running + waiting
         ours = in_flight * running / total
         # One address may stand for several engines of which each look meets another, so not
@@ -160,18 +162,20 @@ class LoadSignal:
         words = f"{waiting} requests wait in the engine, {running} run"
         if waiting <= max(QUEUE_LEAST, QUEUE_SHARE * running):
             self._queued = 0
-            return Verdict("hold", words)
+            return LoadVerdict("hold", words)
         self._queued += 1
         least = max(LEAST_ROWS, *self._aims)
         if total - in_flight > OTHERS_SHARE * total:
             words += f", {total - in_flight} of all are others'"
             least = max(least, FAIR_SHARE * running)
         if self._queued < PERSISTENT or in_flight <= least:
-            return Verdict("hold", words)
+            return LoadVerdict("hold", words)
         # More waits than runs: the limit is twice what fits, or more.
-        return Verdict("cut", words, keep=0.5 if waiting >= running else EASE, least=least)
+        return LoadVerdict("cut", words, keep=0.5 if waiting >= running else EASE, least=least)
 
-    def _judge_cache(self, load: EngineLoad, last: EngineLoad | None, in_flight: int) -> Verdict:
+    def _judge_cache(
+        self, load: EngineLoad, last: EngineLoad | None, in_flight: int
+    ) -> LoadVerdict:
         used = load.kv_usage or 0.0
         preempted = grown(last.preemptions if last else None, load.preemptions) or 0
         words = f"KV cache {used:.0%} used"
@@ -180,15 +184,15 @@ class LoadSignal:
         running = load.running or in_flight
         if preempted <= PREEMPTED_SHARE * running:
             self._thrashing = 0
-            return Verdict("hold", words) if preempted or used >= FULL_CACHE else _GROW
+            return LoadVerdict("hold", words) if preempted or used >= FULL_CACHE else _GROW
         self._thrashing += 1
         # Here what runs is itself too much, so it is no floor.
         least = max(LEAST_ROWS, FAIR_SHARE * running)
         if self._thrashing < PERSISTENT or in_flight <= least:
-            return Verdict("hold", words)
-        return Verdict("cut", words, least=least)
+            return LoadVerdict("hold", words)
+        return LoadVerdict("cut", words, least=least)
 
-    def _judge_times(self, now: float, in_flight: int) -> Verdict:
+    def _judge_times(self, now: float, in_flight: int) -> LoadVerdict:
         slow, fresh = self._times.judge(now)
         if slow is None or slow.waits < slow.hold:
             self._slow = 0
@@ -202,11 +206,11 @@ class LoadSignal:
                 self._slow = 0
                 self._times.restart(now)
                 keep = 0.5 if slow.waits >= 0.5 else EASE
-                return Verdict("cut", slow.words, keep=keep, least=least)
-        return Verdict("hold", slow.words)
+                return LoadVerdict("cut", slow.words, keep=keep, least=least)
+        return LoadVerdict("hold", slow.words)
 
 
-def follow(limit: InFlightLimit, verdict: Verdict, now: float) -> None:
+def follow(limit: InFlightLimit, verdict: LoadVerdict, now: float) -> None:
     """Do with ``limit`` what ``verdict`` says."""
     if verdict.action == "grow":
         limit.eased(verdict.in_flight, told=verdict.told)

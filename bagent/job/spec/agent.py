@@ -16,8 +16,8 @@ from bagent.job.spec.base import Section
 from bagent.job.spec.paths import (
     InputPath,
     InputPaths,
+    JobPlace,
     PathIn,
-    Place,
     PythonFunction,
     PythonFunctionIn,
 )
@@ -26,9 +26,9 @@ from bagent.job.spec.types import (
     Duration,
     Flag,
     FreeForm,
+    IntegerKind,
     Rate,
     Real,
-    Whole,
     WordList,
     WordMap,
     Words,
@@ -307,10 +307,10 @@ class ToolSpec(Section):
         default=None,
         description="Equal calls in flight share one run; default: not with side effects.",
     )
-    max_tokens: Annotated[int | None, Whole(1)] = Field(
+    max_tokens: Annotated[int | None, IntegerKind(1)] = Field(
         default=None, description="An answer is cut at this many tokens."
     )
-    concurrency: Annotated[int, Whole(1, 10_000)] = Field(
+    concurrency: Annotated[int, IntegerKind(1, 10_000)] = Field(
         default=16, description="Most calls of it that run at once."
     )
     batch: Annotated[str | None, Words(empty=False)] = Field(
@@ -318,14 +318,14 @@ class ToolSpec(Section):
         description="python, sql with a query: the list argument whose items are gathered from"
         " calls that come together; for sql also the column that holds them.",
     )
-    root: Annotated[Place | None, PathIn()] = Field(
+    root: Annotated[JobPlace | None, PathIn()] = Field(
         default=None,
         description="read_file: the folder that it may read; python, shell: where it runs.",
     )
     allow_hosts: Annotated[tuple[str, ...], WordList()] = Field(
         default=(), description="http_get: the hosts that it may ask."
     )
-    database: Annotated[Place | None, PathIn()] = Field(
+    database: Annotated[JobPlace | None, PathIn()] = Field(
         default=None, description="sql: the DuckDB file that it may read."
     )
     files: Annotated[tuple[InputPath, ...], InputPaths(stdin=False)] = Field(
@@ -420,7 +420,7 @@ class CompactSpec(Section):
 class AgentSpec(Section):
     """One row's conversation: turns and tools, or an external agent program."""
 
-    max_turns: Annotated[int, Whole(1, 10_000)] = Field(
+    max_turns: Annotated[int, IntegerKind(1, 10_000)] = Field(
         default=6,
         description="Most turns of a row. It fails earlier where all calls of five turns in a row"
         " fail.",

@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, unquote
 from pydantic import Field, model_validator
 
 from bagent.job.spec.base import Section
-from bagent.job.spec.paths import PathIn, Place, place
-from bagent.job.spec.types import Kind, Whole, WordList, WordMap, Words, as_number, wrong
+from bagent.job.spec.paths import JobPlace, PathIn, place
+from bagent.job.spec.types import IntegerKind, Kind, WordList, WordMap, Words, as_number, wrong
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import SourceText
 from bagent.text.suggest import near, shown
@@ -56,7 +56,7 @@ class Address:
     given: str = field(compare=False)
     base: str | None = None
     region: str | None = None
-    file: Place | None = None
+    file: JobPlace | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     authorization: str | None = field(default=None, repr=False)
@@ -174,7 +174,7 @@ class BackendRef(Section):
     query: Annotated[Mapping[str, str], WordMap()] = Field(
         default_factory=dict, description="Query parameters added to every request.", repr=False
     )
-    ca_file: Annotated[Place | None, PathIn()] = Field(
+    ca_file: Annotated[JobPlace | None, PathIn()] = Field(
         default=None, description="PEM file of the certificate authorities to trust."
     )
     proxy: Annotated[str | None, ProxyIn()] = Field(
@@ -316,7 +316,7 @@ def _sim_options(tail: str) -> Mapping[str, str]:
         number = as_number(SourceText.of(options["replicas"], from_variable=True))
         if number is None:
             raise wrong(f"replicas: expected a whole number, got {shown(options['replicas'])}")
-        count = Whole(1, 10_000).read(number, None)
+        count = IntegerKind(1, 10_000).read(number, None)
         options = {**options, "replicas": str(count)}
     return options
 

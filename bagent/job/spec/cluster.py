@@ -15,9 +15,9 @@ from bagent.job.spec.types import (
     Choice,
     Duration,
     Flag,
+    IntegerKind,
     Kind,
     Real,
-    Whole,
     WordList,
     WordMap,
     Words,
@@ -49,7 +49,7 @@ class Ports(Kind):
                 raise wrong(f"expected a range of ports within 1-65535, got {shown(value)}")
             return tuple(range(first, last + 1))
         items = value if isinstance(value, (list, tuple)) else [value]
-        ports = [Whole(1, 65535).read(item, context) for item in items]
+        ports = [IntegerKind(1, 65535).read(item, context) for item in items]
         return tuple(port for port in ports if isinstance(port, int))
 
     def dump(self, value: Any) -> Json:
@@ -122,11 +122,13 @@ class ClusterSpec(Section):
     filesystems: Annotated[str | None, SchedulerWord(empty=False)] = Field(
         default=None, description="PBS file systems that must be up.", examples=["home:flare"]
     )
-    nodes: Annotated[int | None, Whole(1)] = Field(default=None, description="How many nodes.")
-    jobs: Annotated[int | None, Whole(1, 1000)] = Field(
+    nodes: Annotated[int | None, IntegerKind(1)] = Field(
+        default=None, description="How many nodes."
+    )
+    jobs: Annotated[int | None, IntegerKind(1, 1000)] = Field(
         default=None, description="Batch jobs that --executor parsl keeps going at once; default 1."
     )
-    chunks: Annotated[int | None, Whole(1, 100_000)] = Field(
+    chunks: Annotated[int | None, IntegerKind(1, 100_000)] = Field(
         default=None, description="Into how many chunks --executor parsl divides the rows."
     )
     exclude: Annotated[tuple[str, ...], Lines()] = Field(
@@ -141,19 +143,19 @@ class ClusterSpec(Section):
     engine: Annotated[tuple[str, ...], WordList(1)] = Field(
         default=(), description="The command that starts one engine.", examples=["vllm serve MODEL"]
     )
-    engines_per_node: Annotated[int | None, Whole(1)] = Field(
+    engines_per_node: Annotated[int | None, IntegerKind(1)] = Field(
         default=None, description="Engines on each node."
     )
-    nodes_per_engine: Annotated[int | None, Whole(1)] = Field(
+    nodes_per_engine: Annotated[int | None, IntegerKind(1)] = Field(
         default=None, description="Nodes that one large engine spans."
     )
     ports: Annotated[tuple[int, ...], Ports()] = Field(
         default=(), description="The first port, a range, or a list.", examples=["8000-8003"]
     )
-    api_servers: Annotated[int | None, Whole(1)] = Field(
+    api_servers: Annotated[int | None, IntegerKind(1)] = Field(
         default=None, description="API server processes of each engine (vLLM)."
     )
-    restarts: Annotated[int | None, Whole(0, 1000)] = Field(
+    restarts: Annotated[int | None, IntegerKind(0, 1000)] = Field(
         default=None, description="How often a dead engine is started again; default 2."
     )
     min_fraction: Annotated[float | None, Real(0, 1, above=True)] = Field(
@@ -162,13 +164,13 @@ class ClusterSpec(Section):
     start_timeout: Annotated[float | None, Duration()] = Field(
         default=None, description="How long engines may take to start; default 30m."
     )
-    requeues: Annotated[int | None, Whole(0, 1000)] = Field(
+    requeues: Annotated[int | None, IntegerKind(0, 1000)] = Field(
         default=None, description="How often a job that ran out of time goes on; default 5."
     )
     launcher: Annotated[Launcher | None, Choice(Launcher)] = Field(
         default=None, description="What starts a process on every node."
     )
-    gpus_per_node: Annotated[int | None, Whole(0)] = Field(
+    gpus_per_node: Annotated[int | None, IntegerKind(0)] = Field(
         default=None,
         description="GPUs that are requested of each node and shared evenly by its engines.",
     )

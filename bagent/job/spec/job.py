@@ -25,12 +25,12 @@ from bagent.job.spec.base import Section
 from bagent.job.spec.cluster import ClusterSpec
 from bagent.job.spec.limits import LimitsSpec, PricesSpec
 from bagent.job.spec.output import BatchingSpec, OutputSpec, ResultsSpec, SamplingSpec
-from bagent.job.spec.paths import PathIn, Place, shown_path
+from bagent.job.spec.paths import JobPlace, PathIn, shown_path
 from bagent.job.spec.prompt import InputSpec, PromptSpec
 from bagent.job.spec.stages import StagePart, StageSpec, TopologySpec, check_order
-from bagent.job.spec.types import Flag, Kind, Whole, Words, wrong
+from bagent.job.spec.types import Flag, IntegerKind, Kind, Words, wrong
 from bagent.job.validation import LoadContext
-from bagent.job.yaml.parser import Spot, YamlMap, find
+from bagent.job.yaml.parser import YamlMap, YamlSpot, find
 from bagent.text.suggest import shown
 from bagent.types import Json
 
@@ -75,7 +75,7 @@ class JobSource:
     cwd: Path = Path("/")
     text: str = ""
     data: Json = None
-    root: Spot = field(default_factory=lambda: Spot("job"))
+    root: YamlSpot = field(default_factory=lambda: YamlSpot("job"))
     texts: Mapping[Path, str] = field(default_factory=dict)
     variables: tuple[VariableUse, ...] = ()
 
@@ -84,7 +84,7 @@ class JobSource:
         """Values of variables that are not to be shown, see :mod:`bagent.job.redaction`."""
         return written_secrets(self.variables)
 
-    def spot(self, path: tuple[str | int, ...]) -> Spot:
+    def spot(self, path: tuple[str | int, ...]) -> YamlSpot:
         """The spot of the deepest value on ``path`` that stands in the file."""
         return find(self.data, path, self.root)[0]
 
@@ -95,7 +95,7 @@ class JobSource:
             return Origin(spot.file)
         return Origin(spot.file, self.text, spot.start, spot.end, spot.line, spot.column)
 
-    def shown(self, place: Place) -> str:
+    def shown(self, place: JobPlace) -> str:
         """The path of ``place`` as it can be opened from the current folder."""
         return shown_path(place.path, self.cwd)
 
@@ -149,7 +149,7 @@ class Job(Section):
         description="Which server answers: a name, a URL, or a mapping around one.",
         examples=["vllm", "vllm://host:8000", "https://api.example.org/v1", "sim://?replicas=2"],
     )
-    hostfile: Annotated[Place | None, PathIn()] = Field(
+    hostfile: Annotated[JobPlace | None, PathIn()] = Field(
         default=None, description="A fleet instead of one URL."
     )
     model: Annotated[str, Words(empty=False)] = Field(
@@ -171,7 +171,7 @@ class Job(Section):
         description="What is said to the model; {{ field }} stands for a field of the row.",
         examples=["Summarise: {{ text }}"],
     )
-    answers: Annotated[int, Whole(1, 1000)] = Field(default=1, description="Answers per row.")
+    answers: Annotated[int, IntegerKind(1, 1000)] = Field(default=1, description="Answers per row.")
     output: OutputSpec = Field(
         default_factory=OutputSpec, description="What an answer must look like."
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.spec.base import Section
-from bagent.job.spec.types import Duration, Real, Whole, wrong
+from bagent.job.spec.types import Duration, IntegerKind, Real, wrong
 from bagent.types import Json
 
 
@@ -50,13 +50,13 @@ class LimitsSpec(Section):
         "tokens_per_minute": "did you mean tpm?",
     }
 
-    concurrency: Annotated[int | Literal["auto"], Whole(1, 1_000_000, ("auto",))] = Field(
+    concurrency: Annotated[int | Literal["auto"], IntegerKind(1, 1_000_000, ("auto",))] = Field(
         default="auto", description="Rows in flight over the whole run."
     )
-    per_endpoint: Annotated[int | Literal["auto"], Whole(1, 1_000_000, ("auto",))] = Field(
+    per_endpoint: Annotated[int | Literal["auto"], IntegerKind(1, 1_000_000, ("auto",))] = Field(
         default="auto", description="Rows in flight over one endpoint."
     )
-    retries: Annotated[int, Whole(0, 1000)] = Field(
+    retries: Annotated[int, IntegerKind(0, 1000)] = Field(
         default=5, description="Tries of a request after the first."
     )
     hedge: Annotated[float | Literal["off", "auto"] | None, Duration(("off", "auto"))] = Field(
@@ -73,16 +73,16 @@ class LimitsSpec(Section):
     retry_after_max: Annotated[float, Duration(finite=True)] = Field(
         default=120.0, description="A wait that a server asks for is cut to this; it is reported."
     )
-    rpm: Annotated[int | None, Whole(1, words=("none",))] = Field(
+    rpm: Annotated[int | None, IntegerKind(1, words=("none",))] = Field(
         default=None, description="Requests a minute."
     )
-    tpm: Annotated[int | None, Whole(1, words=("none",))] = Field(
+    tpm: Annotated[int | None, IntegerKind(1, words=("none",))] = Field(
         default=None, description="Tokens a minute."
     )
     budget_usd: Annotated[float | None, Real(0, words=("none",))] = Field(
         default=None, description="Stop before more than this is spent."
     )
-    stop_after_failures: Annotated[int | None, Whole(1, words=("none",))] = Field(
+    stop_after_failures: Annotated[int | None, IntegerKind(1, words=("none",))] = Field(
         default=None, description="Stop, for a person to look, after this many failed rows."
     )
 

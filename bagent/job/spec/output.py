@@ -11,15 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.spec.base import Section
-from bagent.job.spec.paths import AllowFailures, AllowFailuresIn, PathIn, Place, place
+from bagent.job.spec.paths import AllowFailures, AllowFailuresIn, JobPlace, PathIn, place
 from bagent.job.spec.types import (
     VARIABLE,
     Choice,
     Flag,
     FreeForm,
+    IntegerKind,
     Kind,
     Real,
-    Whole,
     WordList,
     Words,
     wrong,
@@ -49,7 +49,7 @@ _NOT_EXTRA = {
 class SchemaIn(Kind):
     """A JSON Schema: a file, or the schema itself as a mapping."""
 
-    def read(self, value: Any, context: LoadContext | None) -> Place | dict[str, Json]:
+    def read(self, value: Any, context: LoadContext | None) -> JobPlace | dict[str, Json]:
         """The schema itself, or the place of its file."""
         if isinstance(value, dict):
             schema: dict[str, Json] = plain(value)
@@ -60,7 +60,7 @@ class SchemaIn(Kind):
 
     def dump(self, value: Any) -> Json:
         """The schema itself, or its file's absolute path."""
-        return str(value.path) if isinstance(value, Place) else value
+        return str(value.path) if isinstance(value, JobPlace) else value
 
     def describe(self) -> Json:
         """Text or an object."""
@@ -91,7 +91,7 @@ class Mode(Kind):
 class OutputSpec(Section):
     """What an answer must look like."""
 
-    schema_: Annotated[Place | dict[str, Json] | None, SchemaIn()] = Field(
+    schema_: Annotated[JobPlace | dict[str, Json] | None, SchemaIn()] = Field(
         default=None,
         alias="schema",
         description="JSON Schema of an answer: a path, or the schema itself.",
@@ -105,7 +105,7 @@ class OutputSpec(Section):
         default="auto",
         description="Put the schema in the shared prompt too: auto does so on own engines.",
     )
-    retries: Annotated[int, Whole(0, 100)] = Field(
+    retries: Annotated[int, IntegerKind(0, 100)] = Field(
         default=2, description="How often a row is asked again with the validator's words."
     )
     grow: Annotated[float, Real(1, 64)] = Field(
@@ -135,17 +135,17 @@ class SamplingSpec(Section):
     temperature: Annotated[float | None, Real(0, 2)] = Field(
         default=None, description="0 is the most likely token each time.", examples=[0, 0.7]
     )
-    max_tokens: Annotated[int | None, Whole(1)] = Field(
+    max_tokens: Annotated[int | None, IntegerKind(1)] = Field(
         default=None,
         description="Most tokens of an answer; unset: what the context leaves, up to 4096.",
     )
-    seed: Annotated[int | None, Whole(-(2**63), 2**63 - 1)] = Field(
+    seed: Annotated[int | None, IntegerKind(-(2**63), 2**63 - 1)] = Field(
         default=None, description="Seed of the sampler."
     )
     top_p: Annotated[float | None, Real(0, 1, above=True)] = Field(
         default=None, description="Keep the likeliest tokens with this total probability."
     )
-    top_k: Annotated[int | None, Whole(-1)] = Field(
+    top_k: Annotated[int | None, IntegerKind(-1)] = Field(
         default=None, description="Keep this many of the likeliest tokens; -1 keeps all."
     )
     min_p: Annotated[float | None, Real(0, 1)] = Field(
@@ -166,7 +166,7 @@ class SamplingSpec(Section):
     logprobs: Annotated[bool | None, Flag()] = Field(
         default=None, description="Return the log-probability of each token."
     )
-    top_logprobs: Annotated[int | None, Whole(0, 20)] = Field(
+    top_logprobs: Annotated[int | None, IntegerKind(0, 20)] = Field(
         default=None,
         description="Return this many likely tokens for each place; needs logprobs: true.",
     )
@@ -219,7 +219,7 @@ class BatchingSpec(Section):
         default="auto",
         description="auto: what each endpoint can do; provider: the half-price batch service.",
     )
-    size: Annotated[int | Literal["auto"], Whole(1, 100_000, ("auto",))] = Field(
+    size: Annotated[int | Literal["auto"], IntegerKind(1, 100_000, ("auto",))] = Field(
         default="auto", description="Rows in one request, or in one batch of a provider."
     )
     s3_uri: Annotated[str | None, Words()] = Field(
@@ -242,8 +242,8 @@ class BatchingSpec(Section):
 class ResultsSpec(Section):
     """Where results go and how many failures are all right."""
 
-    dir: Annotated[Place, PathIn("cwd")] = Field(
-        default=Place(Path("runs"), "runs"),
+    dir: Annotated[JobPlace, PathIn("cwd")] = Field(
+        default=JobPlace(Path("runs"), "runs"),
         validate_default=True,
         description="Folder of runs, relative to the current folder.",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bagent.job.spec.types import TEXT, Kind, Real, Whole, as_number, wrong
+from bagent.job.spec.types import TEXT, IntegerKind, Kind, Real, as_number, wrong
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import SourceText
 from bagent.text.suggest import shown
@@ -18,7 +18,7 @@ _STDIN_NAMES = (STDIN, "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobPlace:
     """One path: ``path`` is absolute, ``given`` is how the user wrote it.
 
     It can be opened as it is, and its text is what the user wrote.
@@ -50,7 +50,7 @@ class InputPath:
 class PythonFunction:
     """``function`` in the file ``file``."""
 
-    file: Place
+    file: JobPlace
     function: str
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ def shown_path(path: Path, cwd: Path) -> str:
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
-def place(value: Any, context: LoadContext | None, *, base: str = "file") -> Place:
+def place(value: Any, context: LoadContext | None, *, base: str = "file") -> JobPlace:
     """The path written in ``value``.
 
     Relative ones start at the job's folder, those of options at the current folder, and with
@@ -88,7 +88,7 @@ def place(value: Any, context: LoadContext | None, *, base: str = "file") -> Pla
     Raises:
         PydanticCustomError: not a usable path.
     """
-    text = value.given if isinstance(value, Place) else getattr(value, "source", value)
+    text = value.given if isinstance(value, JobPlace) else getattr(value, "source", value)
     if not isinstance(text, str):
         raise wrong(f"expected a path, got {shown(value)}")
     if not text.strip():
@@ -96,9 +96,9 @@ def place(value: Any, context: LoadContext | None, *, base: str = "file") -> Pla
     if "\0" in text:
         raise wrong("a path may not hold a NUL character")
     if context is None:
-        return Place(Path(text), str(text))
+        return JobPlace(Path(text), str(text))
     from_command = base == "cwd" or (isinstance(value, SourceText) and value.from_command)
-    return Place(context.absolute(str(text), from_command=from_command), str(text))
+    return JobPlace(context.absolute(str(text), from_command=from_command), str(text))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class PathIn(Kind):
 
     base: Literal["file", "cwd"] = "file"
 
-    def read(self, value: Any, context: LoadContext | None) -> Place:
+    def read(self, value: Any, context: LoadContext | None) -> JobPlace:
         """The path, absolute and as given."""
         return place(value, context, base=self.base)
 
@@ -194,7 +194,7 @@ class AllowFailuresIn(Kind):
             return AllowFailures(None, float(share or 0))
         if isinstance(value, str) and as_number(value) is None:
             raise wrong(f"expected a number of rows or a share like 5%, got {shown(value)}")
-        count = Whole(0).read(value, context)
+        count = IntegerKind(0).read(value, context)
         return AllowFailures(int(count or 0))
 
     def dump(self, value: Any) -> Json:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.spec.base import Section
-from bagent.job.spec.paths import InputPath, InputPaths, PathIn, Place
+from bagent.job.spec.paths import InputPath, InputPaths, JobPlace, PathIn
 from bagent.job.spec.types import TEXT, Choice, Kind, Words, wrong
 from bagent.job.validation import LoadContext
 from bagent.text.suggest import shown
@@ -52,7 +52,7 @@ class TextSpec(Section):
     short_form: ClassVar[list[Json]] = [PromptText().describe()]
 
     text: Annotated[str | None, PromptText()] = Field(default=None, description="The text itself.")
-    file: Annotated[Place | None, PathIn()] = Field(
+    file: Annotated[JobPlace | None, PathIn()] = Field(
         default=None, description="The file that holds it."
     )
 
@@ -93,7 +93,7 @@ class ContentSpec(Section):
     """What one message says: a text, a file's text, or parts."""
 
     text: Annotated[str | None, PromptText()] = Field(default=None, description="The text itself.")
-    file: Annotated[Place | None, PathIn()] = Field(
+    file: Annotated[JobPlace | None, PathIn()] = Field(
         default=None, description="The file that holds it."
     )
     parts: tuple[PartSpec, ...] = Field(default=(), description="Texts and images, in order.")

@@ -13,9 +13,9 @@ from bagent.job.spec.backend import BackendRef
 from bagent.job.spec.base import Section
 from bagent.job.spec.limits import LimitsSpec
 from bagent.job.spec.output import BatchingSpec, OutputSpec, SamplingSpec
-from bagent.job.spec.paths import PathIn, Place
+from bagent.job.spec.paths import JobPlace, PathIn
 from bagent.job.spec.prompt import PromptSpec
-from bagent.job.spec.types import Choice, Flag, FreeForm, Whole, WordList, Words, wrong
+from bagent.job.spec.types import Choice, Flag, FreeForm, IntegerKind, WordList, Words, wrong
 from bagent.text.suggest import did_you_mean
 from bagent.types import Json
 
@@ -57,11 +57,11 @@ class StagePart(Section):
     prompt: PromptSpec | None = Field(default=None, description="What is said to the model.")
     model: Annotated[str | None, Words(empty=False)] = Field(default=None, description="The model.")
     backend: BackendRef | None = Field(default=None, description="Which server answers.")
-    hostfile: Annotated[Place | None, PathIn()] = Field(default=None, description="A fleet.")
+    hostfile: Annotated[JobPlace | None, PathIn()] = Field(default=None, description="A fleet.")
     select: Annotated[Mapping[str, Json] | None, FreeForm(mapping=True)] = Field(
         default=None, description="Only endpoints with these tags.", examples=[{"role": "critic"}]
     )
-    answers: Annotated[int | None, Whole(1, 1000)] = Field(
+    answers: Annotated[int | None, IntegerKind(1, 1000)] = Field(
         default=None, description="Answers per row."
     )
     output: OutputSpec | None = Field(default=None, description="What an answer must look like.")
@@ -97,8 +97,8 @@ class SplitSpec(Section):
     """Cut a long text into rows."""
 
     field: Annotated[str, Words(empty=False)] = Field(description="The field with the text.")
-    tokens: Annotated[int, Whole(1)] = Field(description="Tokens of a piece.")
-    overlap: Annotated[int, Whole(0)] = Field(
+    tokens: Annotated[int, IntegerKind(1)] = Field(description="Tokens of a piece.")
+    overlap: Annotated[int, IntegerKind(0)] = Field(
         default=0, description="Tokens shared with the piece before."
     )
 
@@ -125,7 +125,7 @@ class StageSpec(StagePart):
     on_failure: Annotated[OnFailure, Choice(OnFailure)] = Field(
         default="include", description="What becomes of rows that failed before."
     )
-    fanin: Annotated[int | None, Whole(2)] = Field(
+    fanin: Annotated[int | None, IntegerKind(2)] = Field(
         default=None, description="reduce: answers in one group; more make a tree."
     )
     by: Annotated[tuple[str, ...], WordList()] = Field(
@@ -144,7 +144,7 @@ class StageSpec(StagePart):
     sections: tuple[BoardSection, ...] = Field(
         default=(), description="loop: sections of the board."
     )
-    max_rounds: Annotated[int, Whole(1, 10_000)] = Field(
+    max_rounds: Annotated[int, IntegerKind(1, 10_000)] = Field(
         default=10, description="loop: most rounds."
     )
     parallel: Annotated[bool, Flag()] = Field(
@@ -181,7 +181,7 @@ class TopologySpec(Section):
     short_form: ClassVar[list[Json]] = [Choice(Topology).describe()]
 
     name: Annotated[Topology, Choice(Topology)] = Field(description="Which one.")
-    fanin: Annotated[int | None, Whole(2)] = Field(
+    fanin: Annotated[int | None, IntegerKind(2)] = Field(
         default=None, description="reduce: answers in one group; more make a tree."
     )
     by: Annotated[tuple[str, ...], WordList()] = Field(
@@ -198,7 +198,7 @@ class TopologySpec(Section):
         default=(), description="pipeline: the steps, one after another."
     )
     sections: tuple[BoardSection, ...] = Field(default=(), description="blackboard: the sections.")
-    max_rounds: Annotated[int, Whole(1, 10_000)] = Field(
+    max_rounds: Annotated[int, IntegerKind(1, 10_000)] = Field(
         default=10, description="blackboard: most rounds."
     )
     until: Annotated[str | None, Words(empty=False)] = Field(

@@ -195,7 +195,7 @@ class Flag(Kind):
 
 
 @dataclass(frozen=True)
-class Whole(Kind):
+class IntegerKind(Kind):
     """A whole number from ``low`` to ``high``, or one of ``words``; ``1e2`` is whole.
 
     The word ``none`` gives None.

@@ -14,7 +14,7 @@ from bagent.errors import JobError, Position
 from bagent.job.source_map import Origin
 from bagent.job.templates.environment import ENVIRONMENT, HELPERS, MissingField, prepare
 from bagent.job.templates.limits import MAX_RENDER, TooLarge, end_budget, start_budget
-from bagent.job.templates.variables import ROW, Chain, Names, Use, forbidden, names_of
+from bagent.job.templates.variables import ROW, Chain, TemplateNames, Use, forbidden, names_of
 from bagent.text.suggest import did_you_mean, near
 from bagent.types import ErrorKind
 
@@ -106,7 +106,7 @@ class Template:
         self._origin = origin
         self.constant: str | None = text if _TAG.search(text) is None else None
         self._plain: PlainFields | None = None
-        self.names = Names(frozenset(), (), frozenset(), False, ())
+        self.names = TemplateNames(frozenset(), (), frozenset(), False, ())
         if self.constant is None:
             self._compile()
 

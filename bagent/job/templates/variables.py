@@ -28,7 +28,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class TemplateNames:
     """What a template uses.
 
     ``fields`` are the fields of the row, None where it uses the row as a whole. ``uses`` are
@@ -43,7 +43,7 @@ class Names:
     chains: tuple[Chain, ...]
 
 
-def names_of(tree: nodes.Template) -> Names:
+def names_of(tree: nodes.Template) -> TemplateNames:
     """The names that the template ``tree`` uses."""
     free = meta.find_undeclared_variables(tree) - _NOT_NAMES
     walker = _Walker(frozenset(free), _stored(tree))
@@ -52,7 +52,7 @@ def names_of(tree: nodes.Template) -> Names:
     roots = {name for name in free - called_only if name != ROW}
     fields = None if walker.whole_row else frozenset(roots | walker.row_fields)
     uses = tuple(use for use in walker.uses if not _is_guarded(use.chain, walker.guards))
-    return Names(
+    return TemplateNames(
         fields=fields,
         uses=tuple(use for use in uses if use.chain[0] not in called_only),
         helpers=frozenset(free & HELPERS.keys()),

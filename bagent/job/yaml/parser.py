@@ -120,7 +120,7 @@ _SHOW = str.maketrans("\ufdd0\ufdd1\ufdd2", "\x85\u2028\u2029")
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class YamlSpot:
     """Where one value stands: lines and columns count from 1.
 
     ``file`` is the file, or the option that gave the value. ``key_line`` and ``key_column`` are
@@ -150,26 +150,26 @@ class Spot:
 
 
 class YamlMap(dict[str, Json]):
-    """A mapping with the :class:`Spot` of each value, by key."""
+    """A mapping with the :class:`YamlSpot` of each value, by key."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.spots: dict[str, Spot] = {}
+        self.spots: dict[str, YamlSpot] = {}
 
-    def put(self, key: str, value: Json, spot: Spot) -> None:
+    def put(self, key: str, value: Json, spot: YamlSpot) -> None:
         """Set ``key`` to ``value`` standing at ``spot``."""
         self[key] = value
         self.spots[key] = spot
 
 
 class YamlList(list[Json]):
-    """A list with the :class:`Spot` of each value, by index."""
+    """A list with the :class:`YamlSpot` of each value, by index."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.spots: list[Spot] = []
+        self.spots: list[YamlSpot] = []
 
-    def put(self, value: Json, spot: Spot) -> None:
+    def put(self, value: Json, spot: YamlSpot) -> None:
         """Append ``value`` standing at ``spot``."""
         self.append(value)
         self.spots.append(spot)
@@ -181,7 +181,7 @@ class YamlFile:
 
     data: Json
     text: str
-    spot: Spot
+    spot: YamlSpot
 
 
 def decode(content: bytes, file: str | Path) -> str:
@@ -231,7 +231,7 @@ def read_yaml(text: str, file: str | Path) -> YamlFile:
         at = Position(file, nodes[1].start_mark.line + 1, 1)
         raise JobError("a second YAML document begins here", hint="keep one per file", at=at)
     if not nodes:
-        return YamlFile(None, text, Spot(file))
+        return YamlFile(None, text, YamlSpot(file))
     builder = _Builder(file, text)
     try:
         data = builder.build(nodes[0])
@@ -373,10 +373,10 @@ class _Builder:
         finally:
             self._open.discard(id(node))
 
-    def spot(self, key: Node, value: Node) -> Spot:
+    def spot(self, key: Node, value: Node) -> YamlSpot:
         """The spot of ``value`` under ``key`` (itself in a list)."""
         style = (value.style or _PLAIN) if isinstance(value, ScalarNode) else ""
-        return Spot(
+        return YamlSpot(
             file=self._file,
             line=value.start_mark.line + 1,
             column=value.start_mark.column + 1,
@@ -472,13 +472,13 @@ def _text(value: str) -> str:
     return join_surrogates(value.translate(_SHOW))
 
 
-def at_option(value: Json, option: str) -> tuple[Json, Spot]:
+def at_option(value: Json, option: str) -> tuple[Json, YamlSpot]:
     """``value`` with every spot in it naming ``option``, and the spot of itself."""
-    spot = Spot(file=option)
+    spot = YamlSpot(file=option)
     return _renamed(value, spot), spot
 
 
-def _renamed(value: Json, spot: Spot) -> Json:
+def _renamed(value: Json, spot: YamlSpot) -> Json:
     if isinstance(value, dict):
         result = YamlMap()
         for key, item in value.items():
@@ -492,7 +492,9 @@ def _renamed(value: Json, spot: Spot) -> Json:
     return value
 
 
-def find(data: Json, path: tuple[str | int, ...], root: Spot) -> tuple[Spot, tuple[str | int, ...]]:
+def find(
+    data: Json, path: tuple[str | int, ...], root: YamlSpot
+) -> tuple[YamlSpot, tuple[str | int, ...]]:
     """The spot of the deepest value on ``path`` that stands in the file, and its path there.
 
     A path may lead further than the file does, to a default, and it names the keys of the long
@@ -510,7 +512,7 @@ def find(data: Json, path: tuple[str | int, ...], root: Spot) -> tuple[Spot, tup
     return spot, there
 
 
-def child_spot(data: Json, part: str | int) -> Spot | None:
+def child_spot(data: Json, part: str | int) -> YamlSpot | None:
     """The spot of ``data[part]``, None where there is no such value."""
     if isinstance(data, YamlMap) and isinstance(part, str):
         return data.spots.get(part)

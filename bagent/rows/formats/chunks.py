@@ -14,7 +14,7 @@ from bagent.rows.formats.csv import CsvFile
 from bagent.rows.formats.duckdb_source import Table
 from bagent.rows.formats.json_array import json_chunks
 from bagent.rows.formats.jsonl import LONGEST, line_chunks, split_lines, too_long
-from bagent.rows.warnings import Notices
+from bagent.rows.warnings import RowWarnings
 
 
 def text_chunk(source: FileSource) -> Chunk:
@@ -50,7 +50,7 @@ CHECK_WHOLE = 64 << 20
 """Bytes of an archive up to which it is unpacked once before the run: a few seconds at most."""
 
 
-class Meter:
+class ReadProgress:
     """How many bytes of the files were read. One thread writes, others may read.
 
     Args:
@@ -72,7 +72,7 @@ class Meter:
         self.done = self._before
 
 
-class Halt:
+class CancelToken:
     """Tells a reader, from another thread, to stop; and wakes it where it waits."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ def check_source(source: FileSource | SqlSource, base: Path) -> None:
     if isinstance(source, SqlSource) or source.format == "parquet":
         Table(source, base).close()
     elif source.format in ("csv", "tsv"):
-        CsvFile(source, Notices()).close()
+        CsvFile(source, RowWarnings()).close()
     elif source.format != "text":
         stream = ByteStream(source.path, source.packing)
         try:
@@ -124,7 +124,11 @@ def check_source(source: FileSource | SqlSource, base: Path) -> None:
 
 
 def source_chunks(
-    source: FileSource | SqlSource, base: Path, meter: Meter, halt: Halt, notices: Notices
+    source: FileSource | SqlSource,
+    base: Path,
+    meter: ReadProgress,
+    halt: CancelToken,
+    notices: RowWarnings,
 ) -> Iterator[Chunk]:
     """The rows of one source.
 
@@ -156,7 +160,7 @@ def source_chunks(
         meter.finish(source.size)
 
 
-def _json(source: FileSource, meter: Meter) -> Iterator[Chunk]:
+def _json(source: FileSource, meter: ReadProgress) -> Iterator[Chunk]:
     stream = ByteStream(source.path, source.packing)
     try:
         blocks = text_blocks(stream.blocks(), source.path)
@@ -172,7 +176,7 @@ def _json(source: FileSource, meter: Meter) -> Iterator[Chunk]:
 
 
 def _table_chunks(
-    source: FileSource | SqlSource, base: Path, meter: Meter, halt: Halt
+    source: FileSource | SqlSource, base: Path, meter: ReadProgress, halt: CancelToken
 ) -> Iterator[Chunk]:
     table = Table(source, base)
     halt.add(table.interrupt)

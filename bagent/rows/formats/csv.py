@@ -24,7 +24,7 @@ from bagent.rows.decode import Chunk, Item, Unreadable, has_surrogate
 from bagent.rows.discovery import FileSource
 from bagent.rows.formats.compression import ByteStream, check_start, unreadable
 from bagent.rows.formats.jsonl import LONGEST, ROWS, too_long
-from bagent.rows.warnings import Notices
+from bagent.rows.warnings import RowWarnings
 
 
 class PhysicalLines:
@@ -213,7 +213,7 @@ class CsvFile:
         InputError: it cannot be read, is not UTF-8, or two columns have the same name.
     """
 
-    def __init__(self, source: FileSource, notices: Notices) -> None:
+    def __init__(self, source: FileSource, notices: RowWarnings) -> None:
         csv.field_size_limit(_LARGEST_CELL)  # the library has this only for the whole process
         self._source = source
         self._notices = notices

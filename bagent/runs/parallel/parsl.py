@@ -28,16 +28,24 @@ from bagent.errors import (
     EXIT_USAGE,
 )
 from bagent.hpc.allocation import without_allocation
-from bagent.hpc.parsl import Around, Pool, PoolPlan, check_parsl, is_lost, make_pool_plan, open_pool
+from bagent.hpc.parsl import (
+    BatchSettings,
+    Pool,
+    PoolPlan,
+    check_parsl,
+    is_lost,
+    make_pool_plan,
+    open_pool,
+)
 from bagent.hpc.scheduler_queries import job_end
 from bagent.observe import Progress
-from bagent.rows import RowSource
-from bagent.runs.context import SAMPLE_ROWS, Prepared, RunOptions, open_input, prepare
+from bagent.rows import RowReader
+from bagent.runs.context import SAMPLE_ROWS, RunContext, RunOptions, open_input, prepare
 from bagent.runs.deadline import Deadline, read_deadline
 from bagent.runs.execute import display, shown
 from bagent.runs.parallel.parsl_task import (
     ChunkState,
-    Order,
+    ChunkTask,
     read_state,
     run_chunk,
     signals_path,
@@ -88,7 +96,9 @@ def run_parsl(options: RunOptions, workers: int) -> int:
     check_parsl()
     prepared = prepare(options)
     refuse_unshared(prepared, "--executor parsl")
-    plan = make_pool_plan(prepared.job, workers, Around(options.env, options.cwd, sys.executable))
+    plan = make_pool_plan(
+        prepared.job, workers, BatchSettings(options.env, options.cwd, sys.executable)
+    )
     deadline = read_deadline(
         options.deadline, options.env, time.time(), margin=options.margin, job_end=job_end
     )
@@ -108,7 +118,7 @@ def run_parsl(options: RunOptions, workers: int) -> int:
         words = f"{count} chunks, {at_once} at once {_places(plan)}"
         progress.start(f"{prepared.job.name}: {words}, results in {run}")
         folder = prepared.run_dir.with_name(f"{prepared.run_dir.name}.batch") / "parsl"
-        limits = Limits(at_once, plan, deadline)
+        limits = ParslLimits(at_once, plan, deadline)
         try:
             with (
                 _signals() as signals,
@@ -116,7 +126,7 @@ def run_parsl(options: RunOptions, workers: int) -> int:
                 open_pool(plan, run_chunk, folder) as pool,
             ):
                 chunks = [Worker(replace(own, notes=notes_path)) for own in parts]
-                Head(prepared, chunks, pool, progress, limits, before).run(signals)
+                ParslCoordinator(prepared, chunks, pool, progress, limits, before).run(signals)
             state = final_state(prepared, chunks, progress, before)
         finally:
             progress.stop()
@@ -131,7 +141,7 @@ def chunk_count(plan: PoolPlan, rows: int | None) -> int:
     return most if rows is None else max(plan.slots, min(most, rows // CHUNK_ROWS))
 
 
-def estimated_rows(rows: RowSource, options: RunOptions) -> int | None:
+def estimated_rows(rows: RowReader, options: RunOptions) -> int | None:
     """About how many rows there are, by the size of the input and of the first rows."""
     first = [row.data for row in rows.peek(SAMPLE_ROWS)]
     total = rows.progress()[1]
@@ -172,7 +182,7 @@ def _signals() -> Iterator[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ParslLimits:
     """How many chunks may be out at once, where, and until when."""
 
     at_once: int
@@ -189,7 +199,7 @@ class _Chunk:
     idle: int = 0
 
 
-class Head:
+class ParslCoordinator:
     """Gives chunks to the pool, shows their states as one, stops them; use it once.
 
     Args:
@@ -203,11 +213,11 @@ class Head:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: RunContext,
         chunks: Sequence[Worker],
         pool: Pool,
         progress: Progress,
-        limits: Limits,
+        limits: ParslLimits,
         before: Mapping[int, int],
     ) -> None:
         self._before = before
@@ -248,7 +258,7 @@ class Head:
             chunk = self._waiting.popleft()
             # What is told of it now is of this time.
             state_path(self._folder, chunk.part).unlink(missing_ok=True)
-            order = Order(
+            order = ChunkTask(
                 encode_options(chunk.worker.options),
                 str(self._prepared.run_dir),
                 chunk.part,

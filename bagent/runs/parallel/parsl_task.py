@@ -31,7 +31,7 @@ STATE_SECONDS = 1.0
 MOST_NOTES = 20
 
 
-class Order(msgspec.Struct, frozen=True):
+class ChunkTask(msgspec.Struct, frozen=True):
     """One chunk for a worker.
 
     ``options`` are those of ``encode_options``; ``run_dir`` and ``part``
@@ -75,7 +75,7 @@ def read_state(folder: Path, part: str) -> ChunkState | None:
         return None
 
 
-def run_chunk(order: Order) -> bytes:
+def run_chunk(order: ChunkTask) -> bytes:
     """Do one chunk; returns its :class:`ChunkState` as JSON. Called by a Parsl worker."""
     folder = Path(order.folder)
     seen = _Signals(signals_path(folder))
@@ -90,7 +90,7 @@ def run_chunk(order: Order) -> bytes:
     return msgspec.json.encode(_of(worker, state))
 
 
-def _run(worker: Worker, order: Order, seen: _Signals, tell: Callable[[], None]) -> None:
+def _run(worker: Worker, order: ChunkTask, seen: _Signals, tell: Callable[[], None]) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "bagent.runs.parallel.worker"],
         cwd=worker.options.cwd,

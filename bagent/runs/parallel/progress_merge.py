@@ -14,7 +14,7 @@ from bagent.observe import (
     Snapshot,
     StartCounts,
     TokenCount,
-    Tokens,
+    TokenTotals,
 )
 from bagent.observe.counters import finished_share
 from bagent.store.totals import Totals
@@ -139,8 +139,8 @@ def _count(counts: Sequence[TokenCount]) -> TokenCount:
     return TokenCount(sum(known) if known else None, sum(count.unknown for count in counts))
 
 
-def _tokens(parts: Sequence[Tokens]) -> Tokens:
-    return Tokens(
+def _tokens(parts: Sequence[TokenTotals]) -> TokenTotals:
+    return TokenTotals(
         prompt=_count([part.prompt for part in parts]),
         cached=_count([part.cached for part in parts]),
         completion=_count([part.completion for part in parts]),

@@ -36,8 +36,8 @@ from bagent.errors import (
 )
 from bagent.job.spec.limits import LimitsSpec
 from bagent.observe import Progress, Snapshot
-from bagent.rows import RowSource, open_rows
-from bagent.runs.context import STAGE, Prepared, RunOptions, open_input, prepare, read_shard
+from bagent.rows import RowReader, open_rows
+from bagent.runs.context import STAGE, RunContext, RunOptions, open_input, prepare, read_shard
 from bagent.runs.execute import (
     MAKE_AGAIN,
     WORKER,
@@ -57,7 +57,7 @@ from bagent.store.journal.done_index import open_indexes
 from bagent.store.journal.edited_rows import replaced
 from bagent.store.journal.journal import Journal
 from bagent.store.journal.segments import Report
-from bagent.store.lock import Owner
+from bagent.store.lock import RunLock
 from bagent.store.run_dir import RunDir
 from bagent.store.stats import ToolCount, count_tools
 from bagent.store.totals import Totals, run_codes, stage_causes
@@ -67,7 +67,7 @@ FEWEST = 3
 
 
 @contextmanager
-def noting(prepared: Prepared, parts: int) -> Iterator[str | None]:
+def noting(prepared: RunContext, parts: int) -> Iterator[str | None]:
     """Note the input beside the block; gives the file for :attr:`RunOptions.notes`, None if there
     is nothing to note or nowhere to.
 
@@ -97,7 +97,7 @@ def noting(prepared: Prepared, parts: int) -> Iterator[str | None]:
         thread.join()
 
 
-def _note(rows: RowSource) -> None:
+def _note(rows: RowReader) -> None:
     # Who reads the rows to send them tells what is wrong with the input.
     with contextlib.suppress(BagentError, OSError):
         rows.note_all()
@@ -152,7 +152,7 @@ def run_workers(options: RunOptions, count: int) -> int:
         try:
             with noting(prepared, len(parts)) as notes_path:
                 workers = [Worker(replace(own, notes=notes_path)) for own in parts]
-                asyncio.run(Crew(workers, progress, before).run())
+                asyncio.run(WorkerPool(workers, progress, before).run())
             state = final_state(prepared, workers, progress, before)
         finally:
             progress.stop()
@@ -170,7 +170,7 @@ def _shares(limits: LimitsSpec) -> dict[str, int]:
     return {key: value for key, value in found.items() if isinstance(value, int)}
 
 
-def part_options(prepared: Prepared, count: int, at_once: int | None = None) -> list[RunOptions]:
+def part_options(prepared: RunContext, count: int, at_once: int | None = None) -> list[RunOptions]:
     """The options of each part: which rows, and its share of what is limited.
 
     Args:
@@ -213,7 +213,7 @@ def part_options(prepared: Prepared, count: int, at_once: int | None = None) -> 
     ]
 
 
-def refuse_unshared(prepared: Prepared, option: str = "--workers") -> None:
+def refuse_unshared(prepared: RunContext, option: str = "--workers") -> None:
     """Refuse what several processes cannot share; ``option`` is what the user typed for them.
 
     Raises:
@@ -231,7 +231,7 @@ def refuse_unshared(prepared: Prepared, option: str = "--workers") -> None:
     raise UsageError(f"{option}: {words}", hint=hint)
 
 
-class Crew:
+class WorkerPool:
     """Starts the workers, shows their states as one, passes signals on; use it once.
 
     Args:
@@ -331,7 +331,7 @@ def take(worker: Worker, line: bytes, note: Callable[[str], None]) -> None:
         worker.reason, worker.action = event["reason"], event["action"]
 
 
-def codes_before(prepared: Prepared) -> Counter[int]:
+def codes_before(prepared: RunContext) -> Counter[int]:
     """Count the outcomes that earlier starts left, by code; none for a job of several stages,
     whose workers count them as they meet them."""
     if prepared.stages:
@@ -339,7 +339,7 @@ def codes_before(prepared: Prepared) -> Counter[int]:
     return run_codes(prepared.run_dir, None, None, accept=_accepts(prepared))
 
 
-def _accepts(prepared: Prepared) -> bool:
+def _accepts(prepared: RunContext) -> bool:
     return prepared.job.output.truncated == "accept"
 
 
@@ -364,7 +364,7 @@ def worst(workers: Sequence[Worker]) -> Worker | None:
 
 
 def final_state(
-    prepared: Prepared, workers: Sequence[Worker], progress: Progress, before: Mapping[int, int]
+    prepared: RunContext, workers: Sequence[Worker], progress: Progress, before: Mapping[int, int]
 ) -> Snapshot | None:
     """Show and return the last state, with totals counted from the journal; None: there is none.
 
@@ -394,7 +394,7 @@ def final_state(
 
 
 def finish(
-    prepared: Prepared,
+    prepared: RunContext,
     workers: Sequence[Worker],
     progress: Progress,
     state: Snapshot | None,
@@ -433,7 +433,7 @@ def finish(
 
 
 def _take_back_replaced(
-    prepared: Prepared, workers: Sequence[Worker], state: Snapshot, progress: Progress
+    prepared: RunContext, workers: Sequence[Worker], state: Snapshot, progress: Progress
 ) -> None:
     """Of the rows that were sent after an earlier start, some may be edited ones of that."""
     info = RunDir(prepared.run_dir).load()
@@ -460,7 +460,7 @@ def take_back_replaced(run_dir: Path, report: Report) -> int:
     for line in replaced(open_indexes(run_dir, report), STAGE):
         found[line.held_by.segment.part].append(line.unit)
     for part, units in found.items():
-        owner = Owner.acquire(run_dir, part)
+        owner = RunLock.acquire(run_dir, part)
         try:
             journal = Journal.open(
                 run_dir, part, clock=time.monotonic, report=report, new_segment=owner.took_over

@@ -30,13 +30,15 @@ OK_CODE = 0
 """Code of a good outcome: status ``ok``, no error kind."""
 
 _KIND_CODES: dict[str | None, int] = {None: 0} | {k: i for i, k in enumerate(ERROR_KINDS, 1)}
-VOID = "void"
+TOMBSTONE = "void"
 """The status of a line that says: no line of this unit before it counts any more."""
 
 VOID_CODE = 7 << 5
 """Code of such a line."""
 
-_STATUS_CODES = {status: number << 5 for number, status in enumerate(STATUSES)} | {VOID: VOID_CODE}
+_STATUS_CODES = {status: number << 5 for number, status in enumerate(STATUSES)} | {
+    TOMBSTONE: VOID_CODE
+}
 _JSON_FIELDS = frozenset({"id", "output", "logprobs", "messages", "response"})
 _SURROGATE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 _DEEPEST = 400
@@ -44,7 +46,7 @@ _SIMPLE = frozenset({str, int, type(None)})
 _REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
-class Brief(msgspec.Struct):
+class OutcomeHeader(msgspec.Struct):
     """The narrow part of an outcome line that the index needs."""
 
     key: str
@@ -72,7 +74,7 @@ class OutcomeLine(Outcome, omit_defaults=True):
 _ENCODER = msgspec.json.Encoder()
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _LINE = msgspec.json.Decoder(OutcomeLine)
-_BRIEF = msgspec.json.Decoder(Brief)
+_BRIEF = msgspec.json.Decoder(OutcomeHeader)
 
 
 def code_of(status: str, error_kind: str | None) -> int:
@@ -228,7 +230,7 @@ def decode_outcome_line(line: bytes) -> OutcomeLine:
         raise msgspec.DecodeError(str(error)) from error
 
 
-def decode_brief(line: bytes) -> Brief:
+def decode_brief(line: bytes) -> OutcomeHeader:
     """The narrow part of one journal line, after checking that the whole line is sound.
 
     Raises:

@@ -46,7 +46,7 @@ def units_of(keys: Sequence[int], stage: str, answer: int) -> array[int]:
     return units
 
 
-class Near:
+class SequentialLookup:
     """Follows the lines of a journal beside the questions, and holds what was not asked for yet.
 
     Rows are mostly asked about in about the order in which they were written, so what is held is
@@ -122,7 +122,7 @@ _PART_BITS = 13
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetryPolicyCodes:
     """Which outcomes count as finished when a run goes on; ok always does.
 
     Args:
@@ -149,7 +149,7 @@ class Policy:
         ended: bool = False,
         again: frozenset[str] = OUTSIDE_KINDS,
         accept_truncated: bool = False,
-    ) -> Policy:
+    ) -> RetryPolicyCodes:
         """A policy from the words of ``--retry KIND[,KIND]|all``.
 
         Raises:
@@ -308,7 +308,7 @@ class DoneIndex:
         indexes: list[SegmentIndex],
         done: UnitSet,
         codes: Counter[int],
-        near: Near,
+        near: SequentialLookup,
         failed_units: array[int],
         failed_codes: bytearray,
         finished: frozenset[int],
@@ -396,7 +396,7 @@ def _by_time(indexes: list[SegmentIndex]) -> list[SegmentIndex]:
 def load_index(
     run_dir: Path,
     part: str | None,
-    policy: Policy,
+    policy: RetryPolicyCodes,
     *,
     report: Report,
     save: bool = True,
@@ -416,7 +416,7 @@ def load_index(
     return done_index(indexes, policy)
 
 
-def done_index(indexes: list[SegmentIndex], policy: Policy) -> DoneIndex:
+def done_index(indexes: list[SegmentIndex], policy: RetryPolicyCodes) -> DoneIndex:
     """Which units are finished, of indexes in the order in which their lines were written."""
     done = UnitSet(sum(map(len, indexes)))
     outcomes = Outcomes(indexes, done.bits)
@@ -429,7 +429,7 @@ def done_index(indexes: list[SegmentIndex], policy: Policy) -> DoneIndex:
         failed_units.extend(bad)
         failed_codes.extend(bad.values())
         done.fill(at, ok)
-    near = Near(indexes, outcomes.void, done.has)
+    near = SequentialLookup(indexes, outcomes.void, done.has)
     return DoneIndex(indexes, done, counts, near, failed_units, failed_codes, finished)
 
 

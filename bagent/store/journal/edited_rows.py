@@ -145,7 +145,7 @@ class EditedRows:
         return rows
 
 
-class Line(NamedTuple):
+class EditedLine(NamedTuple):
     """A line of a segment (its ``ordinal``-th sound one), and the unit it is of."""
 
     unit: int
@@ -153,7 +153,7 @@ class Line(NamedTuple):
     ordinal: int
 
 
-def replaced(indexes: list[SegmentIndex], stage: str) -> Iterator[Line]:
+def replaced(indexes: list[SegmentIndex], stage: str) -> Iterator[EditedLine]:
     """The lines that :class:`EditedRows` would have found, had each part seen those of all.
 
     Of the lines of one row, answer, id and source with several keys only the newest counts. Each
@@ -175,12 +175,12 @@ def replaced(indexes: list[SegmentIndex], stage: str) -> Iterator[Line]:
     for low in range(0, highest + 1, _WINDOW):
         window = range(low, low + _WINDOW)
         twice = _twice(there, stage, window)
-        rows: dict[tuple[int, int], list[Line]] = {}
+        rows: dict[tuple[int, int], list[EditedLine]] = {}
         for index, number, gone in there if twice else ():
             lines = enumerate(zip(*_columns(index), _kept(index, number, gone), strict=True))
             for ordinal, (row, answer, unit, kept) in lines:
                 if kept and row in twice:
-                    rows.setdefault((row, answer), []).append(Line(unit, index, ordinal))
+                    rows.setdefault((row, answer), []).append(EditedLine(unit, index, ordinal))
         for found in rows.values():
             yield from _older(found)
 
@@ -226,10 +226,10 @@ def _twice(there: Sequence[_Part], stage: str, window: range) -> set[int]:
     return found
 
 
-def _older(lines: Sequence[Line]) -> Iterator[Line]:
+def _older(lines: Sequence[EditedLine]) -> Iterator[EditedLine]:
     """Of the lines of one row those that a newer one with another unit replaces."""
     newest: dict[tuple[str, bytes], tuple[float, int]] = {}
-    known: list[tuple[tuple[str, bytes], int, Line]] = []
+    known: list[tuple[tuple[str, bytes], int, EditedLine]] = []
     for line in lines:
         with suppress(OSError, EOFError, msgspec.DecodeError):
             named = _named(line.held_by.segment.path, line.held_by.column("offsets")[line.ordinal])
@@ -266,7 +266,7 @@ def _same(one: Json, other: Json) -> bool:
     return type(one) is type(other) and one == other
 
 
-class Missing:
+class UnseenRows:
     """Units that failed: which of them were met in the input.
 
     Args:

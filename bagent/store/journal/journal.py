@@ -20,7 +20,13 @@ import msgspec
 from bagent.clocks import unix
 from bagent.errors import WriteError
 from bagent.redaction import Redactor
-from bagent.store.journal.codec import VOID, decode_outcome, encode_outcome, encode_record, salt_of
+from bagent.store.journal.codec import (
+    TOMBSTONE,
+    decode_outcome,
+    encode_outcome,
+    encode_record,
+    salt_of,
+)
 from bagent.store.journal.edited_rows import EditedRows
 from bagent.store.journal.segment_index import SegmentIndex, open_index
 from bagent.store.journal.segments import (
@@ -41,7 +47,7 @@ from bagent.types import Attempt, EndpointSample, Outcome, ToolRecord, Turn
 _UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
 
 
-class Writer:
+class SegmentWriter:
     """Appends whole lines to the segments of one stream, the last of which it holds open."""
 
     def __init__(self, journal: Path, stream: Stream, part: str, limit: int) -> None:
@@ -193,10 +199,10 @@ class Journal:
         self._closed = False
         self._sync_lock = threading.Lock()
         self._new_files = True
-        self._rows = Writer(path, "rows", part, limit)
-        self._turns = Writer(path, "turns", part, limit)
+        self._rows = SegmentWriter(path, "rows", part, limit)
+        self._turns = SegmentWriter(path, "turns", part, limit)
         loose: tuple[Stream, ...] = ("attempts", "endpoints", "tools")
-        self._loose = {stream: Writer(path, stream, part, limit) for stream in loose}
+        self._loose = {stream: SegmentWriter(path, stream, part, limit) for stream in loose}
         self._buffers: dict[Stream, bytearray] = {stream: bytearray() for stream in loose}
         self._flushed = clock()
         self._index = SegmentIndex(self._rows.segment)
@@ -278,7 +284,7 @@ class Journal:
             WriteError: as for :meth:`write`.
         """
         key = f"{unit ^ salt_of(stage, answer):016x}"
-        void: Any = VOID
+        void: Any = TOMBSTONE
         # A segment's place among those of other parts follows from the times in it.
         self._write(Outcome(key, row, None, "", 0, stage, void, answer, finished_at=unix()))
         self.on_take_back(unit)

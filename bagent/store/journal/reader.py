@@ -21,7 +21,7 @@ from bagent.store.journal.codec import decode_outcome, salt_of
 from bagent.store.journal.done_index import DoneIndex, HashMap, open_indexes
 from bagent.store.journal.segment_index import SegmentIndex
 from bagent.store.journal.segments import Report, locate, part_order, place_of, read_line
-from bagent.store.journal.supersession import losers
+from bagent.store.journal.supersession import superseded_lines
 from bagent.types import Outcome
 
 _WINDOW_LINES = 32768
@@ -34,7 +34,7 @@ _MOST_ROWS = 1 << 38
 _FLIPPED = bytes([1, 0]) + bytes(254)
 
 
-class Place(NamedTuple):
+class LineRef(NamedTuple):
     """Where a line is, and what it is: ``code`` as in ``code_of``."""
 
     row: int
@@ -70,7 +70,7 @@ class Selection:
     has: Callable[[int], bool] | None = None
 
 
-class CurrentLines:
+class JournalReader:
     """The current outcomes in a run directory, as its journal is when this is made.
 
     Args:
@@ -126,14 +126,14 @@ class CurrentLines:
         """For segments (by place in ``indexes``) one byte a line: 1 where it does not count."""
         if self._superseded is None:
             self._superseded = {}
-            for loser in losers(self.indexes):
+            for loser in superseded_lines(self.indexes):
                 segment = loser >> 32
                 if segment not in self._superseded:
                     self._superseded[segment] = bytearray(len(self.indexes[segment]))
                 self._superseded[segment][loser & 0xFFFFFFFF] = 1
         return self._superseded
 
-    def written(self, selection: Selection | None = None) -> Iterator[Place]:
+    def written(self, selection: Selection | None = None) -> Iterator[LineRef]:
         """The current lines in the order in which they were written."""
         for segment, index in enumerate(self.indexes):
             wanted = self._wanted(segment, selection or Selection())
@@ -143,9 +143,9 @@ class CurrentLines:
                 zip(*columns, strict=True)
             ):
                 if wanted is None or wanted[ordinal]:
-                    yield Place(row, answer, segment, offset, length, code)
+                    yield LineRef(row, answer, segment, offset, length, code)
 
-    def ordered(self, selection: Selection | None = None) -> Iterator[Place]:
+    def ordered(self, selection: Selection | None = None) -> Iterator[LineRef]:
         """The current lines by stage (in order of their first line), row, and answer.
 
         Memory: about 12 bytes for each line of the segments whose rows overlap, and one window
@@ -179,7 +179,7 @@ class CurrentLines:
                     wanted[ordinal] = 0
         return wanted
 
-    def _ordered_stage(self, stage: str, selection: Selection) -> Iterator[Place]:
+    def _ordered_stage(self, stage: str, selection: Selection) -> Iterator[LineRef]:
         for near, low, upto in self._windows(stage, selection):
             places = [place for run in near for place in run.places(low, upto)]
             places.sort()
@@ -257,13 +257,13 @@ class CurrentLines:
             os.pread(descriptor, min(n, most), o) for o, n in zip(offsets, lengths, strict=True)
         ]
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: LineRef) -> bytes:
         """The line at a place, without its newline; empty where it cannot be read."""
         most = self.indexes[place.segment].covered
         data = os.pread(self._descriptor(place.segment), min(place.length - 1, most), place.offset)
         return data if len(data) == place.length - 1 else b""
 
-    def texts(self, places: Iterable[Place]) -> Iterator[tuple[Place, bytes]]:
+    def texts(self, places: Iterable[LineRef]) -> Iterator[tuple[LineRef, bytes]]:
         """Each place with its line and newline, in the order given; empty where it cannot be read.
 
         Lines that lie near each other are read in one piece of at most 8 MiB.
@@ -280,7 +280,7 @@ class CurrentLines:
                     start = place.offset - block[0]
                     yield place, block[1][start : start + place.length]
 
-    def _blocks(self, places: list[Place]) -> dict[int, tuple[int, bytes]]:
+    def _blocks(self, places: list[LineRef]) -> dict[int, tuple[int, bytes]]:
         """For segments whose lines lie near each other: an offset and the bytes from there."""
         bounds: dict[int, tuple[int, int, int]] = {}
         for _, _, segment, offset, length, _ in places:
@@ -294,7 +294,7 @@ class CurrentLines:
                     blocks[segment] = (low, data)
         return blocks
 
-    def location(self, place: Place) -> int:
+    def location(self, place: LineRef) -> int:
         """The location of a place, for :meth:`read_at` and to be kept in one integer."""
         segment = self.indexes[place.segment].segment
         return locate(self.parts.index(segment.part), segment.number, place.offset)
@@ -323,7 +323,7 @@ class CurrentLines:
             os.close(descriptor)
         self._descriptors.clear()
 
-    def __enter__(self) -> CurrentLines:
+    def __enter__(self) -> JournalReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -370,7 +370,7 @@ class _Run:
         keys = self.keys or array("q")
         return bisect_left(keys, high << _ORDINAL_BITS) - bisect_left(keys, low << _ORDINAL_BITS)
 
-    def places(self, low: int, high: int) -> Iterator[Place]:
+    def places(self, low: int, high: int) -> Iterator[LineRef]:
         """The wanted lines with a row from ``low`` to below ``high``."""
         keys = self.keys or array("q")
         first = bisect_left(keys, low << _ORDINAL_BITS)
@@ -381,7 +381,7 @@ class _Run:
         segment = self.segment
         for key in keys[first:last]:
             n = key & _ORDINALS
-            yield Place(rows[n], answers[n], segment, offsets[n], lengths[n], codes[n])
+            yield LineRef(rows[n], answers[n], segment, offsets[n], lengths[n], codes[n])
 
     def plain(self, low: int, high: int) -> Iterator[tuple[list[int], list[int], list[int], bytes]]:
         """Rows, offsets, lengths and codes of such lines, where all are first answers."""
@@ -430,7 +430,7 @@ class EarlierOutcomes:
     """
 
     def __init__(self, run_dir: Path, done: DoneIndex, report: Report) -> None:
-        self._lines = CurrentLines(run_dir, report)
+        self._lines = JournalReader(run_dir, report)
         self._places = HashMap(self._lines.lines)
         superseded = self._lines.superseded()
         for number, index in enumerate(self._lines.indexes):

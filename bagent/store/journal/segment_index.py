@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from bagent.files import open_inside
-from bagent.store.journal.codec import OK_CODE, Brief, code_of, decode_brief, salt_of
+from bagent.store.journal.codec import OK_CODE, OutcomeHeader, code_of, decode_brief, salt_of
 from bagent.store.journal.segments import Report, Segment, whole_lines
 from bagent.types import Outcome
 
@@ -44,7 +44,7 @@ WIDTH = sum(array(code).itemsize for code in COLUMNS.values())
 """Bytes of one line over all columns."""
 
 
-class Totals(msgspec.Struct):
+class SegmentTotals(msgspec.Struct):
     """Sums over all lines of a segment; ``unknown`` counts lines without token counts."""
 
     prompt: int = 0
@@ -57,7 +57,7 @@ class Totals(msgspec.Struct):
     first: float | None = None
     last: float | None = None
 
-    def add(self, line: Brief | Outcome) -> None:
+    def add(self, line: OutcomeHeader | Outcome) -> None:
         """Count one line."""
         prompt, completion = line.prompt_tokens, line.completion_tokens
         if prompt is None and completion is None:
@@ -93,7 +93,7 @@ class Header(msgspec.Struct):
     lines: int
     stages: list[str]
     ranges: list[tuple[int, int, int]]
-    totals: Totals
+    totals: SegmentTotals
     broken: int
     ok: int = -1
 
@@ -164,7 +164,7 @@ class SegmentIndex:
         self.lines = 0
         self.broken = 0
         self.stage_names: list[str] = []
-        self.totals = Totals()
+        self.totals = SegmentTotals()
         self._count = 0
         self._layout = _Layout(-1, 0, -1, (0, 0, 0))
         self._ascending: tuple[int, array[int]] = 0, array("Q")
@@ -177,7 +177,7 @@ class SegmentIndex:
         """How many sound lines there are."""
         return self._count
 
-    def add(self, line: Brief | Outcome, offset: int, length: int) -> None:
+    def add(self, line: OutcomeHeader | Outcome, offset: int, length: int) -> None:
         """Count a line of ``length`` bytes (newline included) that begins at ``offset``.
 
         Raises:

@@ -22,7 +22,7 @@ MOST_TWICE = 250_000
 """Of so many units that stand twice, about, the lines are compared at a time."""
 
 
-def losers(indexes: list[SegmentIndex], most: int = MOST_TWICE) -> Iterator[int]:
+def superseded_lines(indexes: list[SegmentIndex], most: int = MOST_TWICE) -> Iterator[int]:
     """Lines that are not the current one of their unit, as segment << 32 | ordinal.
 
     Args:

@@ -21,26 +21,26 @@ import msgspec
 
 from bagent.duck import Access, connect, file_literal
 from bagent.errors import BagentError, WriteError
-from bagent.store.journal.reader import CurrentLines
+from bagent.store.journal.reader import JournalReader
 from bagent.store.journal.segments import Report, Stream, list_segments
 from bagent.store.run_dir import RunDir, RunInfo
 from bagent.store.run_input import find_input, input_reader
 from bagent.store.tables import schema as sql
-from bagent.store.tables.duckdb import Tables, Warehouse, copy_file, is_written_by_another
+from bagent.store.tables.duckdb import TableNames, TableWriter, copy_file, is_written_by_another
 from bagent.store.tables.freshness import Freshness, signatures, stale_tables
 from bagent.store.tables.parquet import (
     VECTOR_LINES,
-    Chunk,
     Copy,
-    Job,
-    Limits,
+    MemoryLimits,
     PartMaker,
+    TableChunk,
+    TableJob,
     is_out_of_memory,
     longest_line,
     memory_steps,
     object_bytes,
 )
-from bagent.store.tables.row_feed import Feed, InputFinder, InputRows, ReadInput
+from bagent.store.tables.row_feed import InputFinder, InputRows, ReadInput, RowFeed
 from bagent.store.tables.schema import TABLES, WiderColumns, check_select, wider
 
 
@@ -87,7 +87,7 @@ def make_tables(run_dir: Path, options: Options, report: Report) -> list[str]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with work_directory(out) as work:
-            Maker(run_dir, info, Path(work), options, report).make(stale, now)
+            TableBuilder(run_dir, info, Path(work), options, report).make(stale, now)
     except (duckdb.OutOfMemoryException, MemoryError) as error:
         raise WriteError(
             f"the tables of {run_dir} need more memory than there is: {error}",
@@ -258,7 +258,7 @@ def work_directory(out: Path) -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix=f"{mine}{os.getpid()}-", dir=out)
 
 
-class Maker:
+class TableBuilder:
     """One making of tables: what all its steps need."""
 
     def __init__(
@@ -280,7 +280,7 @@ class Maker:
             duckdb.OutOfMemoryException: they need more than this machine has.
         """
         base = self.work
-        with CurrentLines(self.run_dir, self.report, save=True) as lines:
+        with JournalReader(self.run_dir, self.report, save=True) as lines:
             group_bytes = lines.mean * min(VECTOR_LINES, lines.lines)
             steps = memory_steps(
                 self.options.memory_mb, lines.longest, group_bytes, most_memory_mb()
@@ -309,11 +309,11 @@ class Maker:
         marker.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
         marker.replace(self.out / "tables.json")
 
-    def _make(self, stale: list[str], lines: CurrentLines, limits: Limits) -> str:
+    def _make(self, stale: list[str], lines: JournalReader, limits: MemoryLimits) -> str:
         """Make the tables within limits; the name of the database."""
         with (
             closing(PartMaker(self.work, limits, self._sources())) as parts,
-            closing(Tables(self.work, limits, self.info, self._sources())) as tables,
+            closing(TableNames(self.work, limits, self.info, self._sources())) as tables,
         ):
             for table in sql.TABLES:
                 if table not in stale and tables.database is not None:
@@ -335,7 +335,7 @@ class Maker:
         segments = [s.path for s in list_segments(self.run_dir / "journal")]
         return [*segments, *(self.out / f"{table}.parquet" for table in sql.TABLES)]
 
-    def _plain_jobs(self, table: str) -> Iterator[Job]:
+    def _plain_jobs(self, table: str) -> Iterator[TableJob]:
         """A part for each segment, which is read up to where it is now."""
         empty = self.work / "empty.jsonl"
         empty.touch()
@@ -343,11 +343,11 @@ class Maker:
         for number, path in enumerate(paths or [empty]):
             part = self.work / f"{table}-{number}.parquet"
             select = sql.json_select(table, path, object_bytes(longest_line(path)))
-            yield Job((Copy(table, select, part),))
+            yield TableJob((Copy(table, select, part),))
 
-    def _answers_job(self, results: Path) -> Job:
+    def _answers_job(self, results: Path) -> TableJob:
         copy = self._answers_of(results, self.work / "answers-0.parquet")
-        return Job((copy,), check=self._check_of(results))
+        return TableJob((copy,), check=self._check_of(results))
 
     def _answers_of(self, results: Path, part: Path) -> Copy:
         source = f"read_parquet({file_literal(results)})"
@@ -366,7 +366,7 @@ class Maker:
 
         return None if select is None else check
 
-    def _result_jobs(self, chunks: Iterator[Chunk], *, answers: bool) -> Iterator[Job]:
+    def _result_jobs(self, chunks: Iterator[TableChunk], *, answers: bool) -> Iterator[TableJob]:
         for number, chunk in enumerate(chunks):
             part = self.work / f"results-{number}.parquet"
             select = sql.json_select("results", chunk.path, object_bytes(chunk.longest))
@@ -374,15 +374,15 @@ class Maker:
             if answers:
                 copies.append(self._answers_of(part, self.work / f"answers-{number}.parquet"))
             check = self._check_of(part) if answers else None
-            yield Job(tuple(copies), chunk.path, check)
+            yield TableJob(tuple(copies), chunk.path, check)
 
     def _make_results(
-        self, stale: list[str], lines: CurrentLines, parts: PartMaker, tables: Tables
+        self, stale: list[str], lines: JournalReader, parts: PartMaker, tables: TableNames
     ) -> None:
         """Make ``results``, and ``answers`` from it; and the files of what failed."""
         longest = parts.limits.line_bytes
         rows = self._input_rows()
-        feed = Feed(lines, rows, keep_input=self.info.keep_input, longest=longest)
+        feed = RowFeed(lines, rows, keep_input=self.info.keep_input, longest=longest)
         names = ("failed.jsonl", "bad_lines.txt")
         with (self.work / names[0]).open("wb") as failed, (self.work / names[1]).open("wb") as bad:
             chunks = parts.chunks(feed.pieces(failed, bad))
@@ -419,7 +419,7 @@ class Maker:
             return InputRows(self.options.read_input, spool)
         return find_input(RunDir(self.run_dir), self.info, spool, self.notes.append)
 
-    def _publish(self, warehouse: Warehouse, file: Path | None) -> str:
+    def _publish(self, warehouse: TableWriter, file: Path | None) -> str:
         """Put the database in place; the name it has there, empty where there is none.
 
         Who has ``run.duckdb`` open for writing keeps it: the new one goes beside it.
@@ -447,7 +447,7 @@ class Maker:
         beside.unlink(missing_ok=True)
         return target.name
 
-    def _place(self, file: Path, target: Path, warehouse: Warehouse) -> None:
+    def _place(self, file: Path, target: Path, warehouse: TableWriter) -> None:
         if warehouse.on_scratch:
             copy_file(file, target)
         else:

@@ -16,7 +16,7 @@ import duckdb
 
 from bagent.duck import Access, connect, file_literal, literal, private_folder, quoted
 from bagent.store.run_dir import RunInfo
-from bagent.store.tables.parquet import Job, Limits
+from bagent.store.tables.parquet import MemoryLimits, TableJob
 from bagent.store.tables.parquet_concat import ParquetJoin, count_rows
 from bagent.store.tables.schema import json_columns
 
@@ -27,7 +27,7 @@ _STORAGE = "v1.0.0"
 """Every DuckDB from this version on reads the file."""
 
 
-class Tables:
+class TableNames:
     """The tables in the making: to each, parts are added in their order.
 
     Args:
@@ -38,15 +38,15 @@ class Tables:
     """
 
     def __init__(
-        self, work: Path, limits: Limits, info: RunInfo, sources: Sequence[Path] = ()
+        self, work: Path, limits: MemoryLimits, info: RunInfo, sources: Sequence[Path] = ()
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.database = Warehouse(work, limits, info, sources) if info.duckdb else None
+        self.database = TableWriter(work, limits, info, sources) if info.duckdb else None
         self._work = work
         self._parquet = info.parquet
         self._joins: dict[str, ParquetJoin] = {}
 
-    def take(self, jobs: Iterable[Job]) -> None:
+    def take(self, jobs: Iterable[TableJob]) -> None:
         """Add the parts of jobs that are done, and remove them."""
         for job in jobs:
             for copy in job.copies:
@@ -76,7 +76,7 @@ class Tables:
             self.database.close()
 
 
-class Warehouse:
+class TableWriter:
     """A DuckDB file in the making, where files can be locked.
 
     Args:
@@ -86,7 +86,9 @@ class Warehouse:
         sources: files elsewhere that rows are taken from.
     """
 
-    def __init__(self, work: Path, limits: Limits, info: RunInfo, sources: Sequence[Path]) -> None:
+    def __init__(
+        self, work: Path, limits: MemoryLimits, info: RunInfo, sources: Sequence[Path]
+    ) -> None:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._con = connect(
             Access(files=sources, folders=[work, private_folder()]),

@@ -44,7 +44,9 @@ _PACKED = "FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, ROW_GROUP_SIZE
 """A group of rows is in memory until it is packed: the usual 122,880 rows take 150 MB."""
 
 
-def memory_steps(least_mb: int, longest: int, group_bytes: int, most_mb: int) -> Iterator[Limits]:
+def memory_steps(
+    least_mb: int, longest: int, group_bytes: int, most_mb: int
+) -> Iterator[MemoryLimits]:
     """What to try, one after the other: more memory, and then shorter lines.
 
     Args:
@@ -62,12 +64,12 @@ def memory_steps(least_mb: int, longest: int, group_bytes: int, most_mb: int) ->
     line_bytes = max(VECTOR_BYTES, most_mb * 1_000_000 // _MEMORY_FACTOR)
     usual = memory == least_mb
     while memory < most_mb:
-        yield Limits(memory, line_bytes, group_rows, min(2, cores) if usual else 1)
+        yield MemoryLimits(memory, line_bytes, group_rows, min(2, cores) if usual else 1)
         memory, usual = 2 * memory, False
     while line_bytes > _SHORT_LINE:
-        yield Limits(most_mb, line_bytes, group_rows)
+        yield MemoryLimits(most_mb, line_bytes, group_rows)
         line_bytes //= 4
-    yield Limits(most_mb, _SHORT_LINE, group_rows)
+    yield MemoryLimits(most_mb, _SHORT_LINE, group_rows)
 
 
 def is_out_of_memory(error: duckdb.Error) -> bool:
@@ -76,7 +78,7 @@ def is_out_of_memory(error: duckdb.Error) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MemoryLimits:
     """What the child may use: memory in MB for each DuckDB, and the longest line in bytes that it
     gets; how many rows the database packs together, and how many parts are made at a time.
     """
@@ -93,7 +95,7 @@ class Limits:
         return {"threads": 1, "memory_limit": memory, "preserve_insertion_order": True}
 
 
-class Chunk(NamedTuple):
+class TableChunk(NamedTuple):
     """A file of lines that becomes a part, and its longest line in bytes."""
 
     path: Path
@@ -110,7 +112,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TableJob:
     """Parts that are made one after the other: a later one may read what an earlier one made.
 
     ``source`` is a file of lines that is written over afterwards, None where there is none.
@@ -131,7 +133,7 @@ class PartMaker:
         sources: files elsewhere that parts are made of.
     """
 
-    def __init__(self, work: Path, limits: Limits, sources: Sequence[Path] = ()) -> None:
+    def __init__(self, work: Path, limits: MemoryLimits, sources: Sequence[Path] = ()) -> None:
         self.work = work
         self.limits = limits
         self._idle: queue.SimpleQueue[duckdb.DuckDBPyConnection] = queue.SimpleQueue()
@@ -151,9 +153,9 @@ class PartMaker:
         self._spare: list[Path] = []
         self._chunks = 0
 
-    def made(self, jobs: Iterable[Job]) -> Generator[Job]:
+    def made(self, jobs: Iterable[TableJob]) -> Generator[TableJob]:
         """The jobs in their order, each when its files are there; a few are done ahead."""
-        ahead: deque[tuple[Job, Future[None]]] = deque()
+        ahead: deque[tuple[TableJob, Future[None]]] = deque()
         for job in jobs:
             ahead.append((job, self._pool.submit(self._make, job)))
             if len(ahead) > self.limits.threads:
@@ -161,13 +163,13 @@ class PartMaker:
         while ahead:
             yield self._finished(*ahead.popleft())
 
-    def _finished(self, job: Job, future: Future[None]) -> Job:
+    def _finished(self, job: TableJob, future: Future[None]) -> TableJob:
         future.result()
         if job.source is not None:
             self._spare.append(job.source)
         return job
 
-    def _make(self, job: Job) -> None:
+    def _make(self, job: TableJob) -> None:
         con = self._idle.get()
         try:
             for copy in job.copies:
@@ -177,7 +179,7 @@ class PartMaker:
         finally:
             self._idle.put(con)
 
-    def chunks(self, pieces: Iterable[Sequence[bytes | memoryview]]) -> Iterator[Chunk]:
+    def chunks(self, pieces: Iterable[Sequence[bytes | memoryview]]) -> Iterator[TableChunk]:
         """Files of some 64 MB with these lines, some hundred at a time; at least one.
 
         Long lines come in smaller files. The pages of a file that was used are used again: new
@@ -196,7 +198,7 @@ class PartMaker:
             handle: IO[bytes] = path.open(mode, buffering=0)
             with handle:
                 more, longest = _fill(handle, remaining)
-            yield Chunk(path, longest)
+            yield TableChunk(path, longest)
 
     def close(self) -> None:
         """Stop, and close the connections."""

@@ -23,7 +23,7 @@ from bagent.store.journal.codec import (
     salt_of,
 )
 from bagent.store.journal.done_index import HashMap
-from bagent.store.journal.reader import Block, CurrentLines, slices
+from bagent.store.journal.reader import Block, JournalReader, slices
 from bagent.types import Row
 
 ReadInput = Callable[[], Iterator[list[Row]]]
@@ -149,7 +149,7 @@ class InputFinder(Protocol):
         """Close what is open."""
 
 
-class Feed:
+class RowFeed:
     """Makes the lines of the ``results`` table, and the files of what failed.
 
     Args:
@@ -160,7 +160,7 @@ class Feed:
     """
 
     def __init__(
-        self, lines: CurrentLines, rows: InputFinder | None, *, keep_input: bool, longest: int
+        self, lines: JournalReader, rows: InputFinder | None, *, keep_input: bool, longest: int
     ) -> None:
         self.given = 0
         self.shortened: list[str] = []
@@ -249,7 +249,7 @@ class Feed:
         return line.rstrip()[:-1] + b',"input":' + text + b"}\n"
 
 
-def mended(lines: CurrentLines) -> frozenset[int]:
+def mended(lines: JournalReader) -> frozenset[int]:
     """Keys of rows that failed in a stage, and came out well of a later one all the same.
 
     Stages are in the order of their first lines. Memory: the keys of what failed.

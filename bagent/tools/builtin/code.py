@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagent.tools.command_tool import answer_of
-from bagent.tools.subprocess_runner import Child, Limits, run_child
+from bagent.tools.subprocess_runner import CommandChild, ProcessLimits, run_child
 from bagent.tools.types import Arguments
 from bagent.types import Json
 
-LIMITS = Limits(memory=8 << 30, file_size=256 << 20)
+LIMITS = ProcessLimits(memory=8 << 30, file_size=256 << 20)
 """Address space and file size of a process. Numerical libraries reserve gigabytes that they never
 use, hence so much memory."""
 
@@ -67,9 +67,9 @@ class Code:
             env = {"HOME": str(folder), "TMPDIR": str(folder), **self.env}
             cwd = self.root or folder
             if self.argument == "code":
-                child = Child(_PYTHON, code.encode(), cwd, env, LIMITS)
+                child = CommandChild(_PYTHON, code.encode(), cwd, env, LIMITS)
             else:
-                child = Child(("/bin/sh", "-c", code), b"", cwd, env, LIMITS)
+                child = CommandChild(("/bin/sh", "-c", code), b"", cwd, env, LIMITS)
             ended = await run_child(child)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -35,7 +35,7 @@ _COMPATIBLE = ipaddress.ip_network("::/96")
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedHost:
     """One entry of ``allow_hosts``; ``port`` None: any."""
 
     port: int | None = None
@@ -47,7 +47,7 @@ class Allowed:
         return self.port is None or self.port == port
 
 
-def read_entry(entry: str) -> Allowed:
+def read_entry(entry: str) -> AllowedHost:
     """An entry: ``example.org``, ``*.example.org``, ``*``, an address or a network, or these with
     ``:PORT`` (an IPv6 address then in brackets).
 
@@ -57,19 +57,19 @@ def read_entry(entry: str) -> Allowed:
     text = entry.strip().lower()
     network = as_network(text)
     if network is not None:
-        return Allowed(network=network)
+        return AllowedHost(network=network)
     host, colon, port_text = text.rpartition(":")
     port = None
     if colon and port_text.isascii() and port_text.isdigit() and 0 < int(port_text) < 65536:
         text, port = host, int(port_text)
     network = as_network(text.removeprefix("[").removesuffix("]"))
     if network is not None:
-        return Allowed(port, network=network)
+        return AllowedHost(port, network=network)
     name = text.rstrip(".")
     bad = not name or set(name) & set("/:@[]?# ") or "*" in name.removeprefix("*.")
     if bad and name != "*":
         raise ValueError(entry)
-    return Allowed(port, name)
+    return AllowedHost(port, name)
 
 
 def as_network(text: str) -> Network | None:
@@ -119,14 +119,14 @@ def _is_public(address: Address) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosts:
+class HostAllowlist:
     """The entries of ``allow_hosts``, ready to decide."""
 
-    entries: tuple[Allowed, ...]
+    entries: tuple[AllowedHost, ...]
     _shown: str = field(default="")
 
     @classmethod
-    def read(cls, entries: Iterable[str]) -> Hosts:
+    def read(cls, entries: Iterable[str]) -> HostAllowlist:
         """Read the entries.
 
         Raises:
@@ -163,7 +163,7 @@ class Hosts:
         )
 
 
-def _names(entry: Allowed, name: str, address: Address | None) -> bool:
+def _names(entry: AllowedHost, name: str, address: Address | None) -> bool:
     if entry.network is not None:
         return address is not None and _in(entry.network, address)
     if entry.name == "*":
@@ -173,7 +173,7 @@ def _names(entry: Allowed, name: str, address: Address | None) -> bool:
     return name == entry.name
 
 
-def _holds(entry: Allowed, address: Address, inner: Address) -> bool:
+def _holds(entry: AllowedHost, address: Address, inner: Address) -> bool:
     if entry.network is not None:
         return _in(entry.network, address) or _in(entry.network, inner)
     return entry.name == "localhost" and any(

@@ -14,8 +14,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from bagent.tools.builtin.host_allowlist import Hosts
-from bagent.tools.threads import Threads
+from bagent.tools.builtin.host_allowlist import HostAllowlist
+from bagent.tools.threads import AbandonableThreads
 from bagent.tools.types import Arguments, ToolFault
 from bagent.types import Json
 
@@ -136,7 +136,10 @@ class HttpGet:
     """
 
     def __init__(
-        self, hosts: Hosts, threads: Threads, resolver: AbstractResolver | None = None
+        self,
+        hosts: HostAllowlist,
+        threads: AbandonableThreads,
+        resolver: AbstractResolver | None = None,
     ) -> None:
         self._hosts = hosts
         self._resolver = resolver

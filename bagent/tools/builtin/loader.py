@@ -8,20 +8,20 @@ from pathlib import Path
 
 from bagent.errors import UsageError
 from bagent.job.spec.agent import RUNS_CODE, ToolSpec
-from bagent.job.spec.paths import Place
+from bagent.job.spec.paths import JobPlace
 from bagent.tools.builtin import code, http_get, read_file, web_search
 from bagent.tools.builtin.code import Code
-from bagent.tools.builtin.host_allowlist import Hosts
+from bagent.tools.builtin.host_allowlist import HostAllowlist
 from bagent.tools.builtin.http_get import HttpGet
 from bagent.tools.builtin.read_file import ReadFile
 from bagent.tools.builtin.sql import WORDS, Sql, SqlConfig, table_name
 from bagent.tools.builtin.web_search import WebSearch, search_config
-from bagent.tools.factory import Room, load_schema, make_tool, tool_environment
-from bagent.tools.threads import Threads
+from bagent.tools.factory import ToolContext, load_schema, make_tool, tool_environment
+from bagent.tools.threads import AbandonableThreads
 from bagent.tools.types import Tool
 
 
-def open_builtin(spec: ToolSpec, room: Room) -> Tool:
+def open_builtin(spec: ToolSpec, room: ToolContext) -> Tool:
     """Open a built-in tool.
 
     Raises:
@@ -39,11 +39,11 @@ def open_builtin(spec: ToolSpec, room: Room) -> Tool:
     return opener(spec, room)
 
 
-def _http_get(spec: ToolSpec, room: Room) -> Tool:
+def _http_get(spec: ToolSpec, room: ToolContext) -> Tool:
     if not spec.allow_hosts:
         raise UsageError("http_get needs allow_hosts", hint='hosts, or "*" for every public one')
     try:
-        hosts = Hosts.read(spec.allow_hosts)
+        hosts = HostAllowlist.read(spec.allow_hosts)
     except ValueError as error:
         raise UsageError(
             f"http_get: allow_hosts: {error} is no host",
@@ -58,7 +58,7 @@ def _http_get(spec: ToolSpec, room: Room) -> Tool:
     return make_tool(spec, name, words, schema, tool.run, side_effects=False, keeps=True)
 
 
-def _read_file(spec: ToolSpec, room: Room) -> Tool:
+def _read_file(spec: ToolSpec, room: ToolContext) -> Tool:
     if spec.root is None:
         raise UsageError("read_file needs root", hint="root: FOLDER")
     _check_folder(spec.root, "read_file")
@@ -69,7 +69,7 @@ def _read_file(spec: ToolSpec, room: Room) -> Tool:
     return make_tool(spec, name, read_file.WORDS, schema, tool.run, side_effects=False)
 
 
-def _web_search(spec: ToolSpec, room: Room) -> Tool:
+def _web_search(spec: ToolSpec, room: ToolContext) -> Tool:
     tool = WebSearch(search_config(spec.url, spec.api_key_env, room.env))
     room.stack.push_async_callback(tool.close)
     schema = load_schema(web_search.SCHEMA, room.base, "web_search")
@@ -78,7 +78,7 @@ def _web_search(spec: ToolSpec, room: Room) -> Tool:
     return make_tool(spec, name, words, schema, tool.run, side_effects=False, keeps=True)
 
 
-def _sql(spec: ToolSpec, room: Room) -> Tool:
+def _sql(spec: ToolSpec, room: ToolContext) -> Tool:
     if (spec.database is None) == (not spec.files):
         raise UsageError("sql needs either database or files", hint="database: FILE.duckdb")
     if spec.database is not None and not spec.database.path.is_file():
@@ -121,8 +121,10 @@ def _tables(spec: ToolSpec) -> dict[str, list[Path]]:
     return tables
 
 
-def _code(argument: str, schema: dict[str, object], words: str) -> Callable[[ToolSpec, Room], Tool]:
-    def opened(spec: ToolSpec, room: Room) -> Tool:
+def _code(
+    argument: str, schema: dict[str, object], words: str
+) -> Callable[[ToolSpec, ToolContext], Tool]:
+    def opened(spec: ToolSpec, room: ToolContext) -> Tool:
         name = spec.name or spec.builtin or argument
         if spec.root is not None:
             _check_folder(spec.root, name)
@@ -136,18 +138,18 @@ def _code(argument: str, schema: dict[str, object], words: str) -> Callable[[Too
     return opened
 
 
-def _threads(name: str, room: Room) -> Threads:
-    threads = Threads(name)
+def _threads(name: str, room: ToolContext) -> AbandonableThreads:
+    threads = AbandonableThreads(name)
     room.stack.callback(threads.close)
     return threads
 
 
-def _check_folder(root: Place, name: str) -> None:
+def _check_folder(root: JobPlace, name: str) -> None:
     if not root.path.is_dir():
         raise UsageError(f"{name}: root: no such folder: {root}")
 
 
-_OPENERS: dict[str, Callable[[ToolSpec, Room], Tool]] = {
+_OPENERS: dict[str, Callable[[ToolSpec, ToolContext], Tool]] = {
     "http_get": _http_get,
     "read_file": _read_file,
     "web_search": _web_search,

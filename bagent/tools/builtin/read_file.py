@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from bagent.tools.threads import Threads
+from bagent.tools.threads import AbandonableThreads
 from bagent.tools.types import Arguments, ToolFault
 from bagent.types import Json
 
@@ -45,7 +45,7 @@ class ReadFile:
     by their text.
     """
 
-    def __init__(self, root: Path, threads: Threads) -> None:
+    def __init__(self, root: Path, threads: AbandonableThreads) -> None:
         self._roots = (Path(os.path.realpath(root)), root.absolute())
         self._threads = threads
 

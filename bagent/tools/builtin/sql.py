@@ -14,7 +14,7 @@ import msgspec
 
 from bagent.duck import Access, Setting, SqlFault, connect, file_literal, quoted, single_query
 from bagent.errors import MissingPackage, UsageError
-from bagent.tools.threads import Threads
+from bagent.tools.threads import AbandonableThreads
 from bagent.tools.types import Arguments, ToolFault
 from bagent.types import Json
 
@@ -71,7 +71,7 @@ class Sql:
         UsageError: the database, a file or the fixed statement is wrong.
     """
 
-    def __init__(self, config: SqlConfig, threads: Threads) -> None:
+    def __init__(self, config: SqlConfig, threads: AbandonableThreads) -> None:
         self._config = config
         self._threads = threads
         try:

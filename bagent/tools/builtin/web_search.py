@@ -15,7 +15,7 @@ import aiohttp
 from bagent.backends.keys import key_in
 from bagent.errors import UsageError
 from bagent.text.json import decode_json
-from bagent.tools.types import Arguments, ToolFault, bounded
+from bagent.tools.types import Arguments, ToolFault, truncate_middle
 from bagent.types import Json
 
 Service = Literal["brave", "serpapi"]
@@ -159,5 +159,5 @@ class WebSearch:
             if isinstance(one, dict)
         ]
         if not lines and answer.get("error"):
-            return f"[nothing found: {bounded(str(answer['error']), 200)}]"
+            return f"[nothing found: {truncate_middle(str(answer['error']), 200)}]"
         return "\n\n".join(lines) or "[nothing found]"

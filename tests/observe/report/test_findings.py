@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bagent.report import About
+from bagent.report import ReportInfo
 from support.report_pages import TableRun
 
 
@@ -18,7 +18,7 @@ def run() -> Iterator[TableRun]:
     made.connection.close()
 
 
-def stands_out(run: TableRun, about: About | None = None) -> str:
+def stands_out(run: TableRun, about: ReportInfo | None = None) -> str:
     return run.page(about).sections.get("what", "")
 
 
@@ -168,7 +168,7 @@ def test_fields_that_no_prompt_uses_do_not_explain_long_answers(run):
         long = row % 10 == 0
         data = {"depth": "deep" if long else "flat", "batch": "b" if long else "a"}
         run.result(row, input=data, completion_tokens=400 if long else 20)
-    words = stands_out(run, About("run", in_prompt=frozenset(["depth"])))
+    words = stands_out(run, ReportInfo("run", in_prompt=frozenset(["depth"])))
     assert "depth = deep" in words
     assert "batch" not in words
 
@@ -184,7 +184,7 @@ def staged(run: TableRun) -> None:
 
 def test_stages_are_shown_in_their_order_with_their_failures(run):
     staged(run)
-    page = run.page(About("run", stages=("review", "judge", "vote")))
+    page = run.page(ReportInfo("run", stages=("review", "judge", "vote")))
     table = page.sections["stages"]
     assert table.index("review") < table.index("judge") < table.index("vote")
     assert "review\n40\n36\n4\n10 %\n" in table

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagent.report import About, make_page
+from bagent.report import ReportInfo, make_page
 from support.report_pages import TableRun
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&"
@@ -80,7 +80,7 @@ def test_what_models_servers_and_inputs_wrote_is_only_ever_text(run):
         run.attempt(row, HOSTILE, 1.0, error_kind="timeout", error=HOSTILE)
         call = {"name": HOSTILE, "error": HOSTILE, "started": 1.0, "shared": True, "cached": False}
         run.add("tool_calls", row=row, stage="main", answer=0, turn=1, **call)
-    page = run.page(About("my <run>", [("model", HOSTILE)], [HOSTILE], frozenset([HOSTILE])))
+    page = run.page(ReportInfo("my <run>", [("model", HOSTILE)], [HOSTILE], frozenset([HOSTILE])))
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert "img" not in {tag for tag, _ in page.tags}
     assert not [a for _, attrs in page.tags for a in attrs if a.startswith("on")]
@@ -130,7 +130,9 @@ def test_tools_and_cost_have_a_part_where_there_are_some(run):
 
 def test_the_prompts_and_the_settings_of_the_job_are_shown_as_text(run):
     run.result(0)
-    page = run.page(About("run", prompts=[("map user", "Say <b>{{ text }}</b>")], settings="a: 1"))
+    page = run.page(
+        ReportInfo("run", prompts=[("map user", "Say <b>{{ text }}</b>")], settings="a: 1")
+    )
     shown = page.sections["job"]
     assert "prompt: map user" in shown
     assert "Say <b>{{ text }}</b>" in shown
@@ -149,6 +151,6 @@ def test_long_texts_do_not_make_a_long_page(run):
     for row in range(400):
         run.result(row, text="<" * 50_000, input={"a": "&" * 50_000})
     run.fill()
-    page = make_page(run.connection, About("long"))
+    page = make_page(run.connection, ReportInfo("long"))
     assert len(page.encode()) < 2_000_000
     assert "1 of" not in page
