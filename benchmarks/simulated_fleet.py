@@ -18,7 +18,7 @@ from random import Random
 from bagent.backends.base import Exchange
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.engines.metrics import EngineLoad
-from bagent.backends.request import CallSettings, SimRequest
+from bagent.backends.request import CallSettings, Request
 from bagent.fleet.call import Call
 from bagent.job.load import JobRequest, load_job
 from bagent.runs.hostfile_reload import watch_loads
@@ -124,14 +124,14 @@ class NodesBackend:
         self._nodes, self._rows, self._most = nodes, rows, most
         self.requests = 0
 
-    def group_key(self, request: SimRequest) -> str:
+    def group_key(self, request: Request) -> str:
         return "all"
 
-    def group_limit(self, endpoint: Endpoint, request: SimRequest) -> int:
+    def group_limit(self, endpoint: Endpoint, request: Request) -> int:
         return self._most
 
     async def count_tokens(
-        self, endpoint: Endpoint, request: SimRequest, seconds: float
+        self, endpoint: Endpoint, request: Request, seconds: float
     ) -> int | None:
         """Not told."""
         return None
@@ -253,7 +253,7 @@ async def _bagent(plan: Plan) -> tuple[float, int]:
     fleet.expect(True)
     for number in range(len(plan.rows)):
         await fleet.room()
-        request = SimRequest(SETTINGS, b"%d" % number, prompt="", max_tokens=400)
+        request = Request(SETTINGS, b"%d" % number, prompt="", max_tokens=400)
         fleet.submit(Call(ends, request, f"k{number}", number, "map", 0))
     fleet.expect(False)
     idle = loop.create_task(fleet.idle())

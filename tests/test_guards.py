@@ -25,11 +25,11 @@ CALLS = {
     ),
     "DuckDB": (r"duckdb\.connect", {"duck.py"}),
     "code": (r"eval|exec|compile|pickle\.\w+|marshal\.\w+|yaml\.(load|unsafe_load)", {
-        "tools/evaluate.py",  # in a process of its own, for jobs that allow code
+        "tools/builtin/_python_runner.py",  # in a process of its own, for jobs that allow code
     }),
-    "an archive": (r".*\.extractall", {"hpc/stage.py"}),
+    "an archive": (r".*\.extractall", {"hpc/staging.py"}),
     "a guessable file": (r"tempfile\.mktemp|mktemp", set()),
-    "a bare print": (r"print|input", {"cli/main.py", "cli/shell.py"}),
+    "a bare print": (r"print|input", {"cli/app.py", "cli/commands/query.py"}),
 }  # fmt: skip
 
 
@@ -67,9 +67,9 @@ def test_no_program_is_started_by_a_shell() -> None:
 SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
 ARGV_OF_A_SHELL = {
     "backends/keys.py": "api_key_command of the job",
-    "tools/child.py": "limits before exec, arguments as arguments",
-    "tools/code.py": "the tool shell, for jobs that allow code",
-    "hpc/launching.py": "shell lines of the job",
+    "tools/subprocess_runner.py": "limits before exec, arguments as arguments",
+    "tools/builtin/code.py": "the tool shell, for jobs that allow code",
+    "hpc/launcher.py": "shell lines of the job",
 }
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Tools(Protocol):
-    """Runs tool calls: :class:`bagent.tools.ToolPool` does."""
+    """Runs tool calls: :class:`bagent.tools.ToolExecutor` does."""
 
     definitions: list[Json]
 

@@ -240,7 +240,7 @@ class EngineTools:
 
 
 class BatchEngine:
-    """Runs all rows of a stage through batches; see :class:`bagent.stages.row_runner.Engine`."""
+    """Runs all rows of a stage through batches; see :class:`bagent.stages.row_runner.RowRunner`."""
 
     def __init__(
         self,

@@ -127,7 +127,7 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
     """The page of a summary.
 
     Args:
-        heat: see :func:`bagent.bench.metrics.heat`.
+        heat: see :func:`bagent.bench.metrics.heatmap`.
         old: an older summary to compare with.
     """
     plan, fleet = summary["plan"], summary["fleet"]

@@ -94,7 +94,7 @@ class ResumeCache:
     """The pieces that an earlier start noted, and those that this one notes.
 
     Before :meth:`attach` pieces are held in memory, so no more than :meth:`RowSource.peek
-    <bagent.rows.reader.RowSource.peek>` needs may be read; then they are in the file. Belongs to
+    <bagent.rows.reader.RowReader.peek>` needs may be read; then they are in the file. Belongs to
     the thread that reads.
     """
 

@@ -24,7 +24,7 @@ WAITS = Chunk(_NAME, (), [])
 """Says that the next chunk may be long in coming."""
 
 Bases = Callable[[Chunk], tuple[int, ...]]
-"""Gives the base keys of a chunk's items: :meth:`bagent.rows.row_keys.Namer.bases`."""
+"""Gives the base keys of a chunk's items: :meth:`bagent.rows.row_keys.RowKeyer.bases`."""
 
 
 class StdinSpool:

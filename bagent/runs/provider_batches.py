@@ -62,12 +62,7 @@ def provider_drive(
     sharing = RequestDedupe(store.journal.read_at, store.reuse, dedupe=deduped(job))
     guards = StopRules(canary=hooks.options.canary, stop_after=job.limits.stop_after_failures)
     tools = RowTools(
-        plan,
-        store.journal,
-        site.fleet,
-        sharing,
-        guards,
-        hooks.emit,
+        *(plan, store.journal, site.fleet, sharing, guards, hooks.emit),
         price=price,
         single_price=price_of(job, site.found.servers.kind, model),
         dedupe=deduped(job),

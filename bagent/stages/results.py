@@ -32,7 +32,7 @@ class Earlier(Protocol):
 
 
 class JournalLike(OutcomeLog, Protocol):
-    """The journal of this start: :class:`bagent.store.journal.journal.JournalLike`."""
+    """The journal of this start: :class:`bagent.store.journal.journal.Journal`."""
 
     def read_at(self, location: int) -> Outcome:
         """The outcome at a location."""

@@ -149,10 +149,10 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from bagent.backends.engines.local import LocalConfig, start_local
-from bagent.backends.engines.local_server import Wanted
+from bagent.backends.engines.local_server import RequestedSettings
 
 async def main():
-    config = LocalConfig(Path(sys.argv[1]), wanted=Wanted(context=512, parallel=1))
+    config = LocalConfig(Path(sys.argv[1]), wanted=RequestedSettings(context=512, parallel=1))
     async with start_local(config) as local:
         print(local.url, flush=True)
         await asyncio.sleep(600)

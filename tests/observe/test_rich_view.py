@@ -151,12 +151,12 @@ def test_nothing_is_written_to_standard_output(
 
 CHILD = """
 import fcntl, struct, sys, termios
-from bagent.observe import Tally, make_progress
+from bagent.observe import RunCounters, make_progress
 from bagent.types import FeedStats, FleetStats
 
 display = make_progress("auto", sys.stderr, is_tty=sys.stderr.isatty(), env={"TERM": "xterm"})
 fleet = FleetStats(1, 64, 0, 77, 9.0, 1, 1)
-state = Tally(lambda: 0.0).snapshot(fleet, FeedStats(9, 9, 9, 9, True))
+state = RunCounters(lambda: 0.0).snapshot(fleet, FeedStats(9, 9, 9, 9, True))
 display.start("begin")
 for columns in (80, 30):
     fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

@@ -22,13 +22,13 @@ import sys, time
 from pathlib import Path
 import msgspec
 from bagent.store.journal.codec import unit_of
-from bagent.store.journal.done_index import Policy, load_index
+from bagent.store.journal.done_index import RetryPolicyCodes, load_index
 from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
 
 run, rows, at_once = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 journal = Journal.open(run, "all", clock=time.monotonic, report=print, segment_bytes=30_000)
-done = load_index(run, None, Policy(), report=print)
+done = load_index(run, None, RetryPolicyCodes(), report=print)
 print("open", flush=True)
 for start in range(0, rows, at_once):
     numbers = range(start, start + at_once)

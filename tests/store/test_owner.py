@@ -173,11 +173,11 @@ _RACE = """
 import sys, time
 from pathlib import Path
 from bagent.errors import OwnedError
-from bagent.store.lock import Owner
+from bagent.store.lock import RunLock
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    Owner.acquire(Path(sys.argv[1]), "all")
+    RunLock.acquire(Path(sys.argv[1]), "all")
     print("won", flush=True)
 except OwnedError:
     print("lost", flush=True)

@@ -146,10 +146,6 @@ def _first_line() -> bytes:
     return sys.stdin.buffer.readline()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 LEAST_MB = 150
 """What DuckDB may take in any case, in MB."""
 
@@ -459,3 +455,7 @@ class TableBuilder:
                 return False
             self.options.wait(LOCK_SECONDS)
         return is_written_by_another(target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
