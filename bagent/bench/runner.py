@@ -510,9 +510,12 @@ def write_results(
     wanted: BenchRequest,
     called: Sequence[HealthResult],
     course: TestRecord,
-    old: Mapping[str, Any] | None,
+    make_page: Callable[[dict[str, Any], list[dict[str, Any]]], str],
 ) -> dict[str, Any]:
     """Make all results from the raw rows in the folder; returns the summary.
+
+    Args:
+        make_page: makes the HTML page of the summary and the heat map.
 
     Raises:
         WriteError: the disk is full, or the folder cannot be written.
@@ -520,7 +523,6 @@ def write_results(
     from bagent.bench import metrics as measure
     from bagent.bench.summary import summarise
     from bagent.bench.tables import BenchTables, write_csv
-    from bagent.report.load_test import page
 
     folder = wanted.folder
     with BenchTables(folder) as tables:
@@ -534,7 +536,7 @@ def write_results(
     try:
         text = msgspec.json.format(msgspec.json.encode(summary), indent=1)
         (folder / SUMMARY).write_bytes(text + b"\n")
-        (folder / PAGE).write_text(page(summary, heat, old), encoding="utf-8")
+        (folder / PAGE).write_text(make_page(summary, heat), encoding="utf-8")
     except OSError as error:
         raise WriteError(f"cannot write to {folder}: {error.strerror or error}") from None
     return summary

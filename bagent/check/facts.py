@@ -27,8 +27,8 @@ from bagent.fleet.hostfile import read_hostfile
 from bagent.job.redaction import mask_text
 from bagent.job.spec.job import Job, JobPath, stage_parts
 from bagent.runs.context import RunContext
+from bagent.runs.plan import named_models
 from bagent.servers.resolve import key_variables, server_address
-from bagent.servers.startup_probe import named_models
 from bagent.types import Json, Row
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagent.agents.plan import StagePlan
@@ -15,6 +16,13 @@ from bagent.runs.environment import read_environment
 from bagent.servers.fleet_factory import group_rule
 from bagent.servers.pricing import pricer_of
 from bagent.servers.resolve import Servers
+from bagent.servers.startup_probe import (
+    NamedModel,
+    batch_models,
+    hostfile_models,
+    job_models,
+    stage_path,
+)
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -57,6 +65,19 @@ def resolve_model(job: Job, known: Mapping[str, Capabilities]) -> str:
         listed = ", ".join(f"{name} serves {model}" for model, name in sorted(served.items()))
         raise JobError(f"model: auto, but the endpoints differ: {listed}", hint="write model: NAME")
     return next(iter(served))
+
+
+def named_models(prepared: RunContext, endpoints: Sequence[Endpoint]) -> list[NamedModel]:
+    """Return the models that a job without stages, its batch file and its hostfile name."""
+    job, config = prepared.job, prepared.rows_config
+    if not prepared.own_bodies or job.model != "auto":
+        named = job_models(job, stage_path("map", prepared.prompt))
+    elif config.sample is None and config.where is None and job.input:
+        paths = [Path(item.path) for item in job.input.path if not item.is_glob]
+        named = batch_models(paths, config.limit)
+    else:
+        named = []
+    return named + hostfile_models(endpoints, job, stage_path("map", prepared.prompt))
 
 
 def make_plan(

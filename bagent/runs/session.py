@@ -30,14 +30,14 @@ from bagent.runs.context import SAMPLE_ROWS, STAGE, RunContext
 from bagent.runs.deadline import read_deadline
 from bagent.runs.hostfile_reload import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
 from bagent.runs.output import ResultLines, StdoutWriter
-from bagent.runs.plan import endpoint_summary, make_plan, resolve_model
+from bagent.runs.plan import endpoint_summary, make_plan, named_models, resolve_model
 from bagent.runs.run_store import RunStore
 from bagent.runs.services import RunPlan, RunServices
 from bagent.runs.shutdown import Stop, StopSwitch, stdout_gone, stop_for
 from bagent.runs.staged import staged_drive
 from bagent.servers.pricing import BudgetGuard, stage_price
 from bagent.servers.server_pool import FleetSet, ServerResolver
-from bagent.servers.startup_probe import named_models
+from bagent.servers.startup_probe import FIRST_ANSWER_SECONDS, StartupPatience
 from bagent.stages.feeder import Feeder
 from bagent.store.run_dir import RunProgress
 from bagent.store.totals import Totals
@@ -105,15 +105,21 @@ class RunSession:
             self._switch.close()
 
     async def _with_servers(self, stack: AsyncExitStack) -> SessionResult:
+        options = self._prepared.options
         finder = ServerResolver(
-            self._prepared.options,
+            options.env,
+            StartupPatience(
+                options.min_hosts,
+                options.wait_hosts or FIRST_ANSWER_SECONDS,
+                bool(options.wait_hosts),
+            ),
             self._transport,
             stack,
             self._store.path / "local-server.log",
             self._switch.asked,
             self._progress.note,
             self._notice,
-            BudgetGuard(self._switch.asked),
+            BudgetGuard(self._switch.budget_exhausted),
         )
         try:
             drive = await self._drive_of(finder)

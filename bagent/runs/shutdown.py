@@ -70,6 +70,11 @@ class StopSwitch:
             self.code = stop.code
             self.asked.set_result(stop)
 
+    def budget_exhausted(self, message: str) -> None:
+        """Stop because a budget is spent; nothing is in flight any more."""
+        hint = "raise limits.budget_usd (--budget) and run the same command again"
+        self.ask(Stop(EXIT_NEEDS_PERSON, message, hint, grace=0.0))
+
     def at_deadline(self, deadline: Deadline) -> None:
         """Stop feeding in time for ``deadline``, with what is left of its margin to drain."""
         wait = deadline.stop_feeding_at - time.time()

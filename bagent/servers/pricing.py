@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from bagent.backends.base import Backend
-from bagent.errors import EXIT_NEEDS_PERSON, JobError
+from bagent.errors import JobError
 from bagent.money.budget import BudgetLedger
 from bagent.money.prices import Price, find_price, gpu_pricer, known_prices, pricer
-from bagent.runs.shutdown import Stop
 from bagent.types import Json, Usage
 
 if TYPE_CHECKING:
@@ -71,11 +69,11 @@ class BudgetGuard:
     """The budgets of one run: stages with the same budget share it, whatever servers they ask.
 
     Args:
-        asked: gets the stop once a budget is spent.
+        on_exhausted: called with a message once a budget is spent.
     """
 
-    def __init__(self, asked: asyncio.Future[Stop]) -> None:
-        self._asked = asked
+    def __init__(self, on_exhausted: Callable[[str], None]) -> None:
+        self._on_exhausted = on_exhausted
         self._spendings: dict[float, BudgetLedger] = {}
 
     def within(self, backend: Backend, job: Job, kind: str) -> Backend:
@@ -103,11 +101,5 @@ class BudgetGuard:
 
         spending = self._spendings.get(budget)
         if spending is None:
-            spending = self._spendings[budget] = BudgetLedger(budget, self._exhausted)
+            spending = self._spendings[budget] = BudgetLedger(budget, self._on_exhausted)
         return BudgetedBackend(backend, price, spending)
-
-    def _exhausted(self, words: str) -> None:
-        if not self._asked.done():
-            hint = "raise limits.budget_usd (--budget) and run the same command again"
-            # Nothing is in flight any more: there is nothing to wait for.
-            self._asked.set_result(Stop(EXIT_NEEDS_PERSON, words, hint, grace=0.0))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,14 +19,11 @@ from bagent.errors import UsageError
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import Fleet
 from bagent.fleet.hostfile import read_hostfile
-from bagent.runs.context import RunOptions
-from bagent.runs.shutdown import Stop
 from bagent.servers.fleet_factory import EndpointStateFactory
 from bagent.servers.host_selection import select_hosts
 from bagent.servers.pricing import BudgetGuard
 from bagent.servers.resolve import Servers, open_servers
 from bagent.servers.startup_probe import (
-    FIRST_ANSWER_SECONDS,
     ModelCheck,
     NamedModel,
     StartupPatience,
@@ -47,11 +44,12 @@ class ServerResolver:
     is closed.
     """
 
-    options: RunOptions
+    env: Mapping[str, str]
+    patience: StartupPatience
     transport: Transport
     stack: AsyncExitStack
     log_file: Path
-    asked: asyncio.Future[Stop]
+    asked: asyncio.Future[Any]
     note: Callable[[str], None]
     notice: Callable[[str], None]
     purse: BudgetGuard
@@ -70,23 +68,19 @@ class ServerResolver:
             StoppedEarly: too few answer.
         """
         servers = await open_servers(
-            job, self.options.env, self.stack, log_file=self.log_file, notice=self.notice
+            job, self.env, self.stack, log_file=self.log_file, notice=self.notice
         )
         if select and job.hostfile is not None:
             chosen = {h.name for h in select_hosts(read_hostfile(job.hostfile.path), select)}
             kept = [one for one in servers.endpoints if one.name in chosen]
             servers = msgspec.structs.replace(servers, endpoints=kept, select=select)
-        _check_enough(self.options.min_hosts, job, len(servers.endpoints))
+        _check_enough(self.patience.hosts, job, len(servers.endpoints))
         backend = self._backend(job, servers, raw)
         self.stack.push_async_callback(backend.close)
         known = await find_servers(
             backend,
             servers.endpoints,
-            StartupPatience(
-                self.options.min_hosts,
-                self.options.wait_hosts or FIRST_ANSWER_SECONDS,
-                bool(self.options.wait_hosts),
-            ),
+            self.patience,
             self.asked,
             self.note,
         )
@@ -99,9 +93,14 @@ class ServerResolver:
             UsageError: no endpoint serves one of them.
             StoppedEarly: no endpoint lists any model in time.
         """
-        seconds = self.options.wait_hosts or FIRST_ANSWER_SECONDS
-        endpoints = found.servers.endpoints
-        check = ModelCheck(found.backend, endpoints, found.known, seconds, self.asked, self.note)
+        check = ModelCheck(
+            found.backend,
+            found.servers.endpoints,
+            found.known,
+            self.patience.seconds,
+            self.asked,
+            self.note,
+        )
         await check.run(named)
 
     def _backend(self, job: Job, servers: Servers, raw: bool) -> Backend:

@@ -25,7 +25,6 @@ from bagent.types import Failure
 if TYPE_CHECKING:
     from bagent.job.spec.job import Job
     from bagent.job.templates.prompt import Prompt
-    from bagent.runs.context import RunContext
 
 PROBES_AT_ONCE = 128
 PROBE_SECONDS = 5.0
@@ -262,19 +261,6 @@ class ModelCheck:
 def _refuses(failure: Failure) -> bool:
     """Whether a failure says that the server has no such model, or does not take the key."""
     return not failure.passing and failure.status is not None and blame_of(failure) is Blame.SERVER
-
-
-def named_models(prepared: RunContext, endpoints: Sequence[Endpoint]) -> list[NamedModel]:
-    """Return the models that a job without stages, its batch file and its hostfile name."""
-    job, config = prepared.job, prepared.rows_config
-    if not prepared.own_bodies or job.model != "auto":
-        named = job_models(job, stage_path("map", prepared.prompt))
-    elif config.sample is None and config.where is None and job.input:
-        paths = [Path(item.path) for item in job.input.path if not item.is_glob]
-        named = batch_models(paths, config.limit)
-    else:
-        named = []
-    return named + hostfile_models(endpoints, job, stage_path("map", prepared.prompt))
 
 
 def stage_path(kind: str, prompt: Prompt | None) -> str:

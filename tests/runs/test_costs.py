@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
 from bagent.job.spec.job import Job
 from bagent.money.budget import BudgetedBackend
-from bagent.runs.shutdown import Stop
 from bagent.servers.pricing import BudgetGuard, price_of
 from support.jobs import write_job
 
@@ -52,27 +50,20 @@ def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
     prices = {"input": 1_000_000, "output": 0}
     mine = job(tmp_path, "anthropic", prices=prices, limits={"budget_usd": 10})
 
-    async def main() -> tuple[Stop, int]:
-        asked: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
-        purse = BudgetGuard(asked)
-        inner = make_backend("anthropic", Transport(), BackendConfig())
-        first, second = (purse.within(inner, mine, "anthropic") for _ in range(2))
-        assert isinstance(first, BudgetedBackend)
-        assert isinstance(second, BudgetedBackend)
-        begun: list[str] = []
-        first.spending.ask(6.0, lambda: begun.append("first"))
-        second.spending.ask(6.0, lambda: begun.append("second"))
-        first.spending.settle(6.0, 6.0)
-        return asked.result(), len(begun)
-
-    stop, begun = asyncio.run(main())
-    assert (stop.code, begun) == (76, 1)
+    exhausted: list[str] = []
+    guard = BudgetGuard(exhausted.append)
+    inner = make_backend("anthropic", Transport(), BackendConfig())
+    first, second = (guard.within(inner, mine, "anthropic") for _ in range(2))
+    assert isinstance(first, BudgetedBackend)
+    assert isinstance(second, BudgetedBackend)
+    begun: list[str] = []
+    first.spending.ask(6.0, lambda: begun.append("first"))
+    second.spending.ask(6.0, lambda: begun.append("second"))
+    first.spending.settle(6.0, 6.0)
+    assert (len(exhausted), begun) == (1, ["first"])
 
 
-def test_no_budget_no_meter(tmp_path: Path) -> None:
-    async def main() -> bool:
-        purse = BudgetGuard(asyncio.get_running_loop().create_future())
-        inner = make_backend("anthropic", Transport(), BackendConfig())
-        return purse.within(inner, job(tmp_path, "anthropic"), "anthropic") is inner
-
-    assert asyncio.run(main())
+def test_a_job_without_a_budget_has_no_meter(tmp_path: Path) -> None:
+    inner = make_backend("anthropic", Transport(), BackendConfig())
+    guard = BudgetGuard(pytest.fail)
+    assert guard.within(inner, job(tmp_path, "anthropic"), "anthropic") is inner

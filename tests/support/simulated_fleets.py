@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bagent.bench.plan import BenchPlan
 from bagent.bench.runner import BenchRequest, make_folder, send_all, write_results
 from bagent.bench.schedule import TraceInfo
 from bagent.fleet.hostfile import hosts_in
+from bagent.report.load_test import page
 from bagent.servers.resolve import host_endpoints
 from bagent.sim import RunningSim, parse_sim_url, start_sim
 
@@ -64,4 +66,4 @@ def measure_in(place: Path, lines: list[str], **settings: Any) -> dict[str, Any]
     plan = BenchPlan(**{"input_tokens": 60, "output_tokens": 8, "warmup": 1, **settings})
     wanted = BenchRequest(plan=plan, endpoints=endpoints, folder=folder, trace=trace)
     called, course = send_all(wanted, None, tell)
-    return {**write_results(wanted, called, course, None), "folder": folder}
+    return {**write_results(wanted, called, course, partial(page, old=None)), "folder": folder}

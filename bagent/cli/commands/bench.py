@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,7 @@ def _bench(given: dict[str, Any]) -> int:
     from bagent.cli.commands.hosts import read_fleet
     from bagent.cli.render.bench import tell_end
     from bagent.job.redaction import mask_command
+    from bagent.report.load_test import page
 
     trace, plan = _trace_and_plan(given)
     rules = [read_rule(text) for text in given["fail_if"] or ()]
@@ -126,7 +128,7 @@ def _bench(given: dict[str, Any]) -> int:
             wanted = msgspec.structs.replace(wanted, servers=reached, endpoints=reached.endpoints)
         called, course = send_all(wanted, job, tell)
     try:
-        summary = write_results(wanted, called, course, old)
+        summary = write_results(wanted, called, course, partial(page, old=old))
     except RuntimeError as error:
         if "interrupted" not in str(error).lower():
             raise
