@@ -28,56 +28,54 @@ class Slo(msgspec.Struct, frozen=True):
 
 
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a load test.
-
-    Attributes:
-        concurrency: closed loops: calls in flight at each endpoint.
-        rates: open loops: requests a second over the whole fleet.
-        ramps: open loops whose rate goes evenly from one to another.
-        sweep: find the saturation, then measure at rates below and at it.
-        trace: what is known of the recorded load that is replayed.
-        speeds: how many times as fast as recorded it is replayed, each a load.
-        turns, think, turn_tokens: requests of a conversation, seconds between them, and tokens
-            that each turn after the first adds to what was said before.
-        seconds: of each stage; None where ``requests`` alone bound it.
-        requests: of each stage, over the whole fleet; conversations where there are turns.
-        input_tokens, output_tokens: of each call, chat template and shared prefix included.
-        as_json: answers by a JSON Schema.
-        prefix_tokens: shared by the prompts of a group; 0 shares nothing.
-        groups: number of shared prefixes; 0 is four for each endpoint.
-        skew: how unevenly groups are asked for (Zipf's exponent).
-        drain: seconds that requests in flight get after a stage.
-        warmup: requests to each endpoint before the first stage.
-    """
+    """The settings of a load test."""
 
     name: str = "custom"
     concurrency: Sequence[int] = ()
+    """Closed loops: calls in flight at each endpoint."""
     rates: Sequence[float] = ()
+    """Open loops: requests a second over the whole fleet."""
     ramps: Sequence[tuple[float, float]] = ()
+    """Open loops whose rate goes evenly from one to another."""
     sweep: bool = False
+    """Find the saturation, then measure at rates below and at it."""
     trace: TraceInfo | None = None
+    """What is known of the recorded load that is replayed."""
     speeds: Sequence[float] = ()
+    """How many times as fast as recorded it is replayed, each a load."""
     turns: int = 1
     think: float = 1.0
     turn_tokens: int = 128
+    """``turns``, ``think``, ``turn_tokens``: requests of a conversation, seconds between them,
+    and tokens that each turn after the first adds to what was said before."""
     arrival: Arrival = "poisson"
     burstiness: float = 1.0
     seconds: float | None = 20.0
+    """Of each stage; None where ``requests`` alone bound it."""
     requests: int | None = None
+    """Of each stage, over the whole fleet; conversations where there are turns."""
     input_tokens: int = 256
     output_tokens: int = 64
+    """``input_tokens``, ``output_tokens``: of each call, chat template and shared prefix
+    included."""
     as_json: bool = False
+    """Answers by a JSON Schema."""
     prefix_tokens: int = 0
+    """Shared by the prompts of a group; 0 shares nothing."""
     groups: int = 0
+    """Number of shared prefixes; 0 is four for each endpoint."""
     skew: float = 0.0
+    """How unevenly groups are asked for (Zipf's exponent)."""
     ways: Sequence[Way] = ("chat",)
     list_size: int = 8
     routings: Sequence[Routing] = ("balanced",)
     warmup: int = 2
+    """Requests to each endpoint before the first stage."""
     repeats: int = 1
     seed: int = 0
     workers: int = 1
     drain: float = 30.0
+    """Seconds that requests in flight get after a stage."""
     slo: Slo = Slo()
     timeouts: Timeouts = Timeouts(connect=5.0, first_token=60.0, idle=60.0, total=300.0)
 
@@ -238,36 +236,33 @@ class JobBody(msgspec.Struct, frozen=True):
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One load test as its workers see it.
-
-    Attributes:
-        targets: the endpoints that answered before, in the order of the hostfile.
-        lengths: sizes of prompts by model name (an empty name where none is known).
-        list_size: calls in one request, where calls travel in lists or batches.
-        groups: number of shared prefixes; 0 shares none.
-        turn_tokens: what each turn of a conversation after the first adds.
-        trace: recorded requests to send again.
-        job: bodies to send in turn in place of made prompts.
-        origin: seconds of the monotonic clock that all times of rows count from.
-        folder: where raw rows are written.
-        worker, workers: which of the workers this is.
-    """
+    """One load test as its workers see it."""
 
     targets: list[BenchTarget]
+    """The endpoints that answered before, in the order of the hostfile."""
     lengths: dict[str, Lengths]
+    """Sizes of prompts by model name (an empty name where none is known)."""
     answer: AnswerPlan
     timeouts: Timeouts
     salt: str
     origin: float
+    """Seconds of the monotonic clock that all times of rows count from."""
     folder: str
+    """Where raw rows are written."""
     list_size: int = 8
+    """Calls in one request, where calls travel in lists or batches."""
     groups: int = 0
+    """Number of shared prefixes; 0 shares none."""
     skew: float = 0.0
     turn_tokens: int = 0
+    """What each turn of a conversation after the first adds."""
     trace: list[Recorded] = []
+    """Recorded requests to send again."""
     job: list[JobBody] = []
+    """Bodies to send in turn in place of made prompts."""
     worker: int = 0
     workers: int = 1
+    """``worker``, ``workers``: which of the workers this is."""
 
 
 class Workload(msgspec.Struct, frozen=True):

@@ -23,43 +23,34 @@ T = TypeVar("T")
 
 
 class RequestRow(msgspec.Struct, omit_defaults=True):
-    """One HTTP request.
-
-    Attributes:
-        stage: number of the stage; ``warmup`` rows count nowhere.
-        number: place in the stage's schedule, over all workers; the turns of a conversation share
-            it.
-        turn: which turn of its conversation it is, from 1.
-        size: calls in the request; tokens are sums over them.
-        scheduled: when it was to be sent; in a closed loop that is when it was sent.
-        first_token: first piece of an answer, be it thinking; ``first_answer`` the first that is
-            none. Both None where nothing streamed.
-        done: when the answer was whole, or the request failed or was given up.
-        status: ``unfinished`` was still going on when the stage's time was over: its times up to
-            ``done`` are lower bounds, as those of a timeout are.
-        group: number of the shared prefix.
-        estimated: the server told no token count; pieces are counted in its place.
-        chunk_at: microseconds from ``sent`` to each read that held pieces of an answer,
-            ``chunk_count`` how many, ``chunk_tokens`` the tokens so far where the server tells.
-        opened: a connection had to be opened, which is part of the times.
-        in_flight: requests of this worker in flight to the endpoint when it was sent, with it.
-    """
+    """One HTTP request."""
 
     stage: int
+    """Number of the stage; ``warmup`` rows count nowhere."""
     worker: int
     number: int
+    """Place in the stage's schedule, over all workers; the turns of a conversation share it."""
     endpoint: str
     way: str
     scheduled: float
+    """When it was to be sent; in a closed loop that is when it was sent."""
     sent: float = 0.0
     done: float = 0.0
+    """When the answer was whole, or the request failed or was given up."""
     status: Literal["ok", "failed", "unfinished"] = "unfinished"
+    """``unfinished`` was still going on when the stage's time was over: its times up to ``done``
+    are lower bounds, as those of a timeout are."""
     size: int = 1
+    """Calls in the request; tokens are sums over them."""
     warmup: bool = False
     turn: int = 1
+    """Which turn of its conversation it is, from 1."""
     group: int | None = None
+    """Number of the shared prefix."""
     first_byte: float | None = None
     first_token: float | None = None
+    """First piece of an answer, be it thinking; ``first_answer`` the first that is none. Both
+    None where nothing streamed."""
     first_answer: float | None = None
     last_token: float | None = None
     code: int | None = None
@@ -71,9 +62,14 @@ class RequestRow(msgspec.Struct, omit_defaults=True):
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
     estimated: bool = False
+    """The server told no token count; pieces are counted in its place."""
     opened: bool = False
+    """A connection had to be opened, which is part of the times."""
     in_flight: int = 0
+    """Requests of this worker in flight to the endpoint when it was sent, with it."""
     chunk_at: list[int] = []
+    """Microseconds from ``sent`` to each read that held pieces of an answer, ``chunk_count`` how
+    many, ``chunk_tokens`` the tokens so far where the server tells."""
     chunk_count: list[int] = []
     chunk_tokens: list[int] = []
 

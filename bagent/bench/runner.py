@@ -311,22 +311,19 @@ _TOLD = 5
 
 
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be tested, and where the results go.
-
-    Attributes:
-        model: only endpoints that serve it get load; None is any.
-        servers: the server that ``--backend`` names, in place of a fleet; else None.
-        trace: the recorded load that the plan replays.
-        command: the command line, for the summary.
-    """
+    """What is to be tested, and where the results go."""
 
     plan: BenchPlan
     endpoints: Sequence[Endpoint]
     folder: Path
     model: str | None = None
+    """Only endpoints that serve it get load; None is any."""
     servers: Servers | None = None
+    """The server that ``--backend`` names, in place of a fleet; else None."""
     trace: list[Recorded] = []
+    """The recorded load that the plan replays."""
     command: str = ""
+    """The command line, for the summary."""
 
 
 def make_folder(folder: Path) -> None:

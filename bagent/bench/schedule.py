@@ -203,44 +203,41 @@ Arrival = Literal["constant", "poisson", "gamma"]
 
 
 class LoadStage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a load test; with ``rate`` an open loop, with ``concurrency`` a closed one.
-
-    Attributes:
-        number: place in the test, from 0.
-        load: name of the load, the same for all its repeats.
-        concurrency: calls in flight at each endpoint, all the time.
-        rate: requests a second over the whole fleet, whatever comes back.
-        rate_to: the rate at the end of a ramp: it goes there evenly during ``seconds``.
-        speed: how many times as fast as recorded a trace is replayed; ``rate`` is its mean then.
-        burstiness: shape of ``gamma`` arrivals: 1 is Poisson, less comes in bursts.
-        seconds: how long it feeds; None until ``requests`` are sent.
-        requests: how many it sends over the whole fleet; None until ``seconds`` are over.
-        drain: seconds that requests in flight get to end afterwards.
-        turns: requests of a conversation, each of which holds what was said before.
-        think: seconds between an answer and the next turn: a tool that takes so long.
-        only: the endpoint that gets all of it; None is all.
-        warmup: requests to each endpoint whose rows count nowhere.
-    """
+    """One stage of a load test; with ``rate`` an open loop, with ``concurrency`` a closed one."""
 
     number: int
+    """Place in the test, from 0."""
     load: str
+    """Name of the load, the same for all its repeats."""
     way: Way = "chat"
     routing: Routing = "balanced"
     repeat: int = 0
     concurrency: int | None = None
+    """Calls in flight at each endpoint, all the time."""
     rate: float | None = None
+    """Requests a second over the whole fleet, whatever comes back."""
     rate_to: float | None = None
+    """The rate at the end of a ramp: it goes there evenly during ``seconds``."""
     speed: float | None = None
+    """How many times as fast as recorded a trace is replayed; ``rate`` is its mean then."""
     turns: int = 1
+    """Requests of a conversation, each of which holds what was said before."""
     think: float = 0.0
+    """Seconds between an answer and the next turn: a tool that takes so long."""
     arrival: Arrival = "poisson"
     burstiness: float = 1.0
+    """Shape of ``gamma`` arrivals: 1 is Poisson, less comes in bursts."""
     seconds: float | None = None
+    """How long it feeds; None until ``requests`` are sent."""
     requests: int | None = None
+    """How many it sends over the whole fleet; None until ``seconds`` are over."""
     drain: float = 30.0
+    """Seconds that requests in flight get to end afterwards."""
     only: str | None = None
+    """The endpoint that gets all of it; None is all."""
     seed: int = 0
     warmup: bool = False
+    """Requests to each endpoint whose rows count nowhere."""
 
 
 def replayed(

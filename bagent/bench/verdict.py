@@ -53,34 +53,31 @@ _OF_MEDIAN = math.sqrt(math.pi / 2)
 
 
 class EndpointStats(msgspec.Struct, frozen=True):
-    """One endpoint in one load.
-
-    Attributes:
-        requests: those that were sent to it, ``ok`` of which ended well and ``failed`` did not;
-            the rest were still going on when the load ended.
-        tokens: output tokens that came from it; None where none are told.
-        output_tok_s: output tokens a second, for each of its GPUs where their number is known.
-        pace_ms: median time for each output token from sending on; where no tokens are told, for
-            each request.
-        model: what it was asked for: only endpoints of one model are compared.
-        closed: whether the load was a closed loop, in which a fast endpoint does more.
-        spread: standard deviation of the logarithm of the time whose median ``pace_ms`` is; None
-            where fewer than two are known.
-        in_flight: requests that were going on there at a time, in the mean.
-    """
+    """One endpoint in one load."""
 
     endpoint: str
     load: str
     requests: int
+    """Those that were sent to it, ``ok`` of which ended well and ``failed`` did not; the rest
+    were still going on when the load ended."""
     ok: int
     failed: int
     tokens: float | None = None
+    """Output tokens that came from it; None where none are told."""
     output_tok_s: float | None = None
+    """Output tokens a second, for each of its GPUs where their number is known."""
     pace_ms: float | None = None
+    """Median time for each output token from sending on; where no tokens are told, for each
+    request."""
     closed: bool = True
+    """Whether the load was a closed loop, in which a fast endpoint does more."""
     model: str | None = None
+    """What it was asked for: only endpoints of one model are compared."""
     spread: float | None = None
+    """Standard deviation of the logarithm of the time whose median ``pace_ms`` is; None where
+    fewer than two are known."""
     in_flight: float = 1.0
+    """Requests that were going on there at a time, in the mean."""
 
     @property
     def rounds(self) -> float:

@@ -48,20 +48,17 @@ class LoadRequest(msgspec.Struct, frozen=True):
 
 
 class ScheduleSlot(msgspec.Struct):
-    """A place in a stage's schedule.
-
-    Attributes:
-        number: over all workers.
-        due: when it is to be sent, on the test's clock; None is as soon as it can be.
-        turn: of a conversation, from 1.
-        said: what was said in the turns before: what was asked and what was answered.
-    """
+    """A place in a stage's schedule."""
 
     number: int
+    """Over all workers."""
     group: int | None = None
     due: float | None = None
+    """When it is to be sent, on the test's clock; None is as soon as it can be."""
     turn: int = 1
+    """Of a conversation, from 1."""
     said: list[tuple[str, str]] = []
+    """What was said in the turns before: what was asked and what was answered."""
 
 
 class RequestFactory:
