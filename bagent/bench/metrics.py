@@ -58,8 +58,8 @@ _COUNTS = (
         "failed",
         "censored",
         "estimated",
-        "one_piece",
-        "undertold",
+        "not_streamed",
+        "usage_incomplete",
         "opened",
         "good",
     ),
@@ -68,11 +68,11 @@ _COUNTS = (
 """Numbers that are 0 where a load sent nothing, be it that its time was over too soon."""
 
 
-_UNDERTOLD = "status = 'ok' and list_sum(chunk_count) > 2 + 1.5 * completion_tokens"
+_USAGE_INCOMPLETE = "status = 'ok' and list_sum(chunk_count) > 2 + 1.5 * completion_tokens"
 """A usage that tells fewer tokens than pieces came. One or two more are no lie: a token that ends
 the thinking may be cut in two."""
 
-_ONE_PIECE = "status = 'ok' and len(chunk_at) = 1 and completion_tokens >= 2"
+_NOT_STREAMED = "status = 'ok' and len(chunk_at) = 1 and completion_tokens >= 2"
 """A stream that came all at once: nothing can be told of the time between its tokens."""
 
 
@@ -104,8 +104,8 @@ def load_numbers(tables: BenchTables, slo: Slo, keys: str = "load") -> list[Numb
                 count(*) filter ({counted} and status = 'failed') as failed,
                 count(*) filter ({counted} and censored) as censored,
                 count(*) filter ({counted} and estimated) as estimated,
-                count(*) filter ({counted} and {_ONE_PIECE}) as one_piece,
-                count(*) filter ({counted} and {_UNDERTOLD}) as undertold,
+                count(*) filter ({counted} and {_NOT_STREAMED}) as not_streamed,
+                count(*) filter ({counted} and {_USAGE_INCOMPLETE}) as usage_incomplete,
                 count(*) filter ({counted} and opened) as opened,
                 count(*) filter ({counted} and {_good(slo)}) as good,
                 sum(size) filter (status = 'ok' and ended_inside) as calls_inside,

@@ -48,10 +48,10 @@ def warnings(
             f"output tokens of {_of(estimated)} are estimated by the pieces that came: "
             "the server tells no usage"
         )
-    undertold = {one["endpoint"]: one["undertold"] for one in endpoints if one["undertold"]}
-    if undertold:
+    usage_incomplete = {one["endpoint"]: one["usage_incomplete"] for one in endpoints if one["usage_incomplete"]}
+    if usage_incomplete:
         found.append(
-            f"the usage of {_of(undertold)} tells fewer tokens than pieces came: tokens a second "
+            f"the usage of {_of(usage_incomplete)} tells fewer tokens than pieces came: tokens a second "
             "and TPOT are wrong there"
         )
     too_many = {
@@ -67,7 +67,7 @@ def warnings(
     if requested is not None:
         found += _shorter(endpoints, requested)
     whole = {
-        one["endpoint"]: one["one_piece"] for one in endpoints if one["one_piece"] > FEW * one["ok"]
+        one["endpoint"]: one["not_streamed"] for one in endpoints if one["not_streamed"] > FEW * one["ok"]
     }
     if whole:
         found.append(
@@ -176,7 +176,7 @@ def summarise(
         "prompts": msgspec.to_builtins(course.lengths),
         "fleet": fleet,
         "saturation": msgspec.to_builtins(found) if found else None,
-        "doubts": warnings(by_endpoint, _most_tokens(plan), _requested_tokens(plan)),
+        "warnings": warnings(by_endpoint, _most_tokens(plan), _requested_tokens(plan)),
         "client_limited": limited,
         "client_states": msgspec.to_builtins(states),
         "loads": loads,

@@ -182,7 +182,7 @@ def _warnings(summary: Numbers) -> list[str]:
     limited = [f"{load}: {', '.join(why)}" for load, why in summary["client_limited"].items()]
     if limited:
         found.append(f"CLIENT-LIMITED, results invalid: {'; '.join(limited)}")
-    found += summary.get("doubts", ())
+    found += summary.get("warnings", ())
     if summary["stopped"]:
         found.append("Stopped early: this is what was measured by then.")
     return [f'<p class="warn">{html.escape(words)}</p>' for words in found]

@@ -8,7 +8,7 @@ import pytest
 
 from bagent.bench.summary import warnings
 
-COUNTS = ("estimated", "one_piece", "undertold")
+COUNTS = ("estimated", "not_streamed", "usage_incomplete")
 
 
 def row(endpoint: str, **numbers: float) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def row(endpoint: str, **numbers: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rows", "most", "message"),
     [
-        ([row("a:1"), row("b:1", one_piece=10)], None, None),
+        ([row("a:1"), row("b:1", not_streamed=10)], None, None),
         ([row("a:1", ok=0)], None, None),
         ([row("b:1", output_tokens=1000.0)], None, None),
         (
@@ -33,13 +33,13 @@ def row(endpoint: str, **numbers: float) -> dict[str, Any]:
             "output tokens of 100 requests at b:1 are estimated",
         ),
         (
-            [row(f"n{n}:1", one_piece=100) for n in range(3)],
+            [row(f"n{n}:1", not_streamed=100) for n in range(3)],
             None,
             "answers to 300 requests at 3 endpoints (n0:1, n1:1, ...) came in one",
         ),
-        ([row("a:1", one_piece=1, ok=1)], None, "answers to 1 request at a:1"),
+        ([row("a:1", not_streamed=1, ok=1)], None, "answers to 1 request at a:1"),
         (
-            [row("a:1", undertold=7)],
+            [row("a:1", usage_incomplete=7)],
             None,
             "the usage of 7 requests at a:1 tells fewer tokens than pieces came",
         ),

@@ -103,7 +103,7 @@ def test_tokens_that_came_all_at_once_have_no_tpot(fill: Fill) -> None:
     at_once = {"first_token": 1.6, "last_token": 1.6, "chunk_at": [500_000], "chunk_count": [5]}
     stepwise = request(1, chunk_at=[200_000, 600_000], chunk_count=[1, 4])
     load = one_load(fill([request(0, **at_once), stepwise]))
-    assert load["one_piece"] == 1 and load["ok"] == 2
+    assert load["not_streamed"] == 1 and load["ok"] == 2
     assert load["lag_p50_ms"] is None  # a closed loop has none
     assert load["tpot_p50_ms"] == load["tpot_max_ms"] == pytest.approx(100)
 
@@ -111,7 +111,7 @@ def test_tokens_that_came_all_at_once_have_no_tpot(fill: Fill) -> None:
 def test_a_usage_below_the_pieces_that_came_is_counted(fill: Fill) -> None:
     streamed = {"chunk_at": [200_000, 600_000], "chunk_count": [5, 5]}
     rows = [request(n, completion_tokens=tokens, **streamed) for n, tokens in enumerate((5, 6, 99))]
-    assert one_load(fill(rows))["undertold"] == 1
+    assert one_load(fill(rows))["usage_incomplete"] == 1
 
 
 def test_one_token_has_no_tpot_and_does_not_count_as_zero(fill: Fill) -> None:

@@ -134,10 +134,10 @@ def test_every_number_of_a_load_can_be_a_condition(measured: dict[str, Any]) -> 
         assert numbers - LOAD_NUMBERS == {"first_stage"}
 
 
-def test_doubts_about_the_numbers_stand_before_them(measured: dict[str, Any]) -> None:
-    measured["doubts"] = ["a <doubt>"]
+def test_warnings_about_the_numbers_stand_before_them(measured: dict[str, Any]) -> None:
+    measured["warnings"] = ["a <warning>"]
     text = page(measured, [], None)
-    assert text.index("a &lt;doubt&gt;") < text.index("<h2>Loads</h2>")
+    assert text.index("a &lt;warning&gt;") < text.index("<h2>Loads</h2>")
 
 
 def test_of_a_large_fleet_the_page_has_the_bad_ones_and_no_more_than_it_can_bear(

@@ -203,7 +203,7 @@ def tell_end(
         _say(f"  {words}")
     if summary["simulated"]:
         _say("SIMULATED: an endpoint is simulated; its numbers say nothing of any hardware")
-    for words in summary["doubts"]:
+    for words in summary["warnings"]:
         _say(f"note: {words}")
     for load, reasons in summary["client_limited"].items():
         _say(f"CLIENT-LIMITED, results invalid: {load}: {', '.join(reasons)}")
