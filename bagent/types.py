@@ -328,7 +328,8 @@ class FeedStats(msgspec.Struct, frozen=True):
     ``wanted`` is how many answers the rows that were read are to get: many may have been read and
     not begun.
     ``position`` and ``size`` are in the same unit (bytes or rows); ``size`` is None where the
-    end is not known (a pipe).
+    end is not known (a pipe). ``ended``: all rows were read. ``finished`` is how many rows of the
+    input an earlier start finished; None where nobody knows.
     """
 
     read: int
@@ -337,3 +338,4 @@ class FeedStats(msgspec.Struct, frozen=True):
     size: int | None
     ended: bool
     wanted: int = 0
+    finished: int | None = None

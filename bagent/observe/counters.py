@@ -29,26 +29,22 @@ from bagent.types import Attempt, EndpointSample, FeedStats, FleetStats, Outcome
 def estimate_to_do(done: int, fleet: FleetStats, feed: FeedStats) -> int | None:
     """Return how many results are still to be made, None where the input's size is not known.
 
-    Rows not yet read are reckoned from the input's size, from how many rows came per unit so
-    far, and from how many of those that were not skipped became work; rows that wait or are in
-    flight are counted, and so are those that were read and not begun: all of a small file.
+    Rows that wait or are in flight are counted, and so are those that were read and not begun:
+    all of a small file. The number of rows not yet read is estimated from the input's size and
+    the rows per unit so far, less those that an earlier start finished; each of them counts as
+    much work as a row that was read and not skipped.
     """
     waiting = max(fleet.in_flight + fleet.ready + fleet.retrying, feed.wanted - done)
-    if is_read_whole(feed):
+    if feed.ended:
         return waiting
-    if feed.size is None:
-        return None
-    if feed.position <= 0 or feed.read <= 0:
+    if feed.size is None or feed.position <= 0 or feed.read <= 0:
         return None
     taken = feed.read - feed.skipped
     work_per_row = (done + waiting) / taken if taken > 0 else 1.0
-    unread = (feed.size - feed.position) * feed.read / feed.position
+    unread = max(0, feed.size - feed.position) * feed.read / feed.position
+    if feed.finished is not None:
+        unread = max(0.0, unread - max(0, feed.finished - feed.skipped))
     return waiting + round(unread * work_per_row)
-
-
-def is_read_whole(feed: FeedStats) -> bool:
-    """Return whether no rows of the input are left to read."""
-    return feed.ended or (feed.size is not None and feed.position >= feed.size)
 
 
 def rates_over(span_s: float, rows: int, prompt: int | None, completion: int | None) -> Rates:
@@ -338,7 +334,7 @@ class RunCounters:
             elapsed_s=elapsed,
             quiet_s=max(0.0, now - self._last),
             total=total,
-            total_is_exact=total is not None and is_read_whole(feed),
+            total_is_exact=total is not None and feed.ended,
             ok=totals.ok,
             accepted=totals.accepted,
             failed=totals.failed,

@@ -62,13 +62,14 @@ class PlainLines:
                     data, known = self._piece(file)
                     if not data:
                         break
-                    meter.at(self._offset + len(data))
+                    offset = self._offset
                     own = None if known is None else self._pass(data, known)
                     if own is None:
-                        yield from self._read(data, halt)
+                        yield from self._read(data, meter, halt)
                     else:
-                        yield own[:ROWS]
-                        for start in range(ROWS, len(own), ROWS):
+                        for start in range(0, max(1, len(own)), ROWS):
+                            handed = min(1.0, (start + ROWS) / max(1, len(own)))
+                            meter.at(offset + round(len(data) * handed))
                             yield own[start : start + ROWS]
         except OSError as error:
             raise unreadable(self._source.path, error) from error
@@ -129,7 +130,7 @@ class PlainLines:
         numbers = [self._line + lines[at] for at in places]
         return self._namer.picked(Chunk(self._source.name, numbers, items, own), places, keys)
 
-    def _read(self, data: bytes, halt: CancelToken) -> Iterator[list[Row]]:
+    def _read(self, data: bytes, meter: ReadProgress, halt: CancelToken) -> Iterator[list[Row]]:
         line, offset, held = self._line, self._offset, self._namer.held
         feeds = data.count(b"\n")
         self._move(len(data), feeds)
@@ -141,6 +142,8 @@ class PlainLines:
                 return
             rows = self._namer.rows(chunk)
             if rows:
+                handed = min(1.0, (rows[-1].line + 1 - line) / max(1, feeds))
+                meter.at(offset + round(len(data) * handed))
                 keys += [row.key for row in rows]
                 ids += [rows[0].id, rows[-1].id]
                 last = rows[-1].line

@@ -105,6 +105,11 @@ class RowReader:
         """How many rows :meth:`batches` left out because :meth:`remember` let it."""
         return sum(one.passed for one in list(self._plain))
 
+    @property
+    def shards(self) -> int:
+        """Into how many parts the rows are divided, of which these are one."""
+        return self._config.shard[1] if self._config.shard else 1
+
     def take_notes(self) -> None:
         """Get ready for :meth:`remember`; before anything is read."""
         config = self._config

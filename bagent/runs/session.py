@@ -386,13 +386,23 @@ class RunSession:
             skipped=passed + (feeder.skipped if feeder else 0),
             position=position,
             size=size,
-            ended=feeder.ended if feeder else False,
+            ended=feeder.exhausted if feeder else False,
             # Stages read what was finished again, for those behind it: there it tells nothing.
             wanted=feeder.wanted if feeder and not self._prepared.stages else 0,
+            finished=self._finished_rows,
         )
         if feeder is None and self._whole_input is not None:
             feed = msgspec.structs.replace(feed, ended=True, wanted=self._whole_input)
         return self._tally.snapshot(fleet, feed, self._run_totals(codes, whole))
+
+    @cached_property
+    def _finished_rows(self) -> int | None:
+        """About how many rows of this process's shard an earlier start finished."""
+        prepared = self._prepared
+        if prepared.rows is None or prepared.stages:
+            return None
+        shards = prepared.rows.shards
+        return self._store.finished // (prepared.job.answers * shards)
 
     @cached_property
     def _whole_input(self) -> int | None:

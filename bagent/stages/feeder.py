@@ -24,7 +24,7 @@ class Feeder:
     """Iterate over it asynchronously for batches of work; use it once.
 
     ``read`` counts rows, ``skipped`` those of them that were finished earlier, ``wanted`` the
-    answers that the others are to get.
+    answers that the others are to get. ``exhausted``: all rows were read; ``ended``: and handed on.
 
     Args:
         batches: the rows, read in the thread.
@@ -35,6 +35,7 @@ class Feeder:
         self.read = 0
         self.skipped = 0
         self.wanted = 0
+        self.exhausted = False
         self.ended = False
         self._batches = batches
         self._pending = pending
@@ -81,6 +82,7 @@ class Feeder:
                 self.read += len(batch)
                 if work and not self._put(work):
                     return
+            self.exhausted = True
             told = self._put(None) or True
         except (BagentError, OSError, ValueError, RuntimeError) as error:
             told = self._put(error) or True

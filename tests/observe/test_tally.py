@@ -163,6 +163,11 @@ SIXTEEN = {"in_flight": 16, "ready": 16}
         (0, {}, {"size": None, "ended": True, "read": 5, "position": 5}, 3),
         (0, {}, {"size": 100, "ended": False, "position": 0}, None),
         (0, {}, {"size": 100, "ended": False, "position": 100, "read": 10}, 3),
+        # Rows finished earlier are not work, wherever they are in the input.
+        (0, {}, {"size": 100, "ended": False, "position": 50, "read": 50, "wanted": 50,
+                 "finished": 40}, 60),
+        (0, {}, {"size": 100, "ended": False, "position": 50, "read": 50, "wanted": 20,
+                 "skipped": 30, "finished": 40}, 60),
         (0, {}, {"size": 100, "ended": False, "position": 120, "read": 10}, 3),
         (0, {}, {"size": 20, "ended": False, "position": 10, "read": 10, "skipped": 10}, 13),
         # A filter of the input scales what is left.

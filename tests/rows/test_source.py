@@ -12,9 +12,9 @@ from bagent.rows import RowsConfig, open_rows
 
 def test_public_names():
     assert bagent.rows.__all__ == [
+        "CompactHashSet",
         "Input",
-        "KeySet",
-        "RowSource",
+        "RowReader",
         "RowsConfig",
         "is_batch_row",
         "open_rows",
@@ -83,6 +83,20 @@ def test_progress_adds_up_over_files(tmp_path):
     seen = [source.progress()[0] for _ in source.batches()]
     assert seen == sorted(seen)
     assert source.progress() == (2700, 2700)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_position_follows_the_rows_and_not_the_blocks_that_are_read(source_of, plain):
+    text = "".join(f'{{"id":{n:05d}1}}\n'.replace(":0", ":1") for n in range(5000))
+    source = source_of(text)
+    if plain:
+        source.take_notes()
+    rows = 0
+    for batch in source.batches():
+        rows += len(batch)
+        position, size = source.progress()
+        assert position == pytest.approx(size * rows / 5000, rel=0.02)
+    assert (rows, position) == (5000, size)
 
 
 def test_every_check_comes_before_the_first_row(tmp_path):

@@ -167,12 +167,27 @@ def _json(source: FileSource, meter: ReadProgress) -> Iterator[Chunk]:
         if source.format == "json":
             chunks = json_chunks(source.name, blocks, source.path)
         else:
-            chunks = line_chunks(source.name, split_lines(blocks, source.path))
+            yield from _lines(source, blocks, stream, meter)
+            return
         for chunk in chunks:
             meter.at(stream.position())
             yield chunk
     finally:
         stream.close()
+
+
+def _lines(
+    source: FileSource, blocks: Iterator[bytes], stream: ByteStream, meter: ReadProgress
+) -> Iterator[Chunk]:
+    """Yield the lines of a file as chunks; ``meter`` follows the lines, not the blocks."""
+    line, start = 1, 0
+    for lines in split_lines(blocks, source.path):
+        end = stream.position()
+        for chunk in line_chunks(source.name, [lines], line):
+            last = chunk.lines[-1] if chunk.lines else line
+            meter.at(start + (end - start) * (last + 1 - line) // max(1, len(lines)))
+            yield chunk
+        line, start = line + len(lines), end
 
 
 def _table_chunks(
