@@ -167,13 +167,13 @@ def timed_display() -> list[TimedDisplay]:
     """Has the run that follows count what its display costs; the display will be in the list."""
     from bagent.runs import execute as start
 
-    found, make = [], start.display
+    found, make = [], start.make_display
 
     def display(options: Any) -> Any:
         found.append(TimedDisplay(make(options)))
         return found[-1]
 
-    start.display = display
+    start.make_display = display
     return found
 
 

@@ -475,9 +475,9 @@ class LoadTestStop:
 
 async def _call(wanted: BenchRequest, tell: Callable[[str], None]) -> list[HealthResult]:
     if wanted.servers is not None:
-        from bagent.servers.resolve import call_one
+        from bagent.servers.resolve import check_server
 
-        called = [await call_one(wanted.servers, wanted.model, CALL_SECONDS)]
+        called = [await check_server(wanted.servers, wanted.model, CALL_SECONDS)]
     else:
         called = await _call_fleet(wanted, tell)
     tell(counts(called))

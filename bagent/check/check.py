@@ -39,10 +39,10 @@ from bagent.money.prices import Price
 from bagent.observe.formatting import counted
 from bagent.redaction import Redactor
 from bagent.rows import RowReader
-from bagent.runs.agents_setup import opened_tools, runs_nothing, with_tools
+from bagent.runs.agents_setup import add_tools, has_no_side_effect_on_open, open_job_tools
 from bagent.runs.context import RunContext, RunOptions, open_input, prepare
-from bagent.runs.plan import deduped, make_plan, resolve_model
-from bagent.servers.pricing import price_of
+from bagent.runs.plan import is_deduplicated, make_plan, resolve_model
+from bagent.servers.pricing import job_price
 from bagent.stages.loop import Board
 from bagent.stages.prepare import PreparedStage
 from bagent.stages.row import input_response, responses
@@ -222,8 +222,8 @@ async def _report(options: CheckOptions, prepared: RunContext, source: RowReader
         found = measure(source, options.rows, limit=options.run.limit, piped=prepared.piped)
         prepared.warnings += source.warnings
         found = as_asked(prepared, found[0]), found[1]
-        only = (lambda _: True) if options.open else runs_nothing
-        tools = opened_tools(prepared.job, options.run.env, only)
+        only = (lambda _: True) if options.open else has_no_side_effect_on_open
+        tools = open_job_tools(prepared.job, options.run.env, only)
         pool = await stack.enter_async_context(tools)
         return await _Look(options, prepared, target, found, pool).report()
 
@@ -258,7 +258,7 @@ class _Look:
             model = self._model(probed)
             plan = make_plan(self._prepared, self._target.servers, model, known_of(probed))
             if self._pool is not None:
-                with_tools(plan, self._prepared.job, servers, self._pool)
+                add_tools(plan, self._prepared.job, servers, self._pool)
             sample = open_rows_as_requests(plan, self._rows)
             tokenizer = self._tokenizer(transport, probed, model)
             counted = await count_some(sample, tokenizer) if tokenizer else {}
@@ -284,7 +284,7 @@ class _Look:
         given, model = self._options.price, plan.settings.model
         if given is not None:
             return Price("", model or "", *given, source="--price")
-        return price_of(self._prepared.job, self._target.servers.kind, model)
+        return job_price(self._prepared.job, self._target.servers.kind, model)
 
     def _tokenizer(
         self, transport: Transport, probed: Sequence[Probed], model: str | None
@@ -336,7 +336,7 @@ class _Look:
             answers=job.answers,
             max_tokens=max_tokens_of(sample, automatic=automatic),
             schema=describing.schema_report(prepared, plan),
-            dedupe=deduped(job),
+            dedupe=is_deduplicated(job),
             stream=describing.stream_words(plan),
             results=describing.short_path(prepared.run_dir, options.run.cwd),
             parameters=describing.first_parameters(sample, plan, job.output.enforce),
@@ -372,7 +372,7 @@ class _Look:
         agent = self._prepared.job.agent
         if self._options.open or agent is None:
             return []
-        count = sum(not runs_nothing(tool) for tool in agent.tools)
+        count = sum(not has_no_side_effect_on_open(tool) for tool in agent.tools)
         if not count:
             return []
         return [f"{counted(count, 'tool')} not opened: definitions are not counted (--open does)"]

@@ -27,7 +27,7 @@ from bagent.fleet.hostfile import read_hostfile
 from bagent.job.redaction import mask_text
 from bagent.job.spec.job import Job, JobPath, stage_parts
 from bagent.runs.context import RunContext
-from bagent.runs.plan import named_models
+from bagent.runs.plan import requested_models
 from bagent.servers.resolve import key_variables, server_address
 from bagent.types import Json, Row
 
@@ -172,7 +172,7 @@ def _unlisted_models(prepared: RunContext, probed: Sequence[Probed]) -> list[str
     if prepared.job.model != "auto" or not listed or len(listed) < len(probed):
         return []
     served = {model for models in listed for model in models}
-    named = named_models(prepared, [one.endpoint for one in probed])
+    named = requested_models(prepared, [one.endpoint for one in probed])
     return [
         f"{one.where} the model {one.model}, which no endpoint lists"
         f" (--model {listed[0][0]} asks for what is served)"

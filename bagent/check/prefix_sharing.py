@@ -17,7 +17,7 @@ from bagent.check.report import WarmReport
 from bagent.fleet.prefix_affinity import WARM_SAVES, WARM_TOKENS, PrefixRule
 from bagent.job.spec.job import Job
 from bagent.observe.formatting import counted
-from bagent.servers.fleet_factory import auto_limits, group_rule
+from bagent.servers.fleet_factory import auto_limits, make_batch_size_rule
 from bagent.servers.resolve import OWN_KINDS, Servers
 
 BLOCK = 16
@@ -133,7 +133,7 @@ def first_burst(job: Job, servers: Servers, rows: int) -> int:
     elif servers.slots is not None:
         most = servers.slots * 2
     else:
-        most = auto_limits(servers, group_rule(job, servers))[0]
+        most = auto_limits(servers, make_batch_size_rule(job, servers))[0]
     if concurrency != "auto":
         most = min(most, -(-int(concurrency) // count))
     return max(1, min(most, -(-rows // count)))

@@ -24,7 +24,7 @@ from bagent.proxy.server import ProxyConfig, plain_states, start_proxy
 from bagent.redaction import Redactor
 from bagent.runs.hostfile_reload import HostfileFollower
 from bagent.runs.run_store import RunStore
-from bagent.runs.shutdown import Stop, stop_for
+from bagent.runs.shutdown import Stop, stop_for_error
 from bagent.servers.fleet_factory import make_timeouts
 from bagent.servers.resolve import Servers
 from bagent.store.journal.turns import TurnIndex
@@ -70,7 +70,7 @@ class AgentSetup:
         Raises:
             UsageError: a tool cannot be opened.
         """
-        return await self._stack.enter_async_context(opened_tools(job, self._env))
+        return await self._stack.enter_async_context(open_job_tools(job, self._env))
 
     async def equip(
         self, plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor | None
@@ -98,14 +98,14 @@ class AgentSetup:
     def _give_tools(self, plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor) -> None:
         spec = job.agent
         assert spec is not None
-        with_tools(plan, job, servers, pool)
+        add_tools(plan, job, servers, pool)
         self._store.tool_names.update(pool.names)
         plan.agent = AgentPlan(
             pool,
             self._store.journal,
             self._earlier().take,
             max_turns=spec.max_turns,
-            first_choice=first_choice(job, pool),
+            first_choice=first_tool_choice(job, pool),
             compact_at=spec.compact.at,
             summary_settings=CallSettings(spec.compact.model, {}, {})
             if spec.compact.model
@@ -123,7 +123,7 @@ class AgentSetup:
         return self._turns
 
 
-def runs_nothing(tool: ToolSpec) -> bool:
+def has_no_side_effect_on_open(tool: ToolSpec) -> bool:
     """Return whether opening ``tool`` executes nothing that the job brings and reads no database.
 
     A Python file is imported and an MCP server started; a program runs only once it is called.
@@ -132,7 +132,7 @@ def runs_nothing(tool: ToolSpec) -> bool:
 
 
 @asynccontextmanager
-async def opened_tools(
+async def open_job_tools(
     job: Job, env: Mapping[str, str], only: Callable[[ToolSpec], bool] = lambda _: True
 ) -> AsyncIterator[ToolExecutor | None]:
     """The tools of ``job`` that ``only`` lets pass, closed at the end; None where it has none.
@@ -165,17 +165,17 @@ def agent_path(job: Job) -> JobPath:
     return ("agent",)
 
 
-def with_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor) -> CallSettings:
+def add_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor) -> CallSettings:
     """Put the tools into the settings of ``plan``, which are also given back.
 
     Where the server may not be able to enforce the schema while tools may be called, it is also in
     the prompt, and each endpoint is tried.
     """
     asked = plan.settings
-    apart = asked.output is not None and not combines(job, servers)
+    apart = asked.output is not None and not enforces_schema_with_tools(job, servers)
     plan.settings = msgspec.structs.replace(
         asked,
-        tools=tuple(definitions(pool, servers)),
+        tools=tuple(tool_definitions(pool, servers)),
         apart=apart,
     )
     plan.budget.fixed = len(encode_payload(plan.settings.tools))
@@ -185,7 +185,7 @@ def with_tools(plan: StagePlan, job: Job, servers: Servers, pool: ToolExecutor) 
     return plan.settings
 
 
-def definitions(pool: ToolExecutor, servers: Servers) -> list[Json]:
+def tool_definitions(pool: ToolExecutor, servers: Servers) -> list[Json]:
     """The tools as requests have them; strict where a schema allows it.
 
     Own engines bind the arguments of a call to the tool's schema only then, and so does OpenAI.
@@ -201,7 +201,7 @@ def definitions(pool: ToolExecutor, servers: Servers) -> list[Json]:
     return found
 
 
-def first_choice(job: Job, pool: ToolExecutor) -> Json:
+def first_tool_choice(job: Job, pool: ToolExecutor) -> Json:
     """The ``tool_choice`` of the first turn; None leaves it to the model.
 
     Raises:
@@ -221,7 +221,7 @@ def first_choice(job: Job, pool: ToolExecutor) -> Json:
     return {"type": "function", "function": {"name": word}}
 
 
-def combines(job: Job, servers: Servers) -> bool:
+def enforces_schema_with_tools(job: Job, servers: Servers) -> bool:
     """Whether the schema is asked for by the API, untried, in turns that may call tools."""
     return job.output.enforce == "native" or servers.kind in COMBINE
 
@@ -233,7 +233,7 @@ DRAIN = 1.0
 """Seconds that the proxy waits at the end: the programs that asked are gone by then."""
 
 
-class UsageByName:
+class UsageByRow:
     """Counts requests and adds up what they took, by who asked."""
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ async def open_program(
     environment = tool_environment(env, {})
     environment.pop("HOME", None)  # each row has its own
     program = find_program(spec.command[0], job.source.folder, environment)
-    usage = UsageByName()
+    usage = UsageByRow()
     token = new_token()
     config = _proxy_config(job, token)
     states = plain_states(servers.endpoints, PER_ENDPOINT)
@@ -335,4 +335,4 @@ def _say_nothing(text: str) -> None:
 def _stop(asked: asyncio.Future[Stop], fault: asyncio.Future[BaseException]) -> None:
     """Have the run stop for a fault of its proxy, unless it stops already."""
     if not fault.cancelled() and not asked.done():
-        asked.set_result(stop_for(fault.result()))
+        asked.set_result(stop_for_error(fault.result()))

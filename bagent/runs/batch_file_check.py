@@ -31,7 +31,7 @@ _TABLES = (".csv", ".tsv", ".parquet")
 _NUMBERS = 5
 
 
-def names_batch_file(path: Path, typed: Path) -> bool:
+def is_batch_file_path(path: Path, typed: Path) -> bool:
     """Whether what stands in the place of a job file is a batch file.
 
     Raises:

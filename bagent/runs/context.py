@@ -21,9 +21,9 @@ from bagent.job.spec.job import stage_parts
 from bagent.job.templates.prompt import Prompt
 from bagent.redaction import Redactor
 from bagent.rows import RowReader, RowsConfig, open_rows
-from bagent.runs.batch_file_check import check_lines, names_batch_file
+from bagent.runs.batch_file_check import check_lines, is_batch_file_path
 from bagent.runs.deadline import read_deadline
-from bagent.runs.environment import read_environment, with_new_names, with_presets
+from bagent.runs.environment import apply_presets, read_environment, rename_old_variables
 from bagent.servers.resolve import key_variables
 from bagent.stages.prepare import PreparedStage, prepare_stages, used_fields
 from bagent.stages.topologies import is_single_map
@@ -115,7 +115,7 @@ def prepare(options: RunOptions) -> RunContext:
     told: list[str] = []
     presets = read_environment(options.env, told.append)
     job, batch = read_job(options)
-    job = with_presets(job, presets)
+    job = apply_presets(job, presets)
     stages = prepare_stages(job)
     check_vote(job, stages)
     check_joins(stages, job.source)
@@ -255,10 +255,10 @@ def read_job(options: RunOptions) -> tuple[Job, bool]:
         path=options.job,
         sets=options.sets,
         options=overrides,
-        env=with_new_names(options.env),
+        env=rename_old_variables(options.env),
         cwd=options.cwd,
     )
-    if str(options.job) == "-" or names_batch_file(path, options.job):
+    if str(options.job) == "-" or is_batch_file_path(path, options.job):
         return job_for_batch_file(request), True
     job = load_job(request)
     if job.input is None:
@@ -344,7 +344,7 @@ def read_shard(text: str | None, env: Mapping[str, str]) -> tuple[int, int] | No
     return part, count
 
 
-def redactor_of(job: Job, env: Mapping[str, str]) -> Redactor:
+def make_redactor(job: Job, env: Mapping[str, str]) -> Redactor:
     """Return what masks the secrets of ``job``: its variables, and the keys that it names.
 
     Keys that an ``api_key_command`` prints are masked by the endpoint that they are sent to.

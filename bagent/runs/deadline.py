@@ -40,7 +40,7 @@ class Deadline(msgspec.Struct, frozen=True):
         return self.at - self.margin
 
 
-def told_by_variables(here: Allocation) -> float | None:
+def end_from_environment(here: Allocation) -> float | None:
     """The end of the job as far as the environment tells it, in Unix seconds."""
     return here.end
 
@@ -51,7 +51,7 @@ def read_deadline(
     now: float,
     *,
     margin: float | None = None,
-    job_end: Callable[[Allocation], float | None] = told_by_variables,
+    job_end: Callable[[Allocation], float | None] = end_from_environment,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Deadline | None:
     """The deadline that ``text`` names: ``auto``, ``none``, ``55m``, an ISO time or ``@EPOCH``.

@@ -108,7 +108,7 @@ def _address(given: tuple[str, str] | None) -> str | None:
     return value.rstrip("/")
 
 
-def with_new_names(env: Mapping[str, str]) -> dict[str, str]:
+def rename_old_variables(env: Mapping[str, str]) -> dict[str, str]:
     """``env`` with the old names' values under the new names, where those are not set."""
     found = dict(env)
     for name, value in env.items():
@@ -118,7 +118,7 @@ def with_new_names(env: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def with_presets(job: Job, presets: Environment) -> Job:
+def apply_presets(job: Job, presets: Environment) -> Job:
     """``job`` with what the environment presets where it says nothing itself.
 
     0 tokens, or 0 seconds, is no preset of their own.

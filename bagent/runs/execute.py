@@ -23,7 +23,7 @@ from bagent.errors import (
 )
 from bagent.job.redaction import mask_text
 from bagent.runs.context import SAMPLE_ROWS, RunContext, RunOptions, open_input, prepare
-from bagent.runs.shutdown import stoppable, unbroken
+from bagent.runs.shutdown import defer_signals, raise_on_signal
 from bagent.runs.tables_process import TablesChild
 from bagent.text.terminal import unguarded
 
@@ -46,7 +46,7 @@ def run_job(options: RunOptions) -> int:
         UsageError: something the user wrote is wrong; nothing was sent.
     """
     prepared = prepare(options)
-    with stoppable():
+    with raise_on_signal():
         return _run_prepared(prepared)
 
 
@@ -63,7 +63,7 @@ def _run_prepared(prepared: RunContext) -> int:
         # Only now: the child starts while this process loads the rest.
         from bagent.runs.run_store import open_run
 
-        with unbroken():
+        with defer_signals():
             store = open_run(prepared, tables)
         return _run_open(prepared, store)
     except BagentError as error:
@@ -79,12 +79,12 @@ def _run_prepared(prepared: RunContext) -> int:
 
 def _run_open(prepared: RunContext, store: RunStore) -> int:
     from bagent.observe import RunLog
-    from bagent.runs.output import ResultLines, own_stdout
+    from bagent.runs.output import ResultLines, redirect_stdout
     from bagent.runs.session import RunSession
 
     options = prepared.options
     log = RunLog(store.path / "run.log")
-    progress = display(options)
+    progress = make_display(options)
 
     redact = store.journal.redact
 
@@ -112,7 +112,7 @@ def _run_open(prepared: RunContext, store: RunStore) -> int:
         try:
             with ExitStack() as stack:
                 if lines is not None:
-                    lines.descriptor = stack.enter_context(own_stdout())
+                    lines.descriptor = stack.enter_context(redirect_stdout())
                 ended = _run(session())
             progress.update(ended.snapshot)
         finally:
@@ -128,7 +128,7 @@ def _run_open(prepared: RunContext, store: RunStore) -> int:
         log.close()
 
 
-def display(options: RunOptions) -> Progress:
+def make_display(options: RunOptions) -> Progress:
     """The display of a run on standard error."""
     if options.progress == WORKER:
         from bagent.runs.parallel.worker import WorkerProgress
@@ -137,12 +137,12 @@ def display(options: RunOptions) -> Progress:
     from bagent.observe import make_progress
 
     mode: Any = options.progress
-    shown = make_progress(mode, sys.stderr, is_tty=sys.stderr.isatty(), env=options.env)
+    progress = make_progress(mode, sys.stderr, is_tty=sys.stderr.isatty(), env=options.env)
     if options.metrics_port is None:
-        return shown
+        return progress
     from bagent.observe.prometheus import MetricsServer
 
-    serving: Any = MetricsServer(shown, options.metrics_port)
+    serving: Any = MetricsServer(progress, options.metrics_port)
     return cast("Progress", serving)
 
 
@@ -172,7 +172,8 @@ def _header(prepared: RunContext, store: RunStore) -> str:
     backend = job.backend.url.given if job.backend and job.backend.url else str(job.hostfile)
     backend = mask_text(backend, job.source.secrets)
     earlier = f", {store.finished:,} rows finished earlier" if store.finished else ""
-    return f"{job.name}: {backend}, results in {shown(store.path, prepared.options.cwd)}{earlier}"
+    run = display_path(store.path, prepared.options.cwd)
+    return f"{job.name}: {backend}, results in {run}{earlier}"
 
 
 def _finish(
@@ -190,7 +191,7 @@ def _finish(
         if options.debug and ended.stop.error is not None:
             raise ended.stop.error
     else:
-        code = code_of_rows(prepared, snapshot, notice)
+        code = rows_exit_code(prepared, snapshot, notice)
     redact = store.journal.redact
     try:
         store.close(code, redact(reason), redact(action), snapshot.dropped)
@@ -199,14 +200,14 @@ def _finish(
     if code in (EXIT_OK, EXIT_ROWS_FAILED):
         if store.tables is not None and (failure := make_tables(store.tables, notice)):
             code, reason, action = EXIT_CANNOT_WRITE, failure, MAKE_AGAIN
-            store.note_end(code, redact(reason), action)
+            store.record_end(code, redact(reason), action)
         if lines is not None and lines.late:
             lines.print_all()
     print_summary(prepared, snapshot, code, reason=redact(reason), action=redact(action))
     return code
 
 
-def code_of_rows(prepared: RunContext, snapshot: Snapshot, notice: Callable[[str], None]) -> int:
+def rows_exit_code(prepared: RunContext, snapshot: Snapshot, notice: Callable[[str], None]) -> int:
     """The exit code of a run that came to its end, by the totals of the whole run."""
     dropped = sum(snapshot.dropped.values())
     failed, rows = snapshot.failed + dropped, snapshot.totals.rows + dropped
@@ -259,7 +260,7 @@ def print_summary(
     from bagent.runs.resume import resent_kinds
 
     options, job = prepared.options, prepared.job
-    run = shown(prepared.run_dir, options.cwd)
+    run = display_path(prepared.run_dir, options.cwd)
     advice = Advice(
         exit_code=code,
         run=run,
@@ -284,7 +285,7 @@ def print_summary(
         stream.write("\n".join(lines) + "\n")
 
 
-def shown(path: Path, cwd: Path) -> str:
+def display_path(path: Path, cwd: Path) -> str:
     """``path`` as people type it: relative to the current folder where it is below it."""
     try:
         return str(path.relative_to(cwd))

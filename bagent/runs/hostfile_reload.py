@@ -115,7 +115,7 @@ async def read_counters(fleet: Fleet, reader: LoadReader, model: str | None, rea
         await asyncio.gather(*(read(state) for state in own))
 
 
-class Roster(Protocol):
+class EndpointGroup(Protocol):
     """What endpoints join and leave: the fleet of a run, or that of a proxy."""
 
     def join(self, states: Sequence[EndpointState]) -> None:
@@ -154,7 +154,7 @@ class HostfileFollower:
         self._watch = HostfileWatch(path, used, time.monotonic, notice, self._usable)
 
     async def follow(
-        self, fleet: Roster, states: Callable[[Sequence[Endpoint]], list[EndpointState]]
+        self, fleet: EndpointGroup, states: Callable[[Sequence[Endpoint]], list[EndpointState]]
     ) -> None:
         """Look at the file every second until cancelled; ``states`` makes those that join."""
         while True:

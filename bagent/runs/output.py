@@ -104,7 +104,7 @@ MOST_LINES = 10_000
 
 
 @contextmanager
-def own_stdout() -> Iterator[int]:
+def redirect_stdout() -> Iterator[int]:
     """A descriptor of standard output for rows alone; what else is written there goes to stderr.
 
     Functions of the user's tools print, and so do programs that they start: a line of theirs among

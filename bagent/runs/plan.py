@@ -13,11 +13,11 @@ from bagent.backends.request import CallSettings, OutputFormat
 from bagent.errors import JobError
 from bagent.runs.context import STAGE, RunContext
 from bagent.runs.environment import read_environment
-from bagent.servers.fleet_factory import group_rule
-from bagent.servers.pricing import pricer_of
+from bagent.servers.fleet_factory import make_batch_size_rule
+from bagent.servers.pricing import job_pricer
 from bagent.servers.resolve import Servers
 from bagent.servers.startup_probe import (
-    NamedModel,
+    RequestedModel,
     batch_models,
     hostfile_models,
     job_models,
@@ -67,7 +67,7 @@ def resolve_model(job: Job, known: Mapping[str, Capabilities]) -> str:
     return next(iter(served))
 
 
-def named_models(prepared: RunContext, endpoints: Sequence[Endpoint]) -> list[NamedModel]:
+def requested_models(prepared: RunContext, endpoints: Sequence[Endpoint]) -> list[RequestedModel]:
     """Return the models that a job without stages, its batch file and its hostfile name."""
     job, config = prepared.job, prepared.rows_config
     if not prepared.own_bodies or job.model != "auto":
@@ -117,7 +117,7 @@ def make_plan(
         answers=job.answers,
         row_seconds=job.limits.row,
         own_bodies=prepared.own_bodies,
-        price=pricer_of(job, servers.kind, model),
+        price=job_pricer(job, servers.kind, model),
     )
 
 
@@ -148,10 +148,10 @@ def _streamed(job: Job, servers: Servers) -> bool | None:
         return False
     if job.stream != "auto":
         return bool(job.stream)
-    return None if group_rule(job, servers).single else False
+    return None if make_batch_size_rule(job, servers).single else False
 
 
-def deduped(job: Job) -> bool:
+def is_deduplicated(job: Job) -> bool:
     """Whether equal requests are sent once: by default where answers can not differ."""
     if job.dedupe == "auto":
         return job.sampling.temperature == 0

@@ -19,9 +19,9 @@ from bagent.batches.service import BatchService
 from bagent.errors import JobError
 from bagent.fleet.fleet import Fleet
 from bagent.money.prices import Price, pricer
-from bagent.runs.plan import deduped
+from bagent.runs.plan import is_deduplicated
 from bagent.runs.services import RunPlan, RunServices
-from bagent.servers.pricing import price_of
+from bagent.servers.pricing import job_price
 from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.stop_rules import StopRules
@@ -33,23 +33,26 @@ if TYPE_CHECKING:
     from bagent.job.spec.job import Job
 
 
-def provider_drive(
+def plan_provider_batches(
     plan: StagePlan,
-    site: ServerPool,
+    pool: ServerPool,
     model: str | None,
-    hooks: RunServices,
+    services: RunServices,
     note: Callable[[str], None],
 ) -> RunPlan:
-    """What a session drives where rows go in batches; the site's fleet asks rows that are too few.
+    """What a session drives where rows go in batches; the pool's fleet asks rows that are too few.
 
     Raises:
         JobError: a budget, and no price of batches is known.
         WriteError: the run directory cannot be written.
     """
-    job, store = site.found.job, hooks.store
-    price = _price(job, site.found.servers.kind, model)
+    job, store = pool.resolved.job, services.store
+    price = _price(job, pool.resolved.servers.kind, model)
     plan.price, plan.stream = pricer(price), False
-    service, desk = make_service(site.found, hooks), ProviderBatchScheduler(job.limits.budget_usd)
+    service, desk = (
+        make_service(pool.resolved, services),
+        ProviderBatchScheduler(job.limits.budget_usd),
+    )
     size = job.batching.size
     budget = job.limits.budget_usd
     bounds = BatchLimits(
@@ -57,15 +60,15 @@ def provider_drive(
         tokens=lambda group: desk.quota(group).cap,
         usd=lambda: None if budget is None else max(0.0, budget - spool.spent),
     )
-    spool = BatchBuilder(store.path, store.part, _prefix(hooks), plan.name, service, bounds)
-    spool.load(hooks.notice)
-    sharing = RequestDedupe(store.journal.read_at, store.reuse, dedupe=deduped(job))
-    guards = StopRules(canary=hooks.options.canary, stop_after=job.limits.stop_after_failures)
+    spool = BatchBuilder(store.path, store.part, _prefix(services), plan.name, service, bounds)
+    spool.load(services.notice)
+    sharing = RequestDedupe(store.journal.read_at, store.reuse, dedupe=is_deduplicated(job))
+    guards = StopRules(canary=services.options.canary, stop_after=job.limits.stop_after_failures)
     tools = RowTools(
-        *(plan, store.journal, site.fleet, sharing, guards, hooks.emit),
+        *(plan, store.journal, pool.fleet, sharing, guards, services.emit),
         price=price,
-        single_price=price_of(job, site.found.servers.kind, model),
-        dedupe=deduped(job),
+        single_price=job_price(job, pool.resolved.servers.kind, model),
+        dedupe=is_deduplicated(job),
     )
     rows = BatchRows(tools, spool)
     engine = BatchEngine(
@@ -75,13 +78,13 @@ def provider_drive(
         desk,
         EngineTools(
             rules=ReadRules(job.limits.retries, price, store.done.has),
-            post=SubmitterTools(_shelter(site.fleet), note, hooks.notice),
-            on_attempt=hooks.on_attempt,
-            gate=hooks.gate,
+            post=SubmitterTools(_shelter(pool.fleet), note, services.notice),
+            on_attempt=services.on_attempt,
+            gate=services.gate,
             budget=budget,
         ),
     )
-    fleets = BatchFleets(site.fleet, engine)
+    fleets = BatchFleets(pool.fleet, engine)
 
     async def run(source: object) -> None:
         try:
@@ -89,10 +92,10 @@ def provider_drive(
         finally:
             await service.close()
 
-    return RunPlan(fleets, [(site, model)], run, rows.advice)
+    return RunPlan(fleets, [(pool, model)], run, rows.advice)
 
 
-def make_service(found: ResolvedServers, hooks: RunServices) -> BatchService:
+def make_service(found: ResolvedServers, services: RunServices) -> BatchService:
     """The batch service of the servers that were found."""
     job, servers = found.job, found.servers
     endpoint, enforce = servers.endpoints[0], job.output.enforce
@@ -103,16 +106,16 @@ def make_service(found: ResolvedServers, hooks: RunServices) -> BatchService:
         assert servers.bedrock is not None
         place = S3Location(batching.s3_uri or "", batching.role_arn or "")
         return BedrockBatches(
-            endpoint, servers.bedrock, place, enforce=enforce, notice=hooks.notice
+            endpoint, servers.bedrock, place, enforce=enforce, notice=services.notice
         )
     if servers.kind == "anthropic":
         from bagent.batches.anthropic import AnthropicBatches
 
-        return AnthropicBatches(endpoint, servers.keys, enforce=enforce, notice=hooks.notice)
+        return AnthropicBatches(endpoint, servers.keys, enforce=enforce, notice=services.notice)
     from bagent.batches.openai import OpenAIBatches
 
     own = servers.kind == "openai" and job.backend is not None and job.backend.base is None
-    return OpenAIBatches(endpoint, servers.keys, own=own, enforce=enforce, notice=hooks.notice)
+    return OpenAIBatches(endpoint, servers.keys, own=own, enforce=enforce, notice=services.notice)
 
 
 def _price(job: Job, kind: str, model: str | None) -> Price | None:
@@ -121,7 +124,7 @@ def _price(job: Job, kind: str, model: str | None) -> Price | None:
     Raises:
         JobError: the job has a budget, and no price is known.
     """
-    price = price_of(job, kind, model)
+    price = job_price(job, kind, model)
     if price is not None:
         price = price.in_batches()
     if price is None and job.limits.budget_usd is not None:
@@ -133,10 +136,10 @@ def _price(job: Job, kind: str, model: str | None) -> Price | None:
     return price
 
 
-def _prefix(hooks: RunServices) -> str:
+def _prefix(services: RunServices) -> str:
     """Begins the names of this run's batches; a run of the same name made anew has another."""
-    info = hooks.store.info
-    made_of = f"{hooks.store.path.absolute()}\n{info.name}\n{info.created_at!r}"
+    info = services.store.info
+    made_of = f"{services.store.path.absolute()}\n{info.name}\n{info.created_at!r}"
     return "b" + hashlib.sha256(made_of.encode("utf-8", "replace")).hexdigest()[:12]
 
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from bagent.stages.prepare import PreparedStage
 
 
-def policy_for(prepared: RunContext, info: RunInfo | None, *, changed: bool) -> RetryPolicyCodes:
+def make_retry_policy(
+    prepared: RunContext, info: RunInfo | None, *, changed: bool
+) -> RetryPolicyCodes:
     """Return which outcomes of earlier starts are left as they are.
 
     Args:
@@ -69,7 +71,7 @@ def _mended(info: RunInfo | None) -> str | None:
     return ",".join(sorted(PASSING_KINDS | {"auth", "budget"}))
 
 
-def missing_of(prepared: RunContext, taken_up: Iterable[int]) -> UnseenRows | None:
+def find_unseen_failures(prepared: RunContext, taken_up: Iterable[int]) -> UnseenRows | None:
     """What failed earlier and must be in the input still, or count no more once it was read.
 
     None where that cannot be told: not all rows are read, they come of other stages, or nothing

@@ -23,8 +23,14 @@ from bagent.clocks import unix
 from bagent.errors import EXIT_OK, EXIT_ROWS_FAILED, OwnedError, UsageError, WriteError
 from bagent.files import link_refused
 from bagent.redaction import Redactor
-from bagent.runs.context import STAGE, RunContext, redactor_of
-from bagent.runs.resume import last_stage, missing_of, policy_for, resent_kinds, stage_names
+from bagent.runs.context import STAGE, RunContext, make_redactor
+from bagent.runs.resume import (
+    find_unseen_failures,
+    last_stage,
+    make_retry_policy,
+    resent_kinds,
+    stage_names,
+)
 from bagent.runs.tables_process import TablesChild
 from bagent.store.journal.codec import OK_CODE, code_of, unit_of
 from bagent.store.journal.done_index import DoneIndex, RetryPolicyCodes, load_index, units_of
@@ -91,7 +97,7 @@ class LiveTotals:
             unit = unit_of(int(outcome.key, 16), outcome.stage, outcome.answer)
             self._repeated += self._replace(unit)
 
-    def taken_back(self, unit: int) -> None:
+    def take_back_unit(self, unit: int) -> None:
         """Count a unit no more: its row was edited, or is not in the input any more."""
         if not self._replace(unit) and self._has(unit) and unit not in self._ok_replaced:
             if self._units and self._find(unit) is not None:
@@ -289,7 +295,7 @@ class RunStore:
         for result in iter_results(self.path, wanted, report=self.notes.append, find_input=find):
             yield encode_result(result).rstrip(b"\n")
 
-    def note_end(self, code: int, reason: str, action: str) -> None:
+    def record_end(self, code: int, reason: str, action: str) -> None:
         """Write into run.json how this start ended; the arguments are those of :meth:`close`.
 
         Raises:
@@ -328,7 +334,7 @@ class RunStore:
             self.journal.close()
             self.renewer.stop()
             self.info.starts[-1].dropped = dict(dropped or {})
-            self.note_end(code, reason, action)
+            self.record_end(code, reason, action)
         finally:
             self.owner.release()
 
@@ -348,13 +354,13 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
     options, notes = prepared.options, list[str]()
     on_change = cast("OnChange", options.on_change)
     fingerprints = prepared.job.fingerprint_parts()
-    directory = take_directory(prepared, fingerprints, notes)
+    directory = open_run_dir(prepared, fingerprints, notes)
     owner = RunLock.acquire(directory.path, prepared.part)
     with ExitStack() as undo:
         undo.callback(owner.release)
         changed = _check_unchanged(directory, fingerprints, on_change, notes)
         info = directory.load()
-        policy = policy_for(prepared, info, changed=bool(changed))
+        policy = make_retry_policy(prepared, info, changed=bool(changed))
         directory.clear_stop()
         journal = Journal.open(
             directory.path,
@@ -363,7 +369,7 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
             report=notes.append,
             new_segment=owner.took_over,
         )
-        journal.redact = redactor_of(prepared.job, options.env)
+        journal.redact = make_redactor(prepared.job, options.env)
         done, live_totals = _finished(directory, journal, policy, prepared.part, notes)
         earlier = _earlier(prepared)
         info = _new_info(prepared, info, fingerprints)
@@ -390,7 +396,7 @@ def open_run(prepared: RunContext, tables: TablesChild | None = None) -> RunStor
         tables=tables,
         notes=notes,
         last=last_stage(prepared.stages),
-        missing=missing_of(prepared, done.failed_units),
+        missing=find_unseen_failures(prepared, done.failed_units),
     )
 
 
@@ -419,11 +425,11 @@ def _finished(
     if done.codes:
         journal.edited = EditedRows(done.indexes)
     live_totals = LiveTotals(done, accept=policy.accept_truncated)
-    journal.on_take_back = live_totals.taken_back
+    journal.on_take_back = live_totals.take_back_unit
     return done, live_totals
 
 
-def take_directory(prepared: RunContext, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
+def open_run_dir(prepared: RunContext, fingerprints: dict[str, str], notes: list[str]) -> RunDir:
     """Make the run directory; an old run is moved aside where the options say so.
 
     Raises:

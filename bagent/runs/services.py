@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bagent.agents.plan import StagePlan
 from bagent.fleet.limits.account import Account
 from bagent.runs.context import RunOptions
-from bagent.runs.plan import deduped
+from bagent.runs.plan import is_deduplicated
 from bagent.runs.run_store import RunStore
 from bagent.runs.shutdown import raise_file_limit
 from bagent.servers.fleet_factory import make_fleet
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run's work. ``sites`` are servers with the model asked for there; ``run`` takes all rows
+    """One run's work. ``pools`` are servers with the model asked for there; ``run`` takes all rows
     and returns when each has ended; ``advice`` gets the reason to stop, once there is one;
     ``codes`` counts the rows of the last of several stages by outcome code, ``dropped`` the failed
     rows that each stage left out."""
 
     fleets: FleetSet
-    sites: Sequence[tuple[ServerPool, str | None]]
+    pools: Sequence[tuple[ServerPool, str | None]]
     run: Callable[[Feeder], Awaitable[None]]
     advice: asyncio.Future[StopReason]
     codes: Callable[[], Counter[int]] = Counter
@@ -48,7 +48,7 @@ class RunServices:
 
     ``on_attempt`` takes requests, ``on_sample`` states of endpoints, ``emit`` outcomes, ``notice``
     lines for people; ``gate`` waits for whoever reads the outcomes. ``accounts`` are shared by all
-    sites.
+    pools.
     """
 
     store: RunStore
@@ -60,9 +60,9 @@ class RunServices:
     gate: Callable[[], Awaitable[None]]
     accounts: dict[str, Account] = field(default_factory=dict)
 
-    def site(self, found: ResolvedServers) -> ServerPool:
+    def open_pool(self, found: ResolvedServers) -> ServerPool:
         """Put found servers to work; those that have not answered yet are probed first."""
-        fleet, recruiter = make_fleet(
+        fleet, state_factory = make_fleet(
             found.job,
             found.servers,
             found.backend,
@@ -75,33 +75,33 @@ class RunServices:
         )
         fleet.know(found.known)
         fleet.doubt({one.name for one in found.servers.endpoints if one.name not in found.known})
-        return ServerPool(found, fleet, recruiter)
+        return ServerPool(found, fleet, state_factory)
 
-    def engine(
+    def row_runner(
         self,
         plan: StagePlan,
-        site: ServerPool,
+        pool: ServerPool,
         emit: Emit | None = None,
         *,
         job: Job | None = None,
         separate: bool = False,
     ) -> RowRunner:
-        """An engine over a site.
+        """An engine over a pool.
 
         Args:
-            emit: takes its outcomes; with it, it is one of several that share the site.
+            emit: takes its outcomes; with it, it is one of several that share the pool.
             job: the job as its stage sees it.
             separate: equal requests are sent all the same, as to different endpoints.
         """
-        job, store = job or site.found.job, self.store
+        job, store = job or pool.resolved.job, self.store
         return RowRunner(
             plan,
-            site.fleet,
+            pool.fleet,
             store.journal,
             sharing=RequestDedupe(
                 store.journal.read_at,
                 None if separate else store.reuse,
-                dedupe=not separate and deduped(job),
+                dedupe=not separate and is_deduplicated(job),
             ),
             guards=StopRules(canary=self.options.canary, stop_after=job.limits.stop_after_failures),
             emit=emit or self.emit,

@@ -30,11 +30,11 @@ from bagent.runs.context import SAMPLE_ROWS, STAGE, RunContext
 from bagent.runs.deadline import read_deadline
 from bagent.runs.hostfile_reload import LAST_SECONDS, HostfileFollower, read_counters, watch_loads
 from bagent.runs.output import ResultLines, StdoutWriter
-from bagent.runs.plan import endpoint_summary, make_plan, named_models, resolve_model
+from bagent.runs.plan import endpoint_summary, make_plan, requested_models, resolve_model
 from bagent.runs.run_store import RunStore
 from bagent.runs.services import RunPlan, RunServices
-from bagent.runs.shutdown import Stop, StopSwitch, stdout_gone, stop_for
-from bagent.runs.staged import staged_drive
+from bagent.runs.shutdown import Stop, StopSwitch, stop_for_error, stop_for_stdout
+from bagent.runs.staged import plan_stages
 from bagent.servers.pricing import BudgetGuard, stage_price
 from bagent.servers.server_pool import FleetSet, ServerResolver
 from bagent.servers.startup_probe import FIRST_ANSWER_SECONDS, StartupPatience
@@ -97,7 +97,7 @@ class RunSession:
             job_end=job_end,
         )
         if deadline is not None:
-            self._switch.at_deadline(deadline)
+            self._switch.stop_at(deadline)
         try:
             async with AsyncExitStack() as stack:
                 return await self._with_servers(stack)
@@ -106,7 +106,7 @@ class RunSession:
 
     async def _with_servers(self, stack: AsyncExitStack) -> SessionResult:
         options = self._prepared.options
-        finder = ServerResolver(
+        resolver = ServerResolver(
             options.env,
             StartupPatience(
                 options.min_hosts,
@@ -122,17 +122,17 @@ class RunSession:
             BudgetGuard(self._switch.budget_exhausted),
         )
         try:
-            drive = await self._drive_of(finder)
+            drive = await self._drive_of(resolver)
         except StoppedEarly as error:
-            return self._ended(stop_for(error))
+            return self._ended(stop_for_error(error))
         if drive is None:
             return self._ended(self._switch.asked.result())
         return await self._go(drive)
 
-    async def _drive_of(self, finder: ServerResolver) -> RunPlan | None:
+    async def _drive_of(self, resolver: ServerResolver) -> RunPlan | None:
         """What is to be done, its servers found; None: the run was asked to stop meanwhile."""
         prepared, store = self._prepared, self._store
-        hooks = RunServices(
+        services = RunServices(
             store,
             prepared.options,
             on_attempt=self._on_attempt,
@@ -142,12 +142,12 @@ class RunSession:
             gate=self._reader_ready,
         )
         if prepared.stages:
-            return await staged_drive(prepared, finder, hooks)
+            return await plan_stages(prepared, resolver, services)
         job = prepared.job
-        equipment = AgentSetup(store, finder.stack, prepared.options.env, finder.asked)
-        pool = await equipment.open(job)
-        found = await finder.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
-        await finder.check_models(found, named_models(prepared, found.servers.endpoints))
+        agents = AgentSetup(store, resolver.stack, prepared.options.env, resolver.asked)
+        tools = await agents.open(job)
+        found = await resolver.find(job, raw=prepared.prompt is not None and prepared.prompt.raw)
+        await resolver.check_models(found, requested_models(prepared, found.servers.endpoints))
         if self._switch.asked.done():
             return None
         keeps_model = prepared.own_bodies and job.model == "auto"
@@ -155,15 +155,15 @@ class RunSession:
         endpoints = endpoint_summary(found.servers.endpoints, found.known)
         prices = [stage_price(STAGE, job, found.servers.kind, model)]
         store.begin(model, endpoints, found.servers.simulated, prices)
-        site = hooks.site(found)
+        pool = services.open_pool(found)
         plan = make_plan(prepared, found.servers, model, found.known)
-        await equipment.equip(plan, job, found.servers, pool)
+        await agents.equip(plan, job, found.servers, tools)
         if job.batching.mode == "provider":
-            from bagent.runs.provider_batches import provider_drive
+            from bagent.runs.provider_batches import plan_provider_batches
 
-            return provider_drive(plan, site, model, hooks, self._progress.note)
-        engine = hooks.engine(plan, site)
-        return RunPlan(FleetSet([site.fleet]), [(site, model)], engine.run, engine.advice)
+            return plan_provider_batches(plan, pool, model, services, self._progress.note)
+        engine = services.row_runner(plan, pool)
+        return RunPlan(FleetSet([pool.fleet]), [(pool, model)], engine.run, engine.advice)
 
     # --- the run ------------------------------------------------------------------------------
 
@@ -211,8 +211,8 @@ class RunSession:
 
     async def _last_readings(self, drive: RunPlan) -> None:
         """Read the cache counters at the end of the rows, where that is done at once."""
-        for site, model in drive.sites:
-            reading = read_counters(site.fleet, self._reader, model, "end")
+        for pool, model in drive.pools:
+            reading = read_counters(pool.fleet, self._reader, model, "end")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(reading, LAST_SECONDS)
 
@@ -221,17 +221,17 @@ class RunSession:
         env = self._prepared.options.env
         reader = self._reader
         tasks = []
-        for site, model in drive.sites:
-            beginning = read_counters(site.fleet, reader, model, "begin")
+        for pool, model in drive.pools:
+            beginning = read_counters(pool.fleet, reader, model, "begin")
             tasks.append(asyncio.create_task(beginning))
-            tasks.append(asyncio.create_task(watch_loads(site.fleet, reader, model)))
-            job = site.found.job
+            tasks.append(asyncio.create_task(watch_loads(pool.fleet, reader, model)))
+            job = pool.resolved.job
             if job.hostfile is not None:
-                path, servers = job.hostfile.path, site.found.servers
+                path, servers = job.hostfile.path, pool.resolved.servers
                 follower = HostfileFollower(
                     path, job.backend, env, self._notice, servers.endpoints, servers.select
                 )
-                following = follower.follow(site.fleet, site.recruiter.states)
+                following = follower.follow(pool.fleet, pool.state_factory.states)
                 tasks.append(asyncio.create_task(following))
         return tasks
 
@@ -271,7 +271,7 @@ class RunSession:
         if writing.done():
             # The very last line may be the one that failed, when no reason is heard any more.
             failure = self._stdout.failure
-            return stop or (stdout_gone(failure) if failure is not None else None)
+            return stop or (stop_for_stdout(failure) if failure is not None else None)
         self._stdout.abandon()
         writing.cancel()
         return stop or self._switch.asked.result()
@@ -288,10 +288,10 @@ class RunSession:
         reasons += [self._switch.asked, fleets.stopped, drive.advice]
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         if fleets.stopped.done():
-            return stop_for(fleets.stopped.result())
+            return stop_for_error(fleets.stopped.result())
         for task in (feeding, ticker):
             if task.done() and (error := task.exception()) is not None:
-                return stop_for(error)
+                return stop_for_error(error)
         if drive.advice.done():
             advice = drive.advice.result()
             return Stop(EXIT_NEEDS_PERSON, advice.reason, advice.hint)
@@ -366,7 +366,7 @@ class RunSession:
                 self._stdout.put(line)
 
     def _stdout_closed(self, error: OSError) -> None:
-        self._switch.ask(stdout_gone(error))
+        self._switch.ask(stop_for_stdout(error))
 
     def _snapshot(self, codes: Counter[int] | None = None, *, whole: bool = False) -> Snapshot:
         """Return the state now.

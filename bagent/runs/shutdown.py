@@ -75,7 +75,7 @@ class StopSwitch:
         hint = "raise limits.budget_usd (--budget) and run the same command again"
         self.ask(Stop(EXIT_NEEDS_PERSON, message, hint, grace=0.0))
 
-    def at_deadline(self, deadline: Deadline) -> None:
+    def stop_at(self, deadline: Deadline) -> None:
         """Stop feeding in time for ``deadline``, with what is left of its margin to drain."""
         wait = deadline.stop_feeding_at - time.time()
         grace = max(1.0, deadline.margin - FLUSH_SECONDS)
@@ -109,7 +109,7 @@ class StopSwitch:
             self.code = EXIT_INTERRUPTED
 
 
-def stdout_gone(error: OSError) -> Stop:
+def stop_for_stdout(error: OSError) -> Stop:
     """Why to stop once stdout takes no more rows; all of them are in the journal."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return Stop(EXIT_STOPPED, "stdout was closed")
@@ -118,7 +118,7 @@ def stdout_gone(error: OSError) -> Stop:
 
 
 @contextmanager
-def unbroken() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Signals wait until what is begun here is whole, such as owning and opening a run."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -128,7 +128,7 @@ def unbroken() -> Iterator[None]:
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def raise_on_signal() -> Iterator[None]:
     """Signals are stops also where no event loop runs yet, such as at a pipe without a first row.
 
     The loop's own handlers take over while it runs.
@@ -148,7 +148,7 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop_for(error: BaseException) -> Stop:
+def stop_for_error(error: BaseException) -> Stop:
     """The early end that an error in the middle of a run means.
 
     Input that turns out broken on the way needs a person: rows were sent already.

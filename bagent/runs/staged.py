@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from bagent.job.spec.job import Job
 
 
-async def staged_drive(
-    prepared: RunContext, finder: ServerResolver, hooks: RunServices
+async def plan_stages(
+    prepared: RunContext, resolver: ServerResolver, services: RunServices
 ) -> RunPlan | None:
     """Find the servers of all stages; None: the run was asked to stop meanwhile.
 
@@ -48,27 +48,27 @@ async def staged_drive(
         UsageError: servers cannot be used as the job says.
         StoppedEarly: too few answer.
     """
-    sites = await _Sites.find(prepared, finder)
-    if finder.asked.done():
+    pools = await _StageServers.find(prepared, resolver)
+    if resolver.asked.done():
         return None
-    models = sites.models(prepared.stages)
+    models = pools.models(prepared.stages)
     summary: dict[str, dict[str, object]] = {}
-    for found in sites.found.values():
+    for found in pools.found.values():
         for one in endpoint_summary(found.servers.endpoints, found.known):
             summary.setdefault(str(one["name"]), one)
     named = dict.fromkeys(models.values())
     together = ", ".join(map(str, named)) if named else None
-    simulated = any(found.servers.simulated for found in sites.found.values())
+    simulated = any(found.servers.simulated for found in pools.found.values())
     prices = [
         stage_price(
-            _name(stage, asking), asking.job, sites.of(asking).servers.kind, models[id(asking)]
+            _name(stage, asking), asking.job, pools.of(asking).servers.kind, models[id(asking)]
         )
         for stage in prepared.stages
         for asking in stage.asking
     ]
-    hooks.store.begin(together, list(summary.values()), simulated, prices)
-    plans = await _plans(prepared, finder, hooks, sites, models)
-    work = _Work(prepared, hooks, sites, models, plans)
+    services.store.begin(together, list(summary.values()), simulated, prices)
+    plans = await _plans(prepared, resolver, services, pools, models)
+    work = _Work(prepared, services, pools, models, plans)
     return RunPlan(work.fleets, work.watched, work.run, work.advice, work.codes, work.dropped)
 
 
@@ -79,7 +79,7 @@ def _name(stage: PreparedStage, asking: StageRequest) -> str:
     return stage.name
 
 
-class _Sites:
+class _StageServers:
     """The servers of all stages; stages that name the same ones share them."""
 
     def __init__(self) -> None:
@@ -87,19 +87,19 @@ class _Sites:
         self.key_of: dict[int, str] = {}
 
     @classmethod
-    async def find(cls, prepared: RunContext, finder: ServerResolver) -> _Sites:
-        sites = cls()
+    async def find(cls, prepared: RunContext, resolver: ServerResolver) -> _StageServers:
+        pools = cls()
         for stage in prepared.stages:
             for asking in stage.asking:
-                key = site_key(asking.job, asking.part.select)
-                sites.key_of[id(asking)] = key
-                if key not in sites.found:
+                key = pool_key(asking.job, asking.part.select)
+                pools.key_of[id(asking)] = key
+                if key not in pools.found:
                     raw = asking.prompt is not None and asking.prompt.raw
                     select = asking.part.select
-                    sites.found[key] = await finder.find(asking.job, raw=raw, select=select)
+                    pools.found[key] = await resolver.find(asking.job, raw=raw, select=select)
                 path = stage_path(stage.spec.kind, asking.prompt)
-                await finder.check_models(sites.found[key], job_models(asking.job, path))
-        return sites
+                await resolver.check_models(pools.found[key], job_models(asking.job, path))
+        return pools
 
     def of(self, asking: StageRequest) -> ResolvedServers:
         return self.found[self.key_of[id(asking)]]
@@ -113,7 +113,7 @@ class _Sites:
         }
 
 
-def site_key(job: Job, select: Mapping[str, Json] | None) -> str:
+def pool_key(job: Job, select: Mapping[str, Json] | None) -> str:
     """A text that is the same for stages that can share their servers' fleet."""
     parts = {
         "backend": job.backend,
@@ -129,18 +129,18 @@ def site_key(job: Job, select: Mapping[str, Json] | None) -> str:
 
 async def _plans(
     prepared: RunContext,
-    finder: ServerResolver,
-    hooks: RunServices,
-    sites: _Sites,
+    resolver: ServerResolver,
+    services: RunServices,
+    pools: _StageServers,
     models: dict[int, str],
 ) -> dict[int, StagePlan]:
     """What each asking asks, with its tools opened."""
-    equipment = AgentSetup(hooks.store, finder.stack, prepared.options.env, finder.asked)
+    agents = AgentSetup(services.store, resolver.stack, prepared.options.env, resolver.asked)
     plans: dict[int, StagePlan] = {}
     for stage in prepared.stages:
         kind = stage.spec.kind
         for asking in stage.asking:
-            found, job = sites.of(asking), asking.job
+            found, job = pools.of(asking), asking.job
             name = _name(stage, asking)
             view = dataclasses.replace(
                 prepared, job=job, prompt=asking.prompt, schema=asking.schema
@@ -149,8 +149,8 @@ async def _plans(
             if kind != "map":
                 plan.answers = 1
             if kind != "embed":
-                pool = await equipment.open(job)
-                await equipment.equip(plan, job, found.servers, pool)
+                tools = await agents.open(job)
+                await agents.equip(plan, job, found.servers, tools)
             plans[id(asking)] = plan
     return plans
 
@@ -161,39 +161,41 @@ class _Work:
     def __init__(
         self,
         prepared: RunContext,
-        hooks: RunServices,
-        sites: _Sites,
+        services: RunServices,
+        pools: _StageServers,
         models: dict[int, str],
         plans: dict[int, StagePlan],
     ) -> None:
         self._prepared = prepared
-        self._hooks = hooks
-        self._sites = sites
+        self._services = services
+        self._sites = pools
         self._models = models
         self._plans = plans
         self.advice: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
-        self._at_work: dict[str, ServerPool] = {
-            key: hooks.site(found) for key, found in sites.found.items()
+        self._pools: dict[str, ServerPool] = {
+            key: services.open_pool(found) for key, found in pools.found.items()
         }
-        self.fleets = FleetSet([site.fleet for site in self._at_work.values()])
+        self.fleets = FleetSet([pool.fleet for pool in self._pools.values()])
         self._gate = Backpressure()
-        store = hooks.store
+        store = services.store
         earlier = None
         if store.recorded:
             earlier = EarlierOutcomes(store.path, store.done, store.notes.append)
-        self._records = StageResults(store.journal, earlier, hooks.emit, whole=store.part == "all")
-        self._world = StageContext(self._records, self._stop, hooks.notice, time.time)
+        self._records = StageResults(
+            store.journal, earlier, services.emit, whole=store.part == "all"
+        )
+        self._world = StageContext(self._records, self._stop, services.notice, time.time)
         self._entrances: list[FailurePolicy] = []
         self._stages = [self._stage(stage) for stage in prepared.stages]
 
     @property
     def watched(self) -> list[tuple[ServerPool, str | None]]:
-        """Each site with a model that is asked for there."""
+        """Each pool with a model that is asked for there."""
         found: dict[str, str | None] = {}
         for stage in self._prepared.stages:
             for asking in stage.asking:
                 found.setdefault(self._sites.key_of[id(asking)], self._models[id(asking)])
-        return [(self._at_work[key], model) for key, model in found.items()]
+        return [(self._pools[key], model) for key, model in found.items()]
 
     async def run(self, feeder: Feeder) -> None:
         """All rows through all stages."""
@@ -205,10 +207,10 @@ class _Work:
         )
         sources = {stage.name: stage.sources for stage in self._prepared.stages}
         await Pipeline(intake, self._stages, sources).run()
-        for site in self._at_work.values():
-            await site.fleet.idle()
+        for pool in self._pools.values():
+            await pool.fleet.idle()
         for stage in self._prepared.stages:
-            self._hooks.notice(f"stage {stage.name}: {self._counted(stage.name)}")
+            self._services.notice(f"stage {stage.name}: {self._counted(stage.name)}")
 
     def codes(self) -> Counter[int]:
         """Count the rows of the last stage so far by outcome code."""
@@ -225,8 +227,8 @@ class _Work:
         return ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
 
     def _expect(self, more: bool) -> None:
-        for site in self._at_work.values():
-            site.fleet.expect(more)
+        for pool in self._pools.values():
+            pool.fleet.expect(more)
 
     def _stop(self, advice: StopReason) -> None:
         if not self.advice.done():
@@ -268,7 +270,7 @@ class _Work:
             reducer = Reducer(asker, reducing, entrance, names, self._world)
             return ReduceStage(asker, reducer, spec.by, len(stage.sources))
         if spec.kind == "broadcast":
-            fleet = self._at_work[self._sites.key_of[id(asking)]].fleet
+            fleet = self._pools[self._sites.key_of[id(asking)]].fleet
             return BroadcastStage(
                 asker, entrance, names, lambda: [state.name for state in fleet.states]
             )
@@ -277,11 +279,11 @@ class _Work:
     def _embedding(
         self, stage: PreparedStage, asking: StageRequest, entrance: FailurePolicy
     ) -> Stage:
-        site = self._at_work[self._sites.key_of[id(asking)]]
+        pool = self._pools[self._sites.key_of[id(asking)]]
         options, limits = self._prepared.options, asking.job.limits
         return EmbedStage(
             self._plans[id(asking)],
-            site.fleet,
+            pool.fleet,
             entrance,
             self._names(stage, asking),
             self._world,
@@ -303,14 +305,16 @@ class _Work:
         return PromptVariables(used, self._records)
 
     def _asker(self, stage: PreparedStage, asking: StageRequest) -> RowRequester:
-        site = self._at_work[self._sites.key_of[id(asking)]]
+        pool = self._pools[self._sites.key_of[id(asking)]]
         plan = self._plans[id(asking)]
         separate = stage.spec.kind == "broadcast"
         asker = RowRequester(
             plan,
             self._records,
             self._gate,
-            lambda emit: self._hooks.engine(plan, site, emit, job=asking.job, separate=separate),
+            lambda emit: self._services.row_runner(
+                plan, pool, emit, job=asking.job, separate=separate
+            ),
         )
         asker.engine.advice.add_done_callback(
             lambda advice: None if advice.cancelled() else self._stop(advice.result())

@@ -126,7 +126,7 @@ def auto_limits(servers: Servers, rule: BatchSizeRule) -> tuple[int, int]:
     return max(start, 2 * size), max(ceiling, 4 * size)
 
 
-def group_rule(job: Job, servers: Servers) -> BatchSizeRule:
+def make_batch_size_rule(job: Job, servers: Servers) -> BatchSizeRule:
     """Whether and how rows travel together: on engines of the user's own, unless told otherwise."""
     batching = job.batching
     size = None if batching.size == "auto" else int(batching.size)
@@ -160,7 +160,7 @@ def make_fleet(
     ``together`` surrounds the ends of all calls of one request.
     """
     limits = job.limits
-    rule = group_rule(job, servers)
+    rule = make_batch_size_rule(job, servers)
     wanted = limits.concurrency
     start, ceiling = auto_limits(servers, rule)
     count = len(servers.endpoints)
@@ -187,9 +187,9 @@ def make_fleet(
         connections=handles,
         prefix=PrefixRule(job.batching.prefix),
     )
-    recruiter = EndpointStateFactory(job, servers, rule, most, accounts)
+    state_factory = EndpointStateFactory(job, servers, rule, most, accounts)
     fleet = Fleet(
-        recruiter.states(servers.endpoints),
+        state_factory.states(servers.endpoints),
         backend,
         config,
         on_attempt=on_attempt,
@@ -198,7 +198,7 @@ def make_fleet(
         random=Random(SEED),
         together=together,
     )
-    return fleet, recruiter
+    return fleet, state_factory
 
 
 def _first_expected(job: Job) -> float:

@@ -116,6 +116,6 @@ def check_model(job: Job, ref: BackendRef) -> None:
         raise JobError(f"backend {ref.kind} serves many models", hint="write model: NAME")
 
 
-def host_of(base: str) -> str:
+def host_and_port(base: str) -> str:
     """``host[:port]`` of an address, without a password."""
     return urlsplit(base).netloc.rpartition("@")[2]

@@ -20,7 +20,7 @@ HOSTED = frozenset({"openai", "anthropic", "bedrock"})
 """Kinds of backends that are never GPUs of the user's own."""
 
 
-def price_of(job: Job, kind: str, model: str | None) -> Price | None:
+def job_price(job: Job, kind: str, model: str | None) -> Price | None:
     """The price of the job's tokens: its own, else the known one of a hosted model.
 
     Args:
@@ -43,25 +43,25 @@ def price_of(job: Job, kind: str, model: str | None) -> Price | None:
     return price.in_batches() if job.batching.service_tier == "flex" else None
 
 
-def gpu_hour_of(job: Job, kind: str) -> float | None:
+def gpu_hour_price(job: Job, kind: str) -> float | None:
     """Dollars of a GPU for an hour, where the job's servers may be the user's own; else None."""
     return None if job.prices is None or kind in HOSTED else job.prices.gpu_hour
 
 
-def pricer_of(
+def job_pricer(
     job: Job, kind: str, model: str | None
 ) -> Callable[[str | None, Usage], float | None] | None:
     """What a stage is given to tell the cost of a row: by GPU time on GPUs of the user's own that
     have a price, else by tokens; None where no price is known."""
-    hour = gpu_hour_of(job, kind)
-    return pricer(price_of(job, kind, model)) if hour is None else gpu_pricer(hour)
+    hour = gpu_hour_price(job, kind)
+    return pricer(job_price(job, kind, model)) if hour is None else gpu_pricer(hour)
 
 
 def stage_price(stage: str, job: Job, kind: str, model: str | None) -> Json:
     """What run.json keeps of a stage's prices; see :class:`bagent.money.prices.StagePrice`."""
     from bagent.money.prices import StagePrice
 
-    found = StagePrice(stage, price_of(job, kind, model), gpu_hour_of(job, kind))
+    found = StagePrice(stage, job_price(job, kind, model), gpu_hour_price(job, kind))
     return cast("Json", msgspec.to_builtins(found))
 
 
@@ -76,21 +76,21 @@ class BudgetGuard:
         self._on_exhausted = on_exhausted
         self._spendings: dict[float, BudgetLedger] = {}
 
-    def within(self, backend: Backend, job: Job, kind: str) -> Backend:
+    def wrap(self, backend: Backend, job: Job, kind: str) -> Backend:
         """The backend, behind the job's budget where it has one, and with the GPUs' time counted
         where that has a price.
 
         Raises:
             JobError: a budget, and no price of tokens is known for the model.
         """
-        if gpu_hour_of(job, kind) is not None:
+        if gpu_hour_price(job, kind) is not None:
             from bagent.money.gpu_time import GpuTimeBackend
 
             backend = GpuTimeBackend(backend)
         budget = job.limits.budget_usd
         if budget is None:
             return backend
-        price = price_of(job, kind, None if job.model == "auto" else job.model)
+        price = job_price(job, kind, None if job.model == "auto" else job.model)
         if price is None:
             raise JobError(
                 f"limits.budget_usd: no price is known for {job.model} at this backend",

@@ -28,7 +28,7 @@ from bagent.servers.hosted import (
     bedrock_config,
     bedrock_endpoint,
     check_model,
-    host_of,
+    host_and_port,
 )
 from bagent.types import Failure, Json
 
@@ -105,10 +105,10 @@ async def open_servers(
         return await _start_local(ref, stack, log_file, notice)
     if ref.kind == "sim" and ref.base is None:
         return await _start_sim(ref, stack, notice)
-    return plain_servers(job, ref, env, notice, run_commands=run_commands)
+    return single_server(job, ref, env, notice, run_commands=run_commands)
 
 
-def plain_servers(
+def single_server(
     job: Job,
     ref: BackendRef,
     env: Mapping[str, str],
@@ -127,7 +127,7 @@ def plain_servers(
         endpoint, reached = bedrock_endpoint(ref, env, key), bedrock_config(job, ref, env)
         return Servers([endpoint], ref.kind, keys=_keys(ref, key, notice), bedrock=reached)
     return Servers(
-        [endpoint_of(ref, env, key)],
+        [make_endpoint(ref, env, key)],
         ref.kind,
         simulated=ref.kind == "sim",
         keys=_keys(ref, key, notice),
@@ -209,7 +209,7 @@ def host_endpoints(
     return endpoints
 
 
-def endpoint_of(ref: BackendRef, env: Mapping[str, str], key: str | None) -> Endpoint:
+def make_endpoint(ref: BackendRef, env: Mapping[str, str], key: str | None) -> Endpoint:
     """The one address of ``ref``, with its ``key`` and its proxy decided."""
     if ref.kind == "anthropic":
         base, headers = anthropic_base(ref, env), anthropic_headers(ref, env, key)
@@ -224,7 +224,7 @@ def endpoint_of(ref: BackendRef, env: Mapping[str, str], key: str | None) -> End
     else:
         proxy = None if own else proxy_for(base, env)
     return Endpoint(
-        name=host_of(base),
+        name=host_and_port(base),
         url=base,
         headers=headers,
         query=dict(ref.all_query),
@@ -270,8 +270,10 @@ def server_address(ref: BackendRef, env: Mapping[str, str]) -> str:
     if ref.base is None and ref.kind in ("local", "sim"):
         return f"the {ref.kind} server of the run"
     if ref.kind == "bedrock":
-        return host_of(bedrock_endpoint(ref, env, None).url)
-    return host_of(anthropic_base(ref, env) if ref.kind == "anthropic" else _base_of(ref, env))
+        return host_and_port(bedrock_endpoint(ref, env, None).url)
+    return host_and_port(
+        anthropic_base(ref, env) if ref.kind == "anthropic" else _base_of(ref, env)
+    )
 
 
 def api_key(ref: BackendRef, env: Mapping[str, str], *, run_commands: bool = True) -> str | None:
@@ -332,7 +334,7 @@ async def _start_sim(
     return Servers(endpoints, "sim", simulated=True)
 
 
-def named_servers(
+def resolve_backend(
     backend: str,
     model: str | None,
     env: Mapping[str, str],
@@ -359,10 +361,10 @@ def named_servers(
             f"--backend {backend}: it runs inside bagent run, there is nothing to reach",
             hint="name a server, such as openai, anthropic or vllm://HOST:PORT",
         )
-    return plain_servers(job, ref, env, notice)
+    return single_server(job, ref, env, notice)
 
 
-async def call_one(servers: Servers, model: str | None, seconds: float) -> HealthResult:
+async def check_server(servers: Servers, model: str | None, seconds: float) -> HealthResult:
     """What is known of the server, proven by a request of one token, within ``seconds``.
 
     Args:

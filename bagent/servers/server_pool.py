@@ -25,7 +25,7 @@ from bagent.servers.pricing import BudgetGuard
 from bagent.servers.resolve import Servers, open_servers
 from bagent.servers.startup_probe import (
     ModelCheck,
-    NamedModel,
+    RequestedModel,
     StartupPatience,
     find_servers,
 )
@@ -40,7 +40,7 @@ class ServerResolver:
     """What finding servers needs of the session.
 
     ``asked`` is done once somebody asks the run to stop; ``note`` tells who waits, ``notice``
-    writes a line for people, ``purse`` keeps budgets. What is opened stays open until ``stack``
+    writes a line for people, ``budgets`` keeps budgets. What is opened stays open until ``stack``
     is closed.
     """
 
@@ -52,7 +52,7 @@ class ServerResolver:
     asked: asyncio.Future[Any]
     note: Callable[[str], None]
     notice: Callable[[str], None]
-    purse: BudgetGuard
+    budgets: BudgetGuard
 
     async def find(
         self, job: Job, *, raw: bool, select: Mapping[str, Json] | None = None
@@ -86,7 +86,7 @@ class ServerResolver:
         )
         return ResolvedServers(job, servers, backend, known)
 
-    async def check_models(self, found: ResolvedServers, named: Sequence[NamedModel]) -> None:
+    async def check_models(self, found: ResolvedServers, named: Sequence[RequestedModel]) -> None:
         """See whether the servers that were found serve the models that the run names.
 
         Raises:
@@ -114,7 +114,7 @@ class ServerResolver:
             bedrock=servers.bedrock,
         )
         found = make_backend(servers.kind, self.transport, config, self.notice)
-        return self.purse.within(found, job, servers.kind)
+        return self.budgets.wrap(found, job, servers.kind)
 
 
 def _check_enough(wanted: int, job: Job, count: int) -> None:
@@ -145,9 +145,9 @@ class ResolvedServers:
 class ServerPool:
     """Servers at work."""
 
-    found: ResolvedServers
+    resolved: ResolvedServers
     fleet: Fleet
-    recruiter: EndpointStateFactory
+    state_factory: EndpointStateFactory
 
 
 class FleetSet:

@@ -52,7 +52,7 @@ class StartupPatience(msgspec.Struct, frozen=True):
     seconds: float = FIRST_ANSWER_SECONDS
     asked: bool = False
 
-    def may_get_better(self, failure: Failure) -> bool:
+    def may_recover(self, failure: Failure) -> bool:
         """Return whether an endpoint that failed so may answer later."""
         return failure.passing and (self.asked or not _UNKNOWN_NAME.search(failure.message))
 
@@ -84,7 +84,7 @@ async def find_servers(
         if len(known) >= wanted:
             return known
         waited = time.monotonic() - begun
-        lasting = [one for one in failures if not patience.may_get_better(one)]
+        lasting = [one for one in failures if not patience.may_recover(one)]
         if not known and len(lasting) == len(failures):
             raise UsageError(lasting[0].message)
         if waited >= patience.seconds:
@@ -147,7 +147,7 @@ ASK_AGAIN = 1.0
 Known = dict[str, Capabilities]
 
 
-class NamedModel(msgspec.Struct, frozen=True):
+class RequestedModel(msgspec.Struct, frozen=True):
     """A model that a run asks for at a route, and where it is named, for people.
 
     ``endpoint`` is the only one that is asked for it, where a hostfile says so.
@@ -188,7 +188,7 @@ class ModelCheck:
         self._stop = stop
         self._note = note
 
-    async def run(self, named: Iterable[NamedModel]) -> None:
+    async def run(self, named: Iterable[RequestedModel]) -> None:
         """Check each of ``named``.
 
         Raises:
@@ -204,7 +204,7 @@ class ModelCheck:
                     raise self._error(one, failure)
                 await self._wait(failure)
 
-    async def _refusal(self, named: NamedModel) -> Failure | None:
+    async def _refusal(self, named: RequestedModel) -> Failure | None:
         """Return why no endpoint serves the model; None where one does, or may."""
         by_list: dict[tuple[str, ...], Endpoint] = {}
         for endpoint in self._endpoints:
@@ -243,7 +243,7 @@ class ModelCheck:
             if isinstance(found, Capabilities):
                 self._known[endpoint.name] = found
 
-    def _error(self, named: NamedModel, failure: Failure) -> UsageError:
+    def _error(self, named: RequestedModel, failure: Failure) -> UsageError:
         listed = [name for one in self._endpoints for name in self._listed(one)]
         who = named.endpoint or (
             self._endpoints[0].name if len(self._endpoints) == 1 else "no endpoint"
@@ -270,20 +270,20 @@ def stage_path(kind: str, prompt: Prompt | None) -> str:
     return "/completions" if prompt is not None and prompt.raw else "/chat/completions"
 
 
-def job_models(job: Job, path: str) -> list[NamedModel]:
+def job_models(job: Job, path: str) -> list[RequestedModel]:
     """Return the model that a job names, none for ``auto``."""
     if job.model == "auto":
         return []
-    return [NamedModel(job.model, path, "the job asks for", job.source.position(("model",)))]
+    return [RequestedModel(job.model, path, "the job asks for", job.source.position(("model",)))]
 
 
-def hostfile_models(endpoints: Sequence[Endpoint], job: Job, path: str) -> list[NamedModel]:
+def hostfile_models(endpoints: Sequence[Endpoint], job: Job, path: str) -> list[RequestedModel]:
     """Return the models that the lines of a hostfile name, where the job names none."""
     if job.hostfile is None or job.model != "auto":
         return []
     at = Position(job.hostfile.path)
     return [
-        NamedModel(one.tags["model"], path, "the hostfile asks for", at, one.name)
+        RequestedModel(one.tags["model"], path, "the hostfile asks for", at, one.name)
         for one in endpoints
         if "model" in one.tags
     ]
@@ -301,7 +301,7 @@ class _Line(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Line).decode
 
 
-def batch_models(paths: Sequence[Path], limit: int | None) -> list[NamedModel]:
+def batch_models(paths: Sequence[Path], limit: int | None) -> list[RequestedModel]:
     """Return the models that the lines of batch files name, the most frequent first.
 
     Lines that cannot be read are passed over, and so is what is not looked at within a second.
@@ -315,7 +315,7 @@ def batch_models(paths: Sequence[Path], limit: int | None) -> list[NamedModel]:
             continue
     files = paths[0].name if len(paths) == 1 else f"{len(paths)} files"
     return [
-        NamedModel(model, route, _lines(count, files))
+        RequestedModel(model, route, _lines(count, files))
         for (model, route), count in counts.most_common()
     ]
 

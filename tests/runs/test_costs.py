@@ -13,7 +13,7 @@ from bagent.errors import JobError
 from bagent.job.load import JobRequest, load_job
 from bagent.job.spec.job import Job
 from bagent.money.budget import BudgetedBackend
-from bagent.servers.pricing import BudgetGuard, price_of
+from bagent.servers.pricing import BudgetGuard, job_price
 from support.jobs import write_job
 
 
@@ -24,7 +24,7 @@ def job(folder: Path, backend: str, **keys: Any) -> Job:
 
 def test_the_jobs_own_prices_go_before_known_ones(tmp_path: Path) -> None:
     mine = job(tmp_path, "anthropic", model="claude-opus-5-5", prices={"input": 1, "output": 2})
-    price = price_of(mine, "anthropic", "claude-opus-5-5")
+    price = job_price(mine, "anthropic", "claude-opus-5-5")
     assert price is not None
     # Without prices of their own, tokens of a cache cost what others do.
     assert (price.input, price.output, price.cached, price.cache_write) == (1, 2, 1, 1)
@@ -32,13 +32,13 @@ def test_the_jobs_own_prices_go_before_known_ones(tmp_path: Path) -> None:
 
 def test_known_prices_hold_at_the_providers_own_address_only(tmp_path: Path) -> None:
     there = job(tmp_path, "anthropic", model="claude-opus-5-5")
-    price = price_of(there, "anthropic", "claude-opus-5-5")
+    price = job_price(there, "anthropic", "claude-opus-5-5")
     assert price is not None
     assert price.source.startswith("https://")
     gateway = job(tmp_path, "anthropic://gateway.example.org", model="claude-opus-5-5")
-    assert price_of(gateway, "anthropic", "claude-opus-5-5") is None
-    assert price_of(there, "anthropic", "claude-next") is None
-    assert price_of(there, "bedrock", "claude-opus-5-5") is None
+    assert job_price(gateway, "anthropic", "claude-opus-5-5") is None
+    assert job_price(there, "anthropic", "claude-next") is None
+    assert job_price(there, "bedrock", "claude-opus-5-5") is None
 
 
 def test_prices_of_a_job_are_whole_or_wrong(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
     exhausted: list[str] = []
     guard = BudgetGuard(exhausted.append)
     inner = make_backend("anthropic", Transport(), BackendConfig())
-    first, second = (guard.within(inner, mine, "anthropic") for _ in range(2))
+    first, second = (guard.wrap(inner, mine, "anthropic") for _ in range(2))
     assert isinstance(first, BudgetedBackend)
     assert isinstance(second, BudgetedBackend)
     begun: list[str] = []
@@ -66,4 +66,4 @@ def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
 def test_a_job_without_a_budget_has_no_meter(tmp_path: Path) -> None:
     inner = make_backend("anthropic", Transport(), BackendConfig())
     guard = BudgetGuard(pytest.fail)
-    assert guard.within(inner, job(tmp_path, "anthropic"), "anthropic") is inner
+    assert guard.wrap(inner, job(tmp_path, "anthropic"), "anthropic") is inner

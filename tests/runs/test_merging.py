@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bagent.observe import Distribution, ErrorGroup, Rates, RunCounters, StartCounts
-from bagent.runs.parallel.progress_merge import merged
+from bagent.runs.parallel.progress_merge import merge_snapshots
 from bagent.store.journal.codec import OK_CODE, code_of
 from bagent.types import FeedStats, FleetStats
 
@@ -14,7 +14,7 @@ TIMEOUT = code_of("failed", "timeout")
 
 
 def whole(states):
-    return merged(states, {})
+    return merge_snapshots(states, {})
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def group(count, pattern="timed out", endpoint="a"):
 
 def test_counts_and_speeds_are_sums(state):
     resent = replace(state, changes={OK_CODE: 8, TIMEOUT: -1})
-    found = merged([state, resent], {OK_CODE: 30, TIMEOUT: 5})
+    found = merge_snapshots([state, resent], {OK_CODE: 30, TIMEOUT: 5})
     assert (found.ok, found.failed, found.skipped) == (44, 6, 4)
     assert (found.by_status, found.by_kind) == ({"ok": 44, "failed": 6}, {"timeout": 6})
     assert found.this_start == StartCounts(16, 12, 4, 14, 2, {"ok": 12, "failed": 4})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagent.errors import UsageError
-from bagent.servers.resolve import named_servers
+from bagent.servers.resolve import resolve_backend
 from support.cli import Completed
 from support.http_servers import in_thread
 from support.provider_bedrock import BedrockWire
@@ -102,5 +102,5 @@ def test_what_cannot_be_reached_is_said_before_anything_is_sent(
     backend: str, model: str | None, words: str
 ) -> None:
     with pytest.raises(UsageError) as error:
-        named_servers(backend, model, {})
+        resolve_backend(backend, model, {})
     assert words in f"{error.value} {error.value.hint}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bagent.runs.context import RunOptions, open_input, prepare
-from bagent.runs.parallel.workers import FEWEST, noting
+from bagent.runs.parallel.workers import FEWEST, share_input_index
 from support.jobs import rows, write_job
 
 
@@ -25,7 +25,7 @@ def prepared(job_dir):
 
 def test_parts_that_follow_the_notes_have_all_rows_once_between_them(prepared, job_dir):
     found = []
-    with noting(prepared(), FEWEST) as path:
+    with share_input_index(prepared(), FEWEST) as path:
         assert path == str(job_dir / "runs/job/journal/input-all-shared.pieces")
         for part in range(1, FEWEST + 1):
             source = open_input(prepared(notes=path, shard=f"{part}/{FEWEST}"))
@@ -36,16 +36,16 @@ def test_parts_that_follow_the_notes_have_all_rows_once_between_them(prepared, j
 
 
 def test_few_parts_read_for_themselves(prepared):
-    with noting(prepared(), FEWEST - 1) as path:
+    with share_input_index(prepared(), FEWEST - 1) as path:
         assert path is None
 
 
 def test_an_input_of_which_rows_are_picked_is_not_noted(prepared):
-    with noting(prepared(limit=10), FEWEST) as path:
+    with share_input_index(prepared(limit=10), FEWEST) as path:
         assert path is None
 
 
 def test_without_a_place_for_the_notes_there_are_none(prepared, job_dir):
     job = prepared()
-    with noting(replace(job, run_dir=job_dir / "nowhere"), FEWEST) as path:
+    with share_input_index(replace(job, run_dir=job_dir / "nowhere"), FEWEST) as path:
         assert path is None

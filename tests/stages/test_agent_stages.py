@@ -10,7 +10,7 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.job.load import JobRequest, load_job
-from bagent.runs.agents_setup import opened_tools
+from bagent.runs.agents_setup import open_job_tools
 from bagent.stages.prepare import prepare_stages
 from support.cli import run_bagent
 from support.fake_server import FakeServer
@@ -73,7 +73,7 @@ def test_a_tool_that_cannot_be_opened_is_told_with_its_place_in_the_job(tmp_path
 
     async def main() -> None:
         for one in jobs:
-            async with opened_tools(one, {"PATH": "/usr/bin:/bin"}):
+            async with open_job_tools(one, {"PATH": "/usr/bin:/bin"}):
                 pass
 
     with pytest.raises(UsageError) as caught:

@@ -19,7 +19,7 @@ from bagent.cli import options as opt
 from bagent.cli.commands import bench_options as bench_opt
 from bagent.errors import EXIT_CLIENT_LIMITED, EXIT_ROWS_FAILED, EXIT_STOPPED, UsageError
 from bagent.servers.hosted import MOST_THREADS
-from bagent.servers.resolve import Servers, named_servers
+from bagent.servers.resolve import Servers, resolve_backend
 
 if TYPE_CHECKING:
     from bagent.bench.plan import BenchPlan
@@ -322,7 +322,7 @@ def named_backend(given: dict[str, Any]) -> Servers:
     for name, option in (("hostfile", "--hostfile"), ("write_hostfile", "--write-hostfile")):
         if given[name] is not None:
             raise UsageError(f"--backend and {option} exclude each other", hint="leave one out")
-    servers = named_servers(given["backend"], given["model"], os.environ)
+    servers = resolve_backend(given["backend"], given["model"], os.environ)
     if servers.kind != "anthropic":
         return servers
     sys.stderr.write("note: Anthropic is loaded by its OpenAI-compatible route\n")

@@ -112,11 +112,11 @@ def _one(backend: str, model: str | None, timeout: str, form: Literal["table", "
     """Look at the one server that ``--backend`` names."""
     from bagent.cli.render.hosts import print_called, tell_one
     from bagent.interrupts import run_interruptible
-    from bagent.servers.resolve import call_one, named_servers
+    from bagent.servers.resolve import check_server, resolve_backend
 
-    servers = named_servers(backend, model, os.environ, _notice)
+    servers = resolve_backend(backend, model, os.environ, _notice)
     seconds = _plan(1, timeout, 1, model, wait=False).seconds
-    found = run_interruptible(call_one(servers, model, seconds))
+    found = run_interruptible(check_server(servers, model, seconds))
     print_called([found], form)
     tell_one(found, backend)
     return 0 if found.ready else EXIT_ROWS_FAILED

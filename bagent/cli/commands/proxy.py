@@ -232,11 +232,11 @@ def _endpoints(servers: Servers | None, hostfile: Path | None) -> list[Endpoint]
 
 def _named(backend: str, hostfile: Path | None, per_endpoint: int) -> Servers:
     from bagent.servers.hosted import MOST_THREADS
-    from bagent.servers.resolve import named_servers
+    from bagent.servers.resolve import resolve_backend
 
     if hostfile is not None:
         raise UsageError("--backend and --hostfile exclude each other", hint="leave one out")
-    found = named_servers(backend, "as asked", os.environ)
+    found = resolve_backend(backend, "as asked", os.environ)
     if found.bedrock is None:
         return found
     threads = min(per_endpoint, MOST_THREADS)

@@ -42,7 +42,7 @@ from bagent.observe import Progress
 from bagent.rows import RowReader
 from bagent.runs.context import SAMPLE_ROWS, RunContext, RunOptions, open_input, prepare
 from bagent.runs.deadline import Deadline, read_deadline
-from bagent.runs.execute import display, shown
+from bagent.runs.execute import display_path, make_display
 from bagent.runs.parallel.parsl_task import (
     ChunkState,
     ChunkTask,
@@ -54,17 +54,17 @@ from bagent.runs.parallel.parsl_task import (
 from bagent.runs.parallel.worker import encode_options
 from bagent.runs.parallel.workers import (
     Worker,
-    codes_before,
+    count_earlier_codes,
     final_state,
     finish,
-    most_at_once,
-    noting,
+    max_concurrent_parts,
+    merged_state,
     part_options,
     refuse_unshared,
-    whole_state,
+    share_input_index,
 )
-from bagent.runs.run_store import take_directory
-from bagent.runs.shutdown import FLUSH_SECONDS, GRACE_SECONDS, STOP_SIGNALS, stoppable
+from bagent.runs.run_store import open_run_dir
+from bagent.runs.shutdown import FLUSH_SECONDS, GRACE_SECONDS, STOP_SIGNALS, raise_on_signal
 
 PER_SLOT = 4
 """Chunks for each worker, where there are rows enough."""
@@ -76,7 +76,7 @@ part, some 6 microseconds a row where the input cannot be noted (``workers``).""
 CHUNK_ROWS = 1000
 """Rows of a chunk at least, as far as it can be told: starting one takes about a second."""
 
-TRIES = 4
+ATTEMPTS = 4
 """How often in a row a chunk may end without one finished row before it counts as stopped."""
 
 EMPTY_JOBS = 3
@@ -102,19 +102,19 @@ def run_parsl(options: RunOptions, workers: int) -> int:
     deadline = read_deadline(
         options.deadline, options.env, time.time(), margin=options.margin, job_end=job_end
     )
-    with stoppable():
+    with raise_on_signal():
         rows = open_input(prepared)
         count = chunk_count(plan, estimated_rows(rows, options))
         rows.close()
         notes: list[str] = []
-        take_directory(prepared, prepared.job.fingerprint_parts(), notes)
-        before = codes_before(prepared)
-        at_once = most_at_once(prepared.job.limits, min(plan.slots, count))
+        open_run_dir(prepared, prepared.job.fingerprint_parts(), notes)
+        before = count_earlier_codes(prepared)
+        at_once = max_concurrent_parts(prepared.job.limits, min(plan.slots, count))
         parts = [_timed(own, deadline) for own in part_options(prepared, count, at_once)]
-        progress = display(options)
+        progress = make_display(options)
         for text in (*prepared.warnings, *notes):
             progress.note(text)
-        run = shown(prepared.run_dir, options.cwd)
+        run = display_path(prepared.run_dir, options.cwd)
         words = f"{count} chunks, {at_once} at once {_places(plan)}"
         progress.start(f"{prepared.job.name}: {words}, results in {run}")
         folder = prepared.run_dir.with_name(f"{prepared.run_dir.name}.batch") / "parsl"
@@ -122,7 +122,7 @@ def run_parsl(options: RunOptions, workers: int) -> int:
         try:
             with (
                 _signals() as signals,
-                noting(prepared, count) as notes_path,
+                share_input_index(prepared, count) as notes_path,
                 open_pool(plan, run_chunk, folder) as pool,
             ):
                 chunks = [Worker(replace(own, notes=notes_path)) for own in parts]
@@ -300,7 +300,7 @@ class ParslCoordinator:
         state = chunk.worker.state
         chunk.idle = 0 if state is not None and state.this_start.done else chunk.idle + 1
         own_jobs = self._limits.plan.where in ("slurm", "pbs")
-        return (lost or own_jobs) and chunk.idle < TRIES
+        return (lost or own_jobs) and chunk.idle < ATTEMPTS
 
     def _fill(self, worker: Worker, told: ChunkState | None) -> None:
         if told is None:
@@ -311,7 +311,7 @@ class ParslCoordinator:
 
     def _fail(self, worker: Worker, reason: str) -> None:
         worker.code, worker.reason = EXIT_NEEDS_PERSON, reason
-        worker.action = f"look at {shown(self._pool.folder, self._prepared.options.cwd)}"
+        worker.action = f"look at {display_path(self._pool.folder, self._prepared.options.cwd)}"
 
     def _look(self) -> None:
         """Show how far the chunks are, and see whether to stop."""
@@ -319,7 +319,7 @@ class ParslCoordinator:
             told = read_state(self._folder, chunk.part)
             if told is not None and told.state is not None:
                 chunk.worker.state = told.state
-        state = whole_state(self._chunks, self._before)
+        state = merged_state(self._chunks, self._before)
         if state is not None:
             self._progress.update(state)
         if self._stopped_at is not None:

@@ -24,7 +24,7 @@ from bagent.errors import EXIT_STOPPED
 from bagent.hpc.wait_for_owner import wait_until_vacant
 from bagent.observe import Snapshot
 from bagent.runs.parallel.worker import decode_options
-from bagent.runs.parallel.workers import Worker, take
+from bagent.runs.parallel.workers import Worker, handle_worker_line
 
 LOOK_SECONDS = 0.5
 STATE_SECONDS = 1.0
@@ -130,7 +130,7 @@ def _read(child: subprocess.Popen[bytes], worker: Worker) -> None:
     assert child.stderr is not None
     with child.stderr as lines:
         for line in lines:
-            take(worker, line, note)
+            handle_worker_line(worker, line, note)
 
 
 def _of(worker: Worker, state: ChunkState) -> ChunkState:

@@ -23,7 +23,7 @@ from bagent.types import FeedStats, FleetStats
 MOST_GROUPS = 20
 
 
-def merged(states: Sequence[Snapshot], before: Mapping[int, int]) -> Snapshot:
+def merge_snapshots(states: Sequence[Snapshot], before: Mapping[int, int]) -> Snapshot:
     """Return one state of all ``states``, of which there is at least one.
 
     Args:

@@ -41,17 +41,17 @@ from bagent.runs.context import STAGE, RunContext, RunOptions, open_input, prepa
 from bagent.runs.execute import (
     MAKE_AGAIN,
     WORKER,
-    code_of_rows,
-    display,
+    display_path,
+    make_display,
     make_tables,
     print_summary,
-    shown,
+    rows_exit_code,
 )
-from bagent.runs.parallel.progress_merge import merged
+from bagent.runs.parallel.progress_merge import merge_snapshots
 from bagent.runs.parallel.worker import encode_options
 from bagent.runs.resume import last_stage
-from bagent.runs.run_store import take_directory
-from bagent.runs.shutdown import STOP_SIGNALS, stoppable
+from bagent.runs.run_store import open_run_dir
+from bagent.runs.shutdown import STOP_SIGNALS, raise_on_signal
 from bagent.runs.tables_process import TablesChild
 from bagent.store.journal.done_index import open_indexes
 from bagent.store.journal.edited_rows import replaced
@@ -67,7 +67,7 @@ FEWEST = 3
 
 
 @contextmanager
-def noting(prepared: RunContext, parts: int) -> Iterator[str | None]:
+def share_input_index(prepared: RunContext, parts: int) -> Iterator[str | None]:
     """Note the input beside the block; gives the file for :attr:`RunOptions.notes`, None if there
     is nothing to note or nowhere to.
 
@@ -138,19 +138,19 @@ def run_workers(options: RunOptions, count: int) -> int:
     """
     prepared = prepare(options)
     refuse_unshared(prepared)
-    with stoppable():
+    with raise_on_signal():
         open_input(prepared).close()
         notes: list[str] = []
-        take_directory(prepared, prepared.job.fingerprint_parts(), notes)
-        before = codes_before(prepared)
+        open_run_dir(prepared, prepared.job.fingerprint_parts(), notes)
+        before = count_earlier_codes(prepared)
         parts = part_options(prepared, count)
-        progress = display(options)
+        progress = make_display(options)
         for text in (*prepared.warnings, *notes):
             progress.note(text)
-        run = shown(prepared.run_dir, options.cwd)
+        run = display_path(prepared.run_dir, options.cwd)
         progress.start(f"{prepared.job.name}: {len(parts)} processes, results in {run}")
         try:
-            with noting(prepared, len(parts)) as notes_path:
+            with share_input_index(prepared, len(parts)) as notes_path:
                 workers = [Worker(replace(own, notes=notes_path)) for own in parts]
                 asyncio.run(WorkerPool(workers, progress, before).run())
             state = final_state(prepared, workers, progress, before)
@@ -159,7 +159,7 @@ def run_workers(options: RunOptions, count: int) -> int:
         return finish(prepared, workers, progress, state)
 
 
-def most_at_once(limits: LimitsSpec, count: int) -> int:
+def max_concurrent_parts(limits: LimitsSpec, count: int) -> int:
     """How many of ``count`` processes may share these limits: each gets one of each at least."""
     return min([count, *_shares(limits).values()])
 
@@ -182,7 +182,7 @@ def part_options(prepared: RunContext, count: int, at_once: int | None = None) -
     shares = _shares(limits)
     together = at_once is None
     if at_once is None:
-        count = at_once = most_at_once(limits, count)
+        count = at_once = max_concurrent_parts(limits, count)
     budget = limits.budget_usd
     money = {} if budget is None else {"limits.budget_usd": budget / count}
     part, parts = read_shard(options.shard, options.env) or (1, 1)
@@ -291,7 +291,7 @@ class WorkerPool:
             process.stdin.write(encode_options(worker.options))
             await process.stdin.drain()
         async for line in process.stderr:
-            take(worker, line, self._progress.note)
+            handle_worker_line(worker, line, self._progress.note)
         worker.code = await process.wait()
         process.stdin.close()
 
@@ -308,12 +308,12 @@ class WorkerPool:
     async def _show_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            state = whole_state(self._workers, self._before)
+            state = merged_state(self._workers, self._before)
             if state is not None:
                 self._progress.update(state)
 
 
-def take(worker: Worker, line: bytes, note: Callable[[str], None]) -> None:
+def handle_worker_line(worker: Worker, line: bytes, note: Callable[[str], None]) -> None:
     """Take in a line that a worker wrote on stderr; ``note`` is given words for people."""
     try:
         event: dict[str, Any] = msgspec.json.decode(line)
@@ -331,7 +331,7 @@ def take(worker: Worker, line: bytes, note: Callable[[str], None]) -> None:
         worker.reason, worker.action = event["reason"], event["action"]
 
 
-def codes_before(prepared: RunContext) -> Counter[int]:
+def count_earlier_codes(prepared: RunContext) -> Counter[int]:
     """Count the outcomes that earlier starts left, by code; none for a job of several stages,
     whose workers count them as they meet them."""
     if prepared.stages:
@@ -343,7 +343,7 @@ def _accepts(prepared: RunContext) -> bool:
     return prepared.job.output.truncated == "accept"
 
 
-def whole_state(workers: Sequence[Worker], before: Mapping[int, int]) -> Snapshot | None:
+def merged_state(workers: Sequence[Worker], before: Mapping[int, int]) -> Snapshot | None:
     """Return the states that were reported so far as one; None before the first.
 
     Args:
@@ -351,10 +351,10 @@ def whole_state(workers: Sequence[Worker], before: Mapping[int, int]) -> Snapsho
         before: the outcomes of earlier starts, by code.
     """
     states = [worker.state for worker in workers if worker.state is not None]
-    return merged(states, before) if states else None
+    return merge_snapshots(states, before) if states else None
 
 
-def worst(workers: Sequence[Worker]) -> Worker | None:
+def worst_worker(workers: Sequence[Worker]) -> Worker | None:
     """The worker whose end stands for the run's; None where all came to their ends."""
     for code in _WORST_FIRST:
         for worker in workers:
@@ -374,10 +374,10 @@ def final_state(
         progress: shows the state.
         before: the outcomes of earlier starts, by code.
     """
-    state = whole_state(workers, before)
+    state = merged_state(workers, before)
     if state is None:
         return None
-    if worst(workers) is None:
+    if worst_worker(workers) is None:
         _take_back_replaced(prepared, workers, state, progress)
         state = msgspec.structs.replace(state, remaining=0, total_is_exact=True)
     last = last_stage(prepared.stages)
@@ -411,14 +411,14 @@ def finish(
         BagentError: how a worker ended, where it was for what the user wrote or before any of
             them had a state to show.
     """
-    bad = worst(workers)
+    bad = worst_worker(workers)
     reason, action = (bad.reason, bad.action) if bad else ("", "")
     if bad is not None:
         code = bad.code or EXIT_NEEDS_PERSON
         if code == EXIT_USAGE:
             raise UsageError(bad.reason)
     else:
-        code = EXIT_OK if state is None else code_of_rows(prepared, state, progress.note)
+        code = EXIT_OK if state is None else rows_exit_code(prepared, state, progress.note)
         results = prepared.job.results
         if results.parquet or results.duckdb:
             child = TablesChild(prepared.run_dir, prepared.rows_config.to_json())
