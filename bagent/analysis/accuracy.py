@@ -111,9 +111,9 @@ def score_run(
     parts = [f"a.status = 'ok' as usable, a.name is not null as found, b.name, {answer}"]
     for number, field in enumerate(chosen):
         source = gold.columns[number] if gold.columns else field
-        known, given = _gold_sql(source, columns, gold), field_sql(connection, field, "a")
-        parts.append(f"{known} as known{number}, {given} as given{number}")
-        right = equal_sql(known, given)
+        expected, answered = _gold_sql(source, columns, gold), field_sql(connection, field, "a")
+        parts.append(f"{expected} as known{number}, {answered} as given{number}")
+        right = equal_sql(expected, answered)
         parts.append(f"coalesce(a.status = 'ok', false) and {right} as right{number}")
     connection.execute(
         f"create or replace temp table scored as select {', '.join(parts)}"
@@ -173,9 +173,9 @@ def _load(connection: DuckDBPyConnection, gold: GoldFile) -> list[str]:
             f"{gold.path} has no column {gold.id}",
             hint=f"--id NAME; it has {', '.join(names[:12])}",
         )
-    listed = ", ".join(f"{sql} as {quoted('g_' + name)}" for name, sql in values.items())
+    columns = ", ".join(f"{sql} as {quoted('g_' + name)}" for name, sql in values.items())
     connection.execute(
-        f"create or replace temp table b as select {values[gold.id]} as name, {listed}"
+        f"create or replace temp table b as select {values[gold.id]} as name, {columns}"
         f" from {source}"
     )
     return names
@@ -189,18 +189,18 @@ def _common(
     connection: DuckDBPyConnection, folder: Path, columns: list[str], gold: GoldFile
 ) -> list[str]:
     file = file_literal(folder / "answers.parquet")
-    known = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
-    properties = set(known) - _NOT_FIELDS
+    answer_columns = [row[0] for row in _rows(connection, f"describe from read_parquet({file})")]
+    properties = set(answer_columns) - _NOT_FIELDS
     properties |= {name for name in _NOT_FIELDS & set(columns) if has_property(connection, name)}
-    found = [name for name in columns if name in properties and name != gold.id]
-    if not found and "text" in columns:
-        found = ["text"]
-    if not found:
+    common = [name for name in columns if name in properties and name != gold.id]
+    if not common and "text" in columns:
+        common = ["text"]
+    if not common:
         raise UsageError(
             f"{gold.path} and the answers have no field in common",
             hint=f"--on FIELD; the answers have {', '.join(sorted(properties)) or 'no fields'}",
         )
-    return found
+    return common
 
 
 def _gold_sql(field: str, columns: list[str], gold: GoldFile) -> str:
@@ -327,24 +327,24 @@ def score_pair(
     """
     a = score_run(connection, folders[0], gold, stages[0], examples)
     connection.execute("create or replace temp table scored_a as from scored")
-    fields = tuple(one.field for one in a.fields)
+    fields = tuple(score.field for score in a.fields)
     same = msgspec.structs.replace(gold, fields=fields)
     b = score_run(connection, folders[1], same, stages[1], examples)
     pairs = [
         *(_pair(connection, field, f"right{number}") for number, field in enumerate(fields)),
         *([_every(connection, len(fields))] if len(fields) > 1 else []),
     ]
-    whole = pairs[-1]
+    total = pairs[-1]
     numbers: dict[str, Json] = {
         "rows": a.numbers["rows"],
-        "accuracy_a": whole.accuracy_a,
-        "accuracy_b": whole.accuracy_b,
-        "difference": whole.difference,
-        "difference_low": whole.interval[0] if whole.interval else None,
-        "difference_high": whole.interval[1] if whole.interval else None,
-        "only_a_right": whole.only_a,
-        "only_b_right": whole.only_b,
-        "p": whole.p,
+        "accuracy_a": total.accuracy_a,
+        "accuracy_b": total.accuracy_b,
+        "difference": total.difference,
+        "difference_low": total.interval[0] if total.interval else None,
+        "difference_high": total.interval[1] if total.interval else None,
+        "only_a_right": total.only_a,
+        "only_b_right": total.only_b,
+        "p": total.p,
     }
     for pair in pairs[: len(fields)]:
         name = pair.field.replace(".", "_")

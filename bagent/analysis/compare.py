@@ -64,10 +64,10 @@ def compare_runs(
     """
     for name, folder in (("a", first), ("b", second)):
         connection.execute(source_sql(name, folder, question.stage))
-    by_stage = _one(connection, "select count(distinct stage) from (from a union all from b)") > 1
+    by_stage = _count(connection, "select count(distinct stage) from (from a union all from b)") > 1
     if by_stage:
         each = "select max(n) from (select count(distinct stage) n from {0})"
-        by_stage = any(_one(connection, each.format(name)) > 1 for name in "ab")
+        by_stage = any(_count(connection, each.format(name)) > 1 for name in "ab")
     keys = "name, answer, nth" + ", stage" * by_stage
     on = [
         equal_sql(field_sql(connection, field, "a"), field_sql(connection, field, "b"))
@@ -174,8 +174,8 @@ def _compare_json(connection: DuckDBPyConnection, keys: str) -> None:
         " and b.output is not null"
     )
     equal: list[int] = []
-    while some := cursor.fetchmany(_CHUNK):
-        equal += [pair for pair, one, two in some if same_json(_json(one), _json(two))]
+    while pairs := cursor.fetchmany(_CHUNK):
+        equal += [pair for pair, first, second in pairs if same_json(_json(first), _json(second))]
     for start in range(0, len(equal), _CHUNK):
         connection.execute(
             "update pairs set same_json = true where pair in (select unnest(?))",
@@ -187,19 +187,21 @@ def _json(text: str) -> Json:
     return msgspec.json.decode(text)
 
 
-def same_json(one: Json, two: Json) -> bool:
+def same_json(first: Json, second: Json) -> bool:
     """Whether two JSON values are equal: the order of keys means nothing, 1 is 1.0, not true."""
-    if isinstance(one, bool) or isinstance(two, bool):
-        return one is two
-    if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(same_json(v, two[k]) for k, v in one.items())
-    if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(map(same_json, one, two))
-    return bool(one == two)
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(
+            same_json(v, second[k]) for k, v in first.items()
+        )
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(same_json, first, second))
+    return bool(first == second)
 
 
 def _numbers(connection: DuckDBPyConnection, question: Question) -> dict[str, Json]:
-    (found,) = dicts(
+    (numbers,) = dicts(
         connection,
         """
         select count(*) filter (in_a) as rows_a, count(*) filter (in_b) as rows_b,
@@ -221,12 +223,12 @@ def _numbers(connection: DuckDBPyConnection, question: Question) -> dict[str, Js
         from pairs""",
     )
     if not question.on:
-        del found["same_on"]
+        del numbers["same_on"]
     if question.sql is None:
-        del found["same_sql"]
+        del numbers["same_sql"]
     for name in "ab":
-        found |= side_numbers(connection, name)
-    return found
+        numbers |= side_numbers(connection, name)
+    return numbers
 
 
 def side_numbers(connection: DuckDBPyConnection, name: str) -> dict[str, Json]:
@@ -240,12 +242,12 @@ def side_numbers(connection: DuckDBPyConnection, name: str) -> dict[str, Json]:
         f"sum({column})::bigint as {column}_{name}"
         for column in ("prompt_tokens", "completion_tokens")
     )
-    (found,) = dicts(
+    (numbers,) = dicts(
         connection,
         f"select count(*) filter (status = 'ok') as ok_{name}, {quantiles}, {sums},"
         f" sum(cost_usd) as cost_usd_{name} from {name}",
     )
-    return found
+    return numbers
 
 
 def _reasons(n: dict[str, Json]) -> list[str]:
@@ -260,7 +262,7 @@ def _reasons(n: dict[str, Json]) -> list[str]:
         (n["unknown_prompt"], f"{n['unknown_prompt']:,} prompts are not known"),
         (n["status_changes"], f"{n['status_changes']:,} rows have another status"),
     )
-    reasons = [words for is_wrong, words in wrong if is_wrong]
+    reasons = [reason for is_wrong, reason in wrong if is_wrong]
     differ = joined - n["same_text"]
     other_json = joined - n["same_json"] - n["without_json"]
     if differ and (other_json or n["without_json"]):
@@ -286,7 +288,7 @@ def _examples_sql(keys: str, examples: int, by_stage: bool) -> str:
         order by place"""  # a join keeps no order
 
 
-def _one(connection: DuckDBPyConnection, sql: str) -> int:
+def _count(connection: DuckDBPyConnection, sql: str) -> int:
     row: Any = connection.execute(sql).fetchone()
     return int(row[0] or 0)
 
@@ -348,9 +350,9 @@ def mcnemar(only_a: int, only_b: int) -> float:
         return math.erfc(z / math.sqrt(2))
     # The logarithms of n over k: 2**-n is 0 as a float from 1,075 rows on.
     half = n * math.log(2)
-    whole = math.lgamma(n + 1)
+    log_factorial = math.lgamma(n + 1)
     terms = (
-        math.exp(whole - math.lgamma(k + 1) - math.lgamma(n - k + 1) - half)
+        math.exp(log_factorial - math.lgamma(k + 1) - math.lgamma(n - k + 1) - half)
         for k in range(least + 1)
     )
     return min(1.0, 2 * math.fsum(terms))

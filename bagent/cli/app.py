@@ -91,9 +91,13 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The real command that is called; an unknown name is the parent's to complain of."""
-        name, stand_in, rest = super().resolve_command(ctx, args)
+        name, stand_in, remaining = super().resolve_command(ctx, args)
         entry = COMMANDS.get(name or "")
-        return (name, _load(entry[0], name), rest) if entry and name else (name, stand_in, rest)
+        return (
+            (name, _load(entry[0], name), remaining)
+            if entry and name
+            else (name, stand_in, remaining)
+        )
 
 
 def command_of(name: str) -> Any:
@@ -185,10 +189,10 @@ def _invoke(args: list[str]) -> int:
             raise
         if isinstance(error, FileNotFoundError) and not _has_folder():
             return _complain("the current folder is gone (cd to one that is there)", EXIT_USAGE)
-        place = f"{error.filename}: " if error.filename else ""
+        prefix = f"{error.filename}: " if error.filename else ""
         full = error.errno in (28, 122)  # ENOSPC, EDQUOT
         return _complain(
-            f"{place}{error.strerror or error}", EXIT_CANNOT_WRITE if full else EXIT_USAGE
+            f"{prefix}{error.strerror or error}", EXIT_CANNOT_WRITE if full else EXIT_USAGE
         )
     return result if isinstance(result, int) else 0
 
@@ -264,8 +268,8 @@ def _end_within(seconds: float, code: int) -> None:
     def leave() -> None:
         # First the words: once a child is gone, whoever waits for it may end the process.
         os.write(2, b"bagent: what tools of the job left running was not waited for\n")
-        left = sys.modules.get("multiprocessing")
-        for child in left.active_children() if left is not None else ():
+        multiprocessing = sys.modules.get("multiprocessing")
+        for child in multiprocessing.active_children() if multiprocessing is not None else ():
             child.kill()
             child.join(1.0)
         os._exit(code)
@@ -277,8 +281,8 @@ def _end_within(seconds: float, code: int) -> None:
 
 def _stop_before_the_start(number: int, frame: object) -> None:
     """A signal where a run has no handlers of its own: while modules are loaded, or at its end."""
-    words = f"bagent: stopped by {signal.Signals(number).name}; the same command goes on"
-    os.write(2, f"{words}\n".encode())
+    message = f"bagent: stopped by {signal.Signals(number).name}; the same command goes on"
+    os.write(2, f"{message}\n".encode())
     os._exit(EXIT_STOPPED)
 
 

@@ -56,7 +56,7 @@ class ResultsRequest:
         return set(self.names or ()) <= {*RESULT_NAMES, "input"}
 
 
-def write_by_tables(asked: ResultsRequest) -> Iterator[bytes]:
+def write_by_tables(request: ResultsRequest) -> Iterator[bytes]:
     """Print CSV or a table, or copy to a file; JSON lines are yielded for the caller to write.
 
     Raises:
@@ -69,14 +69,14 @@ def write_by_tables(asked: ResultsRequest) -> Iterator[bytes]:
     from bagent.store.query import open_tables, plain_rows
 
     # Beside a file that is there DuckDB makes another one first.
-    folders = [] if asked.output is None else [asked.output.absolute().parent]
+    folders = [] if request.output is None else [request.output.absolute().parent]
     # SQL that the user typed may read files.
-    access = Access(folders=folders, everything=asked.where is not None)
-    with open_tables(asked.runs, say, access=access) as connection:
+    access = Access(folders=folders, everything=request.where is not None)
+    with open_tables(request.runs, say, access=access) as connection:
         try:
-            sql = _sql(asked, connection)
-            if asked.output is not None and asked.form == "parquet":
-                target = literal(str(asked.output.absolute()))
+            sql = _sql(request, connection)
+            if request.output is not None and request.form == "parquet":
+                target = literal(str(request.output.absolute()))
                 connection.execute(
                     f"copy ({_json_as_text(sql, connection)}) to {target}"
                     " (format parquet, compression zstd)"
@@ -84,33 +84,33 @@ def write_by_tables(asked: ResultsRequest) -> Iterator[bytes]:
                 return
             cursor = connection.execute(sql)
             head = [column[0] for column in cursor.description or []]
-            if asked.form == "jsonl":
+            if request.form == "jsonl":
                 for row in plain_rows(cursor, raw_json=True):
                     yield _encode(dict(zip(head, row, strict=True)))
             else:
-                _print(asked, head, cursor)
+                _print(request, head, cursor)
         except duckdb.IOException as error:
             raise WriteError(str(error).splitlines()[0]) from None
         except duckdb.Error as error:
             raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
 
 
-def _sql(asked: ResultsRequest, connection: Any) -> str:
+def _sql(request: ResultsRequest, connection: Any) -> str:
     from bagent.duck import quoted
     from bagent.store.tables.masking import masked_answers, masked_columns
 
-    names = asked.shown if asked.form == "jsonl" else asked.names
-    source, shown = "results", ", ".join(map(quoted, names)) if names else "*"
-    hidden = masked_columns(asked.redact)
-    if asked.form in ("csv", "table") or not asked.only_results:
-        answers, source = _with_answers(connection, masked_answers(asked.redact), asked.runs)
-        shown = _columns(asked, connection, answers)
-    filtered = f"select * from {source}{_condition(asked)}{_order(asked)}"
+    names = request.shown if request.form == "jsonl" else request.names
+    source, selected = "results", ", ".join(map(quoted, names)) if names else "*"
+    hidden = masked_columns(request.redact)
+    if request.form in ("csv", "table") or not request.only_results:
+        answers, source = _with_answers(connection, masked_answers(request.redact), request.runs)
+        selected = _columns(request, connection, answers)
+    filtered = f"select * from {source}{_condition(request)}{_order(request)}"
     if hidden:
         replaced = ", ".join(f"{sql} as {quoted(name)}" for name, sql in hidden.items())
         filtered = f"select * replace ({replaced}) from ({filtered})"
-    bound = "" if asked.limit is None else f" limit {asked.limit}"
-    return f"select {shown} from ({filtered}){bound}"
+    bound = "" if request.limit is None else f" limit {request.limit}"
+    return f"select {selected} from ({filtered}){bound}"
 
 
 def _json_as_text(sql: str, connection: Any) -> str:
@@ -125,27 +125,27 @@ def _json_as_text(sql: str, connection: Any) -> str:
     return f"select * replace ({replaced}) from ({sql})"
 
 
-def _condition(asked: ResultsRequest) -> str:
+def _condition(request: ResultsRequest) -> str:
     from bagent.duck import literal
 
-    parts = [f"({asked.where}\n)"] if asked.where else []
-    for column, chosen in (("status", asked.statuses), ("stage", asked.stages)):
+    parts = [f"({request.where}\n)"] if request.where else []
+    for column, chosen in (("status", request.statuses), ("stage", request.stages)):
         if chosen:
             parts.append(f"{column} in ({', '.join(map(literal, sorted(chosen)))})")
     return f" where {' and '.join(parts)}" if parts else ""
 
 
-def _order(asked: ResultsRequest) -> str:
+def _order(request: ResultsRequest) -> str:
     """The tables stand in input order; those of shards must be brought together."""
     from bagent.duck import literal
 
-    if not asked.ordered:
+    if not request.ordered:
         return " order by finished_at"
-    stages = stages_of_shards(asked.runs)
+    stages = stages_of_shards(request.runs)
     if stages is None:
         return ""
-    listed = ", ".join(map(literal, stages))
-    return f" order by coalesce(list_position([{listed}]::varchar[], stage), 0), row, answer"
+    stage_list = ", ".join(map(literal, stages))
+    return f" order by coalesce(list_position([{stage_list}]::varchar[], stage), 0), row, answer"
 
 
 def stages_of_shards(runs: Sequence[RunDir]) -> list[str] | None:
@@ -226,55 +226,57 @@ def _cell(name: str, kind: str) -> str:
     return f"to_json({quoted(name)})" if is_nested(kind) else quoted(name)
 
 
-def _columns(asked: ResultsRequest, connection: Any, answers: Columns) -> str:
+def _columns(request: ResultsRequest, connection: Any, answers: Columns) -> str:
     """Return the columns to select: those that were named, else the answers first."""
     from bagent.duck import quoted
     from bagent.store.tables.schema import RESULTS
 
-    own: Columns = {name: quoted(name) for name in RESULTS}
-    if asked.form == "csv":
-        own |= {name: _iso_time(name) for name in ("started_at", "finished_at")}
-    if asked.names:
-        fields = {} if asked.only_results else _input_fields(connection)
-        known = {**fields, **answers, **own}
-        for name in asked.names:
-            if name not in known:
-                raise UsageError(f"--columns {name}: no such column", hint=", ".join(known))
-        chosen = {name: known[name] for name in asked.names}
+    result_columns: Columns = {name: quoted(name) for name in RESULTS}
+    if request.form == "csv":
+        result_columns |= {name: _iso_time(name) for name in ("started_at", "finished_at")}
+    if request.names:
+        fields = {} if request.only_results else _input_fields(connection)
+        available = {**fields, **answers, **result_columns}
+        for name in request.names:
+            if name not in available:
+                raise UsageError(f"--columns {name}: no such column", hint=", ".join(available))
+        chosen = {name: available[name] for name in request.names}
     else:
-        chosen = _usual_columns(asked, own, answers, connection)
+        chosen = _default_columns(request, result_columns, answers, connection)
     return ", ".join(f"{sql} as {quoted(name)}" for name, sql in chosen.items())
 
 
-def _usual_columns(
-    asked: ResultsRequest, own: Columns, answers: Columns, connection: Any
+def _default_columns(
+    request: ResultsRequest, result_columns: Columns, answers: Columns, connection: Any
 ) -> Columns:
     """Return ``id``, ``status``, the fields of the answers or their text, and the error."""
-    if asked.form == "table":
-        head = {name: own[name] for name in ("id", "stage", "answer", "status")}
-        return head | _table_fields(answers, own)
+    if request.form == "table":
+        head = {name: result_columns[name] for name in ("id", "stage", "answer", "status")}
+        return head | _table_fields(answers, result_columns)
     several = connection.execute(
         "select count(distinct stage) > 1, count(distinct answer) > 1 from results"
     ).fetchone()
     stage, answer = ["stage"] * several[0], ["answer"] * several[1]
-    chosen = {name: own[name] for name in ("id", *stage, *answer, "status")}
+    chosen = {name: result_columns[name] for name in ("id", *stage, *answer, "status")}
     # A field of the answer keeps its name; what it would hide gets another one.
     chosen |= {f"{name}_answer" if name in chosen else name: sql for name, sql in answers.items()}
-    rest = [*own] if asked.all_columns else [*([] if answers else ["text"]), "error"]
-    for name in rest:
-        if own[name] not in chosen.values():
-            chosen[f"result_{name}" if name in chosen else name] = own[name]
+    remaining = (
+        [*result_columns] if request.all_columns else [*([] if answers else ["text"]), "error"]
+    )
+    for name in remaining:
+        if result_columns[name] not in chosen.values():
+            chosen[f"result_{name}" if name in chosen else name] = result_columns[name]
     return chosen
 
 
-def _table_fields(answers: Columns, own: Columns) -> Columns:
+def _table_fields(answers: Columns, result_columns: Columns) -> Columns:
     """Return what a table shows of answers: their fields, and the text of rows without them."""
     if not answers:
-        return {"text": own["text"], "error": own["error"]}
-    listed = ", ".join(f"{sql}::varchar" for sql in answers.values())
+        return {"text": result_columns["text"], "error": result_columns["error"]}
+    values = ", ".join(f"{sql}::varchar" for sql in answers.values())
     name = "(text)" if "text" in answers else "text"
-    text = f"case when status = 'ok' and coalesce({listed}) is null then text end"
-    return {**answers, name: text, "error": own["error"]}
+    text = f"case when status = 'ok' and coalesce({values}) is null then text end"
+    return {**answers, name: text, "error": result_columns["error"]}
 
 
 def _iso_time(column: str) -> str:
@@ -285,11 +287,11 @@ def _input_fields(connection: Any) -> Columns:
     """Return the fields of the input's first rows, each as text."""
     from bagent.duck import literal
 
-    found = connection.execute(
+    rows = connection.execute(
         "select distinct unnest(json_keys(input)) from"
         " (select input from results where json_type(input) = 'OBJECT' limit 1000)"
     ).fetchall()
-    return {name: f"input ->> {literal(_pointer(name))}" for (name,) in sorted(found)}
+    return {name: f"input ->> {literal(_pointer(name))}" for (name,) in sorted(rows)}
 
 
 def _pointer(name: str) -> str:
@@ -297,47 +299,47 @@ def _pointer(name: str) -> str:
     return "/" + name.replace("~", "~0").replace("/", "~1")
 
 
-def _print(asked: ResultsRequest, head: list[str], cursor: Any) -> None:
+def _print(request: ResultsRequest, head: list[str], cursor: Any) -> None:
     from bagent.cli.render.tables import csv_lines, write_lines, write_rows
     from bagent.store.query import plain_rows
 
-    found = plain_rows(cursor, raw_json=False)
-    if asked.form == "csv":
-        lines = csv_lines(head, found, excel=asked.excel)
-        if asked.output is None:
+    rows = plain_rows(cursor, raw_json=False)
+    if request.form == "csv":
+        lines = csv_lines(head, rows, excel=request.excel)
+        if request.output is None:
             write_lines(lines, data_stdout())
             return
         try:
-            with asked.output.open("wb") as file:
+            with request.output.open("wb") as file:
                 write_lines(lines, file)
         except OSError as error:
-            raise WriteError(f"{asked.output}: {error.strerror}") from None
+            raise WriteError(f"{request.output}: {error.strerror}") from None
         return
-    most = TABLE_ROWS if asked.limit is None else asked.limit
-    rows = list(islice(found, most + 1))
-    kept = [i for i in range(len(head)) if _tells(head[i], [row[i] for row in rows], asked)]
-    shown = [[row[i] for i in kept] for row in rows[:most]]
-    names = [head[i] for i in kept]
-    write_rows([_plain(name, names) for name in names], shown, "table")
-    if len(rows) > most:
-        typer.echo(f"the first {most} rows; --limit N shows more", err=True)
+    limit = TABLE_ROWS if request.limit is None else request.limit
+    fetched = list(islice(rows, limit + 1))
+    columns = [i for i in range(len(head)) if _tells(head[i], [row[i] for row in fetched], request)]
+    cells = [[row[i] for i in columns] for row in fetched[:limit]]
+    names = [head[i] for i in columns]
+    write_rows([_plain(name, names) for name in names], cells, "table")
+    if len(fetched) > limit:
+        typer.echo(f"the first {limit} rows; --limit N shows more", err=True)
 
 
 def _plain(name: str, names: Sequence[str]) -> str:
     """A property's own name where the column that it made way for is not shown."""
-    own = name.removesuffix("_2")
-    return own if own in ("id", "stage", "answer") and own not in names else name
+    base = name.removesuffix("_2")
+    return base if base in ("id", "stage", "answer") and base not in names else name
 
 
-def _tells(name: str, values: list[Any], asked: ResultsRequest) -> bool:
+def _tells(name: str, values: list[Any], request: ResultsRequest) -> bool:
     """Whether a column of a table for people says anything."""
-    if asked.names or name in ("id", "status"):
+    if request.names or name in ("id", "status"):
         return True
     if name in ("stage", "answer"):
         return len(set(values)) > 1
     return any(value is not None for value in values)
 
 
-def say(words: str) -> None:
+def say(message: str) -> None:
     """Words for people, on stderr."""
-    typer.echo(f"bagent: {words}", err=True)
+    typer.echo(f"bagent: {message}", err=True)

@@ -141,9 +141,9 @@ class _Sum(Generic[N]):
 
     def add(self, values: list[N | None]) -> N:
         """Add the known values; return their sum."""
-        known = [value for value in values if value is not None]
-        self.unknown += len(values) - len(known)
-        part = sum(known)
+        values_known = [value for value in values if value is not None]
+        self.unknown += len(values) - len(values_known)
+        part = sum(values_known)
         self.total += part
         return part
 

@@ -53,11 +53,11 @@ class History:
 
 def bars(values: Sequence[float], width: int) -> str:
     """Values as a line of blocks, the newest at the right."""
-    shown = values[-width:]
-    top = max(shown, default=0.0)
+    recent = values[-width:]
+    top = max(recent, default=0.0)
     if top <= 0:
         return ""
-    return "".join(_BLOCKS[round(value / top * 8)] for value in shown)
+    return "".join(_BLOCKS[round(value / top * 8)] for value in recent)
 
 
 class _View:
@@ -69,31 +69,31 @@ class _View:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
         board, width = self._board, options.max_width
-        left = (options.height or console.size.height) - _HEADS - 3
+        rows = (options.height or console.size.height) - _HEADS - 3
         parts: list[RenderableType] = [
             Text(board.header, style="bold", no_wrap=True, overflow="ellipsis"),
             RunView(self._s),
             *_history(board.history, width),
         ]
         notes = list(board.notes)[-_NOTES:]
-        left -= len(notes) + 2
+        rows -= len(notes) + 2
         lines = board.live.endpoints() if board.live else []
-        shown = lines_shown(lines, max(2, min(len(lines), left // 2)))
-        parts += [Rule("endpoints", style="dim"), _endpoints(shown, len(lines), width)]
-        left -= len(shown) + 3
-        errors = self._s.errors[: max(0, min(4, left // 2))]
+        endpoints = lines_shown(lines, max(2, min(len(lines), rows // 2)))
+        parts += [Rule("endpoints", style="dim"), _endpoints(endpoints, len(lines), width)]
+        rows -= len(endpoints) + 3
+        errors = self._s.errors[: max(0, min(4, rows // 2))]
         if errors:
             parts.append(Rule("errors", style="dim"))
             parts += [_line(f"{e.count:,} x {e.kind}: {e.text}", "red") for e in errors]
-            left -= len(errors) + 1
-        last = list(board.live.last())[-max(0, left - 1) :] if board.live and left > 1 else []
+            rows -= len(errors) + 1
+        last = list(board.live.last())[-max(0, rows - 1) :] if board.live and rows > 1 else []
         if last:
             parts.append(Rule("last answers", style="dim"))
             parts += [
                 _line(f"{name_of(o.id, 24)}: {o.text or o.error or o.status}", _mood(o.status))
                 for o in reversed(last)
             ]
-        parts += [_line(words, "yellow") for words in notes]
+        parts += [_line(note, "yellow") for note in notes]
         yield Group(*parts)
 
 
@@ -104,12 +104,12 @@ def lines_shown(lines: Sequence[EndpointLine], most: int) -> list[EndpointLine]:
 
 
 def _history(history: History, width: int) -> Iterable[Text]:
-    room = max(10, min(BARS, width - 24))
-    for words, column in (("rows/s", 1), ("tokens/s", 2)):
+    width_bars = max(10, min(BARS, width - 24))
+    for label, column in (("rows/s", 1), ("tokens/s", 2)):
         values = history.rates(column)
         if any(values):
-            line = Text(f"{words:<9}", no_wrap=True, overflow="crop")
-            line.append(bars(values, room), style="cyan").append(f" {rate(values[-1])}")
+            line = Text(f"{label:<9}", no_wrap=True, overflow="crop")
+            line.append(bars(values, width_bars), style="cyan").append(f" {rate(values[-1])}")
             yield line
 
 
@@ -138,8 +138,8 @@ def _endpoints(lines: Sequence[EndpointLine], count: int, width: int) -> Table:
     return table
 
 
-def _line(words: str, style: str) -> Text:
-    return Text(visible(words, 400), style=style, no_wrap=True, overflow="ellipsis")
+def _line(text: str, style: str) -> Text:
+    return Text(visible(text, 400), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _mood(status: str) -> str:

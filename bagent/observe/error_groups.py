@@ -66,8 +66,8 @@ _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = (
 
 def http_status(text: str) -> int | None:
     """The HTTP status that an error text names (``HTTP 503``, ``status code: 400``), or None."""
-    found = _HTTP_STATUS.search(text)
-    return int(found[1] or found[2]) if found else None
+    match = _HTTP_STATUS.search(text)
+    return int(match[1] or match[2]) if match else None
 
 
 def normal_form(text: str, endpoint: str | None = None) -> str:
@@ -84,9 +84,9 @@ def normal_form(text: str, endpoint: str | None = None) -> str:
     return text
 
 
-def _unquoted(said: re.Match[str]) -> str:
-    words = said[3] or said[4] or said[5] or ""
-    return f"{said[2]}: " + words.replace('\\"', '"').replace("\\'", "'")
+def _unquoted(match: re.Match[str]) -> str:
+    text = match[3] or match[4] or match[5] or ""
+    return f"{match[2]}: " + text.replace('\\"', '"').replace("\\'", "'")
 
 
 class _Group(msgspec.Struct):

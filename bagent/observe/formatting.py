@@ -52,12 +52,12 @@ def duration(seconds: float | None) -> str:
     seconds = max(0.0, seconds)
     if seconds < 9.95:
         return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    minutes = whole // 60
+    total = round(seconds)
+    if total < 60:
+        return f"{total}s"
+    if total < 3600:
+        return f"{total // 60}m{total % 60:02d}s"
+    minutes = total // 60
     if minutes < 24 * 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     hours = minutes // 60
@@ -92,9 +92,9 @@ def percent(share: float) -> str:
     return f"{math.floor(share * 100 + 1e-9)} %"
 
 
-def counted(number: int, one: str, many: str | None = None) -> str:
+def counted(number: int, singular: str, plural: str | None = None) -> str:
     """``1 row``, ``2,000 rows``: the number with its word."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def totals_text(
@@ -121,16 +121,16 @@ def totals_text(
 
 def tools_text(tools: Mapping[str, ToolCount]) -> str:
     """Return how often tools were called: ``4 calls, 4 failed (lookup 4)``."""
-    failed = {visible(name, 60): one.failed for name, one in tools.items() if one.failed}
-    text = counted(sum(one.calls for one in tools.values()), "call")
+    failed = {visible(name, 60): count.failed for name, count in tools.items() if count.failed}
+    text = counted(sum(count.calls for count in tools.values()), "call")
     return f"{text}, {sum(failed.values()):,} failed" + (f" ({kinds(failed)})" if failed else "")
 
 
 def kinds(counts: Mapping[str, int], top: int | None = None) -> str:
     """``timeout 3, schema 1``, largest first; beyond ``top`` kinds ``+2 more``."""
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = order if top is None else order[:top]
-    words = [f"{kind} {count:,}" for kind, count in shown]
-    if len(order) > len(shown):
-        words.append(f"+{len(order) - len(shown)} more")
-    return ", ".join(words)
+    largest = order if top is None else order[:top]
+    parts = [f"{kind} {count:,}" for kind, count in largest]
+    if len(order) > len(largest):
+        parts.append(f"+{len(order) - len(largest)} more")
+    return ", ".join(parts)

@@ -123,24 +123,24 @@ class _Changes:
         self._clock = clock
         self._answers = 0
         self._throttled_at: float | None = None
-        self._said = (False, False)
+        self._reported = (False, False)
 
-    def words(self, s: Snapshot) -> str:
-        """What changed since :meth:`said`, as words; empty where nothing did."""
+    def describe(self, s: Snapshot) -> str:
+        """What changed since :meth:`mark_reported`, as words; empty where nothing did."""
         now = self._now(s)
-        if now == self._said:
+        if now == self._reported:
             return ""
         throttled, down = now
-        words = []
-        if throttled != self._said[0]:
-            words.append("throttling begins" if throttled else "throttling ended")
-        if down != self._said[1]:
-            words.append("no endpoint is up" if down else "endpoints are up again")
-        return ", ".join(words)
+        parts = []
+        if throttled != self._reported[0]:
+            parts.append("throttling begins" if throttled else "throttling ended")
+        if down != self._reported[1]:
+            parts.append("no endpoint is up" if down else "endpoints are up again")
+        return ", ".join(parts)
 
-    def said(self, s: Snapshot) -> None:
+    def mark_reported(self, s: Snapshot) -> None:
         """Take the present state as told."""
-        self._said = self._now(s)
+        self._reported = self._now(s)
 
     def _now(self, s: Snapshot) -> tuple[bool, bool]:
         now = self._clock()
@@ -173,11 +173,11 @@ class PlainProgress:
 
     def update(self, snapshot: Snapshot) -> None:
         """Write a line if one is due, or if something notable changed."""
-        words = self._changes.words(snapshot)
-        if self._schedule.due(notable=bool(words)):
-            self._changes.said(snapshot)
+        changes = self._changes.describe(snapshot)
+        if self._schedule.due(notable=bool(changes)):
+            self._changes.mark_reported(snapshot)
             line = one_line(snapshot)
-            self._out.line(f"{line}; {words}" if words else line)
+            self._out.line(f"{line}; {changes}" if changes else line)
 
     def attach(self, live: Live) -> None:
         """Snapshots are enough here."""

@@ -37,12 +37,12 @@ def parse_address(text: str) -> tuple[str, int]:
     Raises:
         UsageError: it is none of these.
     """
-    found = re.fullmatch(r"(?:(?:\[([^\]]+)\]|([^:\s]+)):)?(\d{1,5})", text.strip())
-    if found is None or int(found[3]) > 65535:
+    match = re.fullmatch(r"(?:(?:\[([^\]]+)\]|([^:\s]+)):)?(\d{1,5})", text.strip())
+    if match is None or int(match[3]) > 65535:
         raise UsageError(
             f"--metrics-port {text}: no port", hint="9400 for this machine only, or 0.0.0.0:9400"
         )
-    return found[1] or found[2] or "127.0.0.1", int(found[3])
+    return match[1] or match[2] or "127.0.0.1", int(match[3])
 
 
 class MetricsServer:
@@ -79,8 +79,8 @@ class MetricsServer:
                 f"--metrics-port {address}: {error.strerror or error}", hint="another port"
             ) from None
         self.port: int = self._server.server_port
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self.port}/metrics"
+        bracketed = f"[{host}]" if ":" in host else host
+        self.url = f"http://{bracketed}:{self.port}/metrics"
 
     @property
     def interval_s(self) -> float:
@@ -146,8 +146,8 @@ def _of_snapshot(s: Snapshot) -> Iterator[Metric]:
         ("failed_tries", "Failed tries by error kind.", "error_kind", s.failed_tries),
     ):
         family = CounterMetricFamily(f"bagent_{name}", help_text, labels=[label])
-        for word, count in counts.items():
-            family.add_metric([word], count)
+        for value, count in counts.items():
+            family.add_metric([value], count)
         yield family
     yield from counter("rows_finished_earlier", "Rows that an earlier start finished.", s.skipped)
     yield from gauge("rows_remaining", "Rows still to finish, about.", s.to_do)
@@ -186,18 +186,18 @@ def _of_endpoints(live: Live) -> Iterator[Metric]:
         yield family
 
 
-def _histogram(name: str, found: LogHistogram, bounds: tuple[float, ...]) -> Metric:
+def _histogram(name: str, histogram: LogHistogram, bounds: tuple[float, ...]) -> Metric:
     """Buckets with other bounds: a value is placed with an error of at most 1 %."""
     from prometheus_client.core import HistogramMetricFamily
 
-    counts = found.buckets()
-    places, below, seen = [], iter(counts), 0
-    upper, count = next(below, (math.inf, 0))
+    counts = histogram.buckets()
+    buckets, remaining, seen = [], iter(counts), 0
+    upper, count = next(remaining, (math.inf, 0))
     for bound in bounds:
         while upper <= bound * 1000 * 1.01 and count:
             seen += count
-            upper, count = next(below, (math.inf, 0))
-        places.append((f"{bound:g}" if bound % 1 else f"{bound:.1f}", float(seen)))
-    places.append(("+Inf", float(sum(n for _, n in counts))))
-    words = name.replace("_", " ")
-    return HistogramMetricFamily(f"bagent_{name}", words, places, sum_value=found.total / 1000)
+            upper, count = next(remaining, (math.inf, 0))
+        buckets.append((f"{bound:g}" if bound % 1 else f"{bound:.1f}", float(seen)))
+    buckets.append(("+Inf", float(sum(n for _, n in counts))))
+    title = name.replace("_", " ")
+    return HistogramMetricFamily(f"bagent_{name}", title, buckets, sum_value=histogram.total / 1000)

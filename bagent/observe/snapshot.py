@@ -52,34 +52,34 @@ class Caches:
         hits, queries = sample.cache_hits, sample.cache_queries
         if hits is None or queries is None:
             return
-        known = self._counters.get(sample.endpoint)
-        if known is None:
+        counter = self._counters.get(sample.endpoint)
+        if counter is None:
             self._counters[sample.endpoint] = _Counter(hits, queries)
             return
-        restarted = queries < known.queries or hits < known.hits
-        known.grown_hits += hits if restarted else hits - known.hits
-        known.grown_queries += queries if restarted else queries - known.queries
-        known.hits, known.queries = hits, queries
+        restarted = queries < counter.queries or hits < counter.hits
+        counter.grown_hits += hits if restarted else hits - counter.hits
+        counter.grown_queries += queries if restarted else queries - counter.queries
+        counter.hits, counter.queries = hits, queries
 
     def share(self, endpoint: str) -> float | None:
         """The share (0 to 1) that an endpoint's cache knew; None where it did not tell."""
-        known = self._counters.get(endpoint)
-        if known is None or not known.grown_queries:
+        counter = self._counters.get(endpoint)
+        if counter is None or not counter.grown_queries:
             return None
-        return known.grown_hits / known.grown_queries
+        return counter.grown_hits / counter.grown_queries
 
-    def rate(self, asked: Iterable[str] = ()) -> CacheRate | None:
+    def rate(self, requested: Iterable[str] = ()) -> CacheRate | None:
         """Of all endpoints together; None where none told.
 
         Args:
             asked: those that were sent requests.
         """
-        grown = {name: one for name, one in self._counters.items() if one.grown_queries}
+        grown = {name: counter for name, counter in self._counters.items() if counter.grown_queries}
         if not grown:
             return None
-        hits = sum(one.grown_hits for one in grown.values())
-        queries = sum(one.grown_queries for one in grown.values())
-        silent = sum(1 for name in asked if name not in grown)
+        hits = sum(counter.grown_hits for counter in grown.values())
+        queries = sum(counter.grown_queries for counter in grown.values())
+        silent = sum(1 for name in requested if name not in grown)
         return CacheRate(hits, queries, len(grown), silent)
 
 
@@ -338,22 +338,22 @@ class LogHistogram:
         """How many values were counted."""
         return sum(self._counts)
 
-    def _upper(self, place: int) -> float:
-        return float(self._gamma ** (place - self._shift + 1))
+    def _upper(self, bucket: int) -> float:
+        return float(self._gamma ** (bucket - self._shift + 1))
 
     def quantile(self, share: float) -> float | None:
         """The value that ``share`` (0 to 1) of all values do not exceed; None when empty."""
         rank = max(1, math.ceil(share * self.count))
         seen = 0
-        for place, count in enumerate(self._counts):
+        for bucket, count in enumerate(self._counts):
             seen += count
             if seen >= rank:
-                return min(2 * self._upper(place) / (self._gamma + 1), self.largest)
+                return min(2 * self._upper(bucket) / (self._gamma + 1), self.largest)
         return None
 
     def buckets(self) -> list[tuple[float, int]]:
         """Non-empty buckets as (upper bound in milliseconds, count), rising."""
-        return [(self._upper(place), n) for place, n in enumerate(self._counts) if n]
+        return [(self._upper(bucket), n) for bucket, n in enumerate(self._counts) if n]
 
     def distribution(self) -> Distribution:
         """Mean, median, 99th percentile and maximum, for a snapshot."""

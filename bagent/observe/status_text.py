@@ -106,5 +106,5 @@ def one_line(s: Snapshot) -> str:
         work(s),
         [*speed(s), Phrase(arrival(s))],
     )
-    said = "; ".join(", ".join(phrase.text for phrase in group) for group in groups if group)
-    return f"[{duration(s.elapsed_s)}] {said}"
+    text = "; ".join(", ".join(phrase.text for phrase in group) for group in groups if group)
+    return f"[{duration(s.elapsed_s)}] {text}"

@@ -88,18 +88,18 @@ def next_step(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str,
         yield "next", shlex.join(_without(advice.command, ("--fresh",)))
 
 
-def base_command(words: Sequence[str]) -> list[str]:
+def base_command(command: Sequence[str]) -> list[str]:
     """Return a command without what is of one start only, such as ``--fresh`` and ``--retry``."""
-    return _without(words, ("--fresh", "--retry", "--on-change"))
+    return _without(command, ("--fresh", "--retry", "--on-change"))
 
 
-def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
+def _without(command: Sequence[str], options: Sequence[str]) -> list[str]:
     result: list[str] = []
     skip = False
-    for word in words:
-        if not skip and word.partition("=")[0] not in options:
-            result.append(word)
-        skip = not skip and word in options and word in _WITH_VALUE
+    for argument in command:
+        if not skip and argument.partition("=")[0] not in options:
+            result.append(argument)
+        skip = not skip and argument in options and argument in _WITH_VALUE
     return result
 
 
@@ -123,14 +123,19 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
 
 def _retry(command: Sequence[str], lasting: Mapping[str, int], advice: Advice) -> list[str]:
     """The command that sends rows again that failed for lasting reasons, with a mended job."""
-    words = list(command)
+    arguments = list(command)
     if "truncated" in lasting:
         if advice.own_bodies:
-            words += ["--set", "output.truncated=accept"]
+            arguments += ["--set", "output.truncated=accept"]
             lasting = {kind: n for kind, n in lasting.items() if kind != "truncated"}
-        elif (most := _cut_at(advice)) is not None:
-            words += ["--set", f"sampling.max_tokens={2 * most[1]}", "--on-change", "continue"]
-    return [*words, "--retry", ",".join(sorted(lasting))] if lasting else words
+        elif (limits := _cut_at(advice)) is not None:
+            arguments += [
+                "--set",
+                f"sampling.max_tokens={2 * limits[1]}",
+                "--on-change",
+                "continue",
+            ]
+    return [*arguments, "--retry", ",".join(sorted(lasting))] if lasting else arguments
 
 
 def _cut_at(advice: Advice) -> tuple[int, int] | None:
@@ -146,19 +151,19 @@ def _cause(kind: str, number: int, advice: Advice) -> str:
     if kind == "max_turns":
         turns = "" if advice.max_turns is None else f" after {counted(advice.max_turns, 'turn')}"
         return f"raise agent.max_turns: {counted(number, 'agent')} had no answer{turns}"
-    mend, what = _CAUSES.get(kind, ("look at the errors", "failed"))
-    return f"{mend}: {counted(number, 'row')} {what} ({kind})"
+    remedy, problem = _CAUSES.get(kind, ("look at the errors", "failed"))
+    return f"{remedy}: {counted(number, 'row')} {problem} ({kind})"
 
 
 def _cause_of_cuts(number: int, advice: Advice) -> str:
     answers = counted(number, "answer")
-    place = _cut_at(advice)
-    if place is None:
+    limits = _cut_at(advice)
+    if limits is None:
         where = "were cut off" if number > 1 else "was cut off"
-    elif place[0] == place[1]:
-        where = f"ended at {counted(place[1], 'token')}"
+    elif limits[0] == limits[1]:
+        where = f"ended at {counted(limits[1], 'token')}"
     else:
-        where = f"ended at {place[0]:,} to {place[1]:,} tokens"
+        where = f"ended at {limits[0]:,} to {limits[1]:,} tokens"
     if advice.own_bodies:
         return f"raise max_tokens in the lines, or accept cut answers: {answers} {where}"
     return f"raise sampling.max_tokens: {answers} {where}"
@@ -273,10 +278,10 @@ _COLORS = {
 
 def headline(s: Snapshot, info: EndInfo) -> str:
     """Return how the run ended, on one line."""
-    words = _HEADLINES.get(info.exit_code or 0, f"ended with exit code {info.exit_code}")
+    text = _HEADLINES.get(info.exit_code or 0, f"ended with exit code {info.exit_code}")
     if info.exit_code == EXIT_OK and (s.failed or s.dropped):
-        words = "finished, with no more failed rows than allowed"
-    return f"{words}: {visible(info.reason)}" if info.reason else words
+        text = "finished, with no more failed rows than allowed"
+    return f"{text}: {visible(info.reason)}" if info.reason else text
 
 
 def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
@@ -293,8 +298,10 @@ def _rows(s: Snapshot, info: EndInfo) -> Iterator[tuple[str, str]]:
         yield "dropped", f"stage {visible(stage, 30)} left out {rows} that failed before it"
     yield from _tools(s)
     if not s.total and not s.this_start.done and info.exit_code == EXIT_OK:
-        what = "none of the input's rows was selected" if s.feed.read else "the input has no rows"
-        yield "warning", what
+        message = (
+            "none of the input's rows was selected" if s.feed.read else "the input has no rows"
+        )
+        yield "warning", message
 
 
 def _tools(s: Snapshot) -> Iterator[tuple[str, str]]:
@@ -302,14 +309,14 @@ def _tools(s: Snapshot) -> Iterator[tuple[str, str]]:
     if not s.tools:
         return
     yield "tools", tools_text(s.tools)
-    if s.this_start.done and not any(one.calls for one in s.tools.values()):
+    if s.this_start.done and not any(count.calls for count in s.tools.values()):
         yield "warning", f"no row called a tool: {', '.join(map(visible, s.tools))}"
-    for name, one in s.tools.items():
-        if one.calls and one.failed == one.calls:
-            calls = "the only call" if one.calls == 1 else f"all {one.calls:,} calls"
+    for name, count in s.tools.items():
+        if count.calls and count.failed == count.calls:
+            calls = "the only call" if count.calls == 1 else f"all {count.calls:,} calls"
             yield (
                 "warning",
-                f"{calls} of {visible(name, 60)} failed: {visible(one.error or '', 300)}",
+                f"{calls} of {visible(name, 60)} failed: {visible(count.error or '', 300)}",
             )
 
 
@@ -335,22 +342,22 @@ def whole_run(s: Snapshot, *, ended: bool) -> str:
 def _measures(s: Snapshot) -> Iterator[tuple[str, str]]:
     yield "time", f"{duration(s.elapsed_s)}, {rate(s.overall.rows_per_s)} rows/s"
     if s.latency.count:
-        words = f"p50 {milliseconds(s.latency.p50)}, p99 {milliseconds(s.latency.p99)}"
+        text = f"p50 {milliseconds(s.latency.p50)}, p99 {milliseconds(s.latency.p99)}"
         if s.ttft.count:
-            words += (
+            text += (
                 f"; first token p50 {milliseconds(s.ttft.p50)}, p99 {milliseconds(s.ttft.p99)}"
                 f" ({counted(s.ttft.count, 'answer')})"
             )
-        yield "latency", words
+        yield "latency", text
     if s.tokens.prompt.unknown or s.tokens.prompt.total is not None:
         yield "tokens", _tokens(s)
     if s.tokens.prompt.total:
         yield "cache", _cache(s)
     if s.cost_usd is not None:
-        words = money(s.cost_usd)
+        text = money(s.cost_usd)
         if s.cost_unknown:
-            words += f", and {counted(s.cost_unknown, 'answer')} of unknown cost"
-        yield "cost", f"{words}; by mode: bagent report"
+            text += f", and {counted(s.cost_unknown, 'answer')} of unknown cost"
+        yield "cost", f"{text}; by mode: bagent report"
 
 
 def _tokens(s: Snapshot) -> str:
@@ -361,21 +368,21 @@ def _tokens(s: Snapshot) -> str:
     completion = _number(t.completion.total, "completion")
     if t.reasoning.total is not None:
         completion += f" ({t.reasoning.total:,} reasoning{_partly(t.reasoning.unknown)})"
-    words = f"{prompt}, {completion}"
+    text = f"{prompt}, {completion}"
     if t.completion.total is not None and s.overall.completion_tokens_per_s is not None:
-        words += f", {rate(s.overall.completion_tokens_per_s)} completion tokens/s"
+        text += f", {rate(s.overall.completion_tokens_per_s)} completion tokens/s"
     if t.without_counts:
-        words += f"; {counted(t.without_counts, 'answer')} without full counts"
-    return words
+        text += f"; {counted(t.without_counts, 'answer')} without full counts"
+    return text
 
 
 def _cache(s: Snapshot) -> str:
     """What prefix caches knew of the prompts: by counters, else by the answers, else unknown."""
     rate, cached, prompt = s.cache, s.tokens.cached, s.tokens.prompt.total or 0
     if rate is not None:
-        words = f"{percent(rate.share)} of {rate.queries:,} prompt tokens were known"
-        words += f", by the counters of {counted(rate.endpoints, 'endpoint')}"
-        return f"{words}; unknown of {rate.silent:,} more" if rate.silent else words
+        text = f"{percent(rate.share)} of {rate.queries:,} prompt tokens were known"
+        text += f", by the counters of {counted(rate.endpoints, 'endpoint')}"
+        return f"{text}; unknown of {rate.silent:,} more" if rate.silent else text
     if cached.total is not None and prompt:
         least = "at least " if cached.unknown else ""
         return f"{least}{percent(cached.total / prompt)} of the prompt tokens were known"
@@ -419,30 +426,30 @@ def _errors(s: Snapshot) -> Iterator[tuple[str, str]]:
         yield label, _group(group)
         yield "", f"    {_example(group)}"
         label = ""
-    left = s.errors[MAX_GROUPS_SHOWN:]
-    rows = sum(group.count for group in left) + s.errors_other
-    if left:
+    remaining = s.errors[MAX_GROUPS_SHOWN:]
+    rows = sum(group.count for group in remaining) + s.errors_other
+    if remaining:
         more = "at least " if s.errors_other else ""
-        kinds_left = counted(len(left), "more kind")
+        kinds_left = counted(len(remaining), "more kind")
         yield "", f"and {more}{kinds_left} of error ({counted(rows, 'row')})"
     elif rows:
         yield "", f"and {counted(rows, 'row')} with other errors"
 
 
 def _group(group: ErrorGroup) -> str:
-    words = f"{group.count:,} x {group.kind}"
+    text = f"{group.count:,} x {group.kind}"
     if group.http_status is not None:
-        words += f", HTTP {group.http_status}"
+        text += f", HTTP {group.http_status}"
     if group.endpoints > 1:
-        words += f", at {group.endpoints:,} endpoints"
+        text += f", at {group.endpoints:,} endpoints"
     elif group.endpoint:
-        words += f", at {group.endpoint}"
-    return words
+        text += f", at {group.endpoint}"
+    return text
 
 
 def _example(group: ErrorGroup) -> str:
     row = f"row {group.row}" if group.id is None else f"row {group.id}"
-    place = f"{group.source}:{group.line}" if group.line else group.source
-    where = f" ({place})" if place else ""
+    location = f"{group.source}:{group.line}" if group.line else group.source
+    where = f" ({location})" if location else ""
     at = f" at {group.endpoint}" if group.endpoints > 1 and group.endpoint else ""
     return f"{row}{where}{at}: {group.text or 'no error text'}"

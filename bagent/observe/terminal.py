@@ -61,15 +61,15 @@ class RunView:
 
 def _bar(s: Snapshot, width: int) -> Iterator[RenderableType]:
     """The first line: how far, with a bar where the size is known and there is room."""
-    words = flow([Phrase(position(s)), Phrase(arrival(s))], width)
-    room = min(_BAR_WIDEST, width - words[0].cell_len - 2)
-    if s.fraction is None or room < _BAR_NARROWEST or len(words) > 1:
-        yield from words
+    lines = flow([Phrase(position(s)), Phrase(arrival(s))], width)
+    bar_width = min(_BAR_WIDEST, width - lines[0].cell_len - 2)
+    if s.fraction is None or bar_width < _BAR_NARROWEST or len(lines) > 1:
+        yield from lines
         return
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-    grid.add_column(width=room, no_wrap=True)
+    grid.add_column(width=bar_width, no_wrap=True)
     grid.add_column(no_wrap=True)
-    grid.add_row(ProgressBar(total=1.0, completed=s.fraction, width=room), words[0])
+    grid.add_row(ProgressBar(total=1.0, completed=s.fraction, width=bar_width), lines[0])
     yield grid
 
 

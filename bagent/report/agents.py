@@ -28,9 +28,9 @@ def findings(calls: list[dict[str, Any]]) -> list[str]:
     ][:4]
 
 
-def agents(ask: ReportDb, calls: list[dict[str, Any]]) -> Html:
+def agents(db: ReportDb, calls: list[dict[str, Any]]) -> Html:
     """Tools and turns; nothing where no row had a second turn and no tool was called."""
-    turns = ask.rows(
+    turns = db.rows(
         """select stage, turns, count(*) as "rows", count(*) filter (status = 'ok') as ok,
                   avg(completion_tokens) as answer_tokens,
                   quantile_cont(latency_ms, 0.5) as whole_p50_ms
@@ -42,21 +42,21 @@ def agents(ask: ReportDb, calls: list[dict[str, Any]]) -> Html:
         return Html("")
     if len({row["stage"] for row in turns}) == 1:
         turns = [{k: v for k, v in row.items() if k != "stage"} for row in turns]
-    words = "A turn is one request of a row: after tools, or to ask again for a valid answer."
+    explanation = "A turn is one request of a row: after tools, or to ask again for a valid answer."
     return section(
         "Tools and turns" if calls else "Turns",
         table(calls),
         heading("rows by their number of turns") if turns else "",
-        note(words),
+        note(explanation),
         table(turns),
-        _longest(ask),
+        _longest(db),
         name="tools",
     )
 
 
-def tool_rows(ask: ReportDb) -> list[dict[str, Any]]:
+def tool_rows(db: ReportDb) -> list[dict[str, Any]]:
     """Every tool with its calls, the commonest first."""
-    return ask.rows(
+    return db.rows(
         """select name, count(*) as calls, count(distinct (row, stage, id, answer)) as "rows",
                   count(*) filter (shared) as shared, count(*) filter (cached) as cached,
                   count(error) as failed, quantile_cont(latency_ms, 0.5) as p50_ms,
@@ -66,9 +66,9 @@ def tool_rows(ask: ReportDb) -> list[dict[str, Any]]:
     )
 
 
-def _longest(ask: ReportDb) -> Html:
+def _longest(db: ReportDb) -> Html:
     """The rows with most turns: which tools, and how long model and tools took."""
-    rows = ask.rows(
+    rows = db.rows(
         f"""with most as (
                 select id, row, stage, answer, status, error_kind, turns, latency_ms from results
                 where turns > 1 order by turns desc, latency_ms desc, row limit {MOST}),
@@ -88,5 +88,7 @@ def _longest(ask: ReportDb) -> Html:
     if not rows:
         return Html("")
     calls = any(row["tools_ms"] is not None for row in rows)
-    words = "The whole may be less than model and tools together: calls run side by side."
-    return Html(heading("rows with most turns") + (note(words) if calls else "") + table(rows))
+    explanation = "The whole may be less than model and tools together: calls run side by side."
+    return Html(
+        heading("rows with most turns") + (note(explanation) if calls else "") + table(rows)
+    )

@@ -23,48 +23,48 @@ SPENT = f"""
 """Tokens by stage; null where one answer's are not known: a part of a sum is no sum."""
 
 
-def by_mode(ask: ReportDb, prices: Sequence[Json]) -> Sequence[ModeCost]:
+def by_mode(db: ReportDb, prices: Sequence[Json]) -> Sequence[ModeCost]:
     """The table of all stages together; empty where no mode has a known cost.
 
     Args:
         prices: those of run.json, one of each stage.
     """
-    known = {one.stage: one for one in map(_stage_price, prices)}
+    prices_by_stage = {price.stage: price for price in map(_stage_price, prices)}
     parts, rows = [], 0
-    for stage in ask.rows(SPENT):
-        price = known.get(stage["stage"], StagePrice(stage["stage"]))
+    for stage in db.rows(SPENT):
+        price = prices_by_stage.get(stage["stage"], StagePrice(stage["stage"]))
         gpu = stage["cost_usd"] if price.gpu_hour is not None else None
         spent = Spent(stage["prompt"], stage["cached"], stage["completion"], gpu)
         parts.append(costs_of(price.price, spent))
         rows += stage["answers"]
-    found = together(parts, rows)
-    return found if any(one.usd is not None for one in found) else ()
+    costs = together(parts, rows)
+    return costs if any(price.usd is not None for price in costs) else ()
 
 
 def _stage_price(value: Json) -> StagePrice:
     return msgspec.convert(value, StagePrice)
 
 
-def modes(ask: ReportDb, prices: Sequence[Json]) -> Html:
+def modes(db: ReportDb, prices: Sequence[Json]) -> Html:
     """The section; nothing where no price is known."""
-    found = by_mode(ask, prices)
-    if not found:
+    costs = by_mode(db, prices)
+    if not costs:
         return Html("")
     rows = [
         {
-            "mode": one.mode,
-            "cost_usd": one.usd,
-            "per_thousand_usd": one.per_thousand,
-            "": one.how,
+            "mode": cost.mode,
+            "cost_usd": cost.usd,
+            "per_thousand_usd": cost.per_thousand,
+            "": cost.how,
         }
-        for one in found
+        for cost in costs
     ]
-    words = "By the tokens that this run measured. Empty: no price, or not counted."
+    explanation = "By the tokens that this run measured. Empty: no price, or not counted."
     sources = dict.fromkeys(
-        f"{one.price.source} ({one.price.date})" if one.price.date else one.price.source
-        for one in map(_stage_price, prices)
-        if one.price is not None
+        f"{cost.price.source} ({cost.price.date})" if cost.price.date else cost.price.source
+        for cost in map(_stage_price, prices)
+        if cost.price is not None
     )
     if sources:
-        words += f" {counted(len(sources), 'price')} from: {', '.join(sources)}."
-    return section("This job by mode", note(words), table(rows))
+        explanation += f" {counted(len(sources), 'price')} from: {', '.join(sources)}."
+    return section("This job by mode", note(explanation), table(rows))

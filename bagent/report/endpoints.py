@@ -17,13 +17,13 @@ FEWEST = 5
 """Tries that must have gone well before an endpoint is called slow."""
 
 
-def endpoint_rows(ask: ReportDb) -> list[dict[str, Any]]:
+def endpoint_rows(db: ReportDb) -> list[dict[str, Any]]:
     """Every endpoint with its numbers, the slowest first.
 
     ``slower`` is how many times as long as at the median of the others a try takes there, stage by
     stage, so that an endpoint is not slow because a stage asks for longer answers; None: no other.
     """
-    rows = ask.rows(
+    rows = db.rows(
         """select endpoint, count(*) as tries, count(*) filter (error_kind is not null) as failed,
                   100.0 * count(*) filter (error_kind is not null) / count(*) as failed_percent,
                   mode(error_kind) as most_error,
@@ -34,15 +34,15 @@ def endpoint_rows(ask: ReportDb) -> list[dict[str, Any]]:
                   sum(completion_tokens) / nullif(sum(done - sent), 0) as tokens_per_busy_s
            from attempts group by endpoint order by p50_ms desc nulls first, endpoint"""
     )
-    slower = _slower(ask)
+    slower = _slower(db)
     for row in rows:
         row["slower"] = slower.get(row["endpoint"])
     return sorted(rows, key=lambda row: -(row["slower"] or 0.0)) if len(slower) > 1 else rows
 
 
-def _slower(ask: ReportDb) -> dict[str, float]:
+def _slower(db: ReportDb) -> dict[str, float]:
     stages: dict[str, list[dict[str, Any]]] = {}
-    for row in ask.rows(
+    for row in db.rows(
         f"""select stage, endpoint, count(*) as n, quantile_cont(done - sent, 0.5) as p50
             from attempts where error_kind is null and done is not null
             group by stage, endpoint having count(*) >= {FEWEST} order by stage, endpoint"""
@@ -51,17 +51,17 @@ def _slower(ask: ReportDb) -> dict[str, float]:
     sums: dict[str, tuple[float, int]] = {}
     for rows in stages.values():
         for row in rows:
-            others = [other["p50"] for other in rows if other is not row]
-            if others and median(others) > 0:
+            other_p50s = [other["p50"] for other in rows if other is not row]
+            if other_p50s and median(other_p50s) > 0:
                 total, count = sums.get(row["endpoint"], (0.0, 0))
-                ratio = row["p50"] / median(others)
+                ratio = row["p50"] / median(other_p50s)
                 sums[row["endpoint"]] = total + row["n"] * ratio, count + row["n"]
     return {endpoint: total / count for endpoint, (total, count) in sums.items()}
 
 
 def findings(rows: list[dict[str, Any]]) -> list[str]:
     """Endpoints that stand out, in words."""
-    words = [
+    messages = [
         f"{_weak(row)}{row['endpoint']} is slow: half of its tries take longer than"
         f" {milliseconds(row['p50_ms'])}, {row['slower']:.1f} times the median of the others"
         + (f" ({_tokens(row, rows)})" if _tokens(row, rows) else "")
@@ -73,19 +73,19 @@ def findings(rows: list[dict[str, Any]]) -> list[str]:
     tries = sum(row["tries"] for row in rows)
     for row in rows if len(rows) > 1 else ():
         share = row["failed"] / row["tries"]
-        others = (failed - row["failed"]) / max(1, tries - row["tries"])
-        if row["failed"] >= FEWEST and share > 2 * others + 0.01:
-            words.append(
+        others_share = (failed - row["failed"]) / max(1, tries - row["tries"])
+        if row["failed"] >= FEWEST and share > 2 * others_share + 0.01:
+            messages.append(
                 f"{_weak(row)}{row['endpoint']} fails {100 * share:.3g} % of its tries"
-                f" (mostly {row['most_error']}), the others {100 * others:.3g} %"
+                f" (mostly {row['most_error']}), the others {100 * others_share:.3g} %"
             )
         slow_tail = _has_slow_tail(row, [tail for tail in tails if tail != row["p99_ms"]])
         if slow_tail and (row["slower"] or 0.0) <= SLOW:
-            words.append(
+            messages.append(
                 f"{row['endpoint']} is slow at times: one try in a hundred takes longer than"
                 f" {milliseconds(row['p99_ms'])}, {slow_tail:.1f} times as long as at the others"
             )
-    return words[:6]
+    return messages[:6]
 
 
 def _weak(row: dict[str, Any]) -> str:
@@ -103,25 +103,25 @@ def _tokens(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _has_slow_tail(row: dict[str, Any], others: list[float]) -> float:
+def _has_slow_tail(row: dict[str, Any], other_tails: list[float]) -> float:
     """How many times the median p99 of the others its own is; 0: not worth a word."""
-    if row["p99_ms"] is None or not others or row["tries"] - row["failed"] < 100:
+    if row["p99_ms"] is None or not other_tails or row["tries"] - row["failed"] < 100:
         return 0.0
-    usual = median(others)
-    ratio = row["p99_ms"] / usual if usual > 0 else 0.0
+    typical = median(other_tails)
+    ratio = row["p99_ms"] / typical if typical > 0 else 0.0
     return ratio if ratio > 2 * SLOW else 0.0
 
 
-def endpoints(ask: ReportDb, rows: list[dict[str, Any]]) -> Html:
+def endpoints(db: ReportDb, rows: list[dict[str, Any]]) -> Html:
     """The table of endpoints."""
     if not rows:
         return Html("")
     longest = max((row["p50_ms"] or 0.0 for row in rows), default=0.0) or 1.0
-    curves = _curves(ask)
-    shown = []
+    curves = _curves(db)
+    table_rows = []
     for row in rows[:MOST]:
         curve = curves.get(row["endpoint"], [])
-        shown.append(
+        table_rows.append(
             {
                 "endpoint": row["endpoint"],
                 "slower": row["slower"],
@@ -137,7 +137,7 @@ def endpoints(ask: ReportDb, rows: list[dict[str, Any]]) -> Html:
                 "in flight over time": sparkline(curve, max(curve, default=0.0)) or None,
             }
         )
-    heads = {name: name.removesuffix("_ms").replace("_", " ") for name in shown[0]}
+    heads = {name: name.removesuffix("_ms").replace("_", " ") for name in table_rows[0]}
     heads |= {
         "p50": "",
         "slower": "times the others",
@@ -151,19 +151,19 @@ def endpoints(ask: ReportDb, rows: list[dict[str, Any]]) -> Html:
             "Times are of tries that went well, from sending to the whole answer; times the others:"
             f" the median try beside that of the other endpoints in the same stage.{more}"
         ),
-        table(shown, heads),
+        table(table_rows, heads),
     )
 
 
-def _curves(ask: ReportDb) -> dict[str, list[float]]:
+def _curves(db: ReportDb) -> dict[str, list[float]]:
     """Rows in flight over time for each endpoint, in equal steps."""
-    span = ask.row('select min("at") as low, max("at") as high from endpoints')
+    span = db.row('select min("at") as low, max("at") as high from endpoints')
     if span["low"] is None or span["high"] <= span["low"]:
         return {}
     steps = BUCKETS // 2
     step = (span["high"] - span["low"]) / steps
     curves: dict[str, list[float]] = {}
-    for row in ask.rows(
+    for row in db.rows(
         f"""select endpoint, avg(in_flight) as n,
                    least({steps - 1}, floor(("at" - {span["low"]}) / {step}))::int as place
             from endpoints group by endpoint, place order by endpoint, place"""

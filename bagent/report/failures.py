@@ -27,14 +27,14 @@ _FAULT = r"(?:^|asks for: )(/.*?): (.*)$"
 _MISSING = r'^"(.*)" is a required property'
 
 
-def find(ask: ReportDb) -> list[dict[str, Any]]:
+def find(db: ReportDb) -> list[dict[str, Any]]:
     """Make ``faults``: failures alike but for numbers, in each stage, the commonest first.
 
     ``fault`` numbers them from 1; ``percent`` is their share of their stage's rows. Returns all.
     """
     from bagent.store.tables.views import ALIKE
 
-    ask.run(
+    db.run(
         f"""create or replace temp table faults as
             with alike as (select *, {ALIKE} as pattern from results where status <> 'ok'),
                  stages as (select stage, count(*) as n from results group by stage),
@@ -50,7 +50,7 @@ def find(ask: ReportDb) -> list[dict[str, Any]]:
                    counted.*, 100.0 * "rows" / n as percent
             from counted join stages using (stage)"""
     )
-    return ask.rows("select * from faults order by fault")
+    return db.rows("select * from faults order by fault")
 
 
 def findings(
@@ -61,23 +61,25 @@ def findings(
     Args:
         shared: what the rows of each of the first groups have in common, empty: nothing.
     """
-    words = []
-    for row, what in zip(faults[:FAULTS], shared, strict=False):
+    messages = []
+    for row, common in zip(faults[:FAULTS], shared, strict=False):
         where = f"stage {row['stage']}: " if sums["stages"] > 1 else ""
         text = (
             f"{where}{counted(row['rows'], 'row')} ({row['percent']:.3g} %) {_is(row['rows'])}"
             f" {row['status']} ({row['error_kind'] or 'no kind'}):"
             f" {visible(row['example'] or 'no error text', EXAMPLE)}"
         )
-        if what:
-            text += f" | What these rows share: {what}"
+        if common:
+            text += f" | What these rows share: {common}"
         if when := _when(row, sums):
             text += f" | {when}"
-        words.append(text)
-    rest = sums["rows"] - sums["ok"] - sum(row["rows"] for row in faults[:FAULTS])
-    if words and rest > 0:
-        words.append(f"{counted(rest, 'more row')} {_is(rest)} not ok for other reasons")
-    return words
+        messages.append(text)
+    remaining = sums["rows"] - sums["ok"] - sum(row["rows"] for row in faults[:FAULTS])
+    if messages and remaining > 0:
+        messages.append(
+            f"{counted(remaining, 'more row')} {_is(remaining)} not ok for other reasons"
+        )
+    return messages
 
 
 def _is(count: int) -> str:
@@ -95,10 +97,10 @@ def _when(row: dict[str, Any], sums: dict[str, Any]) -> str:
     return f"Nearly all of them ended between {first} and {last}"
 
 
-def failures(ask: ReportDb, faults: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
+def failures(db: ReportDb, faults: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
     """Failed rows and failed tries."""
     stage = "stage, " * (sums["stages"] > 1)
-    by_status = ask.rows(
+    by_status = db.rows(
         f"""select {stage}status, error_kind, count(*) as "rows", 100.0 * count(*)
                    / {"(select count(*) from results)" if not stage else "any_value(n)"} as percent
             from results {
@@ -109,21 +111,21 @@ def failures(ask: ReportDb, faults: list[dict[str, Any]], sums: dict[str, Any]) 
             where status <> 'ok' group by all order by "rows" desc limit 40"""
     )
     names = ("error_kind", "status", "rows", "percent", "endpoints", "first_id", "example")
-    shown = ["stage"] * bool(stage) + list(names)
+    columns = ["stage"] * bool(stage) + list(names)
     return section(
         "Failures",
         table(by_status),
         heading("errors alike but for numbers and quoted values") if faults else "",
-        table([{name: row[name] for name in shown} for row in faults]),
-        _schema(ask),
-        _tries(ask),
+        table([{name: row[name] for name in columns} for row in faults]),
+        _schema(db),
+        _attempts(db),
         name="failures",
     )
 
 
-def _schema(ask: ReportDb) -> Html:
+def _schema(db: ReportDb) -> Html:
     """Answers that the schema refused, by the place in the answer; list positions are one."""
-    rows = ask.rows(
+    rows = db.rows(
         f"""with told as (
                 select regexp_extract(error, '{_FAULT}', 1) as path,
                        regexp_extract(error, '{_FAULT}', 2) as words, error, id, row
@@ -142,8 +144,8 @@ def _schema(ask: ReportDb) -> Html:
     return Html(heading("answers that the schema refused, by path") + table(rows))
 
 
-def _tries(ask: ReportDb) -> Html:
-    kinds = ask.rows(
+def _attempts(db: ReportDb) -> Html:
+    kinds = db.rows(
         f"""select error_kind, status_code, count(*) as tries,
                    count(distinct endpoint) as endpoints,
                    count(*) filter (try = 1) as first_tries,
@@ -153,7 +155,7 @@ def _tries(ask: ReportDb) -> Html:
     )
     if not kinds:
         return Html("")
-    often = ask.rows(
+    often = db.rows(
         """select attempts as tries, count(*) as "rows", count(*) filter (status = 'ok') as ok
            from results where attempts > 0 group by 1 order by 1 limit 20"""
     )

@@ -27,7 +27,7 @@ EDGES = (0.5, 0.75, 0.9, 0.97)
 
 _NUMBERS = range(1, FAULTS + 1)
 _SUMS = (
-    'count(*) as "rows", count(tokens) as told, coalesce(sum(tokens), 0)::double as tokens,'
+    'count(*) as "rows", count(tokens) as counted, coalesce(sum(tokens), 0)::double as tokens,'
     " sum(cut::int) as cut, sum(bad::int) as bad, "
     + ", ".join(f"count(*) filter (fault = {n}) as fault{n}" for n in _NUMBERS)
 )
@@ -37,7 +37,7 @@ class FieldTotals(msgspec.Struct, frozen=True):
     """All rows of one stage, or those that are alike in something: sums over them."""
 
     rows: int
-    told: int
+    counted: int
     tokens: float
     cut: int
     bad: int
@@ -48,7 +48,7 @@ class FieldTotals(msgspec.Struct, frozen=True):
         """What is left without a part of it."""
         return FieldTotals(
             self.rows - part.rows,
-            self.told - part.told,
+            self.counted - part.counted,
             self.tokens - part.tokens,
             self.cut - part.cut,
             self.bad - part.bad,
@@ -58,14 +58,14 @@ class FieldTotals(msgspec.Struct, frozen=True):
     @property
     def mean(self) -> float | None:
         """Answer tokens of a row on average."""
-        return self.tokens / self.told if self.told else None
+        return self.tokens / self.counted if self.counted else None
 
 
 class FieldStat(msgspec.Struct, frozen=True):
     """Rows of one stage that are alike in one field.
 
     ``value`` is what they have there, ``low`` and ``high`` its bounds where it is a size in
-    ``unit``; all None where they have nothing there. ``rest`` are the other rows of the stage.
+    ``unit``; all None where they have nothing there. ``others`` are the other rows of the stage.
     ``in_prompt`` is None where it is not known whether a prompt uses the field; ``of_input`` tells
     a field of the input from what else is known of a row.
     """
@@ -76,8 +76,8 @@ class FieldStat(msgspec.Struct, frozen=True):
     low: float | None
     high: float | None
     unit: str
-    these: FieldTotals
-    rest: FieldTotals
+    matching: FieldTotals
+    others: FieldTotals
     spread: float
     in_prompt: bool | None = None
     of_input: bool = True
@@ -107,20 +107,20 @@ class FieldStat(msgspec.Struct, frozen=True):
     @property
     def longer(self) -> float:
         """How many standard errors its answers are longer than those of the rest."""
-        mean, usual = self.these.mean, self.rest.mean
-        if mean is None or usual is None or self.spread <= 0:
+        mean, others_mean = self.matching.mean, self.others.mean
+        if mean is None or others_mean is None or self.spread <= 0:
             return 0.0
-        return (mean - usual) * math.sqrt(self.these.told) / self.spread
+        return (mean - others_mean) * math.sqrt(self.matching.counted) / self.spread
 
     def surplus(self, name: str) -> float:
         """How many standard errors the share of ``cut`` or ``bad`` rows is above the rest's."""
-        mine, others = getattr(self.these, name), getattr(self.rest, name)
-        rows, rest = self.these.rows, self.rest.rows
-        if not rows or not rest:
+        matching, others_count = getattr(self.matching, name), getattr(self.others, name)
+        rows, other_rows = self.matching.rows, self.others.rows
+        if not rows or not other_rows:
             return 0.0
-        share = (mine + others) / (rows + rest)
-        error = math.sqrt(share * (1 - share) * (1 / rows + 1 / rest))
-        return (mine / rows - others / rest) / error if error else 0.0
+        share = (matching + others_count) / (rows + other_rows)
+        error = math.sqrt(share * (1 - share) * (1 / rows + 1 / other_rows))
+        return (matching / rows - others_count / other_rows) / error if error else 0.0
 
 
 class Traits:
@@ -131,39 +131,39 @@ class Traits:
         in_prompt: names that the prompts use; None: not known, or the row as a whole.
     """
 
-    def __init__(self, ask: ReportDb, in_prompt: frozenset[str] | None) -> None:
+    def __init__(self, db: ReportDb, in_prompt: frozenset[str] | None) -> None:
         self.lines: list[FieldStat] = []
         self.grows: dict[tuple[str, str], float] = {}
-        self._ask = ask
+        self._ask = db
         self._in_prompt = in_prompt
-        _make_sample(ask)
+        _make_sample(db)
         self.stages = {
-            row["stage"]: _whole(row)
-            for row in ask.rows(
+            row["stage"]: _totals(row)
+            for row in db.rows(
                 f"select stage, stddev_pop(tokens) as spread, {_SUMS} from sampled group by stage"
             )
         }
-        self.rows = sum(whole.rows for whole in self.stages.values())
-        names = [row["name"] for row in ask.rows(_NAMES)]
+        self.rows = sum(totals.rows for totals in self.stages.values())
+        names = [row["name"] for row in db.rows(_NAMES)]
         for name in sorted(names, key=lambda name: (not self._is_used(name), name))[:MOST_FIELDS]:
             pointer = literal("/" + name.replace("~", "~0").replace("/", "~1"))
-            self._look(name, f"json_extract_string(input, {pointer})", pointer)
+            self._add_field(name, f"json_extract_string(input, {pointer})", pointer)
         for name in ("endpoint", "model", "source", "prompt_tokens"):
-            self._look(name, f"{name}::varchar", None)
+            self._add_field(name, f"{name}::varchar", None)
 
     def _is_used(self, name: str) -> bool | None:
         return None if self._in_prompt is None else name in self._in_prompt
 
-    def _look(self, name: str, value: str, pointer: str | None) -> None:
-        size, listed = f"length({value})", "false"
+    def _add_field(self, name: str, value: str, pointer: str | None) -> None:
+        size, is_list = f"length({value})", "false"
         if pointer is not None:
-            listed = f"coalesce(json_type(input, {pointer}) = 'ARRAY', false)"
-            size = f"case when {listed} then json_array_length(input, {pointer}) else {size} end"
+            is_list = f"coalesce(json_type(input, {pointer}) = 'ARRAY', false)"
+            size = f"case when {is_list} then json_array_length(input, {pointer}) else {size} end"
         self._ask.run(
             f"create or replace temp table cells as select stage, bad, cut, tokens, fault,"
             f" left({value}, 60) as value, hash({value}) as whole,"
             f" case when isfinite(try_cast({value} as double)) then try_cast({value} as double) end"
-            f" as number, ({size})::double as size, {listed} as listed from sampled"
+            f" as number, ({size})::double as size, {is_list} as listed from sampled"
         )
         for shape in self._ask.rows(
             "select stage, count(value) as n, count(number) as numbers,"
@@ -176,21 +176,21 @@ class Traits:
             if not shape["n"]:
                 continue
             if shape["many"] <= few:
-                self._take(name, shape["stage"], pointer, self._by_value(shape["stage"]), "")
+                self._add_lines(name, shape["stage"], pointer, self._by_value(shape["stage"]), "")
                 continue
             unit = "" if numeric else "items" if shape["listed"] else "characters"
             rows = self._by_size(shape["stage"], "number" if numeric else "size")
-            self._take(name, shape["stage"], pointer, rows, unit)
+            self._add_lines(name, shape["stage"], pointer, rows, unit)
 
-    def _take(
+    def _add_lines(
         self, name: str, stage: str, pointer: str | None, rows: Iterable[dict[str, Any]], unit: str
     ) -> None:
-        whole = self.stages[stage]
+        totals = self.stages[stage]
         for row in rows:
-            these = _whole(row)
+            matching = _totals(row)
             if row["grows"] is not None and pointer is not None:
                 self.grows[stage, name] = row["grows"]
-            if these.rows < FEWEST or these.rows == whole.rows:
+            if matching.rows < FEWEST or matching.rows == totals.rows:
                 continue
             line = FieldStat(
                 stage=stage,
@@ -199,9 +199,9 @@ class Traits:
                 low=row["low"],
                 high=row["high"],
                 unit=unit,
-                these=these,
-                rest=whole.less(these),
-                spread=whole.spread,
+                matching=matching,
+                others=totals.less(matching),
+                spread=totals.spread,
                 in_prompt=self._is_used(name) if pointer is not None else None,
                 of_input=pointer is not None,
             )
@@ -220,8 +220,8 @@ class Traits:
         begins = [f"quantile_disc({measure}, 0.05) filter (fault = {n})" for n in _NUMBERS]
         begins.append(f"quantile_disc({measure}, 0.05) filter (cut)")
         quantiles = [f"quantile_disc({measure}, {share})" for share in EDGES]
-        found = self._ask.row(f"select [{', '.join(quantiles + begins)}] as edges from {here}")
-        edges = sorted({edge for edge in found["edges"] if edge is not None})
+        row = self._ask.row(f"select [{', '.join(quantiles + begins)}] as edges from {here}")
+        edges = sorted({edge for edge in row["edges"] if edge is not None})
         steps = " ".join(f"when m < {edge!r} then {n}" for n, edge in enumerate(edges))
         return self._ask.rows(
             f"""with placed as (
@@ -247,26 +247,35 @@ class Traits:
         fields: dict[tuple[str, str], list[FieldStat]] = {}
         for line in self.lines:
             fields.setdefault((line.stage, line.field), []).append(line)
-        found = []
+        candidates = []
         for (stage, _), lines in fields.items():
-            whole = self.stages[stage]
-            group = whole.faults[fault - 1]
-            rest = whole.rows - group
-            if group < FEWEST or not rest:
+            totals = self.stages[stage]
+            group = totals.faults[fault - 1]
+            other_rows = totals.rows - group
+            if group < FEWEST or not other_rows:
                 continue
-            usual = group / whole.rows
-            lines = [o for o in lines if o.these.faults[fault - 1] > 2 * usual * o.these.rows]
-            mine = sum(line.these.faults[fault - 1] for line in lines) / group
-            others = sum(line.these.rows - line.these.faults[fault - 1] for line in lines) / rest
+            typical = group / totals.rows
+            lines = [
+                o for o in lines if o.matching.faults[fault - 1] > 2 * typical * o.matching.rows
+            ]
+            share = sum(line.matching.faults[fault - 1] for line in lines) / group
+            other_share = (
+                sum(line.matching.rows - line.matching.faults[fault - 1] for line in lines)
+                / other_rows
+            )
             if (
                 lines
                 and (lines[0].sized or len(lines) <= 3)
-                and mine >= 0.6
-                and mine - others > 0.3
+                and share >= 0.6
+                and share - other_share > 0.3
             ):
-                found.append((lines, mine, others))
+                candidates.append((lines, share, other_share))
         yield from sorted(
-            found, key=lambda one: (-round(one[1] - one[2], 2), not one[0][0].of_input)
+            candidates,
+            key=lambda candidate: (
+                -round(candidate[1] - candidate[2], 2),
+                not candidate[0][0].of_input,
+            ),
         )
 
 
@@ -276,14 +285,14 @@ _NAMES = (
 )
 
 
-def _make_sample(ask: ReportDb) -> None:
+def _make_sample(db: ReportDb) -> None:
     """``sampled``: rows that were asked about or failed, with the number of their failure.
 
     ``tokens`` are those of answers: what was asked for again and stayed invalid is none.
     """
     from bagent.store.tables.views import ALIKE
 
-    ask.run(
+    db.run(
         f"""create or replace temp table sampled as
             select r.*, f.fault from (
                 select stage, status, error_kind, {ALIKE} as pattern, input, endpoint, model,
@@ -299,10 +308,10 @@ def _make_sample(ask: ReportDb) -> None:
     )
 
 
-def _whole(row: dict[str, Any]) -> FieldTotals:
+def _totals(row: dict[str, Any]) -> FieldTotals:
     return FieldTotals(
         row["rows"],
-        row["told"],
+        row["counted"],
         row["tokens"],
         row["cut"],
         row["bad"],
@@ -335,80 +344,82 @@ def long_answers(traits: Traits) -> list[str]:
     """Fields whose rows get long answers, or answers that are cut off, in words."""
     lines = [line for line in traits.lines if line.of_input and line.in_prompt is not False]
     lines = lines or [line for line in traits.lines if line.of_input]
-    words: dict[tuple[str, str], str] = {}
+    messages: dict[tuple[str, str], str] = {}
     first: FieldStat | None = None
     for line in sorted(lines, key=lambda o: -max(o.longer, o.surplus("cut"))):
         key = (line.stage, line.field)
-        if key in words or len(words) == 3:
+        if key in messages or len(messages) == 3:
             continue
-        said = _told(line, traits)
-        if said and (first is None or not _weaker(line, first, traits)):
+        message = _message(line, traits)
+        if message and (first is None or not _weaker(line, first, traits)):
             first = first or line
-            words[key] = said
-    return list(words.values())
+            messages[key] = message
+    return list(messages.values())
 
 
 def _weaker(line: FieldStat, first: FieldStat, traits: Traits) -> bool:
     """Whether a field says much less than the first: it may go with that one only."""
-    mine, best = (
-        traits.grows.get((one.stage, one.field)) if one.sized else None for one in (line, first)
+    correlation, best_correlation = (
+        traits.grows.get((stat.stage, stat.field)) if stat.sized else None for stat in (line, first)
     )
-    if mine is not None and best is not None:
-        return mine < STRONG * best
+    if correlation is not None and best_correlation is not None:
+        return correlation < STRONG * best_correlation
     return line.longer < STRONG * first.longer
 
 
-def _told(line: FieldStat, traits: Traits) -> str:
-    mean, usual = line.these.mean, line.rest.mean
-    is_long = mean is not None and usual and mean > LONGER * usual and line.longer > SURE
-    cut, others = _share(line, "cut"), _rest(line, "cut")
-    is_cut = cut > 2 * others + 2 and line.surplus("cut") > SURE
+def _message(line: FieldStat, traits: Traits) -> str:
+    mean, others_mean = line.matching.mean, line.others.mean
+    is_long = (
+        mean is not None and others_mean and mean > LONGER * others_mean and line.longer > SURE
+    )
+    cut, others_cut = _share(line, "cut"), _others_share(line, "cut")
+    is_cut = cut > 2 * others_cut + 2 and line.surplus("cut") > SURE
     if not is_long and not is_cut:
         return ""
     where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
     grows = traits.grows.get((line.stage, line.field), 0.0)
-    if line.these.rows < FEW or (line.sized and not is_cut and grows < CLEAR):
+    if line.matching.rows < FEW or (line.sized and not is_cut and grows < CLEAR):
         where = WEAK + where
     parts = []
     if is_long:
         parts.append(
             f"rows with {line.phrase} get answers of {number(mean)} tokens on average,"
-            f" the others of {number(usual)}"
+            f" the others of {number(others_mean)}"
         )
     if is_cut:
         whose = "their answers" if is_long else f"the answers of rows with {line.phrase}"
-        parts.append(f"{cut:.3g} % of {whose} are cut off at the limit, {others:.3g} % else")
+        parts.append(f"{cut:.3g} % of {whose} are cut off at the limit, {others_cut:.3g} % else")
     if line.sized and grows > CORRELATED:
         parts.append(f"the larger {line.field}, the longer the answer (correlation {grows:.2f})")
     return where + "; ".join(parts)
 
 
-def failing(traits: Traits, told: Container[tuple[str, str]] = ()) -> list[str]:
+def failing(traits: Traits, reported: Container[tuple[str, str]] = ()) -> list[str]:
     """Values of fields whose rows are not ok more often than others, in words.
 
     Args:
         told: (stage, field) of what need not be said again.
     """
-    words: dict[tuple[str, str], str] = {}
+    messages: dict[tuple[str, str], str] = {}
     for line in sorted(traits.lines, key=lambda line: -line.surplus("bad")):
         key = (line.stage, line.field)
-        share, others = _share(line, "bad"), _rest(line, "bad")
-        if not line.of_input or key in told or key in words:
+        share, others_bad = _share(line, "bad"), _others_share(line, "bad")
+        if not line.of_input or key in reported or key in messages:
             continue
-        if share > 2 * others + 1 and line.surplus("bad") > SURE:
+        if share > 2 * others_bad + 1 and line.surplus("bad") > SURE:
             where = f"stage {line.stage}: " if len(traits.stages) > 1 else ""
-            where = WEAK * (line.these.rows < FEW) + where
-            words[key] = (
+            where = WEAK * (line.matching.rows < FEW) + where
+            messages[key] = (
                 f"{where}of the rows with {line.phrase} {share:.3g} % are not ok,"
-                f" of the others {others:.3g} %"
+                f" of the others {others_bad:.3g} %"
             )
-    return list(words.values())[:2]
+    return list(messages.values())[:2]
 
 
 class Shared(msgspec.Struct, frozen=True):
     """What the rows of a group of failures have in common: words, and (stage, field) of each."""
 
-    words: str
+    text: str
     fields: tuple[tuple[str, str], ...]
 
 
@@ -417,15 +428,18 @@ def shared(traits: Traits, fault: int) -> Shared:
 
     What else is known of a row (its prompt's length) is told where no field of the input is.
     """
-    found = list(traits.of_fault(fault))
-    of_input = [one for one in found if one[0][0].of_input]
-    found = (of_input or found)[:2]
-    words = [
-        f"{_together(lines)} ({100 * mine:.3g} % of them, {100 * others:.2g} % of the other rows"
-        f"{', which is weak' * (mine < ALMOST or others > 1 - ALMOST)})"
-        for lines, mine, others in found
+    groups = list(traits.of_fault(fault))
+    of_input = [group for group in groups if group[0][0].of_input]
+    groups = (of_input or groups)[:2]
+    parts = [
+        f"{_together(lines)} ({100 * share:.3g} % of them,"
+        f" {100 * other_share:.2g} % of the other rows"
+        f"{', which is weak' * (share < ALMOST or other_share > 1 - ALMOST)})"
+        for lines, share, other_share in groups
     ]
-    return Shared("; ".join(words), tuple((one[0][0].stage, one[0][0].field) for one in found))
+    return Shared(
+        "; ".join(parts), tuple((group[0][0].stage, group[0][0].field) for group in groups)
+    )
 
 
 def _together(lines: list[FieldStat]) -> str:
@@ -444,17 +458,17 @@ def _together(lines: list[FieldStat]) -> str:
 
 def _share(line: FieldStat, name: str) -> float:
     """Percent of its rows."""
-    return float(100 * getattr(line.these, name) / line.these.rows)
+    return float(100 * getattr(line.matching, name) / line.matching.rows)
 
 
-def _rest(line: FieldStat, name: str) -> float:
-    return float(100 * getattr(line.rest, name) / max(1, line.rest.rows))
+def _others_share(line: FieldStat, name: str) -> float:
+    return float(100 * getattr(line.others, name) / max(1, line.others.rows))
 
 
 def fields(traits: Traits) -> Html:
     """The part of the page."""
     lines = [line for line in traits.lines if line.of_input]
-    many = len(traits.stages) > 1
+    several_stages = len(traits.stages) > 1
     parts = []
     for title, strength in (
         ("rows with longer answers than others", _longer),
@@ -462,15 +476,15 @@ def fields(traits: Traits) -> Html:
     ):
         chosen = _in_order(lines, strength)
         if chosen:
-            shown = [_row(line, many, strength(line)) for line in chosen]
-            parts += [heading(title), table(shown, HEADS)]
+            table_rows = [_row(line, several_stages, strength(line)) for line in chosen]
+            parts += [heading(title), table(table_rows, HEADS)]
     if not parts:
         return Html("")
-    words = (
+    explanation = (
         f"From {traits.rows:,} rows, drawn at random where there are more. Weak: fewer than {FEW}"
         f" rows, or less than {SURE:.0f} standard errors from the others, which may be chance."
     )
-    return section("Input fields and answers", note(words), *parts, name="fields")
+    return section("Input fields and answers", note(explanation), *parts, name="fields")
 
 
 def _longer(line: FieldStat) -> float:
@@ -485,15 +499,17 @@ def _in_order(
     lines: Iterable[FieldStat], strength: Callable[[FieldStat], float]
 ) -> list[FieldStat]:
     """The strongest lines: the field with the strongest first, the sizes of each rising."""
-    found = sorted((one for one in lines if strength(one) > LISTED), key=lambda o: -strength(o))
-    found = found[:MOST]
-    first: dict[tuple[str, str], int] = {}
-    for place, line in enumerate(found):
-        first.setdefault((line.stage, line.field), place)
+    strongest = sorted(
+        (line for line in lines if strength(line) > LISTED), key=lambda o: -strength(o)
+    )
+    strongest = strongest[:MOST]
+    first_positions: dict[tuple[str, str], int] = {}
+    for position, line in enumerate(strongest):
+        first_positions.setdefault((line.stage, line.field), position)
     lowest = float("-inf")
     return sorted(
-        found,
-        key=lambda o: (first[o.stage, o.field], lowest if o.low is None else o.low),
+        strongest,
+        key=lambda o: (first_positions[o.stage, o.field], lowest if o.low is None else o.low),
     )
 
 
@@ -512,17 +528,17 @@ HEADS = {
 }
 
 
-def _row(line: FieldStat, many: bool, strength: float) -> dict[str, Any]:
+def _row(line: FieldStat, several_stages: bool, strength: float) -> dict[str, Any]:
     return {
-        "stage": line.stage if many else None,
+        "stage": line.stage if several_stages else None,
         "field": line.field,
         "value": line.shown,
-        "rows": line.these.rows,
-        "tokens": line.these.mean,
-        "others": line.rest.mean,
+        "rows": line.matching.rows,
+        "tokens": line.matching.mean,
+        "others": line.others.mean,
         "cut_percent": _share(line, "cut"),
         "bad_percent": _share(line, "bad"),
-        "others_percent": _rest(line, "bad"),
+        "others_percent": _others_share(line, "bad"),
         "in_prompt": line.in_prompt,
-        "weak": "weak" if strength < SURE or line.these.rows < FEW else None,
+        "weak": "weak" if strength < SURE or line.matching.rows < FEW else None,
     }

@@ -56,8 +56,8 @@ def block(value: Any, limit: int) -> Html:
     """Text that keeps its lines, cut at ``limit`` characters; control characters are visible."""
     raw = "" if value is None else str(value)
     cut = raw[:limit] + (" ..." if len(raw) > limit else "")
-    shown = "".join(c if c.isprintable() or c == "\n" else visible(c) or " " for c in cut)
-    return Html(f"<pre>{escape(shown)}</pre>")
+    printable = "".join(c if c.isprintable() or c == "\n" else visible(c) or " " for c in cut)
+    return Html(f"<pre>{escape(printable)}</pre>")
 
 
 def join(parts: Iterable[str]) -> Html:
@@ -73,13 +73,13 @@ def table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str] | None = N
     if not rows:
         return Html("")
     names = dict(heads) if heads else {name: _title(name) for name in rows[0]}
-    shown = [n for n in names if any(row.get(n) is not None for row in rows)]
-    numeric = {n for n in shown if all(_is_number(row.get(n)) for row in rows)}
+    columns = [n for n in names if any(row.get(n) is not None for row in rows)]
+    numeric = {n for n in columns if all(_is_number(row.get(n)) for row in rows)}
     head = "".join(
-        f"<th{' class=n' * (name in numeric)}>{escape(names[name])}</th>" for name in shown
+        f"<th{' class=n' * (name in numeric)}>{escape(names[name])}</th>" for name in columns
     )
     body = "".join(
-        f"<tr>{''.join(_cell(name, row.get(name)) for name in shown)}</tr>" for row in rows
+        f"<tr>{''.join(_cell(name, row.get(name)) for name in columns)}</tr>" for row in rows
     )
     return Html(f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>')
 
@@ -100,9 +100,9 @@ def _cell(name: str, value: Any) -> str:
         return "<td></td>"
     if _is_number(value):
         return f'<td class="n">{_measure(name, value)}</td>'
-    shown = text(value)
-    wide = " class=w" * (not isinstance(value, Html) and len(shown) > WORDS)
-    return f"<td{wide}>{shown}</td>"
+    content = text(value)
+    wide = " class=w" * (not isinstance(value, Html) and len(content) > WORDS)
+    return f"<td{wide}>{content}</td>"
 
 
 def _measure(name: str, value: float) -> str:
@@ -122,11 +122,11 @@ def section(title: str, *parts: str, name: str = "") -> Html:
     return Html(f'<section id="{escape(anchor)}"><h2>{escape(title)}</h2>{inner}</section>')
 
 
-def note(words: str) -> Html:
+def note(message: str) -> Html:
     """A line of explanation."""
-    return Html(f'<p class="note">{escape(words)}</p>')
+    return Html(f'<p class="note">{escape(message)}</p>')
 
 
-def heading(words: str) -> Html:
+def heading(title: str) -> Html:
     """A heading inside a section."""
-    return Html(f"<h3>{escape(words)}</h3>")
+    return Html(f"<h3>{escape(title)}</h3>")

@@ -131,7 +131,7 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
         old: an older summary to compare with.
     """
     plan, fleet = summary["plan"], summary["fleet"]
-    shown, rest = worst(summary["endpoints"], MOST_ROWS)
+    worst_endpoints, note = worst(summary["endpoints"], MOST_ROWS)
     counts = ", ".join(f"{fleet[w]} {w}" for w in ("ok", "slow", "failing", "dead") if fleet[w])
     models = ", ".join(summary["models"]) or "no model"
     sizes = f"{plan['input_tokens']} tokens in, {plan['output_tokens']} out"
@@ -155,15 +155,18 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
         f'<div class="charts">{_charts(summary["loads"])}</div>',
         _turns(summary.get("turns")),
         "<h2>Endpoints</h2>",
-        _table(_ENDPOINTS, shown),
-        f"<p>{html.escape(rest)}</p>" if rest else "",
-        strip("Time for an output token, by endpoint over time", *_strip(summary, shown, heat)),
+        _table(_ENDPOINTS, worst_endpoints),
+        f"<p>{html.escape(note)}</p>" if note else "",
+        strip(
+            "Time for an output token, by endpoint over time",
+            *_strip(summary, worst_endpoints, heat),
+        ),
         _failures(summary["failures"]),
         _compared(old, summary) if old is not None else "",
         "<h2>Definitions</h2><dl>",
         *(
-            f"<dt>{html.escape(name)}</dt><dd>{html.escape(words)}</dd>"
-            for name, words in summary["definitions"].items()
+            f"<dt>{html.escape(name)}</dt><dd>{html.escape(definition)}</dd>"
+            for name, definition in summary["definitions"].items()
         ),
         f"</dl><p>SLO: {html.escape(_slo(plan['slo']))}</p>",
     ]
@@ -176,32 +179,36 @@ def page(summary: Numbers, heat: Sequence[Numbers], old: Numbers | None) -> str:
 
 
 def _warnings(summary: Numbers) -> list[str]:
-    found = []
+    messages = []
     if summary["simulated"]:
-        found.append("Simulated endpoints: these numbers say nothing of any hardware.")
+        messages.append("Simulated endpoints: these numbers say nothing of any hardware.")
     limited = [f"{load}: {', '.join(why)}" for load, why in summary["client_limited"].items()]
     if limited:
-        found.append(f"CLIENT-LIMITED, results invalid: {'; '.join(limited)}")
-    found += summary.get("warnings", ())
+        messages.append(f"CLIENT-LIMITED, results invalid: {'; '.join(limited)}")
+    messages += summary.get("warnings", ())
     if summary["stopped"]:
-        found.append("Stopped early: this is what was measured by then.")
-    return [f'<p class="warn">{html.escape(words)}</p>' for words in found]
+        messages.append("Stopped early: this is what was measured by then.")
+    return [f'<p class="warn">{html.escape(message)}</p>' for message in messages]
 
 
 def _bad(endpoints: Sequence[Numbers]) -> str:
     """What is wrong, before all numbers."""
-    found = [one for one in endpoints if one["verdict"] != "ok"]
-    shown, _ = worst(found, MOST_ROWS)
-    return f"<h2>Not ok: {len(found):,}</h2>{_table(_BAD, shown)}" if found else ""
+    endpoints_not_ok = [endpoint for endpoint in endpoints if endpoint["verdict"] != "ok"]
+    listed, _ = worst(endpoints_not_ok, MOST_ROWS)
+    return (
+        f"<h2>Not ok: {len(endpoints_not_ok):,}</h2>{_table(_BAD, listed)}"
+        if endpoints_not_ok
+        else ""
+    )
 
 
 def _slo(slo: Numbers) -> str:
-    kept = [f"{name} at most {limit:g} ms" for name, limit in slo.items() if limit]
-    return ", ".join(kept) or "none: every request that ended well is good"
+    limits = [f"{name} at most {limit:g} ms" for name, limit in slo.items() if limit]
+    return ", ".join(limits) or "none: every request that ended well is good"
 
 
 def _table(columns: Mapping[str, str], rows: Sequence[Numbers]) -> str:
-    used = {
+    used_columns = {
         head: name
         for head, name in columns.items()
         if any(row.get(name) is not None for row in rows)
@@ -210,12 +217,12 @@ def _table(columns: Mapping[str, str], rows: Sequence[Numbers]) -> str:
     head = "".join(
         f'<th class="{"reason" if name == "reason" else "text" if name in texts else ""}">'
         f"{html.escape(head)}</th>"
-        for head, name in used.items()
+        for head, name in used_columns.items()
     )
     body = []
     for row in rows:
         cells = []
-        for name in used.values():
+        for name in used_columns.values():
             value = row.get(name)
             kind = "reason" if name == "reason" else "text" if name in texts else ""
             if name == "verdict":
@@ -243,12 +250,12 @@ def _charts(loads: Sequence[Numbers]) -> str:
 
     A line never mixes open and closed loops: at the same rate they are not the same load.
     """
-    closed = [one for one in loads if one["rate"] is None]
-    opened = [one for one in loads if one["rate"] is not None]
+    closed = [load for load in loads if load["rate"] is None]
+    opened = [load for load in loads if load["rate"] is not None]
     by_rate = _offered(opened or closed)
     kind = "open loops" if opened else "closed loops"
     rate = f"requests/s {'offered' if opened else 'served'}, {kind}"
-    found = [
+    charts = [
         lines(
             "Latency against rate",
             Axes(rate, "ms", log=True),
@@ -272,65 +279,68 @@ def _charts(loads: Sequence[Numbers]) -> str:
             ],
         ),
     ]
-    return "".join(found)
+    return "".join(charts)
 
 
 def _offered(loads: Sequence[Numbers]) -> list[Numbers]:
-    return [{**one, "offered": one["rate"] or one["rps"]} for one in loads]
+    return [{**load, "offered": load["rate"] or load["rps"]} for load in loads]
 
 
 def _series(name: str, loads: Sequence[Numbers], x: str, y: str) -> Series:
     points = [
-        (float(one[x]), float(one[y]), one["load"])
-        for one in loads
-        if one.get(x) is not None and one.get(y) is not None
+        (float(load[x]), float(load[y]), load["load"])
+        for load in loads
+        if load.get(x) is not None and load.get(y) is not None
     ]
     points.sort(key=lambda point: point[0])
-    words = [f"{load}: {short(across)}, {name} {short(up)}" for across, up, load in points]
-    return Series(name, [(across, up) for across, up, _ in points], words)
+    labels = [f"{load}: {short(across)}, {name} {short(up)}" for across, up, load in points]
+    return Series(name, [(across, up) for across, up, _ in points], labels)
 
 
 def _strip(
-    summary: Numbers, shown: Sequence[Numbers], heat: Sequence[Numbers]
+    summary: Numbers, endpoints: Sequence[Numbers], heat: Sequence[Numbers]
 ) -> tuple[list[tuple[str, list[Cell]]], float]:
     """The rows of the heat strip: each slice is held against the median endpoint in it."""
-    fields = {(one["endpoint"], one["bin"]): one for one in heat}
+    fields = {(sample["endpoint"], sample["bin"]): sample for sample in heat}
     medians = _medians(heat)
     rows = []
-    for one in shown:
-        name = one["endpoint"]
-        cells = [_field(fields.get((name, place)), medians[place]) for place in range(BINS)]
+    for sample in endpoints:
+        name = sample["endpoint"]
+        cells = [
+            _field(fields.get((name, slice_index)), medians[slice_index])
+            for slice_index in range(BINS)
+        ]
         rows.append((name, cells))
     return rows, float(summary["seconds"])
 
 
-def _field(found: Numbers | None, median: float | None) -> Cell:
-    if found is None:
+def _field(sample: Numbers | None, median: float | None) -> Cell:
+    if sample is None:
         return Cell(None, False, "no request there")
-    pace = found["pace_ms"]
-    level = 0.0 if pace and median else None
-    if pace and median:
-        level = max(0.0, math.log10(pace / median))
-    words = f"{found['ok']} ok, {found['bad']} not"
-    if pace:
-        words += f", {short(pace)} ms a token"
-    return Cell(level, found["bad"] > 0, words)
+    ms_per_token = sample["pace_ms"]
+    level = 0.0 if ms_per_token and median else None
+    if ms_per_token and median:
+        level = max(0.0, math.log10(ms_per_token / median))
+    text = f"{sample['ok']} ok, {sample['bad']} not"
+    if ms_per_token:
+        text += f", {short(ms_per_token)} ms a token"
+    return Cell(level, sample["bad"] > 0, text)
 
 
 def _medians(heat: Sequence[Numbers]) -> list[float | None]:
     """The median pace in each slice; where one endpoint is alone, that of the slice before: it is
     not to be held against itself."""
     paces: list[list[float]] = [[] for _ in range(BINS)]
-    for one in heat:
-        if one["pace_ms"] and one["bin"] < BINS:
-            paces[one["bin"]].append(one["pace_ms"])
-    found: list[float | None] = []
+    for sample in heat:
+        if sample["pace_ms"] and sample["bin"] < BINS:
+            paces[sample["bin"]].append(sample["pace_ms"])
+    medians: list[float | None] = []
     last: float | None = None
-    for known in paces:
-        if len(known) > 1 or last is None:
-            last = statistics.median_low(known) if known else last
-        found.append(last)
-    return found
+    for values in paces:
+        if len(values) > 1 or last is None:
+            last = statistics.median_low(values) if values else last
+        medians.append(last)
+    return medians
 
 
 def _turns(rows: Sequence[Numbers] | None) -> str:
@@ -348,28 +358,28 @@ def _failures(rows: Sequence[Numbers]) -> str:
         "number": "n",
         "reason": "reason",
     }
-    named = [{**one, "reason": one["example"]} for one in rows[:MOST_ROWS]]
-    left = len(rows) - len(named)
-    rest = f"<p>{left:,} more rows: summary.json has every one</p>" if left > 0 else ""
-    return f"<h2>Failures</h2>{_table(columns, named)}{rest}"
+    table_rows = [{**failure, "reason": failure["example"]} for failure in rows[:MOST_ROWS]]
+    remaining = len(rows) - len(table_rows)
+    note = f"<p>{remaining:,} more rows: summary.json has every one</p>" if remaining > 0 else ""
+    return f"<h2>Failures</h2>{_table(columns, table_rows)}{note}"
 
 
 def _compared(old: Numbers, summary: Numbers) -> str:
     rows = [
         {
-            "load": one.load,
-            "name": one.name,
-            "before": one.before,
-            "now": one.now,
-            "change": None if one.change is None else f"{100 * one.change:+.1f} %",
+            "load": change.load,
+            "name": change.name,
+            "before": change.before,
+            "now": change.now,
+            "change": None if change.change is None else f"{100 * change.change:+.1f} %",
         }
-        for one in changes(old, summary)
+        for change in changes(old, summary)
     ]
-    words = "".join(
-        f'<p class="warn">{html.escape(words)}</p>' for words in setting_differences(old, summary)
+    notes = "".join(
+        f'<p class="warn">{html.escape(notes)}</p>' for notes in setting_differences(old, summary)
     )
-    others = verdict_changes(old, summary)
-    words += "".join(f"<p>{html.escape(one)}</p>" for one in others[:MOST_ROWS])
+    verdicts = verdict_changes(old, summary)
+    notes += "".join(f"<p>{html.escape(change)}</p>" for change in verdicts[:MOST_ROWS])
     columns = {name: name for name in ("load", "name", "before", "now", "change")}
     before = html.escape(str(old.get("started_at", "an older test"))[:19])
-    return f"<h2>Compared with {before}</h2>{words}{_table(columns, rows)}"
+    return f"<h2>Compared with {before}</h2>{notes}{_table(columns, rows)}"

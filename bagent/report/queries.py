@@ -54,11 +54,11 @@ class ReportDb:
             return []
         low, high = float(low), max(float(high), float(low) * 1.1)
         factor = math.log(high / low) / BINS
-        place = f"greatest(0, least({BINS - 1}, floor(ln({column} / {low}) / {factor})))::int"
-        found = self.rows(
-            f"select {place} as bin, count(*) as n from {source} where {column} > 0 group by 1"
+        bin_sql = f"greatest(0, least({BINS - 1}, floor(ln({column} / {low}) / {factor})))::int"
+        rows = self.rows(
+            f"select {bin_sql} as bin, count(*) as n from {source} where {column} > 0 group by 1"
         )
-        counts = {row["bin"]: row["n"] for row in found}
+        counts = {row["bin"]: row["n"] for row in rows}
         return [
             (low * math.exp(factor * i), low * math.exp(factor * (i + 1)), counts.get(i, 0))
             for i in range(BINS)

@@ -25,13 +25,13 @@ _SHOWN = """coalesce(id, 'row ' || row) as id, stage, status, endpoint,
     completion_tokens, left(coalesce(text, error), 160) as answer"""
 
 
-def extremes(ask: ReportDb, stages: int) -> Html:
+def extremes(db: ReportDb, stages: int) -> Html:
     """The rows that took longest and those with the longest answers, of all ``stages``."""
-    slowest = ask.rows(
+    slowest = db.rows(
         f"select {_SHOWN} from results where latency_ms is not null"
         f" order by latency_ms desc, row limit {MOST}"
     )
-    longest = ask.rows(
+    longest = db.rows(
         f"select {_SHOWN} from results where completion_tokens is not null"
         f" order by completion_tokens desc, row limit {MOST}"
     )
@@ -39,8 +39,8 @@ def extremes(ask: ReportDb, stages: int) -> Html:
         return Html("")
     if stages == 1:
         slowest, longest = (
-            [{k: v for k, v in row.items() if k != "stage"} for row in some]
-            for some in (slowest, longest)
+            [{k: v for k, v in row.items() if k != "stage"} for row in rows]
+            for rows in (slowest, longest)
         )
     return section(
         "Slowest and longest rows",
@@ -51,18 +51,18 @@ def extremes(ask: ReportDb, stages: int) -> Html:
     )
 
 
-def sample(ask: ReportDb) -> Html:
+def sample(db: ReportDb) -> Html:
     """Rows with input and answer, to be searched; one third of them not ok where there are some."""
-    ask.run(
+    db.run(
         "create or replace temp table picked (stage varchar, row bigint, id varchar, answer bigint)"
     )
-    for wanted, count in _shares(ask):
-        ask.run(
+    for condition, count in _shares(db):
+        db.run(
             "insert into picked select stage, row, id, answer from (select stage, row, id, answer"
-            f" from results where {wanted}) using sample reservoir({count} rows)"
+            f" from results where {condition}) using sample reservoir({count} rows)"
             f" repeatable ({SEED})"
         )
-    found = ask.rows(
+    rows = db.rows(
         f"""select id, row, source, line, stage, answer, status, error_kind, endpoint, latency_ms,
                    completion_tokens, left(input::varchar, {INPUT_CHARACTERS + 1}) as input,
                    left(coalesce(text, output::varchar), {ANSWER_CHARACTERS + 1}) as shown,
@@ -70,31 +70,31 @@ def sample(ask: ReportDb) -> Html:
             from results semi join picked on {same_unit("results", "picked")}
             order by row, stage, id, answer limit {SAMPLE}"""
     )
-    if not found:
+    if not rows:
         return Html("")
-    shown, left = [], PAGE_CHARACTERS
-    for row in found:
-        one = _row(row)
-        if len(one) > left:
+    parts, remaining = [], PAGE_CHARACTERS
+    for row in rows:
+        part = _row(row)
+        if len(part) > remaining:
             continue
-        left -= len(one)
-        shown.append(one)
+        remaining -= len(part)
+        parts.append(part)
     return section(
         "Rows",
         note("A sample drawn at random; bagent results shows all rows."),
         Html(
             '<input type="search" id="find" placeholder="search in these rows" aria-label="search">'
         ),
-        Html(f'<p class="note" id="shown">{len(shown):,} rows of the sample</p><div id="rows">'),
-        *shown,
+        Html(f'<p class="note" id="shown">{len(parts):,} rows of the sample</p><div id="rows">'),
+        *parts,
         Html("</div>"),
         name="sample",
     )
 
 
-def _shares(ask: ReportDb) -> list[tuple[str, int]]:
+def _shares(db: ReportDb) -> list[tuple[str, int]]:
     """Conditions and how many rows to draw of each: every stage has its part."""
-    stages = [row["stage"] for row in ask.rows("select distinct stage from results order by 1")]
+    stages = [row["stage"] for row in db.rows("select distinct stage from results order by 1")]
     stages = stages[:STAGES]
     most = SAMPLE // max(1, len(stages))
     return [
@@ -107,9 +107,11 @@ def _shares(ask: ReportDb) -> list[tuple[str, int]]:
 def _row(row: dict[str, Any]) -> Html:
     ok = row["status"] == "ok"
     name = row["id"] if row["id"] is not None else f"row {row['row']}"
-    words = [row["stage"], row["endpoint"], row["error_kind"]]
-    place = f"{row['source']}:{row['line']}"
-    parts = [f'<div class="note">{escape(" · ".join(str(w) for w in (place, *words) if w))}</div>']
+    labels = [row["stage"], row["endpoint"], row["error_kind"]]
+    location = f"{row['source']}:{row['line']}"
+    parts = [
+        f'<div class="note">{escape(" · ".join(str(w) for w in (location, *labels) if w))}</div>'
+    ]
     for title, value, most in (
         ("input", row["input"], INPUT_CHARACTERS),
         ("answer", row["shown"], ANSWER_CHARACTERS),

@@ -61,42 +61,42 @@ def make_page(connection: DuckDBPyConnection, about: ReportInfo) -> str:
     Raises:
         duckdb.Error: the tables cannot be read.
     """
-    ask = ReportDb(connection)
-    sums = totals(ask)
+    db = ReportDb(connection)
+    sums = totals(db)
     if not sums["rows"]:
         return _page(about, [Html("<p>No row has ended yet.</p>")])
-    served = endpoints.endpoint_rows(ask)
-    by_stage = stages.stage_rows(ask, about.stages, sums)
-    faults = failures.find(ask)
-    traits = Traits(ask, about.in_prompt)
-    calls = agents.tool_rows(ask)
+    served = endpoints.endpoint_rows(db)
+    by_stage = stages.stage_rows(db, about.stages, sums)
+    faults = failures.find(db)
+    traits = Traits(db, about.in_prompt)
+    calls = agents.tool_rows(db)
 
     shared = [fields.shared(traits, number) for number in range(1, failures.FAULTS + 1)]
-    told = {key for one in shared for key in one.fields}
-    found = {
+    reported = {key for group in shared for key in group.fields}
+    by_topic = {
         "Endpoints": endpoints.findings(served) or _no_slow_one(served),
         "Failures": [
             *stages.findings(by_stage),
-            *failures.findings(faults, sums, [one.words for one in shared]),
-            *fields.failing(traits, told),
+            *failures.findings(faults, sums, [group.text for group in shared]),
+            *fields.failing(traits, reported),
         ],
         "Long answers": fields.long_answers(traits),
         "Tools": agents.findings(calls),
     }
     parts = [
-        cards(ask, sums),
-        _findings(found),
+        cards(db, sums),
+        _findings(by_topic),
         stages.stages(by_stage, sums),
-        timeline(ask, sums),
-        distributions(ask),
-        endpoints.endpoints(ask, served),
-        failures.failures(ask, faults, sums),
+        timeline(db, sums),
+        distributions(db),
+        endpoints.endpoints(db, served),
+        failures.failures(db, faults, sums),
         fields.fields(traits),
-        agents.agents(ask, calls),
-        cost(ask, sums),
-        modes.modes(ask, about.prices),
-        rows.extremes(ask, sums["stages"]),
-        rows.sample(ask),
+        agents.agents(db, calls),
+        cost(db, sums),
+        modes.modes(db, about.prices),
+        rows.extremes(db, sums["stages"]),
+        rows.sample(db),
         _job(about),
     ]
     facts = list(about.facts)
@@ -124,25 +124,25 @@ def _no_slow_one(served: Sequence[dict[str, Any]]) -> list[str]:
     return [f"no endpoint stands out: the slowest takes {most:.1f} times the others' time"]
 
 
-def _findings(found: Mapping[str, Sequence[str]]) -> Html:
+def _findings(by_topic: Mapping[str, Sequence[str]]) -> Html:
     """What stands out, by question; the parts of one finding are parted by `` | ``."""
     parts = []
-    for title, words in found.items():
-        if words:
-            items = "".join(_item(one) for one in dict.fromkeys(words))
+    for title, messages in by_topic.items():
+        if messages:
+            items = "".join(_item(message) for message in dict.fromkeys(messages))
             parts.append(Html(f'{heading(title)}<ul class="findings">{items}</ul>'))
-    if any(one.startswith(WEAK) for words in found.values() for one in words):
+    if any(message.startswith(WEAK) for messages in by_topic.values() for message in messages):
         parts.append(note("Weak: shown by few rows only, or by what many other rows have too."))
     return section("What stands out", *(parts or [note("Nothing.")]))
 
 
-def _item(words: str) -> str:
-    weak = " class=weak" * words.startswith(WEAK)
-    return f"<li{weak}>{_lines(words)}</li>"
+def _item(message: str) -> str:
+    weak = " class=weak" * message.startswith(WEAK)
+    return f"<li{weak}>{_lines(message)}</li>"
 
 
-def _lines(words: str) -> str:
-    return "<br>".join(text(part, 500) for part in words.split(" | "))
+def _lines(message: str) -> str:
+    return "<br>".join(text(part, 500) for part in message.split(" | "))
 
 
 def _when(at: float) -> str:
@@ -152,8 +152,8 @@ def _when(at: float) -> str:
 def _page(about: ReportInfo, parts: Sequence[Html]) -> str:
     style = (_HERE / "page.css").read_text(encoding="utf-8")
     script = (_HERE / "page.js").read_text(encoding="utf-8")
-    facts = " · ".join(f"{escape(what)} {text(value, 120)}" for what, value in about.facts)
-    made = f"{_when(time.time())} UTC"
+    facts = " · ".join(f"{escape(label)} {text(value, 120)}" for label, value in about.facts)
+    made_at = f"{_when(time.time())} UTC"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -162,7 +162,7 @@ def _page(about: ReportInfo, parts: Sequence[Html]) -> str:
         f"<title>{text(about.name)}</title><style>{style}</style></head><body><main>"
         f"<h1>{text(about.name)}</h1>"
         f'<p class="note">{facts}</p>{join(parts)}'
-        f'<p class="note">Times of day are UTC. Made {made}.</p>'
+        f'<p class="note">Times of day are UTC. Made {made_at}.</p>'
         f"</main><script>{script}</script></body></html>\n"
     )
 
@@ -183,60 +183,64 @@ TOTALS = f"""
     from results"""
 
 
-def totals(ask: ReportDb) -> dict[str, Any]:
+def totals(db: ReportDb) -> dict[str, Any]:
     """Counts and sums over all rows."""
-    found = ask.row(TOTALS)
-    found["ended"] = found["ended"] or found["began"]
-    began = found["began"] if found["began"] is not None else found["ended"]
-    found["began"] = began
-    found["seconds"] = max(0.0, found["ended"] - began) if began is not None else 0.0
-    return found
+    sums = db.row(TOTALS)
+    sums["ended"] = sums["ended"] or sums["began"]
+    began = sums["began"] if sums["began"] is not None else sums["ended"]
+    sums["began"] = began
+    sums["seconds"] = max(0.0, sums["ended"] - began) if began is not None else 0.0
+    return sums
 
 
-def cards(ask: ReportDb, sums: dict[str, Any]) -> Html:
+def cards(db: ReportDb, sums: dict[str, Any]) -> Html:
     """The main numbers, large."""
     rows, seconds = sums["rows"], sums["seconds"]
     bad = rows - sums["ok"]
-    words = [
+    numbers = [
         ("results of all stages" if sums["stages"] > 1 else "rows", f"{rows:,}"),
         ("ok", _share(sums["ok"], rows)),
         ("not ok", _share(bad, rows)),
         ("from first to last", duration(seconds)),
     ]
     if seconds > 0:
-        words.append(("rows a second", number(rows / seconds)))
+        numbers.append(("rows a second", number(rows / seconds)))
         if sums["completion_tokens"]:
-            words.append(("answer tokens a second", number(sums["completion_tokens"] / seconds)))
+            numbers.append(("answer tokens a second", number(sums["completion_tokens"] / seconds)))
     for name, label in (("prompt_tokens", "prompt tokens"), ("completion_tokens", "answer tokens")):
         if sums[name] is not None:
-            words.append((label, f"{sums[name]:,}"))
+            numbers.append((label, f"{sums[name]:,}"))
     if sums["cached_tokens"] and sums["prompt_tokens"]:
-        words.append(("prompt tokens cached", _share(sums["cached_tokens"], sums["prompt_tokens"])))
+        numbers.append(
+            ("prompt tokens cached", _share(sums["cached_tokens"], sums["prompt_tokens"]))
+        )
     if sums["copied"]:
-        words.append(("copied from equal requests", f"{sums['copied']:,}"))
-    retries = ask.row("select count(*) filter (try > 1) as again from attempts")["again"]
-    words.append(("tries after the first", f"{retries:,}"))
+        numbers.append(("copied from equal requests", f"{sums['copied']:,}"))
+    retries = db.row("select count(*) filter (try > 1) as again from attempts")["again"]
+    numbers.append(("tries after the first", f"{retries:,}"))
     if sums["cost_usd"] is not None:
-        words.append(("cost", money(sums["cost_usd"])))
-    inner = "".join(f"<div><b>{escape(v)}</b><span>{escape(k)}</span></div>" for k, v in words)
+        numbers.append(("cost", money(sums["cost_usd"])))
+    inner = "".join(
+        f"<div><b>{escape(value)}</b><span>{escape(label)}</span></div>" for label, value in numbers
+    )
     return Html(f'<div class="cards">{inner}</div>')
 
 
-def _share(part: int, whole: int) -> str:
-    percent = 100 * part / whole if whole else 0.0
-    return f"{part:,} ({percent:.3g} %)" if part and whole else f"{part:,}"
+def _share(part: int, total: int) -> str:
+    percent = 100 * part / total if total else 0.0
+    return f"{part:,} ({percent:.3g} %)" if part and total else f"{part:,}"
 
 
-def timeline(ask: ReportDb, sums: dict[str, Any]) -> Html:
+def timeline(db: ReportDb, sums: dict[str, Any]) -> Html:
     """Rows and tokens a second over the whole time, in equal steps."""
     if not sums["seconds"]:
         return Html("")
     step = sums["seconds"] / BUCKETS
-    place = f"least({BUCKETS - 1}, floor((finished_at - {sums['began']}) / {step}))::int"
-    found = {
+    bucket_sql = f"least({BUCKETS - 1}, floor((finished_at - {sums['began']}) / {step}))::int"
+    buckets = {
         row["bucket"]: row
-        for row in ask.rows(
-            f"""select {place} as bucket, count(*) filter (status = 'ok') as ok,
+        for row in db.rows(
+            f"""select {bucket_sql} as bucket, count(*) filter (status = 'ok') as ok,
                        count(*) filter (status <> 'ok') as bad,
                        coalesce(sum(completion_tokens), 0)::bigint as tokens
                 from results where finished_at is not null group by 1"""
@@ -244,7 +248,7 @@ def timeline(ask: ReportDb, sums: dict[str, Any]) -> Html:
     }
 
     def values(name: str) -> list[float]:
-        return [found[i][name] / step if i in found else 0.0 for i in range(BUCKETS)]
+        return [buckets[i][name] / step if i in buckets else 0.0 for i in range(BUCKETS)]
 
     ticks = _clock_ticks(sums["began"], sums["seconds"])
     rows = [("ok", "good", values("ok")), ("not ok", "bad", values("bad"))]
@@ -276,18 +280,18 @@ _TOKENS = {
 }
 
 
-def distributions(ask: ReportDb) -> Html:
+def distributions(db: ReportDb) -> Html:
     """How long answers took and how long they are."""
     source = f"(select * from results where {ANSWERED})"
-    times = [_quantiles(ask, c, words, source, "_ms") for c, words in _TIMES.items()]
-    tokens = [_quantiles(ask, c, words, source, "") for c, words in _TOKENS.items()]
+    times = [_quantiles(db, c, label, source, "_ms") for c, label in _TIMES.items()]
+    tokens = [_quantiles(db, c, label, source, "") for c, label in _TOKENS.items()]
     charts = [
-        histogram(f"rows by time to the {words}", ask.bins(column, source), _milliseconds)
-        for column, words in list(_TIMES.items())[:2]
+        histogram(f"rows by time to the {label}", db.bins(column, source), _milliseconds)
+        for column, label in list(_TIMES.items())[:2]
     ]
     charts += [
-        histogram(f"rows by {words}", ask.bins(column, source), number)
-        for column, words in list(_TOKENS.items())[:2]
+        histogram(f"rows by {label}", db.bins(column, source), number)
+        for column, label in list(_TOKENS.items())[:2]
     ]
     if not any(row["answers"] for row in (*times, *tokens)):
         return Html("")
@@ -300,17 +304,17 @@ def distributions(ask: ReportDb) -> Html:
     )
 
 
-def _quantiles(ask: ReportDb, column: str, words: str, source: str, unit: str) -> dict[str, Any]:
-    found = ask.row(f"select count({column}) as answers, {quantiles(column)} from {source}")
-    answers = found.pop("answers")
-    return {"": words, "answers": answers, **{f"{k}{unit}": v for k, v in found.items()}}
+def _quantiles(db: ReportDb, column: str, label: str, source: str, unit: str) -> dict[str, Any]:
+    row = db.row(f"select count({column}) as answers, {quantiles(column)} from {source}")
+    answers = row.pop("answers")
+    return {"": label, "answers": answers, **{f"{k}{unit}": v for k, v in row.items()}}
 
 
-def cost(ask: ReportDb, sums: dict[str, Any]) -> Html:
+def cost(db: ReportDb, sums: dict[str, Any]) -> Html:
     """Money by stage, model and endpoint; nothing where no price is known."""
     if sums["cost_usd"] is None:
         return Html("")
-    rows = ask.rows(
+    rows = db.rows(
         """select stage, model, endpoint, count(cost_usd) as answers, sum(cost_usd) as cost_usd,
                   1000 * avg(cost_usd) as per_thousand_usd
            from results where cost_usd is not null

@@ -12,10 +12,10 @@ from bagent.report.svg import span
 MOST = 60
 
 
-def stage_rows(ask: ReportDb, order: Sequence[str], sums: dict[str, Any]) -> list[dict[str, Any]]:
+def stage_rows(db: ReportDb, order: Sequence[str], sums: dict[str, Any]) -> list[dict[str, Any]]:
     """Every stage with its numbers, in ``order``, others by when they began."""
-    places = {name: place for place, name in enumerate(order)}
-    rows = ask.rows(
+    positions = {name: index for index, name in enumerate(order)}
+    rows = db.rows(
         f"""select stage, count(distinct row) as "rows", count(*) as results,
                    count(*) filter (status = 'ok') as ok,
                    count(*) filter (status <> 'ok') as not_ok,
@@ -30,46 +30,50 @@ def stage_rows(ask: ReportDb, order: Sequence[str], sums: dict[str, Any]) -> lis
                    max(finished_at) as ended
             from results group by stage order by began, stage limit {MOST}"""
     )
-    return sorted(rows, key=lambda row: places.get(row["stage"], len(places)))
+    return sorted(rows, key=lambda row: positions.get(row["stage"], len(positions)))
 
 
 def findings(rows: list[dict[str, Any]]) -> list[str]:
     """Stages where much goes wrong, in words."""
     if len(rows) < 2:
         return []
-    words = []
+    messages = []
     for row in rows:
         if row["not_ok"] and not row["ok"]:
-            words.append(f"stage {row['stage']} has no good row: all {row['results']:,} are not ok")
+            messages.append(
+                f"stage {row['stage']} has no good row: all {row['results']:,} are not ok"
+            )
         elif row["failed_percent"] > 10:
-            words.append(
+            messages.append(
                 f"stage {row['stage']}: {row['not_ok']:,} of {row['results']:,} rows"
                 f" ({row['failed_percent']:.3g} %) are not ok, mostly {row['most_error']}"
             )
         if row["with_failed_parents"]:
-            words.append(
+            messages.append(
                 f"stage {row['stage']}: {row['with_failed_parents']:,} of {row['results']:,} rows"
                 " were made of rows some of which had failed"
             )
-    return words[:6]
+    return messages[:6]
 
 
 def stages(rows: list[dict[str, Any]], sums: dict[str, Any]) -> Html:
     """The table of stages, with when each was at work."""
     if len(rows) < 2:
         return Html("")
-    whole = max(sums["seconds"], 1e-9)
-    shown = []
+    seconds = max(sums["seconds"], 1e-9)
+    table_rows = []
     for row in rows:
-        one = {k: v for k, v in row.items() if k not in ("began", "ended")}
+        cells = {k: v for k, v in row.items() if k not in ("began", "ended")}
         for name in ("with_failed_parents", "copied", "failed_percent"):
             if not any(other[name] for other in rows):
-                del one[name]
+                del cells[name]
         if all(other["rows"] == other["results"] for other in rows):
-            del one["results"]
+            del cells["results"]
         if row["began"] is not None and row["ended"] is not None:
-            low, high = ((row[at] - sums["began"]) / whole for at in ("began", "ended"))
-            one["at work"] = span(low, high)
-        shown.append(one)
-    words = "Tokens are means of a row; at work: from the first row's start to the last one's end."
-    return section("Stages", note(words), table(shown))
+            low, high = ((row[at] - sums["began"]) / seconds for at in ("began", "ended"))
+            cells["at work"] = span(low, high)
+        table_rows.append(cells)
+    explanation = (
+        "Tokens are means of a row; at work: from the first row's start to the last one's end."
+    )
+    return section("Stages", note(explanation), table(table_rows))

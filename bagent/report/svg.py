@@ -24,7 +24,7 @@ class Series(msgspec.Struct, frozen=True):
 
     name: str
     points: Sequence[tuple[float, float]]
-    words: Sequence[str]
+    labels: Sequence[str]
 
 
 class Axes(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class _Scale:
             self._from, self._to = 0.0, _round_up(top)
         self._low, self._high = low, high
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """Where ``value`` is drawn."""
         if self._log:
             share = math.log(value / self._from) / math.log(self._to / self._from)
@@ -76,19 +76,19 @@ def _round_up(value: float) -> float:
 
 def lines(title: str, axes: Axes, series: Sequence[Series]) -> str:
     """A chart of lines with points; an empty text where there is nothing to draw."""
-    drawn = [one for one in series if one.points]
+    drawn = [line for line in series if line.points]
     if not drawn:
         return ""
-    xs = [x for one in drawn for x, _ in one.points]
-    ys = [y for one in drawn for _, y in one.points]
+    xs = [x for line in drawn for x, _ in line.points]
+    ys = [y for line in drawn for _, y in line.points]
     across = _Scale(xs, _LEFT, CHART_WIDTH - _RIGHT, log=False)
     up = _Scale(ys, CHART_HEIGHT - _BOTTOM, _TOP, log=axes.log)
     parts = [_axes(axes, across, up)]
-    for index, one in enumerate(drawn):
-        parts.append(_line(one, index, across, up))
+    for index, line in enumerate(drawn):
+        parts.append(_line(line, index, across, up))
     legend = "".join(
-        f'<li><span class="key k{number}"></span>{html.escape(one.name)}</li>'
-        for number, one in enumerate(drawn)
+        f'<li><span class="key k{number}"></span>{html.escape(line.name)}</li>'
+        for number, line in enumerate(drawn)
     )
     return (
         f'<figure><figcaption>{html.escape(title)}</figcaption><ul class="legend">{legend}</ul>'
@@ -100,13 +100,13 @@ def lines(title: str, axes: Axes, series: Sequence[Series]) -> str:
 def _axes(axes: Axes, across: _Scale, up: _Scale) -> str:
     parts = []
     for value in up.marks():
-        y = up.place(value)
+        y = up.position(value)
         parts.append(
             f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>'
         )
     for value in across.marks():
-        x = across.place(value)
+        x = across.position(value)
         y = CHART_HEIGHT - _BOTTOM + 16
         parts.append(f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{short(value)}</text>')
     middle = (CHART_HEIGHT - _BOTTOM + _TOP) / 2
@@ -119,13 +119,13 @@ def _axes(axes: Axes, across: _Scale, up: _Scale) -> str:
     return "".join(parts)
 
 
-def _line(one: Series, number: int, across: _Scale, up: _Scale) -> str:
-    places = [(across.place(x), up.place(y)) for x, y in one.points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+def _line(line: Series, number: int, across: _Scale, up: _Scale) -> str:
+    positions = [(across.position(x), up.position(y)) for x, y in line.points]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
     dots = "".join(
         f'<circle class="s{number}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
-        f"<title>{html.escape(word)}</title></circle>"
-        for (x, y), word in zip(places, one.words, strict=True)
+        f"<title>{html.escape(label)}</title></circle>"
+        for (x, y), label in zip(positions, line.labels, strict=True)
     )
     return f'<polyline class="s{number}" points="{path}"/>{dots}'
 
@@ -151,12 +151,15 @@ def strip(title: str, rows: Sequence[tuple[str, Sequence[Cell]]], seconds: float
     parts = []
     for index, (name, cells) in enumerate(rows):
         y = ROW * index
-        shown = name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
+        short_name = name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
         parts.append(
-            f'<text x="{NAME_WIDTH - 8}" y="{y + 13}" text-anchor="end">{html.escape(shown)}'
+            f'<text x="{NAME_WIDTH - 8}" y="{y + 13}" text-anchor="end">{html.escape(short_name)}'
             f"<title>{html.escape(name)}</title></text>"
         )
-        parts += [_field(NAME_WIDTH + CELL * place, y, cell) for place, cell in enumerate(cells)]
+        parts += [
+            _field(NAME_WIDTH + CELL * index_in_row, y, cell)
+            for index_in_row, cell in enumerate(cells)
+        ]
     for step in range(_MARKS + 1):
         x = NAME_WIDTH + CELL * count * step / _MARKS
         parts.append(
@@ -252,7 +255,7 @@ def stacked(
         ticks: (share of the width, words).
     """
     count = len(series[0][2])
-    top = _nice(max(sum(one[2][i] for one in series) for i in range(count)))
+    top = _nice(max(sum(band[2][i] for band in series) for i in range(count)))
     width = (WIDTH - LEFT - RIGHT) / count
     floor = HEIGHT - BOTTOM
     bars = []
@@ -296,8 +299,8 @@ def histogram(title: str, bars: Sequence[tuple[float, float, int]], label: Label
         f"<title>{escape(label(low))} to {escape(label(high))}: {count:,}</title></rect>"
         for i, (low, high, count) in enumerate(bars)
     )
-    places = sorted({0, len(bars) // 3, 2 * len(bars) // 3})
-    ticks = [(i / len(bars), label(bars[i][0])) for i in places] + [(1.0, label(bars[-1][1]))]
+    tick_indices = sorted({0, len(bars) // 3, 2 * len(bars) // 3})
+    ticks = [(i / len(bars), label(bars[i][0])) for i in tick_indices] + [(1.0, label(bars[-1][1]))]
     return _frame(drawn, title, top, ticks, NARROW)
 
 

@@ -83,64 +83,64 @@ def bench(
     return _bench(dict(locals()))
 
 
-def _bench(given: dict[str, Any]) -> int:
+def _bench(options: dict[str, Any]) -> int:
     from bagent.bench.plan import load_names
     from bagent.bench.runner import BenchRequest, make_folder, send_all, write_results
     from bagent.bench.thresholds import check_rules, check_told, read_rule, read_summary
     from bagent.cli.commands.bench_options import check_writable
     from bagent.cli.commands.hosts import read_fleet
-    from bagent.cli.render.bench import tell_end
+    from bagent.cli.render.bench import print_end
     from bagent.job.redaction import mask_command
     from bagent.report.load_test import page
 
-    trace, plan = _trace_and_plan(given)
-    rules = [read_rule(text) for text in given["fail_if"] or ()]
-    old = read_summary(given["compare"]) if given["compare"] else None
+    trace, plan = _trace_and_plan(options)
+    rules = [read_rule(text) for text in options["fail_if"] or ()]
+    old = read_summary(options["compare"]) if options["compare"] else None
     check_rules(rules, load_names(plan), compared=old is not None)
     check_told(rules, plan)
-    if given["write_hostfile"] is not None:
-        check_writable(given["write_hostfile"])
-    job, hostfile = _job(given)
-    servers = named_backend(given) if given["backend"] else None
+    if options["write_hostfile"] is not None:
+        check_writable(options["write_hostfile"])
+    job, hostfile = _job(options)
+    servers = named_backend(options) if options["backend"] else None
     fleet = None if servers else read_fleet(hostfile, "give --hostfile FILE, or --backend NAME")
-    folder = given["output"] or Path("bench") / time.strftime("%Y%m%d-%H%M%S")
+    folder = options["output"] or Path("bench") / time.strftime("%Y%m%d-%H%M%S")
     make_folder(folder)
-    wanted = BenchRequest(
+    request = BenchRequest(
         plan=plan,
         endpoints=servers.endpoints if servers else fleet.endpoints if fleet else (),
         servers=servers,
         folder=folder,
-        model=given["model"],
+        model=options["model"],
         trace=trace,
         command=mask_command(["bagent", *sys.argv[1:]]),
     )
     began = time.monotonic()
 
-    def tell(words: str) -> None:
+    def log(message: str) -> None:
         from bagent.observe.formatting import duration, visible
 
-        sys.stderr.write(f"[{duration(time.monotonic() - began)}] {visible(words)}\n")
+        sys.stderr.write(f"[{duration(time.monotonic() - began)}] {visible(message)}\n")
         sys.stderr.flush()
 
     with contextlib.ExitStack() as stack:
         if servers is not None:
-            reached = stack.enter_context(reachable(servers, plan, tell))
-            wanted = msgspec.structs.replace(wanted, servers=reached, endpoints=reached.endpoints)
-        called, course = send_all(wanted, job, tell)
+            servers = stack.enter_context(reachable(servers, plan, log))
+            request = msgspec.structs.replace(request, servers=servers, endpoints=servers.endpoints)
+        endpoints, record = send_all(request, job, log)
     try:
-        summary = write_results(wanted, called, course, partial(page, old=old))
+        summary = write_results(request, endpoints, record, partial(page, old=old))
     except RuntimeError as error:
         if "interrupted" not in str(error).lower():
             raise
         raise KeyboardInterrupt from None  # DuckDB says so in this way
-    good = {one["url"] for one in summary["endpoints"] if one["verdict"] == "ok"}
-    if given["write_hostfile"] is not None and good and fleet is not None:
+    good = {endpoint["url"] for endpoint in summary["endpoints"] if endpoint["verdict"] == "ok"}
+    if options["write_hostfile"] is not None and good and fleet is not None:
         from bagent.fleet.hostfile import hostfile_text, write_hostfile
 
-        write_hostfile(given["write_hostfile"], hostfile_text(fleet.hosts, good, fleet.text))
-    elif given["write_hostfile"] is not None:
-        tell(f"no endpoint is ok: {given['write_hostfile']} is not written")
-    broken = tell_end(summary, folder, rules, old, given["write_hostfile"] if good else None)
+        write_hostfile(options["write_hostfile"], hostfile_text(fleet.hosts, good, fleet.text))
+    elif options["write_hostfile"] is not None:
+        log(f"no endpoint is ok: {options['write_hostfile']} is not written")
+    broken = print_end(summary, folder, rules, old, options["write_hostfile"] if good else None)
     return _exit_code(summary, broken)
 
 
@@ -149,19 +149,19 @@ def _exit_code(summary: dict[str, Any], broken: Sequence[str]) -> int:
         return EXIT_CLIENT_LIMITED
     if summary["stopped"]:
         return EXIT_STOPPED
-    nothing = not any(one["ok"] for one in summary["endpoints"])
+    nothing = not any(endpoint["ok"] for endpoint in summary["endpoints"])
     return EXIT_ROWS_FAILED if broken or nothing else 0
 
 
-def _job(given: dict[str, Any]) -> tuple[RunContext | None, str | None]:
+def _job(options: dict[str, Any]) -> tuple[RunContext | None, str | None]:
     """The checked job, if one is given, and the hostfile: the option's, else the job's."""
-    if given["job"] is None:
-        return None, given["hostfile"]
+    if options["job"] is None:
+        return None, options["hostfile"]
     from bagent.bench.workload import prepare_job
 
-    job = prepare_job(given["job"], os.environ, Path.cwd())
-    named = job.job.hostfile.path if job.job.hostfile is not None else None
-    return job, given["hostfile"] or (str(named) if named else None)
+    job = prepare_job(options["job"], os.environ, Path.cwd())
+    job_hostfile = job.job.hostfile.path if job.job.hostfile is not None else None
+    return job, options["hostfile"] or (str(job_hostfile) if job_hostfile else None)
 
 
 _PLAIN = (
@@ -189,20 +189,20 @@ _WAYS = ("chat", "completions", "list", "chat-batch")
 _ROUTINGS = ("balanced", "least-inflight", "affinity", "as-run", "isolated")
 
 
-def _trace_and_plan(given: dict[str, Any]) -> tuple[list[Recorded], BenchPlan]:
+def _trace_and_plan(options: dict[str, Any]) -> tuple[list[Recorded], BenchPlan]:
     """The recorded load, if one is to be replayed, and the plan that the options make."""
-    if given["replay"] is None:
-        if given["speed"]:
+    if options["replay"] is None:
+        if options["speed"]:
             raise UsageError("--speed: of what?", hint="give --replay RUN or FILE")
-        return [], _plan(given, {})
+        return [], _plan(options, {})
     from bagent.bench.schedule import read_trace
 
-    speeds = tuple(_numbers("--speed", given["speed"] or "1", float))
-    trace, info = read_trace(given["replay"])
-    return trace, _plan(given, {"trace": info, "speeds": speeds})
+    speeds = tuple(_numbers("--speed", options["speed"] or "1", float))
+    trace, info = read_trace(options["replay"])
+    return trace, _plan(options, {"trace": info, "speeds": speeds})
 
 
-def _plan(given: dict[str, Any], more: dict[str, Any]) -> BenchPlan:
+def _plan(options: dict[str, Any], extra: dict[str, Any]) -> BenchPlan:
     """The plan that the options make.
 
     Raises:
@@ -213,56 +213,58 @@ def _plan(given: dict[str, Any], more: dict[str, Any]) -> BenchPlan:
     from bagent.cli.commands.bench_options import check_options
 
     # A flag that is not given is False; 0 is a number.
-    plain = {name: given[name] for name in _PLAIN if given[name] is not None}
-    values = {name: value for name, value in plain.items() if value is not False} | more
-    if given["concurrency"]:
-        values["concurrency"] = tuple(_numbers("--concurrency", given["concurrency"], int))
-    if given["rate"]:
-        parts = _once_each("--rate", given["rate"].split(","))
+    plain = {name: options[name] for name in _PLAIN if options[name] is not None}
+    values = {name: value for name, value in plain.items() if value is not False} | extra
+    if options["concurrency"]:
+        values["concurrency"] = tuple(_numbers("--concurrency", options["concurrency"], int))
+    if options["rate"]:
+        parts = _once_each("--rate", options["rate"].split(","))
         even = [part for part in parts if ".." not in part]
         values["rates"] = tuple(_numbers("--rate", ",".join(even), float)) if even else ()
         values["ramps"] = tuple(_ramp(part) for part in parts if ".." in part)
-    if given["think"]:
-        values["think"] = _duration("--think", given["think"], none_too=True)
-    if given["seconds"]:
-        values["seconds"] = _duration("--duration", given["seconds"])
-    if given["ways"]:
-        values["ways"] = _words("--as", given["ways"], _WAYS)
-    if given["job"] is not None:
+    if options["think"]:
+        values["think"] = _duration("--think", options["think"], none_too=True)
+    if options["seconds"]:
+        values["seconds"] = _duration("--duration", options["seconds"])
+    if options["ways"]:
+        values["ways"] = _names("--as", options["ways"], _WAYS)
+    if options["job"] is not None:
         values["ways"] = ("job",)
-    if given["routing"]:
-        text = given["routing"].replace("spread", "balanced")
-        values["routings"] = _words("--routing", text, _ROUTINGS)
-    if given["slo"]:
-        values["slo"] = _slo(given["slo"])
-    if given["timeout"]:
-        total = _duration("--timeout", given["timeout"])
+    if options["routing"]:
+        text = options["routing"].replace("spread", "balanced")
+        values["routings"] = _names("--routing", text, _ROUTINGS)
+    if options["slo"]:
+        values["slo"] = _slo(options["slo"])
+    if options["timeout"]:
+        total = _duration("--timeout", options["timeout"])
         values["timeouts"] = Timeouts(
             connect=min(5.0, total), first_token=total, idle=total, total=total
         )
-    plan = make_plan(given["preset"], values)
-    check_options(given, plan)
+    plan = make_plan(options["preset"], values)
+    check_options(options, plan)
     return plan
 
 
 def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
     """The numbers above 0 of a list with commas."""
     try:
-        found = [kind(part) for part in text.split(",")]
+        numbers = [kind(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(number > 0 for number in found):
+        numbers = []
+    if not numbers or not all(number > 0 for number in numbers):
         raise UsageError(f"{option} {text}: not numbers above 0", hint=f"such as {option} 1,8,64")
-    if not all(number < MOST for number in found):
+    if not all(number < MOST for number in numbers):
         raise UsageError(f"{option} {text}: too much", hint=f"below {MOST:,}")
-    return _once_each(option, found)
+    return _once_each(option, numbers)
 
 
-def _once_each(option: str, found: list[Any]) -> list[Any]:
-    for one in found:
-        if found.count(one) > 1:
-            raise UsageError(f"{option}: {one} twice", hint="--repeats N sends every load N times")
-    return found
+def _once_each(option: str, values: list[Any]) -> list[Any]:
+    for value in values:
+        if values.count(value) > 1:
+            raise UsageError(
+                f"{option}: {value} twice", hint="--repeats N sends every load N times"
+            )
+    return values
 
 
 def _ramp(text: str) -> tuple[float, float]:
@@ -276,12 +278,12 @@ def _ramp(text: str) -> tuple[float, float]:
     return low, high
 
 
-def _words(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    found = tuple(part.strip() for part in text.split(","))
-    for word in found:
-        if word not in known:
-            raise UsageError(f"{option} {word}: unknown", hint=", ".join(known))
-    return tuple(_once_each(option, list(found)))
+def _names(option: str, text: str, choices: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in choices:
+            raise UsageError(f"{option} {name}: unknown", hint=", ".join(choices))
+    return tuple(_once_each(option, list(names)))
 
 
 def _duration(option: str, text: str, *, none_too: bool = False) -> float:
@@ -309,7 +311,7 @@ def _slo(text: str) -> Any:
     return Slo(**limits)
 
 
-def named_backend(given: dict[str, Any]) -> Servers:
+def named_backend(options: dict[str, Any]) -> Servers:
     """The server that ``--backend`` names; all but Bedrock (see :func:`reachable`) as one that
     speaks OpenAI's protocol.
 
@@ -320,31 +322,31 @@ def named_backend(given: dict[str, Any]) -> Servers:
         UsageError: the server cannot be loaded this way, or options contradict each other.
     """
     for name, option in (("hostfile", "--hostfile"), ("write_hostfile", "--write-hostfile")):
-        if given[name] is not None:
+        if options[name] is not None:
             raise UsageError(f"--backend and {option} exclude each other", hint="leave one out")
-    servers = resolve_backend(given["backend"], given["model"], os.environ)
+    servers = resolve_backend(options["backend"], options["model"], os.environ)
     if servers.kind != "anthropic":
         return servers
     sys.stderr.write("note: Anthropic is loaded by its OpenAI-compatible route\n")
     return msgspec.structs.replace(
-        servers, kind="openai", endpoints=[_with_bearer(one) for one in servers.endpoints]
+        servers, kind="openai", endpoints=[_with_bearer(endpoint) for endpoint in servers.endpoints]
     )
 
 
 @contextmanager
-def reachable(servers: Servers, plan: BenchPlan, tell: Callable[[str], None]) -> Iterator[Servers]:
+def reachable(servers: Servers, plan: BenchPlan, log: Callable[[str], None]) -> Iterator[Servers]:
     """The same server by OpenAI's protocol: Bedrock through a bridge in this process."""
     if servers.bedrock is None:
         yield servers
         return
     from bagent.proxy.converse_bridge import bridged_apart
 
-    tell("Bedrock is loaded through boto3 in this process: what that takes counts as the server's")
-    wanted = max(servers.bedrock.threads, *plan.concurrency, 1)
-    reached = msgspec.structs.replace(servers.bedrock, threads=min(wanted, MOST_THREADS))
-    told = msgspec.structs.replace(servers, bedrock=reached)
-    with bridged_apart(told, tell, plan.timeouts) as found:
-        yield found
+    log("Bedrock is loaded through boto3 in this process: what that takes counts as the server's")
+    threads = max(servers.bedrock.threads, *plan.concurrency, 1)
+    bedrock = msgspec.structs.replace(servers.bedrock, threads=min(threads, MOST_THREADS))
+    bridged = msgspec.structs.replace(servers, bedrock=bedrock)
+    with bridged_apart(bridged, log, plan.timeouts) as reachable_servers:
+        yield reachable_servers
 
 
 def _with_bearer(endpoint: Endpoint) -> Endpoint:

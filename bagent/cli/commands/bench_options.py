@@ -148,7 +148,7 @@ _FEW_PROCESSES = 8
 _MADE = ("input_tokens", "output_tokens", "prefix_tokens", "ways", "list_size")
 
 
-def check_options(given: dict[str, Any], plan: BenchPlan) -> None:
+def check_options(options: dict[str, Any], plan: BenchPlan) -> None:
     """Refuse what would be passed over in silence, and settings that contradict each other.
 
     Args:
@@ -157,8 +157,8 @@ def check_options(given: dict[str, Any], plan: BenchPlan) -> None:
     Raises:
         UsageError: there is such an option.
     """
-    _refuse_excluded(given)
-    _refuse_idle(given, plan)
+    _refuse_excluded(options)
+    _refuse_idle(options, plan)
     if plan.sweep:
         _check_sweep(plan)
     if plan.prefix_tokens >= plan.input_tokens:
@@ -212,7 +212,7 @@ def _check_workers(workers: int) -> None:
         )
 
 
-def _refuse_idle(given: dict[str, Any], plan: BenchPlan) -> None:
+def _refuse_idle(options: dict[str, Any], plan: BenchPlan) -> None:
     """Options that do nothing without another one."""
     in_lists = bool({"list", "chat-batch"} & set(plan.ways))
     opened = bool(plan.rates or plan.ramps or plan.sweep)
@@ -225,23 +225,23 @@ def _refuse_idle(given: dict[str, Any], plan: BenchPlan) -> None:
     )
     for names, met, other in needs:
         for name in names:
-            if given[name] is not None and not met:
+            if options[name] is not None and not met:
                 option = _OPTIONS[name]
                 raise UsageError(
                     f"{option} does nothing without {other}", hint=f"or leave {option}"
                 )
 
 
-def _refuse_excluded(given: dict[str, Any]) -> None:
+def _refuse_excluded(options: dict[str, Any]) -> None:
     """Options that take each other's place."""
     excluded = (
         ("sweep", "--sweep finds its loads by itself", ("concurrency", "rate", "replay")),
         ("job", "--job sends its own rows, each alone", _MADE),
         ("replay", "--replay sends what is recorded", ("input_tokens", "output_tokens")),
     )
-    for first, why, others in excluded:
-        for name in others:
-            if given[first] and given[name] is not None:
+    for first, why, excluded_names in excluded:
+        for name in excluded_names:
+            if options[first] and options[name] is not None:
                 raise UsageError(f"{why}: no {_OPTIONS[name]}", hint="leave one out")
 
 

@@ -46,13 +46,13 @@ def check(
     from bagent.check.estimate import read_price
     from bagent.runs.context import RunOptions
 
-    named = {"hostfile": hostfile, "backend": backend, "model": model}
-    given = {key: value for key, value in named.items() if value is not None}
+    job_keys = {"hostfile": hostfile, "backend": backend, "model": model}
+    overrides = {key: value for key, value in job_keys.items() if value is not None}
     options = RunOptions(
         job=job,
         inputs=tuple(inputs or ()),
         sets=tuple(sets or ()),
-        overrides=given,
+        overrides=overrides,
         limit=limit,
         debug=debug,
         env=dict(os.environ),
@@ -88,13 +88,13 @@ def _print(data: bytes) -> None:
 
 def _run_command(options: RunOptions) -> str:
     """The command that runs what was looked at."""
-    words = ["bagent", "run", str(options.job)]
+    arguments = ["bagent", "run", str(options.job)]
     for path in options.inputs:
-        words += ["-i", path]
+        arguments += ["-i", path]
     for key, value in options.overrides.items():
-        words += [f"--{key}", str(value)]
-    for one in options.sets:
-        words += ["--set", one]
+        arguments += [f"--{key}", str(value)]
+    for setting in options.sets:
+        arguments += ["--set", setting]
     if options.limit is not None:
-        words += ["--limit", str(options.limit)]
-    return mask_command(words)
+        arguments += ["--limit", str(options.limit)]
+    return mask_command(arguments)

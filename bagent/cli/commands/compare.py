@@ -146,11 +146,11 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
     from bagent.store.query import connect_tables, table_folders
     from bagent.store.run_dir import find_run
 
-    own = Access(everything=question[1] is not None)  # SQL that the user typed may read files
+    access = Access(everything=question[1] is not None)  # SQL that the user typed may read files
     runs = [find_run(first, RUNS), find_run(second, RUNS)]
     with (
         table_folders(runs, say) as folders,
-        connect_tables(folders, access=own, settings=SETTINGS) as connection,
+        connect_tables(folders, access=access, settings=SETTINGS) as connection,
     ):
         try:
             return compare_runs(connection, folders[0], folders[1], Question(*question), rows)
@@ -177,12 +177,12 @@ def _score_pair(names: list[str], gold: Any, stage: str | None, rows: int) -> Pa
     from bagent.store.run_dir import find_run
 
     runs = [find_run(name, RUNS) for name in names]
-    one, two = (stage or _last_stage(run) for run in runs)
+    stage_a, stage_b = (stage or _last_stage(run) for run in runs)
     with (
         table_folders(runs, say) as folders,
         connect_tables(folders, access=Access(files=[gold.path]), settings=SETTINGS) as connection,
     ):
-        return score_pair(connection, (folders[0], folders[1]), gold, (one, two), rows)
+        return score_pair(connection, (folders[0], folders[1]), gold, (stage_a, stage_b), rows)
 
 
 def _last_stage(run: RunDir) -> str | None:
@@ -199,8 +199,8 @@ def _holds(expression: str, numbers: dict[str, Any]) -> bool:
 
     from bagent.duck import quoted
 
-    listed = ", ".join(f"? as {quoted(name)}" for name in numbers)
-    sql = f"select ({expression}\n) from (select {listed})"
+    columns = ", ".join(f"? as {quoted(name)}" for name in numbers)
+    sql = f"select ({expression}\n) from (select {columns})"
     try:
         with connect(Access()) as connection:
             row = connection.execute(sql, list(numbers.values())).fetchone()
@@ -211,13 +211,13 @@ def _holds(expression: str, numbers: dict[str, Any]) -> bool:
     return bool(row is not None and row[0])
 
 
-def _show(found: Any, form: str, show: Any) -> None:
+def _show(result: Any, form: str, show: Any) -> None:
     if form == "table":
         show()
         return
     import msgspec
 
-    typer.echo(msgspec.json.format(msgspec.json.encode(found, enc_hook=str)).decode())
+    typer.echo(msgspec.json.format(msgspec.json.encode(result, enc_hook=str)).decode())
 
 
 def _show_same(same: Sameness) -> None:
@@ -230,12 +230,12 @@ def _show_same(same: Sameness) -> None:
         ("ok", n["ok_a"], n["ok_b"]),
         *((name, n[f"{name}_a"], n[f"{name}_b"]) for name in _SIDES),
     ]
-    shown = [row for row in counts if row[1:] != (None, None)]
-    write_rows(("", "A", "B"), shown, "table")
+    table_rows = [row for row in counts if row[1:] != (None, None)]
+    write_rows(("", "A", "B"), table_rows, "table")
     typer.echo("")
     pairs = [
-        (words, n[name], f"{100 * n[name] / joined:.2f} %" if joined else "")
-        for name, words in _PAIRS.items()
+        (label, n[name], f"{100 * n[name] / joined:.2f} %" if joined else "")
+        for name, label in _PAIRS.items()
         if n.get(name) is not None and (n[name] or name != "without_prompt")
     ]
     write_rows(("rows in both", "rows", "share"), [("all", joined, ""), *pairs], "table")
@@ -269,14 +269,14 @@ def _show_score(score: Score) -> None:
     from bagent.cli.render.tables import write_rows
 
     n = score.numbers
-    whole = None if n["accuracy"] is None else (n["accuracy_low"], n["accuracy_high"])
+    interval_all = None if n["accuracy"] is None else (n["accuracy_low"], n["accuracy_high"])
     write_rows(
         ("field", "right", "wrong", "unanswered", "accuracy", "95 %"),
         [
             (s.field, s.right, s.wrong, s.unanswered, s.accuracy, interval(s.interval))
             for s in score.fields
         ]
-        + [("all of them", n["all_right"], None, None, n["accuracy"], interval(whole))],
+        + [("all of them", n["all_right"], None, None, n["accuracy"], interval(interval_all))],
         "table",
     )
     for field in score.fields:
@@ -290,16 +290,16 @@ MOST_VALUES = 8
 
 def _confusion(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A matrix where there are few values, else the commonest wrong pairs."""
-    known = sorted({str(pair["known"]) for pair in pairs})
-    given = sorted({_word(pair["given"]) for pair in pairs})
-    if max(len(known), len(given)) > MOST_VALUES:
+    expected = sorted({str(pair["known"]) for pair in pairs})
+    answered = sorted({_answer_text(pair["given"]) for pair in pairs})
+    if max(len(expected), len(answered)) > MOST_VALUES:
         return [pair for pair in pairs if pair["known"] != pair["given"]][:20]
-    counts = {(str(p["known"]), _word(p["given"])): p["rows"] for p in pairs}
-    return [{"known": k, **{g: counts.get((k, g), 0) for g in given}} for k in known]
+    counts = {(str(p["known"]), _answer_text(p["given"])): p["rows"] for p in pairs}
+    return [{"known": k, **{g: counts.get((k, g), 0) for g in answered}} for k in expected]
 
 
-def _word(given: str | None) -> str:
-    return "(no answer)" if given is None else given
+def _answer_text(value: str | None) -> str:
+    return "(no answer)" if value is None else value
 
 
 def _section(title: str, rows: list[dict[str, Any]]) -> None:

@@ -80,24 +80,24 @@ def hosts(
 
     Example: bagent hosts nodes.txt --wait --min-fraction 0.9 --timeout 20m --write ready.txt
     """
-    from bagent.cli.render.hosts import print_called, tell_end
+    from bagent.cli.render.hosts import log_end, print_results
 
     if backend is not None:
         if hosts is not None or write is not None:
             raise UsageError("--backend is one server, without a hostfile to read or to write")
-        return _one(backend, model, timeout, form)
+        return _check_backend(backend, model, timeout, form)
     fleet = read_fleet(hosts)
     count = len(fleet.hosts)
-    plan = _plan(count, timeout, _wanted(count, min_fraction, min_hosts), model, wait)
-    found = _call(fleet.endpoints, plan)
-    print_called(found, form)
-    ready = {one.endpoint.url for one in found if one.ready}
+    plan = _plan(count, timeout, _required(count, min_fraction, min_hosts), model, wait)
+    results = _call(fleet.endpoints, plan)
+    print_results(results, form)
+    ready = {result.endpoint.url for result in results if result.ready}
     if write is not None and ready:
         from bagent.fleet.hostfile import hostfile_text, write_hostfile
 
         write_hostfile(write, hostfile_text(fleet.hosts, ready, fleet.text))
     enough = len(ready) >= plan.wanted
-    tell_end(found, write, fleet.path, enough=enough)
+    log_end(results, write, fleet.path, enough=enough)
     if enough:
         return 0
     if not wait:
@@ -108,18 +108,20 @@ def hosts(
     )
 
 
-def _one(backend: str, model: str | None, timeout: str, form: Literal["table", "json"]) -> int:
+def _check_backend(
+    backend: str, model: str | None, timeout: str, form: Literal["table", "json"]
+) -> int:
     """Look at the one server that ``--backend`` names."""
-    from bagent.cli.render.hosts import print_called, tell_one
+    from bagent.cli.render.hosts import log_single, print_results
     from bagent.interrupts import run_interruptible
     from bagent.servers.resolve import check_server, resolve_backend
 
     servers = resolve_backend(backend, model, os.environ, _notice)
     seconds = _plan(1, timeout, 1, model, wait=False).seconds
-    found = run_interruptible(check_server(servers, model, seconds))
-    print_called([found], form)
-    tell_one(found, backend)
-    return 0 if found.ready else EXIT_ROWS_FAILED
+    result = run_interruptible(check_server(servers, model, seconds))
+    print_results([result], form)
+    log_single(result, backend)
+    return 0 if result.ready else EXIT_ROWS_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class HostfileInput:
     endpoints: Sequence[Endpoint]
 
 
-def read_fleet(given: str | None, how: str = "bagent hosts FILE") -> HostfileInput:
+def read_fleet(hostfile: str | None, hint: str = "bagent hosts FILE") -> HostfileInput:
     """The hostfile ``given`` (``-`` is stdin), else the one that BAGENT_HOSTFILE names.
 
     Args:
@@ -146,43 +148,45 @@ def read_fleet(given: str | None, how: str = "bagent hosts FILE") -> HostfileInp
     from bagent.runs.environment import read_environment
     from bagent.servers.resolve import host_endpoints
 
-    named = given or read_environment(os.environ, _notice).hostfile
-    if named is None:
-        raise UsageError("no hostfile", hint=f"{how}, or set BAGENT_HOSTFILE")
-    path = Path("stdin") if named == _STDIN else Path(named).expanduser()
-    if named == _STDIN:
+    name = hostfile or read_environment(os.environ, _notice).hostfile
+    if name is None:
+        raise UsageError("no hostfile", hint=f"{hint}, or set BAGENT_HOSTFILE")
+    path = Path("stdin") if name == _STDIN else Path(name).expanduser()
+    if name == _STDIN:
         content = sys.stdin.buffer.read()
     else:
         try:
             content = path.read_bytes()
         except OSError as error:
-            words = (error.strerror or str(error)).lower()
+            reason = (error.strerror or str(error)).lower()
             raise HostfileError(
-                f"the hostfile cannot be read: {words}", at=Position(path)
+                f"the hostfile cannot be read: {reason}", at=Position(path)
             ) from None
-    found = hosts_in(content, path)
-    endpoints = host_endpoints(found, path, None, os.environ)
-    return HostfileInput(named, content.decode("utf-8-sig"), found, endpoints)
+    hosts = hosts_in(content, path)
+    endpoints = host_endpoints(hosts, path, None, os.environ)
+    return HostfileInput(name, content.decode("utf-8-sig"), hosts, endpoints)
 
 
-def _wanted(count: int, min_fraction: float | None, min_hosts: int | None) -> int:
+def _required(count: int, min_fraction: float | None, min_hosts: int | None) -> int:
     """How many ready endpoints are enough."""
     if min_fraction is None and min_hosts is None:
         return count
-    wanted = 1
+    required = 1
     if min_fraction is not None:
         if not 0 <= min_fraction <= 1:
             raise UsageError(f"--min-fraction {min_fraction:g}: not between 0 and 1", hint="0.9")
-        wanted = max(wanted, math.ceil(min_fraction * count - 1e-9))
+        required = max(required, math.ceil(min_fraction * count - 1e-9))
     if min_hosts is not None:
         if not 1 <= min_hosts <= count:
             there = "1 endpoint is" if count == 1 else f"{count} endpoints are"
             raise UsageError(f"--min-hosts {min_hosts}: {there} in the hostfile")
-        wanted = max(wanted, min_hosts)
-    return wanted
+        required = max(required, min_hosts)
+    return required
 
 
-def _plan(count: int, timeout: str, wanted: int, model: str | None, wait: bool) -> HealthCheckPlan:
+def _plan(
+    count: int, timeout: str, required: int, model: str | None, wait: bool
+) -> HealthCheckPlan:
     from bagent.fleet.health_check import HealthCheckPlan
     from bagent.job.yaml.scalars import read_duration
     from bagent.runs.shutdown import raise_file_limit
@@ -195,7 +199,7 @@ def _plan(count: int, timeout: str, wanted: int, model: str | None, wait: bool) 
         raise UsageError(f"--timeout {timeout}: not a duration", hint="write 30s, 5m or 1h30m")
     width = min(MOST_AT_ONCE, count)
     width = max(1, min(width, raise_file_limit(2 * width) // 2))
-    return HealthCheckPlan(seconds, width, wanted, model, again=wait)
+    return HealthCheckPlan(seconds, width, required, model, again=wait)
 
 
 def _call(endpoints: Sequence[Endpoint], plan: HealthCheckPlan) -> list[HealthResult]:
@@ -205,7 +209,7 @@ def _call(endpoints: Sequence[Endpoint], plan: HealthCheckPlan) -> list[HealthRe
     from bagent.backends.http.client import Transport
     from bagent.backends.http.resolver import ResolverLoop
     from bagent.backends.openai.backend import OpenAIBackend
-    from bagent.cli.render.hosts import tell_progress
+    from bagent.cli.render.hosts import log_progress
     from bagent.fleet.health_check import FleetHealthCheck
     from bagent.interrupts import run_interruptible
 
@@ -214,7 +218,7 @@ def _call(endpoints: Sequence[Endpoint], plan: HealthCheckPlan) -> list[HealthRe
         roll_call = FleetHealthCheck(
             endpoints, plan, transport, CompletionProbe(OpenAIBackend(transport))
         )
-        telling = asyncio.ensure_future(tell_progress(roll_call, plan.seconds))
+        telling = asyncio.ensure_future(log_progress(roll_call, plan.seconds))
         try:
             return await roll_call.run()
         finally:
@@ -224,5 +228,5 @@ def _call(endpoints: Sequence[Endpoint], plan: HealthCheckPlan) -> list[HealthRe
     return run_interruptible(call(), ResolverLoop)
 
 
-def _notice(words: str) -> None:
-    sys.stderr.write(f"note: {words}\n")
+def _notice(message: str) -> None:
+    sys.stderr.write(f"note: {message}\n")

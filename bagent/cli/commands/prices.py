@@ -29,6 +29,6 @@ def prices(
     from bagent.cli.render.tables import write_rows
     from bagent.money.prices import known_prices
 
-    found = [price for price in known_prices() if match is None or match in price.model]
-    rows = [[getattr(price, name) for name in COLUMNS] for price in found]
+    matching = [price for price in known_prices() if match is None or match in price.model]
+    rows = [[getattr(price, name) for name in COLUMNS] for price in matching]
     write_rows(COLUMNS, rows, "jsonl" if as_json else "csv" if as_csv else "table")

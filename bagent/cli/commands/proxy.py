@@ -183,36 +183,36 @@ def proxy(
 
     if unix is not None and (host is not None or port is not None):
         raise UsageError("--unix excludes --host and --port", hint="leave one out")
-    servers = _named(backend, hostfile, per_endpoint) if backend is not None else None
+    servers = _backend_servers(backend, hostfile, per_endpoint) if backend is not None else None
     path = _hostfile(hostfile) if servers is None else None
     endpoints = _endpoints(servers, path)
     run = output or Path("runs") / time.strftime("proxy-%Y%m%d-%H%M%S")
 
     async def serve() -> int:
         async with AsyncExitStack() as stack:
-            reached = endpoints
+            served = endpoints
             if servers is not None and servers.bedrock is not None:
                 from bagent.proxy.converse_bridge import bridged
 
-                reached = [await stack.enter_async_context(bridged(servers, _notice))]
+                served = [await stack.enter_async_context(bridged(servers, _notice))]
             states = partial(plain_states, limit=per_endpoint)
             config = ProxyConfig(
                 host or "127.0.0.1",
                 8080 if port is None else port,
                 unix,
-                choose_token(token_env, reached, unix),
+                choose_token(token_env, served, unix),
                 strip_preamble=strip_preamble,
             )
-            return await _serve(reached, states, config, (run, path, token_env))
+            return await _serve(served, states, config, (run, path, token_env))
 
     return asyncio.run(serve())
 
 
-def _hostfile(given: Path | None) -> Path:
+def _hostfile(option: Path | None) -> Path:
     from bagent.runs.environment import read_environment
 
-    named = read_environment(os.environ).hostfile
-    path = given or (Path(named) if named else None)
+    variable = read_environment(os.environ).hostfile
+    path = option or (Path(variable) if variable else None)
     if path is None:
         raise UsageError(
             "no hostfile", hint="give --hostfile HOSTS or --backend NAME, or set BAGENT_HOSTFILE"
@@ -230,18 +230,18 @@ def _endpoints(servers: Servers | None, hostfile: Path | None) -> list[Endpoint]
     return host_endpoints(read_hostfile(hostfile), hostfile, None, os.environ)
 
 
-def _named(backend: str, hostfile: Path | None, per_endpoint: int) -> Servers:
+def _backend_servers(backend: str, hostfile: Path | None, per_endpoint: int) -> Servers:
     from bagent.servers.hosted import MOST_THREADS
     from bagent.servers.resolve import resolve_backend
 
     if hostfile is not None:
         raise UsageError("--backend and --hostfile exclude each other", hint="leave one out")
-    found = resolve_backend(backend, "as asked", os.environ)
-    if found.bedrock is None:
-        return found
+    servers = resolve_backend(backend, "as asked", os.environ)
+    if servers.bedrock is None:
+        return servers
     threads = min(per_endpoint, MOST_THREADS)
     return msgspec.structs.replace(
-        found, bedrock=msgspec.structs.replace(found.bedrock, threads=threads)
+        servers, bedrock=msgspec.structs.replace(servers.bedrock, threads=threads)
     )
 
 
@@ -269,36 +269,36 @@ async def _serve(
             codes[0] = EXIT_INTERRUPTED if number == signal.SIGINT else 0
 
     with signals_heard((signal.SIGINT, signal.SIGTERM, *HANG_UP), heard):
-        async with start_proxy(states(endpoints), config, run, _notice, hurried=hurried) as found:
+        async with start_proxy(states(endpoints), config, run, _notice, hurried=hurried) as proxy:
             with token_file(run, config, token_env) as file:
-                announce(found.url, len(endpoints), config, (token_env, file))
-                joining = _following(follower, found.lessor, keyless_only(states, config))
-                await _until_over(found, stopped, joining)
-            if found.busy():
+                announce(proxy.url, len(endpoints), config, (token_env, file))
+                joining = _following(follower, proxy.lessor, keyless_only(states, config))
+                await _until_over(proxy, stopped, joining)
+            if proxy.busy():
                 _notice(
-                    f"{found.busy()} requests are in flight: they have {config.drain:g} s to end;"
+                    f"{proxy.busy()} requests are in flight: they have {config.drain:g} s to end;"
                     " once more ends them now"
                 )
         _notice(f'next: bagent query {run} "select endpoint, count(*) from results group by 1"')
     return codes[0]
 
 
-async def _until_over(found: Proxy, stopped: asyncio.Event, following: Awaitable[None]) -> None:
+async def _until_over(proxy: Proxy, stopped: asyncio.Event, following: Awaitable[None]) -> None:
     """Wait for a signal, or for a fault, which is raised; a signal after that is the second."""
     waits: list[asyncio.Future[Any]] = [
         asyncio.ensure_future(stopped.wait()),
         asyncio.ensure_future(following),
     ]
     try:
-        await asyncio.wait((*waits, found.fault), return_when=asyncio.FIRST_COMPLETED)
-        if found.fault.done():
-            raise found.fault.result()
+        await asyncio.wait((*waits, proxy.fault), return_when=asyncio.FIRST_COMPLETED)
+        if proxy.fault.done():
+            raise proxy.fault.result()
         if waits[1].done():
             await waits[1]
     finally:
         stopped.set()
-        for one in waits:
-            one.cancel()
+        for future in waits:
+            future.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
 
 

@@ -36,10 +36,10 @@ def query(
     from bagent.duck import Access
     from bagent.store.query import one_statement, open_tables, plain_rows
 
-    found, text = _asked(run, sql)
+    run_dir, text = _run_and_sql(run, sql)
     statement = None if text is None else one_statement(text)
     # The SQL is the user's own, so it may read files.
-    with open_tables(found, say, access=Access(everything=True)) as connection:
+    with open_tables(run_dir, say, access=Access(everything=True)) as connection:
 
         def ask(statement: str, form: str) -> None:
             cursor = connection.execute(statement)
@@ -48,7 +48,7 @@ def query(
             write_rows(names, rows, form)
 
         if statement is None:
-            Shell(found.path.name, form, ask).run()
+            Shell(run_dir.path.name, form, ask).run()
             return
         import duckdb
 
@@ -59,7 +59,7 @@ def query(
             raise UsageError(f"SQL: {lines[0]}", hint=" ".join(lines[1:3])) from None
 
 
-def _asked(run: str | None, sql: str | None) -> tuple[RunDir, str | None]:
+def _run_and_sql(run: str | None, sql: str | None) -> tuple[RunDir, str | None]:
     """The run and the SQL of the command line; one word alone may be either."""
     from bagent.store.run_dir import find_run
 
@@ -131,14 +131,14 @@ class Shell:
             typer.echo("", err=True)
             return None
 
-    def _command(self, words: list[str]) -> bool:
+    def _command(self, parts: list[str]) -> bool:
         """Do what a line with a dot says; False: leave."""
-        if words[0] in (".quit", ".exit", ".q"):
+        if parts[0] in (".quit", ".exit", ".q"):
             return False
-        if words[0] == ".tables":
+        if parts[0] == ".tables":
             typer.echo("\n".join((*TABLES, *VIEWS)))
-        elif words[0] == ".format" and words[1:] and words[1] in ("table", "csv", "jsonl"):
-            self._form = words[1]
+        elif parts[0] == ".format" and parts[1:] and parts[1] in ("table", "csv", "jsonl"):
+            self._form = parts[1]
         else:
             typer.echo("\n".join(HELP), err=True)
         return True
@@ -152,9 +152,9 @@ class Shell:
         try:
             self._ask(text, self._form)
         except (duckdb.Error, UsageError) as error:
-            words = next(line for line in str(error).splitlines() if line.strip())
+            message = next(line for line in str(error).splitlines() if line.strip())
             if not self._live:
-                raise UsageError(f"SQL: {words}") from None
-            typer.echo(f"SQL: {words}", err=True)
+                raise UsageError(f"SQL: {message}") from None
+            typer.echo(f"SQL: {message}", err=True)
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)

@@ -43,11 +43,11 @@ def report(
     from bagent.store.query import open_tables
     from bagent.store.run_dir import find_run
 
-    found = find_run(run, Path("runs"))
-    target = output or found.path / "report.html"
-    with open_tables(found, say, settings=SETTINGS) as connection:
+    run_dir = find_run(run, Path("runs"))
+    target = output or run_dir.path / "report.html"
+    with open_tables(run_dir, say, settings=SETTINGS) as connection:
         try:
-            page = make_page(connection, _about(found))
+            page = make_page(connection, _about(run_dir))
         except duckdb.Error as error:
             raise WriteError(f"the page cannot be made: {str(error).splitlines()[0]}") from None
     try:
@@ -65,27 +65,27 @@ def _about(run: RunDir) -> ReportInfo:
     from bagent.cli.render.report_job import prompts_of, settings_of
     from bagent.report import ReportInfo
 
-    facts = describe(run)
+    state = describe(run)
     info = run.look(lambda _: None)
     model = info.fingerprints.get("model") if info else None
     if info and info.job.get("simulated"):
         model = f"{model} (simulated)"
     pairs = {
-        "state": facts["state"],
-        "exit code": facts["exit_code"],
+        "state": state["state"],
+        "exit code": state["exit_code"],
         "model": model,
         "version": ", ".join(sorted({s.version for s in info.starts if s.version})) if info else "",
     }
-    shown = [(what, str(value)) for what, value in pairs.items() if value not in (None, "")]
+    facts = [(label, str(value)) for label, value in pairs.items() if value not in (None, "")]
     stages = tuple(info.stages) if info else ()
-    own = info is not None and run.is_own(info)
+    is_own = info is not None and run.is_own(info)
     return ReportInfo(
         run.path.name,
-        shown,
+        facts,
         stages,
-        names_in_prompts(info.job, files=own) if info else None,
+        names_in_prompts(info.job, files=is_own) if info else None,
         info.prices if info else (),
-        tuple(prompts_of(info.job, files=own)) if info else (),
+        tuple(prompts_of(info.job, files=is_own)) if info else (),
         settings_of(info.job) if info else "",
     )
 

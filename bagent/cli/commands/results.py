@@ -89,7 +89,7 @@ def results(
     if (all_columns or excel) and form != "csv":
         option = "--all-columns" if all_columns else "--excel"
         raise UsageError(f"{option} is for --format csv", hint="add --format csv")
-    asked = ResultsRequest(
+    request = ResultsRequest(
         runs=[find_run(r, RUNS) for r in runs] if runs else [find_run(None, RUNS)],
         form=form,
         statuses=frozenset(_statuses(statuses)),
@@ -104,8 +104,8 @@ def results(
         all_columns=all_columns,
         excel=excel,
     )
-    _check_stages(asked)
-    _write_to(_lines(asked), output if form in ("jsonl", "openai-batch") else None)
+    _check_stages(request)
+    _write_to(_lines(request), output if form in ("jsonl", "openai-batch") else None)
 
 
 def _check_options(
@@ -118,36 +118,41 @@ def _check_options(
     if form == "table" and output is not None:
         raise UsageError("--format table goes to the terminal", hint="--format csv -o FILE")
     if form == "openai-batch" and (where or redact):
-        word = "--where" if where else "--redact"
-        raise UsageError(f"{word} does not go with openai-batch", hint="--status does")
+        option = "--where" if where else "--redact"
+        raise UsageError(f"{option} does not go with openai-batch", hint="--status does")
 
 
-def _check_stages(asked: ResultsRequest) -> None:
+def _check_stages(request: ResultsRequest) -> None:
     """Refuse a stage that none of the runs has; parts of a stage are named ``STAGE.PART``."""
-    infos = [run.look(lambda _: None) for run in asked.runs] if asked.stages else []
-    known = {name for info in infos if info is not None for name in info.stages}
-    for stage in sorted(asked.stages):
-        if known and stage not in known and stage.partition(".")[0] not in known:
-            raise UsageError(f"--stage {stage}: no such stage", hint=", ".join(sorted(known)))
+    infos = [run.look(lambda _: None) for run in request.runs] if request.stages else []
+    stages = {name for info in infos if info is not None for name in info.stages}
+    for stage in sorted(request.stages):
+        if stages and stage not in stages and stage.partition(".")[0] not in stages:
+            raise UsageError(f"--stage {stage}: no such stage", hint=", ".join(sorted(stages)))
 
 
-def _lines(asked: ResultsRequest) -> Iterator[bytes]:
+def _lines(request: ResultsRequest) -> Iterator[bytes]:
     """Lines to write; nothing where DuckDB has written already."""
-    if asked.form == "openai-batch":
-        return islice(_batch_lines(asked), asked.limit)
-    plain = asked.form == "jsonl" and asked.only_results and not asked.where and not asked.redact
-    if not plain or _quicker_by_tables(asked):
-        return write_by_tables(asked)
-    return islice(_json_lines(asked), asked.limit)
+    if request.form == "openai-batch":
+        return islice(_batch_lines(request), request.limit)
+    plain = (
+        request.form == "jsonl"
+        and request.only_results
+        and not request.where
+        and not request.redact
+    )
+    if not plain or _quicker_by_tables(request):
+        return write_by_tables(request)
+    return islice(_json_lines(request), request.limit)
 
 
-def _quicker_by_tables(asked: ResultsRequest) -> bool:
+def _quicker_by_tables(request: ResultsRequest) -> bool:
     """A few rows in order: where fresh tables are there they save looking at the whole journal."""
-    if asked.limit is None or not asked.ordered:
+    if request.limit is None or not request.ordered:
         return False
     from bagent.store.query import has_fresh_tables
 
-    return all(map(has_fresh_tables, asked.runs))
+    return all(map(has_fresh_tables, request.runs))
 
 
 def _write_to(lines: Iterator[bytes], output: Path | None) -> None:
@@ -168,68 +173,68 @@ def _write(lines: Iterator[bytes], file: BinaryIO) -> None:
     file.flush()
 
 
-def _statuses(given: list[str] | None) -> list[str]:
+def _statuses(options: list[str] | None) -> list[str]:
     from bagent.store.journal.codec import STATUSES
 
-    words = [word.strip() for text in given or () for word in text.split(",")]
-    for word in words:
-        if word not in STATUSES:
-            raise UsageError(f"--status {word}: no such status", hint=", ".join(STATUSES))
-    return words
+    statuses = [status.strip() for text in options or () for status in text.split(",")]
+    for status in statuses:
+        if status not in STATUSES:
+            raise UsageError(f"--status {status}: no such status", hint=", ".join(STATUSES))
+    return statuses
 
 
-def _json_lines(asked: ResultsRequest) -> Iterator[bytes]:
+def _json_lines(request: ResultsRequest) -> Iterator[bytes]:
     from bagent.store.results import encode_result, iter_results
     from bagent.store.run_input import find_input
 
-    wanted = _wanted(asked)
-    names = asked.shown
+    query = _query(request)
+    names = request.shown
 
     def of_run(run: Any) -> Iterator[dict[str, Any]]:
         info = run.look(say)
         find = None
         if "input" in names and info is not None:
             find = partial(find_input, run, info, report=say)
-        return iter_results(run.path, wanted, report=say, find_input=find)
+        return iter_results(run.path, query, report=say, find_input=find)
 
-    def place(result: dict[str, Any]) -> tuple[str, int, int]:
+    def position(result: dict[str, Any]) -> tuple[str, int, int]:
         return result["stage"], result["row"], result["answer"]
 
-    for result in _as_one(asked, [of_run(run) for run in asked.runs], place):
+    for result in _as_one(request, [of_run(run) for run in request.runs], position):
         yield encode_result({name: result.get(name) for name in names})
 
 
-def _batch_lines(asked: ResultsRequest) -> Iterator[bytes]:
+def _batch_lines(request: ResultsRequest) -> Iterator[bytes]:
     from bagent.store.export_batch import batch_line
     from bagent.store.results import iter_outcomes
 
-    wanted = _wanted(asked)
-    several = [iter_outcomes(run.path, wanted, report=say) for run in asked.runs]
-    yield from map(batch_line, _as_one(asked, several, lambda o: (o.stage, o.row, o.answer)))
+    query = _query(request)
+    several = [iter_outcomes(run.path, query, report=say) for run in request.runs]
+    yield from map(batch_line, _as_one(request, several, lambda o: (o.stage, o.row, o.answer)))
 
 
-def _wanted(asked: ResultsRequest) -> Any:
+def _query(request: ResultsRequest) -> Any:
     from bagent.store.results import ResultQuery
 
-    ordered = asked.ordered or asked.form == "openai-batch"
+    ordered = request.ordered or request.form == "openai-batch"
     return ResultQuery(
-        statuses=asked.statuses or None, stages=asked.stages or None, ordered=ordered
+        statuses=request.statuses or None, stages=request.stages or None, ordered=ordered
     )
 
 
 def _as_one(
-    asked: ResultsRequest,
-    several: list[Iterator[Any]],
-    place: Callable[[Any], tuple[str, int, int]],
+    request: ResultsRequest,
+    iterators: list[Iterator[Any]],
+    position: Callable[[Any], tuple[str, int, int]],
 ) -> Iterator[Any]:
     """What several runs hold: merged in the order of their one input, else one after the other."""
-    stages = stages_of_shards(asked.runs) if _wanted(asked).ordered else None
+    stages = stages_of_shards(request.runs) if _query(request).ordered else None
     if stages is None:
-        return chain.from_iterable(several)
+        return chain.from_iterable(iterators)
     order = {stage: number for number, stage in enumerate(stages)}
 
     def key(item: Any) -> tuple[int, int, int]:
-        stage, row, answer = place(item)
+        stage, row, answer = position(item)
         return order.setdefault(stage, len(order)), row, answer
 
-    return heapq.merge(*several, key=key)
+    return heapq.merge(*iterators, key=key)

@@ -54,56 +54,56 @@ def run(
 
     Example: bagent run job.yaml --hostfile hosts.txt --limit 100
     """
-    given = dict(locals())
-    del given["workers"], given["executor"]
+    options = dict(locals())
+    del options["workers"], options["executor"]
     _choice("--executor", executor, "executor", EXECUTORS)
     if executor == "parsl":
         from bagent.runs.parallel.parsl import run_parsl
 
-        return run_parsl(_options(given), workers)
+        return run_parsl(_options(options), workers)
     if workers > 1:
         from bagent.runs.parallel.workers import run_workers
 
-        return run_workers(_options(given), workers)
+        return run_workers(_options(options), workers)
     from bagent.runs.execute import run_job
 
-    return run_job(_options(given))
+    return run_job(_options(options))
 
 
-def _options(given: dict[str, Any]) -> RunOptions:
+def _options(options: dict[str, Any]) -> RunOptions:
     """What was typed, by the names of the parameters of :func:`run`, as options of a run."""
     from bagent.runs.context import RunOptions
 
-    _choice("--progress", given["progress"], "display", PROGRESS)
-    _choice("--on-change", given["on_change"], "choice", ON_CHANGE)
-    if given.pop("dashboard"):
-        given["progress"] = "dashboard"
-    if given["metrics_port"] is not None:
+    _choice("--progress", options["progress"], "display", PROGRESS)
+    _choice("--on-change", options["on_change"], "choice", ON_CHANGE)
+    if options.pop("dashboard"):
+        options["progress"] = "dashboard"
+    if options["metrics_port"] is not None:
         from bagent.observe.prometheus import parse_address
 
-        parse_address(given["metrics_port"])
+        parse_address(options["metrics_port"])
     from bagent.job.redaction import mask_words
 
     job_keys = {
-        "name": given.pop("name"),
-        "hostfile": given.pop("hostfile"),
-        "backend": given.pop("backend"),
-        "model": given.pop("model"),
-        "limits.budget_usd": given.pop("budget"),
-        "results.allow_failures": _count(given.pop("allow_failures")),
+        "name": options.pop("name"),
+        "hostfile": options.pop("hostfile"),
+        "backend": options.pop("backend"),
+        "model": options.pop("model"),
+        "limits.budget_usd": options.pop("budget"),
+        "results.allow_failures": _count(options.pop("allow_failures")),
     }
     return RunOptions(
-        inputs=tuple(given.pop("inputs") or ()),
-        sets=tuple(given.pop("sets") or ()),
+        inputs=tuple(options.pop("inputs") or ()),
+        sets=tuple(options.pop("sets") or ()),
         overrides={key: value for key, value in job_keys.items() if value is not None},
-        margin=_margin(given.pop("margin")),
-        fresh=given.pop("fresh") or given["on_change"] == "fresh",
-        canary=not given.pop("no_canary"),
-        wait_hosts=_seconds("--wait-hosts", given.pop("wait_hosts")),
+        margin=_margin(options.pop("margin")),
+        fresh=options.pop("fresh") or options["on_change"] == "fresh",
+        canary=not options.pop("no_canary"),
+        wait_hosts=_seconds("--wait-hosts", options.pop("wait_hosts")),
         env=dict(os.environ),
         cwd=Path.cwd(),
         command=mask_words(["bagent", *sys.argv[1:]]),
-        **given,  # the others have the names and the types of their options
+        **options,  # the others have the names and the types of their options
     )
 
 
@@ -112,9 +112,9 @@ PROGRESS = ("auto", "rich", "plain", "json", "none")
 ON_CHANGE = ("refuse", "continue", "fresh")
 
 
-def _choice(option: str, word: str, what: str, known: tuple[str, ...]) -> None:
-    if word not in known:
-        raise UsageError(f"{option} {word}: no such {what}", hint=", ".join(known))
+def _choice(option: str, value: str, noun: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{option} {value}: no such {noun}", hint=", ".join(choices))
 
 
 def _count(text: str | None) -> int | str | None:

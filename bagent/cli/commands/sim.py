@@ -34,8 +34,8 @@ def sim(**options: Any) -> None:
     Example: bagent sim --replicas 4 --decode 60 --write-hostfile sim.hosts
     """
     hostfile: Path | None = options.pop("write_hostfile")
-    given = {name: value for name, value in options.items() if value is not None}
-    asyncio.run(_serve(SimConfig.of(given), hostfile))
+    settings = {name: value for name, value in options.items() if value is not None}
+    asyncio.run(_serve(SimConfig.of(settings), hostfile))
 
 
 def _parameter(option: SimOption) -> inspect.Parameter:
@@ -84,11 +84,11 @@ async def _serve(config: SimConfig, hostfile: Path | None) -> None:
             _write_hostfile(hostfile, urls)
         sys.stdout.write("".join(f"{url}\n" for url in urls))
         sys.stdout.flush()
-        what = "endpoint" if len(urls) == 1 else "endpoints"
-        then = f"--hostfile {hostfile}" if hostfile else f"--backend {urls[0]}/v1"
+        noun = "endpoint" if len(urls) == 1 else "endpoints"
+        backend_option = f"--hostfile {hostfile}" if hostfile else f"--backend {urls[0]}/v1"
         sys.stderr.write(
-            f"{len(urls)} simulated {what} of {config.model}; Ctrl-C ends\n"
-            f"next: bagent run JOB.yaml {then}\n"
+            f"{len(urls)} simulated {noun} of {config.model}; Ctrl-C ends\n"
+            f"next: bagent run JOB.yaml {backend_option}\n"
         )
         await stopped.wait()
 

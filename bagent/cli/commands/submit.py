@@ -69,7 +69,7 @@ def submit(
             cwd=here,
         )
     )
-    named = site or (loaded.cluster.site if loaded.cluster else None) or GENERIC
+    site_name = site or (loaded.cluster.site if loaded.cluster else None) or GENERIC
     request = ResourceRequest(
         job_file=here / job,
         cwd=here,
@@ -77,7 +77,7 @@ def submit(
         scheduler=scheduler,
         run_options=(*(w for text in sets or () for w in ("--set", text)), *(run_options or ())),
     )
-    plan = make_plan(loaded, load_site(named), request)
+    plan = make_plan(loaded, load_site(site_name), request)
     text = batch_script(plan)
     if go:
         _send(plan, text)  # before the script is printed: an error is not lost behind it

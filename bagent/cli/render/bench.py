@@ -39,7 +39,7 @@ def print_table(
         columns: heads, and the names of their numbers in the summary.
         spare: heads that a narrow screen goes without, those that go first first.
     """
-    used = {
+    columns = {
         head: name
         for head, name in columns.items()
         if head not in spare or any(row.get(name) is not None for row in rows)
@@ -47,16 +47,16 @@ def print_table(
     if not sys.stdout.isatty():
         from bagent.cli.render.tables import write_rows
 
-        shown = [[cell(row, name) for name in used.values()] for row in rows]
-        write_rows(list(used), shown, "table")
+        cells = [[cell(row, name) for name in columns.values()] for row in rows]
+        write_rows(list(columns), cells, "table")
         sys.stdout.write("\n")
         return []
     from rich.console import Console
 
     console = Console(file=unguarded(sys.stdout), highlight=False)
-    widths = _fitting(used, rows, spare, console.width)
-    _print_rich(console, {head: (used[head], width) for head, width in widths.items()}, rows)
-    return [head for head in used if head not in widths]
+    widths = _fitting(columns, rows, spare, console.width)
+    _print_rich(console, {head: (columns[head], width) for head, width in widths.items()}, rows)
+    return [head for head in columns if head not in widths]
 
 
 def _fitting(
@@ -179,7 +179,7 @@ _MOST_TURNED = 10
 _MOST_LOADS = 60
 
 
-def tell_end(
+def print_end(
     summary: Numbers,
     folder: Path,
     rules: Sequence[Rule],
@@ -192,84 +192,87 @@ def tell_end(
         UsageError: a rule names what was not measured.
     """
     _print_loads(summary)
-    rest = _print_endpoints(summary["endpoints"])
+    note = _print_endpoints(summary["endpoints"])
     if old is not None:
         _print_changes(old, summary)
     sys.stdout.flush()
-    _say(fleet_words(summary))
-    if rest:
-        _say(f"  {rest}")
-    for words in failure_words(summary["failures"], _MOST_FAILURES):
-        _say(f"  {words}")
+    _log(fleet_words(summary))
+    if note:
+        _log(f"  {note}")
+    for message in failure_words(summary["failures"], _MOST_FAILURES):
+        _log(f"  {message}")
     if summary["simulated"]:
-        _say("SIMULATED: an endpoint is simulated; its numbers say nothing of any hardware")
-    for words in summary["warnings"]:
-        _say(f"note: {words}")
+        _log("SIMULATED: an endpoint is simulated; its numbers say nothing of any hardware")
+    for message in summary["warnings"]:
+        _log(f"note: {message}")
     for load, reasons in summary["client_limited"].items():
-        _say(f"CLIENT-LIMITED, results invalid: {load}: {', '.join(reasons)}")
+        _log(f"CLIENT-LIMITED, results invalid: {load}: {', '.join(reasons)}")
     if summary["client_limited"]:
-        _say("  more --workers, fewer other programs, or a client with more cores")
+        _log("  more --workers, fewer other programs, or a client with more cores")
     broken = broken_rules(rules, summary, old) if rules else []
-    for words in broken:
-        _say(f"failed: {words}")
+    for message in broken:
+        _log(f"failed: {message}")
     if hostfile is not None:
-        _say(f"wrote the {summary['fleet']['ok']} endpoints that are ok to {hostfile}")
-    _say(f"results: {folder}/summary.json, report.html, bench.duckdb, *.csv, *.parquet")
+        _log(f"wrote the {summary['fleet']['ok']} endpoints that are ok to {hostfile}")
+    _log(f"results: {folder}/summary.json, report.html, bench.duckdb, *.csv, *.parquet")
     use = f" --hostfile {shlex.quote(str(hostfile))}" if hostfile is not None else ""
-    _say(f"next: bagent run JOB.yaml{use}" if use else f"next: open {folder}/report.html")
+    _log(f"next: bagent run JOB.yaml{use}" if use else f"next: open {folder}/report.html")
     return broken
 
 
 def _print_loads(summary: Numbers) -> None:
-    shown = summary["loads"][:_MOST_LOADS]
-    if not shown:
+    loads = summary["loads"][:_MOST_LOADS]
+    if not loads:
         return
-    print_table({**LOADS, **(WHOLE if summary["turns"] else {})}, shown, LOADS_SPARE)
+    print_table({**LOADS, **(WHOLE if summary["turns"] else {})}, loads, LOADS_SPARE)
     if summary["turns"]:
         print_table(TURNS, summary["turns"][:_MOST_LOADS], TURNS_SPARE)
-    left = len(summary["loads"]) - len(shown)
-    if left > 0:
-        sys.stdout.write(f"{left} more loads: loads.csv has every one\n\n")
+    remaining = len(summary["loads"]) - len(loads)
+    if remaining > 0:
+        sys.stdout.write(f"{remaining} more loads: loads.csv has every one\n\n")
 
 
 def _print_endpoints(endpoints: Sequence[Numbers]) -> str:
     """Print the endpoints, the worst of a large fleet; returns words about the rest."""
-    shown, rest = worst(endpoints, MOST_ENDPOINTS)
-    if "reason" in print_table(ENDPOINTS, shown, ENDPOINTS_SPARE):
-        reasons = [one for one in shown if one["verdict"] != "ok"]
-        for one in reasons:
-            sys.stdout.write(visible(f"{one['verdict']} {one['endpoint']}: {one['reason']}") + "\n")
+    worst_endpoints, note = worst(endpoints, MOST_ENDPOINTS)
+    if "reason" in print_table(ENDPOINTS, worst_endpoints, ENDPOINTS_SPARE):
+        reasons = [endpoint for endpoint in worst_endpoints if endpoint["verdict"] != "ok"]
+        for endpoint in reasons:
+            sys.stdout.write(
+                visible(f"{endpoint['verdict']} {endpoint['endpoint']}: {endpoint['reason']}")
+                + "\n"
+            )
         sys.stdout.write("\n" if reasons else "")
-    return rest
+    return note
 
 
 def _print_changes(old: Numbers, summary: Numbers) -> None:
-    found = changes(old, summary)
-    for words in setting_differences(old, summary):
-        _say(f"the two tests differ: {words}")
-    others = verdict_changes(old, summary)
-    for words in others[:_MOST_TURNED]:
-        _say(f"changed: {words}")
-    if len(others) > _MOST_TURNED:
-        _say(f"changed: {len(others) - _MOST_TURNED:,} more endpoints: report.html has them")
-    if not found:
-        _say("nothing to compare: the two tests have no load in common")
+    metric_changes = changes(old, summary)
+    for message in setting_differences(old, summary):
+        _log(f"the two tests differ: {message}")
+    verdicts = verdict_changes(old, summary)
+    for message in verdicts[:_MOST_TURNED]:
+        _log(f"changed: {message}")
+    if len(verdicts) > _MOST_TURNED:
+        _log(f"changed: {len(verdicts) - _MOST_TURNED:,} more endpoints: report.html has them")
+    if not metric_changes:
+        _log("nothing to compare: the two tests have no load in common")
         return
     columns = {"load": "load", "number": "name", "before": "before", "now": "now", "change": "by"}
     rows = [
         {
-            "load": one.load,
-            "name": one.name,
-            "before": one.before,
-            "now": one.now,
-            "by": None if one.change is None else f"{100 * one.change:+.1f} %",
+            "load": change.load,
+            "name": change.name,
+            "before": change.before,
+            "now": change.now,
+            "by": None if change.change is None else f"{100 * change.change:+.1f} %",
         }
-        for one in found
+        for change in metric_changes
     ]
     print_table(columns, rows)
 
 
-def _say(words: str) -> None:
-    indent = "  " if words.startswith(" ") else ""
-    sys.stderr.write(f"{indent}{visible(words)}\n")
+def _log(message: str) -> None:
+    indent = "  " if message.startswith(" ") else ""
+    sys.stderr.write(f"{indent}{visible(message)}\n")
     sys.stderr.flush()

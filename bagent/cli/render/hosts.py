@@ -47,81 +47,83 @@ _CAN = (
 )
 
 
-def print_called(called: Sequence[HealthResult], form: str) -> None:
+def print_results(results: Sequence[HealthResult], form: str) -> None:
     """Print the endpoints as ``form``: ``table`` or ``json`` (one object a line)."""
     from bagent.cli.render.tables import write_rows
 
     if form == "json":
-        rows = [as_json(one) for one in called]
+        rows = [as_json(result) for result in results]
         write_rows(list(rows[0]), [list(row.values()) for row in rows], "jsonl")
     elif sys.stdout.isatty():
-        _print_rich(called)
+        _print_rich(results)
     else:
-        cells = [[visible(cell) for cell in as_cells(one)] for one in called]
+        cells = [[visible(cell) for cell in as_cells(result)] for result in results]
         write_rows(COLUMNS, cells, "table")
 
 
-def as_json(one: HealthResult) -> dict[str, Any]:
+def as_json(result: HealthResult) -> dict[str, Any]:
     """All that is known of an endpoint; null is not known."""
-    known, load, proof = one.known, one.load, one.proof
-    skips = unsupported_settings(known.engine if known else None)
+    capabilities, load, proof = result.known, result.load, result.proof
+    limits = unsupported_settings(capabilities.engine if capabilities else None)
     return {
-        "endpoint": one.endpoint.name,
-        "url": one.endpoint.url,
-        "state": one.state,
-        "reason": one.reason or None,
-        "engine": known.engine if known else None,
-        "version": known.version if known else None,
-        "model": one.model,
-        "models": list(known.models) if known else None,
-        "context": known.context if known else None,
-        **{field: getattr(known, field, None) for field, _ in _CAN},
-        "cached_tokens": known.cached_tokens if known else None,
-        "lacks": list(skips.lacks) if known else None,
-        "untold": list(skips.untold) if known else None,
+        "endpoint": result.endpoint.name,
+        "url": result.endpoint.url,
+        "state": result.state,
+        "reason": result.reason or None,
+        "engine": capabilities.engine if capabilities else None,
+        "version": capabilities.version if capabilities else None,
+        "model": result.model,
+        "models": list(capabilities.models) if capabilities else None,
+        "context": capabilities.context if capabilities else None,
+        **{field: getattr(capabilities, field, None) for field, _ in _CAN},
+        "cached_tokens": capabilities.cached_tokens if capabilities else None,
+        "lacks": list(limits.lacks) if capabilities else None,
+        "untold": list(limits.untold) if capabilities else None,
         "running": load.running if load else None,
         "waiting": load.waiting if load else None,
         "ms": round(proof.ms, 1) if proof else None,
         "proof": proof.route if proof else None,
-        "tags": dict(one.endpoint.tags),
+        "tags": dict(result.endpoint.tags),
     }
 
 
-def as_cells(one: HealthResult) -> list[str]:
+def as_cells(result: HealthResult) -> list[str]:
     """The cells of an endpoint's line in a table, in the order of :data:`COLUMNS`."""
-    known, load = one.known, one.load
-    engine = " ".join(filter(None, (known.engine, known.version))) if known else ""
-    can = [word for field, word in _CAN if getattr(known, field, None)]
-    if one.proof is not None and one.proof.route != "chat":
-        can.insert(0, f"{one.proof.route} only")
+    capabilities, load = result.known, result.load
+    engine = (
+        " ".join(filter(None, (capabilities.engine, capabilities.version))) if capabilities else ""
+    )
+    can = [label for field, label in _CAN if getattr(capabilities, field, None)]
+    if result.proof is not None and result.proof.route != "chat":
+        can.insert(0, f"{result.proof.route} only")
     numbers = (load.running, load.waiting) if load else (None, None)
     return [
-        one.endpoint.name,
-        one.state,
+        result.endpoint.name,
+        result.state,
         engine,
-        one.model or "",
-        str(known.context) if known and known.context else "",
+        result.model or "",
+        str(capabilities.context) if capabilities and capabilities.context else "",
         ", ".join(can),
         *("" if number is None else str(number) for number in numbers),
-        f"{one.proof.ms:.0f}" if one.proof else "",
-        " ".join(f"{key}={value}" for key, value in one.endpoint.tags.items()),
-        _without_name(one.reason, one.endpoint.name),
+        f"{result.proof.ms:.0f}" if result.proof else "",
+        " ".join(f"{key}={value}" for key, value in result.endpoint.tags.items()),
+        _without_name(result.reason, result.endpoint.name),
     ]
 
 
 def _without_name(reason: str, name: str) -> str:
     """The reason less the endpoint's name, which stands in the same line already."""
-    kept, *others = reason.split(name)  # a pattern for each of thousands of names takes seconds
-    for rest in others:
-        lead = next((word for word in (" to ", " from ") if kept.endswith(word)), "")
-        if (kept and not lead) or _LONGER_NAME.match(rest):
-            kept += name + rest
+    text, *parts = reason.split(name)  # a pattern for each of thousands of names takes seconds
+    for part in parts:
+        lead = next((suffix for suffix in (" to ", " from ") if text.endswith(suffix)), "")
+        if (text and not lead) or _LONGER_NAME.match(part):
+            text += name + part
         else:
-            kept = kept.removesuffix(lead) + rest
-    return kept.lstrip(": ")
+            text = text.removesuffix(lead) + part
+    return text.lstrip(": ")
 
 
-def _print_rich(called: Iterable[HealthResult]) -> None:
+def _print_rich(results: Iterable[HealthResult]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -135,73 +137,77 @@ def _print_rich(called: Iterable[HealthResult]) -> None:
             no_wrap=number or name in ("endpoint", "state"),
             overflow="fold",
         )
-    for one in called:
-        cells = [Text(visible(cell)) for cell in as_cells(one)]
-        cells[1].stylize(_COLOURS.get(one.state, "red"))
+    for result in results:
+        cells = [Text(visible(cell)) for cell in as_cells(result)]
+        cells[1].stylize(_COLOURS.get(result.state, "red"))
         table.add_row(*cells)
     Console(file=unguarded(sys.stdout), highlight=False).print(table)
 
 
-async def tell_progress(roll_call: FleetHealthCheck, seconds: float) -> None:
+async def log_progress(health_check: FleetHealthCheck, seconds: float) -> None:
     """Say on stderr how far a roll call is, each time that this changed, until cancelled."""
     began = time.monotonic()
-    said, said_at, kinds = "", began, set[tuple[str, str]]()
+    last_message, logged_at, reported = "", began, set[tuple[str, str]]()
     await asyncio.sleep(FIRST_WORD)
     while True:
-        words, now = counts(roll_call.called), time.monotonic()
-        if words != said or now - said_at >= LONGEST_QUIET:
-            said, said_at = words, now
-            _say(f"[{duration(now - began)} of {duration(seconds)}] {words}")
-            for group in grouped(one for one in roll_call.called if one is not None)[:_GROUPS]:
-                if group.key not in kinds:
-                    kinds.add(group.key)
-                    _say(f"  {group.words()}")
+        message, now = counts(health_check.called), time.monotonic()
+        if message != last_message or now - logged_at >= LONGEST_QUIET:
+            last_message, logged_at = message, now
+            _log(f"[{duration(now - began)} of {duration(seconds)}] {message}")
+            for group in grouped(result for result in health_check.called if result is not None)[
+                :_GROUPS
+            ]:
+                if group.key not in reported:
+                    reported.add(group.key)
+                    _log(f"  {group.words()}")
         await asyncio.sleep(BETWEEN_WORDS)
 
 
-def tell_end(
-    called: Sequence[HealthResult], written: Path | None, hostfile: str, *, enough: bool
+def log_end(
+    results: Sequence[HealthResult], written: Path | None, hostfile: str, *, enough: bool
 ) -> None:
     """Say on stderr how many are ready, why others are not, and what comes next."""
-    _say(counts(called))
-    groups = grouped(called)
+    _log(counts(results))
+    groups = grouped(results)
     for group in groups[:_GROUPS]:
-        _say(f"  {group.words()}")
+        _log(f"  {group.words()}")
     if len(groups) > _GROUPS:
-        _say(f"  and {len(groups) - _GROUPS} other reasons: see the table")
-    _tell_skips(called)
-    ready = sum(one.ready for one in called)
+        _log(f"  and {len(groups) - _GROUPS} other reasons: see the table")
+    _log_unsupported(results)
+    ready = sum(result.ready for result in results)
     if written is not None:
-        _say(
+        _log(
             f"wrote {ready} of them to {written}" if ready else f"none ready: {written} not written"
         )
     use = str(written) if written is not None and ready else hostfile
     if enough and use != "-":
-        _say(f"next: bagent run JOB.yaml --hostfile {shlex.quote(use)}")
+        _log(f"next: bagent run JOB.yaml --hostfile {shlex.quote(use)}")
 
 
-def tell_one(one: HealthResult, backend: str) -> None:
+def log_single(result: HealthResult, backend: str) -> None:
     """The same for the one server that ``--backend`` named."""
-    _say(counts([one]))
-    for group in grouped([one]):
-        _say(f"  {group.words()}")
-    _tell_skips([one])
-    if one.ready:
-        model = f" --model {shlex.quote(one.model)}" if one.model else ""
-        _say(f"next: bagent run JOB.yaml --backend {mask_command([backend])}{model}")
+    _log(counts([result]))
+    for group in grouped([result]):
+        _log(f"  {group.words()}")
+    _log_unsupported([result])
+    if result.ready:
+        model = f" --model {shlex.quote(result.model)}" if result.model else ""
+        _log(f"next: bagent run JOB.yaml --backend {mask_command([backend])}{model}")
 
 
-def _tell_skips(called: Sequence[HealthResult]) -> None:
+def _log_unsupported(results: Sequence[HealthResult]) -> None:
     """What jobs do without at the engines that were found."""
-    engines = dict.fromkeys(one.known.engine for one in called if one.known and one.known.engine)
+    engines = dict.fromkeys(
+        result.known.engine for result in results if result.known and result.known.engine
+    )
     for engine in engines:
-        words = unsupported_settings(engine).words()
-        if words:
-            _say(f"  {engine}: {words}")
+        message = unsupported_settings(engine).words()
+        if message:
+            _log(f"  {engine}: {message}")
 
 
-def _say(words: str) -> None:
+def _log(message: str) -> None:
     sys.stderr.write(
-        f"{visible(words)}\n" if not words.startswith(" ") else f"  {visible(words)}\n"
+        f"{visible(message)}\n" if not message.startswith(" ") else f"  {visible(message)}\n"
     )
     sys.stderr.flush()

@@ -36,9 +36,9 @@ def reference_text() -> str:
     lines += ["## Tables and views of a run", ""]
     for table, columns in GLOSSARY.items():
         lines += [f"### {table}", "", *_table(("column", ""), columns), ""]
-    for title, words in (("Statuses", STATUSES), ("Error kinds", ERROR_KINDS)):
-        lines += [f"## {title}", "", *_table((title.lower(), ""), words), ""]
-    codes = {str(code): words for code, words in EXIT_CODES.items()}
+    for title, descriptions in (("Statuses", STATUSES), ("Error kinds", ERROR_KINDS)):
+        lines += [f"## {title}", "", *_table((title.lower(), ""), descriptions), ""]
+    codes = {str(code): descriptions for code, descriptions in EXIT_CODES.items()}
     lines += ["## Exit codes", "", *_table(("code", ""), codes)]
     return "\n".join(lines) + "\n"
 
@@ -46,12 +46,12 @@ def reference_text() -> str:
 def _table(heads: tuple[str, str], rows: Mapping[str, str]) -> Iterator[str]:
     yield f"| {heads[0]} | {heads[1]} |"
     yield "|---|---|"
-    for name, words in rows.items():
-        yield f"| `{_cell(name)}` | {_cell(words)} |"
+    for name, text in rows.items():
+        yield f"| `{_cell(name)}` | {_cell(text)} |"
 
 
-def _cell(words: str) -> str:
-    return " ".join(words.split()).replace("|", "\\|")
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _command(name: str) -> Iterator[str]:
@@ -62,29 +62,29 @@ def _command(name: str) -> Iterator[str]:
     yield ""
     context = command.make_context(name, [], resilient_parsing=True)
     records = [param.get_help_record(context) for param in command.params if not param.hidden]
-    told = {
-        _PLACEHOLDER.sub(lambda found: _PLACEHOLDERS.get(found[1], found[1].upper()), usage): words
-        for usage, words in filter(None, records)
+    options = {
+        _PLACEHOLDER.sub(lambda match: _PLACEHOLDERS.get(match[1], match[1].upper()), usage): text
+        for usage, text in filter(None, records)
         if "--help" not in usage
     }
-    yield from _table(("option", ""), told)
+    yield from _table(("option", ""), options)
     yield ""
 
 
 def _keys(name: str, section: Mapping[str, Any]) -> Iterator[str]:
     yield f"### {name}"
     yield ""
-    if words := section.get("description"):
-        yield _cell(words)
+    if parts := section.get("description"):
+        yield _cell(parts)
         yield ""
     rows = {}
     for key, item in section["properties"].items():
-        words = [item.get("description", "")]
+        parts = [item.get("description", "")]
         default = item.get("default")
         if default not in (None, [], {}):
-            words.append(f"Default: {_value(default)}.")
-        words += [f"See {inner}." for inner in _sections(item)]
-        rows[key] = " ".join(filter(None, words))
+            parts.append(f"Default: {_value(default)}.")
+        parts += [f"See {inner}." for inner in _sections(item)]
+        rows[key] = " ".join(filter(None, parts))
     yield from _table(("key", ""), rows)
     yield ""
 
@@ -99,13 +99,13 @@ def _value(default: Any) -> str:
 
 def _sections(item: Any) -> list[str]:
     """The names of the sections that a key holds."""
-    found = dict[str, None]()
+    names = dict[str, None]()
     if isinstance(item, dict):
         if isinstance(item.get("$ref"), str):
-            found[item["$ref"].rsplit("/", 1)[-1]] = None
+            names[item["$ref"].rsplit("/", 1)[-1]] = None
         for inner in item.values():
-            found.update(dict.fromkeys(_sections(inner)))
+            names.update(dict.fromkeys(_sections(inner)))
     elif isinstance(item, list):
         for inner in item:
-            found.update(dict.fromkeys(_sections(inner)))
-    return list(found)
+            names.update(dict.fromkeys(_sections(inner)))
+    return list(names)

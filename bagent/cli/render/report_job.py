@@ -23,8 +23,8 @@ def prompts_of(job: Json, owner: str = "", *, files: bool) -> Iterator[tuple[str
         owner: the stage, step or section that the part belongs to.
     """
     if isinstance(job, list):
-        for one in job:
-            yield from prompts_of(one, owner, files=files)
+        for part in job:
+            yield from prompts_of(part, owner, files=files)
     elif isinstance(job, Mapping):
         owner = str(job.get("name") or owner) if owner else owner
         for key, value in job.items():
@@ -36,29 +36,29 @@ def prompts_of(job: Json, owner: str = "", *, files: bool) -> Iterator[tuple[str
 
 def _parts(prompt: Mapping[str, Json], owner: str, files: bool) -> Iterator[tuple[str, str]]:
     messages = prompt.get("messages") or []
-    spoken = [(str(one.get("role")), one.get("content")) for one in messages]
-    spoken += [(name, prompt.get(name)) for name in ("system", "user", "raw")]
-    for role, content in spoken:
-        for said in content if isinstance(content, list) else [content]:
-            title, text = _told(said, files)
+    contents = [(str(message.get("role")), message.get("content")) for message in messages]
+    contents += [(name, prompt.get(name)) for name in ("system", "user", "raw")]
+    for role, content in contents:
+        for part in content if isinstance(content, list) else [content]:
+            title, text = _title_and_text(part, files)
             if text:
-                yield " ".join(word for word in (owner, role, title) if word), text
+                yield " ".join(part for part in (owner, role, title) if part), text
 
 
-def _told(said: Json, files: bool) -> tuple[str, str]:
+def _title_and_text(part: Json, files: bool) -> tuple[str, str]:
     """The file of a text, empty where it stands in the job; and the text."""
-    if not isinstance(said, Mapping):
-        return "", "" if said is None else str(said)
-    if isinstance(said.get("file"), str):
+    if not isinstance(part, Mapping):
+        return "", "" if part is None else str(part)
+    if isinstance(part.get("file"), str):
         if not files:
-            return "", f"({said['file']}: not read, since you did not make this run here)"
+            return "", f"({part['file']}: not read, since you did not make this run here)"
         try:
-            text = Path(said["file"]).read_text(encoding="utf-8")
+            text = Path(part["file"]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             text = f"the file cannot be read now: {error}"
-        return f"({said['file']}, as it is now)", mask_text(text)
-    shown = {key: value for key, value in said.items() if value is not None}
-    return "", str(said.get("text") or (yaml.safe_dump(shown) if shown else ""))
+        return f"({part['file']}, as it is now)", mask_text(text)
+    fields = {key: value for key, value in part.items() if value is not None}
+    return "", str(part.get("text") or (yaml.safe_dump(fields) if fields else ""))
 
 
 def settings_of(job: Mapping[str, Json]) -> str:
@@ -69,26 +69,26 @@ def settings_of(job: Mapping[str, Json]) -> str:
         if isinstance(value, BaseModel):
             value = value.model_dump(mode="json", by_alias=True)
         defaults[field.alias or name] = value
-    shown = _changed(dict(job), defaults)
-    if not shown:
+    changed = _changed(dict(job), defaults)
+    if not changed:
         return ""
-    text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
+    text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True, width=100)
     return str(text)
 
 
 def _changed(value: dict[str, Json], defaults: Any) -> dict[str, Json]:
-    found: dict[str, Json] = {}
-    for name, one in value.items():
-        usual = defaults.get(name) if isinstance(defaults, Mapping) else None
-        if name == "prompt" or one == usual or one is None:
+    changed: dict[str, Json] = {}
+    for name, item in value.items():
+        default = defaults.get(name) if isinstance(defaults, Mapping) else None
+        if name == "prompt" or item == default or item is None:
             continue
-        kept = _kept(one, usual)
-        if kept not in (None, {}, []):
-            found[name] = kept
-    return found
+        trimmed = _without_defaults(item, default)
+        if trimmed not in (None, {}, []):
+            changed[name] = trimmed
+    return changed
 
 
-def _kept(value: Json, usual: Json) -> Json:
+def _without_defaults(value: Json, default: Json) -> Json:
     if isinstance(value, dict):
-        return _changed(value, usual)
-    return [_kept(one, None) for one in value] if isinstance(value, list) else value
+        return _changed(value, default)
+    return [_without_defaults(item, None) for item in value] if isinstance(value, list) else value

@@ -91,11 +91,11 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]
     widths = [max(len(row[i]) for row in [list(names), *cells]) for i in range(len(names))]
 
     def line(row: Sequence[str]) -> str:
-        shown = (
+        padded = (
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(row, widths, numeric, strict=True)
         )
-        return "  ".join(shown).rstrip()
+        return "  ".join(padded).rstrip()
 
     yield line(names)
     yield "  ".join("-" * width for width in widths)
