@@ -48,11 +48,13 @@ def warnings(
             f"output tokens of {_of(estimated)} are estimated by the pieces that came: "
             "the server tells no usage"
         )
-    usage_incomplete = {one["endpoint"]: one["usage_incomplete"] for one in endpoints if one["usage_incomplete"]}
+    usage_incomplete = {
+        one["endpoint"]: one["usage_incomplete"] for one in endpoints if one["usage_incomplete"]
+    }
     if usage_incomplete:
         found.append(
-            f"the usage of {_of(usage_incomplete)} tells fewer tokens than pieces came: tokens a second "
-            "and TPOT are wrong there"
+            f"the usage of {_of(usage_incomplete)} tells fewer tokens than pieces came: tokens a"
+            " second and TPOT are wrong there"
         )
     too_many = {
         one["endpoint"]: one["ok"]
@@ -67,7 +69,9 @@ def warnings(
     if requested is not None:
         found += _shorter(endpoints, requested)
     whole = {
-        one["endpoint"]: one["not_streamed"] for one in endpoints if one["not_streamed"] > FEW * one["ok"]
+        one["endpoint"]: one["not_streamed"]
+        for one in endpoints
+        if one["not_streamed"] > FEW * one["ok"]
     }
     if whole:
         found.append(

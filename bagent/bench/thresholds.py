@@ -38,7 +38,16 @@ _WORDS = (*PERCENTILES, "mean", "max")
 LOAD_NUMBERS = frozenset(
     {
         *(f"{name}_{word}_ms" for name in _LATENCIES for word in _WORDS),
-        *("requests", "ok", "failed", "censored", "estimated", "not_streamed", "usage_incomplete", "opened"),
+        *(
+            "requests",
+            "ok",
+            "failed",
+            "censored",
+            "estimated",
+            "not_streamed",
+            "usage_incomplete",
+            "opened",
+        ),
         "good",
         *("requests_inside", "calls_inside", "good_inside", "tokens", "tokens_inside"),
         *("prompt_inside", "good_tokens", "busy_seconds", "input_tokens", "output_tokens"),
