@@ -13,7 +13,7 @@ from bagent.agents.conversation import text_bytes
 from bagent.agents.plan import AgentPlan
 from bagent.agents.token_budget import LEAST, MARGIN_TOKENS, TokenBudget
 from bagent.answers.reasoning import split_reasoning
-from bagent.answers.retry_prompt import bounded
+from bagent.answers.retry_prompt import truncate_middle
 from bagent.backends.request import Request, encode_payload
 from bagent.clocks import unix
 from bagent.fleet.call import Call, Delivery
@@ -139,7 +139,7 @@ class Compactor:
             return False
         context = self._owner.budget.context or 0
         room = int(context * 0.6 / max(self._owner.budget.tokens(1000) / 1000, 0.01))
-        text = bounded(_transcript(messages[self._start : recent]), max(1000, room))
+        text = truncate_middle(_transcript(messages[self._start : recent]), max(1000, room))
         asked: list[Message] = [
             {"role": "system", "content": _WORDS},
             {"role": "user", "content": text},
@@ -227,7 +227,7 @@ def _cut(messages: list[Message], place: int, characters: int) -> int:
     text = before.get("content")
     if not isinstance(text, str) or len(text) <= characters:
         return 0
-    shorter = {**before, "content": bounded(text, characters)}
+    shorter = {**before, "content": truncate_middle(text, characters)}
     saved = _size([before]) - _size([shorter])
     if saved <= 0:  # the note on what was left out takes as much
         return 0

@@ -14,7 +14,7 @@ import msgspec
 
 from bagent.agents.plan import ConversationHost, StagePlan
 from bagent.answers.evaluate import AnswerResult, evaluate
-from bagent.answers.retry_prompt import describe, retry_messages
+from bagent.answers.retry_prompt import add_schema_instruction, retry_messages
 from bagent.backends.openai.raw_request import CHAT, ROUTES, route_of
 from bagent.backends.request import Request, encode_payload
 from bagent.fleet.call import Call, Delivery
@@ -168,7 +168,7 @@ class Conversation:
             return self._request(encode_payload(text), prompt=text, path="/completions")
         messages = plan.prompt.render(self.row.data, self.row.extra)
         if plan.describe and plan.schema is not None:
-            messages = describe(messages, plan.schema)
+            messages = add_schema_instruction(messages, plan.schema)
         self._messages = messages
         return self._request(encode_payload(messages), messages=messages)
 

@@ -97,52 +97,52 @@ def evaluate(reply: Reply, schema: OutputSchema | None, *, tools: bool = False) 
             return AnswerResult(
                 "ok", output=output, value=value, text=text, reasoning=reasoning, how="plain"
             )
-    parted = _parted(reply)
-    if not parted.text:
-        return _without_text(reply, schema, parted, tools)
+    split = _split(reply)
+    if not split.text:
+        return _without_text(reply, schema, split, tools)
     if schema is None:
         if tools and reply.tool_calls:
-            return _calls(reply, parted)
-        return AnswerResult("ok", text=parted.text, reasoning=parted.reasoning)
-    return _with_schema(clean_text(text or ""), schema, parted)
+            return _tool_calls(reply, split)
+        return AnswerResult("ok", text=split.text, reasoning=split.reasoning)
+    return _with_schema(clean_text(text or ""), schema, split)
 
 
-def _with_schema(text: str, schema: OutputSchema, parted: ReasoningSplit) -> AnswerResult:
-    found = extract_json(text, schema.accepts_clean)
-    if found is not None and found.accepted:
-        return _ok(found, parted.text, parted.reasoning)
-    if found is None:
+def _with_schema(text: str, schema: OutputSchema, split: ReasoningSplit) -> AnswerResult:
+    extracted = extract_json(text, schema.accepts_clean)
+    if extracted is not None and extracted.accepted:
+        return _ok(extracted, split.text, split.reasoning)
+    if extracted is None:
         violations = [why_not_json(text)]
         error = violations[0]
     else:
-        violations = schema.explain(found.value) or ["/: not what the schema asks for"]
+        violations = schema.explain(extracted.value) or ["/: not what the schema asks for"]
         error = f"not what the schema asks for: {violations[0]}"
-    return _invalid(error, violations, parted)
+    return _invalid(error, violations, split)
 
 
-def _ok(found: Extracted, text: str, reasoning: str | None) -> AnswerResult:
+def _ok(extracted: Extracted, text: str, reasoning: str | None) -> AnswerResult:
     return AnswerResult(
         "ok",
-        output=msgspec.Raw(found.raw),
-        value=found.value,
+        output=msgspec.Raw(extracted.raw),
+        value=extracted.value,
         text=text,
         reasoning=reasoning,
-        how=found.how,
+        how=extracted.how,
     )
 
 
-def _invalid(error: str, violations: list[str], parted: ReasoningSplit) -> AnswerResult:
+def _invalid(error: str, violations: list[str], split: ReasoningSplit) -> AnswerResult:
     return AnswerResult(
         "invalid",
         error_kind="schema",
         error=error,
-        text=parted.text or None,
-        reasoning=parted.reasoning,
+        text=split.text or None,
+        reasoning=split.reasoning,
         violations=tuple(violations),
     )
 
 
-def _calls(reply: Reply, parted: ReasoningSplit) -> AnswerResult:
+def _tool_calls(reply: Reply, split: ReasoningSplit) -> AnswerResult:
     """Calls of tools as the answer, in the form in which OpenAI's API has them in a message."""
     value = {
         "tool_calls": [
@@ -158,70 +158,70 @@ def _calls(reply: Reply, parted: ReasoningSplit) -> AnswerResult:
         ]
     }
     output = msgspec.Raw(msgspec.json.encode(value))
-    text = parted.text or None
-    return AnswerResult("ok", output=output, value=value, text=text, reasoning=parted.reasoning)
+    text = split.text or None
+    return AnswerResult("ok", output=output, value=value, text=text, reasoning=split.reasoning)
 
 
 def _without_text(
-    reply: Reply, schema: OutputSchema | None, parted: ReasoningSplit, tools: bool
+    reply: Reply, schema: OutputSchema | None, split: ReasoningSplit, tools: bool
 ) -> AnswerResult:
     """A good end without an answer."""
     if reply.tool_calls and schema is None:
         if tools:
-            return _calls(reply, parted)
+            return _tool_calls(reply, split)
         names = ", ".join(dict.fromkeys(call.name for call in reply.tool_calls))
-        words = f"a call of a tool that was not offered ({shorten(clean_text(names), 60)})"
-        return _failure("failed", "bad_response", words, parted, passing=True)
+        error = f"a call of a tool that was not offered ({shorten(clean_text(names), 60)})"
+        return _failure("failed", "bad_response", error, split, passing=True)
     if reply.tool_calls:
-        words = "a tool call in place of the JSON answer"
-        return _invalid(words, [words], parted)
-    if schema is not None and not parted.closed:
-        words = why_not_json(reply.text or "")
-        return _invalid(words, [words], parted)
+        error = "a tool call in place of the JSON answer"
+        return _invalid(error, [error], split)
+    if schema is not None and not split.closed:
+        error = why_not_json(reply.text or "")
+        return _invalid(error, [error], split)
     error = "the answer is empty"
-    if parted.reasoning:
+    if split.reasoning:
         error += ": there is only reasoning"
-    return _failure("failed", "empty", error, parted, passing=True)
+    return _failure("failed", "empty", error, split, passing=True)
 
 
 def _bad_end(reply: Reply, reason: str) -> AnswerResult:
-    parted = _parted(reply)
-    told = f"finish_reason {shorten(clean_text(reply.finish_reason or ''), 60)}"
+    split = _split(reply)
+    finish = f"finish_reason {shorten(clean_text(reply.finish_reason or ''), 60)}"
     if reason in CUT_ENDS:
-        error = f"the answer was cut off at a token limit ({told})"
-        return _failure("truncated", "truncated", error, parted)
+        error = f"the answer was cut off at a token limit ({finish})"
+        return _failure("truncated", "truncated", error, split)
     refusal = clean_text(reply.refusal or "").strip()
     if refusal or reason in REFUSED_ENDS:
-        error = f"refused: {shorten(refusal)}" if refusal else f"refused ({told})"
-        return _failure("refused", "refused", error, parted)
-    error = f"the answer did not end well ({told})"
+        error = f"refused: {shorten(refusal)}" if refusal else f"refused ({finish})"
+        return _failure("refused", "refused", error, split)
+    error = f"the answer did not end well ({finish})"
     if reply.finish_reason is None:
         error = "the answer has no end (finish_reason is missing)"
-    return _failure("failed", "bad_response", error, parted, passing=True)
+    return _failure("failed", "bad_response", error, split, passing=True)
 
 
 def _failure(
-    status: Status, kind: ErrorKind, error: str, parted: ReasoningSplit, *, passing: bool = False
+    status: Status, kind: ErrorKind, error: str, split: ReasoningSplit, *, passing: bool = False
 ) -> AnswerResult:
     return AnswerResult(
         status,
         error_kind=kind,
         error=error,
         passing=passing,
-        text=parted.text or None,
-        reasoning=parted.reasoning,
+        text=split.text or None,
+        reasoning=split.reasoning,
     )
 
 
-def _parted(reply: Reply) -> ReasoningSplit:
+def _split(reply: Reply) -> ReasoningSplit:
     """The reply's text and thinking as valid UTF-8; blank text and thinking are none."""
     text = clean_text(reply.text or "")
     reasoning = _clean(reply.reasoning)
-    parted = split_reasoning(text) if reasoning is None else ReasoningSplit(reasoning, text)
-    if parted.reasoning is None and parted.text.strip():
-        return parted
-    return parted._replace(
-        text=parted.text if parted.text.strip() else "", reasoning=parted.reasoning or None
+    split = split_reasoning(text) if reasoning is None else ReasoningSplit(reasoning, text)
+    if split.reasoning is None and split.text.strip():
+        return split
+    return split._replace(
+        text=split.text if split.text.strip() else "", reasoning=split.reasoning or None
     )
 
 

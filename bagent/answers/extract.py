@@ -165,14 +165,14 @@ def extract_json(text: str, accept: Accept | None = None) -> Extracted | None:
     scan = _Scan(text)
     if not scan.run():
         return None
-    return _whole(scan, accept) or _choose(scan, accept)
+    return _entire_answer(scan, accept) or _best_span(scan, accept)
 
 
 def why_not_json(text: str) -> str:
     """Return words (one line, under 200 characters) for why ``extract_json`` found nothing."""
     scan = _Scan(text)
     if not scan.run():
-        return scan.trouble
+        return scan.problem
     spans = list(scan.spans)
     if spans:
         longest = max(spans, key=lambda span: span.end - span.start)
@@ -189,15 +189,15 @@ class _Scan:
         self.first: _Span | None = None
         self.spans: deque[_Span] = deque(maxlen=_MAX_CANDIDATES)
         self.answer_start = 0
-        self.trouble = ""
+        self.problem = ""
         self._fence: str | None = None
         self._restarts = 0
         self._units = 0
 
     def run(self) -> bool:
-        """Scan; return False where the text breaks off (``trouble`` says in what)."""
+        """Scan; return False where the text breaks off (``problem`` says in what)."""
         text = self.text
-        position = self._string(1 if text.startswith("\ufeff") else 0)
+        position = self._skip_string(1 if text.startswith("\ufeff") else 0)
         while position >= 0:
             mark = _MARK.search(text, position)
             if mark is None:
@@ -206,14 +206,14 @@ class _Scan:
             if match is None:
                 position = mark.end()
             elif match["bracket"]:
-                position = self._unit(match.start())
+                position = self._scan_unit(match.start())
             elif match["fence"]:
                 position = self._toggle_fence(match)
             else:
-                position = self._thinking(match)
+                position = self._skip_reasoning(match)
         return False
 
-    def _unit(self, start: int) -> int:
+    def _scan_unit(self, start: int) -> int:
         """Note the unit that opens at ``start``; return where to go on, -1 for nowhere."""
         depth = 0
         for token in _TOKEN.finditer(self.text, start):
@@ -221,7 +221,7 @@ class _Scan:
             if character in "{[":
                 depth += 1
                 if depth > MAX_DEPTH:
-                    self.trouble = f"the answer is nested deeper than {MAX_DEPTH} levels"
+                    self.problem = f"the answer is nested deeper than {MAX_DEPTH} levels"
                     return -1
             elif character in "}]":
                 depth -= 1
@@ -231,7 +231,7 @@ class _Scan:
         self._restarts += 1
         if proof is not None and self._restarts <= _MAX_RESTARTS:
             return proof.start()
-        self.trouble = "the answer breaks off inside an object or array"
+        self.problem = "the answer breaks off inside an object or array"
         return -1
 
     def _add(self, start: int, end: int) -> int:
@@ -240,17 +240,17 @@ class _Scan:
         self.spans.append(span)
         self._units += 1
         if self._units > _MAX_UNITS:
-            self.trouble = f"more than {_MAX_UNITS} objects and arrays in the answer"
+            self.problem = f"more than {_MAX_UNITS} objects and arrays in the answer"
             return -1
         return end
 
-    def _string(self, start: int) -> int:
+    def _skip_string(self, start: int) -> int:
         """Pass over a JSON string at ``start``, if there is one; -1 where it never ends."""
         match = _STRING.match(self.text, start)
         if match is None:
             return start
         if not match[2]:
-            self.trouble = "the answer breaks off inside a string"
+            self.problem = "the answer breaks off inside a string"
             return -1
         return match.end()
 
@@ -264,28 +264,28 @@ class _Scan:
         scalar = _FENCED_SCALAR.match(self.text, match.end())
         if scalar is not None:
             return self._add(scalar.start(1), scalar.end(1))
-        end = self._string(match.end())
+        end = self._skip_string(match.end())
         if end > match.end() and _FENCED_STRING_END.match(self.text, end):
             return self._add(match.end(), end)
         return end
 
-    def _thinking(self, match: re.Match[str]) -> int:
+    def _skip_reasoning(self, match: re.Match[str]) -> int:
         """Pass over thinking; a closing mark alone makes all before it thinking."""
         end: re.Match[str] | None = match
         if match["open"]:
             end = closing(match["open"], self.text, match.end())
             if end is None:
-                self.trouble = "the answer breaks off inside its thinking"
+                self.problem = "the answer breaks off inside its thinking"
                 return -1
         else:
             self.first = None
             self.spans.clear()
         assert end is not None
         self.answer_start = end.end()
-        return self._string(end.end())
+        return self._skip_string(end.end())
 
 
-def _whole(scan: _Scan, accept: Accept | None) -> Extracted | None:
+def _entire_answer(scan: _Scan, accept: Accept | None) -> Extracted | None:
     """The whole answer, less thinking, a byte-order mark and blanks."""
     text = scan.text[scan.answer_start :].strip(_BLANK)
     value = decode_strict(text)
@@ -296,25 +296,25 @@ def _whole(scan: _Scan, accept: Accept | None) -> Extracted | None:
     return None if value is NOT_JSON else _extracted(value, "repaired", accept)
 
 
-def _choose(scan: _Scan, accept: Accept | None) -> Extracted | None:
+def _best_span(scan: _Scan, accept: Accept | None) -> Extracted | None:
     last_fenced: Extracted | None = None
     for span in reversed(scan.spans):
-        found = _read(scan.text, span, accept) if span.fenced else None
-        if found is not None:
-            if accept is None or found.accepted:
-                return found
-            last_fenced = last_fenced or found
+        extracted = _read(scan.text, span, accept) if span.fenced else None
+        if extracted is not None:
+            if accept is None or extracted.accepted:
+                return extracted
+            last_fenced = last_fenced or extracted
     loose = [span for span in scan.spans if not span.fenced]
     for span in reversed(loose if accept else []):
-        found = _read(scan.text, span, accept)
-        if found is not None and found.accepted:
-            return found
+        extracted = _read(scan.text, span, accept)
+        if extracted is not None and extracted.accepted:
+            return extracted
     if last_fenced is not None:
         return last_fenced
     for span in [scan.first, *loose] if scan.first else []:
-        found = _read(scan.text, span, accept)
-        if found is not None:
-            return found
+        extracted = _read(scan.text, span, accept)
+        if extracted is not None:
+            return extracted
     return None
 
 

@@ -162,19 +162,19 @@ def split_reasoning(text: str) -> ReasoningSplit:
             break
         split = _first_block(split.text)
     last = _LAST_BLOCK.search(split.text) if split.text.endswith(">") else None
-    rest = split.text
+    answer = split.text
     if last is not None:
         blocks.append(re.sub(r"\A<think>|</think>\Z", "", last[1], flags=re.I).strip())
-        rest = rest[: last.start()].strip()
-    rest = _without_wrapper(rest, tags=bool(blocks))
-    return ReasoningSplit("\n".join(filter(None, blocks)) if blocks else None, rest)
+        answer = answer[: last.start()].strip()
+    answer = _without_wrapper(answer, tags=bool(blocks))
+    return ReasoningSplit("\n".join(filter(None, blocks)) if blocks else None, answer)
 
 
 def _split_harmony(messages: list[HarmonyMessage]) -> ReasoningSplit:
     final = [message.content for message in messages if message.channel == "final"]
-    rest = [message.content for message in messages if message.channel != "final"]
+    reasoning = [message.content for message in messages if message.channel != "final"]
     closed = bool(final) or messages[-1].ended
-    return ReasoningSplit("\n".join(rest) if rest else None, "\n".join(final), closed)
+    return ReasoningSplit("\n".join(reasoning) if reasoning else None, "\n".join(final), closed)
 
 
 def _first_block(text: str) -> ReasoningSplit:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LIMIT_CHARS = 2000
 """How much of a bad answer goes back to the model, in characters."""
 
-_MOST_VIOLATIONS = 5
+_MAX_VIOLATIONS = 5
 
 
 def retry_messages(
@@ -36,15 +36,15 @@ def retry_messages(
         messages: the original messages of the call, not those of an earlier re-ask.
         reply_text: the answer; kept to ``limit_chars`` by leaving out its middle.
         violations: what is wrong, as ``Verdict.violations`` has it; five at most are told.
-        schema: what is asked for; its text is not told again (see ``describe``).
+        schema: what is asked for; its text is not told again (see ``add_schema_instruction``).
         limit_chars: the most characters of the answer that go back.
     """
-    asked = list(messages)
-    answer = bounded(wire_text(reply_text or "").strip(), limit_chars)
+    retry = list(messages)
+    answer = truncate_middle(wire_text(reply_text or "").strip(), limit_chars)
     if answer:
-        asked.append({"role": "assistant", "content": answer})
-    lines = [f"- {shorten(wire_text(words))}" for words in violations[:_MOST_VIOLATIONS]]
-    told = (
+        retry.append({"role": "assistant", "content": answer})
+    lines = [f"- {shorten(wire_text(violation))}" for violation in violations[:_MAX_VIOLATIONS]]
+    complaint = (
         "\n".join(["Your answer is not valid:", *lines]) if lines else "Your answer is not valid."
     )
     kind = " object" if schema is not None and schema.document.get("type") == "object" else ""
@@ -52,11 +52,11 @@ def retry_messages(
         f"Answer again, in full, with only the JSON{kind} that was asked for: "
         "no other text, no code fence."
     )
-    asked.append({"role": "user", "content": f"{told}\n{demand}"})
-    return asked
+    retry.append({"role": "user", "content": f"{complaint}\n{demand}"})
+    return retry
 
 
-def describe(messages: Sequence[Message], schema: OutputSchema) -> list[Message]:
+def add_schema_instruction(messages: Sequence[Message], schema: OutputSchema) -> list[Message]:
     """Return ``messages`` with the schema told at the end of the system message.
 
     The text is the same for every row, so a prompt that is shared up to there stays shared.
@@ -65,17 +65,19 @@ def describe(messages: Sequence[Message], schema: OutputSchema) -> list[Message]
     described = list(messages)
     first = described[0] if described else {}
     if first.get("role") not in ("system", "developer"):
-        return [{"role": "system", "content": schema_words(schema)}, *described]
+        return [{"role": "system", "content": schema_instruction(schema)}, *described]
     content = first.get("content") or ""
     if isinstance(content, list):
-        content = [*content, {"type": "text", "text": schema_words(schema)}]
+        content = [*content, {"type": "text", "text": schema_instruction(schema)}]
     else:
-        content = f"{content}\n\n{schema_words(schema)}" if content else schema_words(schema)
+        content = (
+            f"{content}\n\n{schema_instruction(schema)}" if content else schema_instruction(schema)
+        )
     described[0] = {**first, "content": content}
     return described
 
 
-def schema_words(schema: OutputSchema) -> str:
+def schema_instruction(schema: OutputSchema) -> str:
     """Return the text that tells a model the schema (also for prompts that are no chat)."""
     return (
         "Answer with only JSON that is valid under this JSON Schema: "
@@ -83,7 +85,7 @@ def schema_words(schema: OutputSchema) -> str:
     )
 
 
-def bounded(text: str, limit: int) -> str:
+def truncate_middle(text: str, limit: int) -> str:
     """Return ``text`` if it has at most ``limit`` characters, else its head and tail with a mark.
 
     The mark says how long the whole was; the result has at most ``limit`` characters.

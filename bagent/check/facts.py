@@ -25,7 +25,7 @@ from bagent.check.tokens import BYTES_PER_TOKEN, SimTokenizer, Tokenizer
 from bagent.errors import JobError, UsageError
 from bagent.fleet.hostfile import read_hostfile
 from bagent.job.redaction import mask_text
-from bagent.job.spec.job import Job, JobPath, stage_parts
+from bagent.job.spec.job import Job, KeyPath, stage_parts
 from bagent.runs.context import RunContext
 from bagent.runs.plan import requested_models
 from bagent.servers.resolve import key_variables, server_address
@@ -44,7 +44,7 @@ def backend_words(job: Job) -> str:
     address = job.backend.url if job.backend else None
     if job.hostfile is not None:
         return f"{address.kind} at {job.hostfile}" if address else str(job.hostfile)
-    return mask_text(address.given, job.source.secrets) if address else ""
+    return mask_text(address.text, job.source.secrets) if address else ""
 
 
 def input_words(job: Job) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ MAX_HOSTS_NAMED = 5
 
 def effects_of(job: Job, env: Mapping[str, str]) -> EffectsReport:
     """Return what a run of ``job`` would execute and send; nothing is executed or sent."""
-    parts: list[tuple[JobPath, Job]] = [((), job)]
+    parts: list[tuple[KeyPath, Job]] = [((), job)]
     parts += [(path, job.for_stage(part)) for path, part in stage_parts(job)]
     executes = [one for path, part in parts for one in _executes(path, part)]
     sends = [one for path, part in parts for one in _sends(path, part, env)]
@@ -241,7 +241,7 @@ def effects_of(job: Job, env: Mapping[str, str]) -> EffectsReport:
     return EffectsReport(tuple(dict.fromkeys(executes)), tuple(dict.fromkeys(sends)))
 
 
-def _executes(path: JobPath, job: Job) -> Iterator[ExecuteReport]:
+def _executes(path: KeyPath, job: Job) -> Iterator[ExecuteReport]:
     def program(kind: str, argv: tuple[str, ...]) -> ExecuteReport:
         return ExecuteReport(kind, mask_text(shlex.join(argv), job.source.secrets))
 
@@ -266,12 +266,12 @@ def _executes(path: JobPath, job: Job) -> Iterator[ExecuteReport]:
             yield ExecuteReport(str(tool.builtin), "what the model writes")
 
 
-def _own_agent(path: JobPath, job: Job) -> AgentSpec | None:
+def _own_agent(path: KeyPath, job: Job) -> AgentSpec | None:
     """The agent of a part; that of the whole job is listed once."""
     return job.agent if not path or job.agent is not None else None
 
 
-def _sends(path: JobPath, job: Job, env: Mapping[str, str]) -> Iterator[SendReport]:
+def _sends(path: KeyPath, job: Job, env: Mapping[str, str]) -> Iterator[SendReport]:
     hosts = hosts_of(job, env)
     if hosts:
         for name in key_variables(job.backend, env):
@@ -312,7 +312,7 @@ def puts_variables_into_bodies(job: Job) -> bool:
 
 
 def _substituted(
-    job: Job, env: Mapping[str, str], parts: Mapping[JobPath, Job]
+    job: Job, env: Mapping[str, str], parts: Mapping[KeyPath, Job]
 ) -> Iterator[SendReport]:
     """The variables that stand in the job as ``${VAR}``, with where their values go."""
     for use in job.source.variables:
@@ -330,7 +330,7 @@ def _substituted(
         yield SendReport(use.name, target or "the server")
 
 
-def _tool_target(path: JobPath, job: Job) -> str | None:
+def _tool_target(path: KeyPath, job: Job) -> str | None:
     if "tools" not in path or job.agent is None:
         return None
     index = path[path.index("tools") + 1] if path[-1] != "tools" else 0
@@ -344,7 +344,7 @@ def _tool_target(path: JobPath, job: Job) -> str | None:
     return f"the tool {tool.name or tool.builtin or tool.python}"
 
 
-def _program(path: JobPath, job: Job) -> str | None:
+def _program(path: KeyPath, job: Job) -> str | None:
     if "agent" in path and job.agent is not None and job.agent.command:
         return f"the program {job.agent.command[0]}"
     return None

@@ -141,7 +141,7 @@ def reason_not_to_ask(endpoint: Endpoint, kind: str, job: Job) -> str | None:
 def _simulated(ref: BackendRef) -> CheckTarget:
     from bagent.sim.config import parse_sim_url
 
-    config = parse_sim_url(ref.url.given if ref.url else "sim")
+    config = parse_sim_url(ref.url.text if ref.url else "sim")
     engines = "1 engine" if config.replicas == 1 else f"{config.replicas} engines"
     servers = Servers([], "sim", simulated=True, context=config.engine.max_model_len)
     return CheckTarget(servers, f"a run simulates {engines} in its own process", config.model)

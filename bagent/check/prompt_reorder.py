@@ -341,7 +341,7 @@ def yaml_of(suggestion: Suggestion, spec: PromptSpec) -> str:
             continue
         old: TextSpec | None = getattr(spec, key)
         if key not in suggestion.changed and old is not None and old.file is not None:
-            lines.append(f"  {key}: {{file: {_quoted(old.file.given)}}}")
+            lines.append(f"  {key}: {{file: {_quoted(old.file.text)}}}")
         else:
             lines.append(f"  {key}: {_scalar(text)}")
     return "\n".join(lines) + "\n"

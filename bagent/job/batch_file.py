@@ -30,17 +30,17 @@ def is_batch_file(path: str | Path) -> bool:
     of no requests. ``.gz`` and ``.zst`` files are looked into. A file that cannot be read is none.
     """
     path = Path(path)
-    whole = alike = count = 0
+    complete = similar = count = 0
     try:
         for keys in islice(_keys_of_lines(path), _FIRST_LINES):
             count += 1
-            whole += keys >= KEYS
-            alike += len(keys & KEYS) >= len(KEYS) - 1
+            complete += keys >= KEYS
+            similar += len(keys & KEYS) >= len(KEYS) - 1
     except unreadable(path):
         return False
     if not count:
         return unpacked_suffix(path) in SUFFIXES
-    return whole > 0 and 2 * alike > count
+    return complete > 0 and 2 * similar > count
 
 
 def unpacked_suffix(path: Path) -> str:

@@ -57,29 +57,31 @@ class Substitution:
     def _scalar(self, value: str, spot: YamlSpot, path: tuple[str | int, ...]) -> Json:
         count = 0
 
-        def replaced(found: re.Match[str]) -> str:
+        def replaced(match: re.Match[str]) -> str:
             nonlocal count
             count += 1
-            return "${" if found[1] else self._value(found, value, spot, path)
+            return "${" if match[1] else self._value(match, value, spot, path)
 
         text = _VARIABLE.sub(replaced, value)
-        whole = count == 1 and _VARIABLE.fullmatch(value) is not None and not value.startswith("$$")
+        is_single = (
+            count == 1 and _VARIABLE.fullmatch(value) is not None and not value.startswith("$$")
+        )
         from_command = isinstance(value, SourceText) and value.from_command
         if spot.style == "plain":
             resolved = resolve_plain(text)
             if not isinstance(resolved, str):
                 return resolved
-        return SourceText.of(text, from_command=from_command, from_variable=whole)
+        return SourceText.of(text, from_command=from_command, from_variable=is_single)
 
     def _value(
-        self, found: re.Match[str], value: str, spot: YamlSpot, path: tuple[str | int, ...]
+        self, match: re.Match[str], value: str, spot: YamlSpot, path: tuple[str | int, ...]
     ) -> str:
-        name, has_default, default = found[2], found[3], found[4]
+        name, has_default, default = match[2], match[3], match[4]
         if name is None:
-            rest = value[found.start() :].split()[0]
+            token = value[match.start() :].split()[0]
             self._problems.add(
-                self._position(spot, rest),
-                f"{rest} is neither ${{NAME}} nor ${{NAME:-default}}",
+                self._position(spot, token),
+                f"{token} is neither ${{NAME}} nor ${{NAME:-default}}",
                 "write $${ for a literal ${",
             )
             return ""
@@ -88,7 +90,7 @@ class Substitution:
             if has_default:
                 return default
             self._problems.add(
-                self._position(spot, found[0]),
+                self._position(spot, match[0]),
                 f"the environment variable {name} is not set",
                 f"export it, or write ${{{name}:-default}}",
             )

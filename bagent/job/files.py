@@ -12,7 +12,7 @@ from bagent.errors import JobError
 from bagent.job.spec.base import Section
 from bagent.job.spec.job import Job
 from bagent.job.spec.output import OutputSpec
-from bagent.job.spec.paths import JobPlace, shown_path
+from bagent.job.spec.paths import ResolvedPath, display_path
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.parser import YamlSpot, decode, find
 from bagent.types import Json
@@ -30,7 +30,7 @@ class NamedFile:
     """A file that the job names: ``path`` leads to the key, ``kind`` is ``text`` or ``schema``."""
 
     path: KeyPath
-    place: JobPlace
+    file: ResolvedPath
     kind: str = "text"
 
 
@@ -46,48 +46,48 @@ def read_files(job: Job, data: Json, root: YamlSpot, context: LoadContext) -> di
     """
     texts: dict[Path, str] = {}
     for item in named_files(job):
-        if item.place.path in texts:
+        if item.file.path in texts:
             continue
         try:
-            texts[item.place.path] = read_text(item.place, context.cwd)
+            texts[item.file.path] = read_text(item.file, context.cwd)
         except JobError as error:
             at = error.at or find(data, item.path, root)[0].value_at
             context.problems.add(at, error.message, error.hint)
-    for item in [found for found in named_files(job) if found.kind == "schema"]:
-        if item.place.path in texts:
-            _add_references(item.place.path, texts, context.cwd)
+    for item in [file for file in named_files(job) if file.kind == "schema"]:
+        if item.file.path in texts:
+            _add_references(item.file.path, texts, context.cwd)
     return texts
 
 
-def read_text(place: JobPlace, cwd: Path) -> str:
+def read_text(location: ResolvedPath, cwd: Path) -> str:
     """The text of a file with LF line ends; ``cwd`` is where positions in it are seen from.
 
     Raises:
         JobError: it is missing, unreadable, too large, or not UTF-8.
     """
     try:
-        with place.path.open("rb") as file:
+        with location.path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise JobError(
-            f"no such file: {place}", hint=f"it was looked for at {place.path}"
+            f"no such file: {location}", hint=f"it was looked for at {location.path}"
         ) from None
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno else str(error)
-        raise JobError(f"cannot read {place}: {reason}") from None
+        raise JobError(f"cannot read {location}: {reason}") from None
     if len(content) > MAX_BYTES:
-        raise JobError(f"{place} is larger than 64 MB")
-    return decode(content, shown_path(place.path, cwd)).replace("\r\n", "\n")
+        raise JobError(f"{location} is larger than 64 MB")
+    return decode(content, display_path(location.path, cwd)).replace("\r\n", "\n")
 
 
 def _walk(value: object, path: KeyPath) -> Iterator[NamedFile]:
-    if isinstance(value, OutputSpec) and isinstance(value.schema_, JobPlace):
+    if isinstance(value, OutputSpec) and isinstance(value.schema_, ResolvedPath):
         yield NamedFile((*path, "schema"), value.schema_, "schema")
     if isinstance(value, Section):
         for name, field in type(value).model_fields.items():
             key = field.alias or name
             item = getattr(value, name)
-            if key == "file" and isinstance(item, JobPlace):
+            if key == "file" and isinstance(item, ResolvedPath):
                 yield NamedFile((*path, key), item)
             elif key == "python" and item is not None:
                 yield NamedFile((*path, key), item.file)
@@ -117,7 +117,7 @@ def _add_references(schema: Path, texts: dict[Path, str], cwd: Path) -> None:
             if target in texts or not target.is_file():
                 continue
             try:
-                texts[target] = read_text(JobPlace(target, str(target)), cwd)
+                texts[target] = read_text(ResolvedPath(target, str(target)), cwd)
             except JobError:
                 continue
             todo.append(target)
@@ -128,7 +128,7 @@ def _references(path: Path, text: str) -> list[Path]:
         schema = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    found: list[Path] = []
+    files: list[Path] = []
     todo = [schema]
     while todo:
         value = todo.pop()
@@ -137,8 +137,8 @@ def _references(path: Path, text: str) -> list[Path]:
             if isinstance(reference, str):
                 file = reference.partition("#")[0]
                 if file and "://" not in file and not file.startswith("file:"):
-                    found.append(Path(os.path.normpath(path.parent / file)))
+                    files.append(Path(os.path.normpath(path.parent / file)))
             todo.extend(value.values())
         elif isinstance(value, list):
             todo.extend(value)
-    return found
+    return files

@@ -11,7 +11,7 @@ from typing import Any
 from bagent.job.files import reference_closure
 from bagent.job.spec.base import Section
 from bagent.job.spec.job import Job
-from bagent.job.spec.paths import InputPath, JobPlace, PythonFunction
+from bagent.job.spec.paths import InputPath, PythonFunction, ResolvedPath
 from bagent.types import Json
 
 PARTS = (
@@ -74,9 +74,9 @@ def _values(
         key, value = info.alias or name, getattr(section, name)
         if key in leave_out or value == info.get_default(call_default_factory=True):
             continue
-        if key == "file" and isinstance(value, JobPlace):
+        if key == "file" and isinstance(value, ResolvedPath):
             result["text"] = texts.get(value.path, "")
-        elif key == "schema" and isinstance(value, JobPlace):
+        elif key == "schema" and isinstance(value, ResolvedPath):
             result[key] = _schema(value.path, texts)
         else:
             result[key] = _value(value, texts, leave_out)
@@ -90,7 +90,7 @@ def _value(value: Any, texts: Mapping[Path, str], leave_out: frozenset[str]) -> 
         return [_value(item, texts, leave_out) for item in value]
     if isinstance(value, PythonFunction):
         return [value.function, texts.get(value.file.path, "")]
-    return value.given if isinstance(value, JobPlace | InputPath) else value
+    return value.text if isinstance(value, ResolvedPath | InputPath) else value
 
 
 def _schema(path: Path, texts: Mapping[Path, str]) -> Json:

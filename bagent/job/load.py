@@ -21,7 +21,7 @@ from bagent.job.spec.job import Job, JobSource
 from bagent.job.validation import LoadContext, note_faults
 from bagent.job.yaml.parser import YamlFile, YamlMap, YamlSpot, at_option, decode, read_yaml
 from bagent.job.yaml.scalars import SourceText
-from bagent.text.suggest import shown
+from bagent.text.suggest import describe_value
 from bagent.types import Json
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -69,7 +69,8 @@ def load_job(request: JobRequest) -> Job:
     data = YamlMap() if file.data is None else file.data
     if not isinstance(data, YamlMap):
         raise JobError(
-            f"expected KEY: VALUE lines, got {shown(data)}", at=Position(file.spot.file, 1, 1)
+            f"expected KEY: VALUE lines, got {describe_value(data)}",
+            at=Position(file.spot.file, 1, 1),
         )
     return _load(request, replace(file, data=data))
 
@@ -143,7 +144,7 @@ def _load(request: JobRequest, file: YamlFile) -> Job:
     _name(data, request)
     job = _validated(data, file.spot, context)
     texts = read_files(job, data, file.spot, context) if job else {}
-    if job and not context.problems.found:
+    if job and not context.problems.items:
         _check_needed(job, request, data, context)
     context.problems.raise_first()
     if job is None:
@@ -184,11 +185,11 @@ def _name(data: YamlMap, request: JobRequest) -> None:
     """Without a name the run is named after the file."""
     if data.get("name") is not None or request.path is None:
         return
-    kept = [
+    letters = [
         letter if letter.isprintable() and letter not in "/\\" else "-"
         for letter in _stem(request.path)
     ]
-    name = "".join(kept).strip().lstrip(".-")
+    name = "".join(letters).strip().lstrip(".-")
     if name:
         data.put("name", name, YamlSpot(str(request.path)))
 
@@ -244,14 +245,14 @@ def _drop_address(data: YamlMap) -> None:
     backend = data["backend"]
     url = backend.get("url") if isinstance(backend, dict) else backend
     engine = str(url).partition("://")[0].partition("+")[0].lower()
-    rest = YamlMap()
+    reduced = YamlMap()
     if isinstance(backend, YamlMap):
         for key, value in backend.items():
             if key != "url":
-                rest.put(key, value, backend.spots[key])
+                reduced.put(key, value, backend.spots[key])
     if engine in ENGINES:
-        rest.put("url", engine, spot)
-    data.put("backend", rest, spot)
+        reduced.put("url", engine, spot)
+    data.put("backend", reduced, spot)
 
 
 def _check_needed(job: Job, request: JobRequest, data: YamlMap, context: LoadContext) -> None:
@@ -269,7 +270,7 @@ def _check_needed(job: Job, request: JobRequest, data: YamlMap, context: LoadCon
         job.hostfile
         and job.backend
         and job.backend.url
-        and not _needs_hostfile(job.backend.url.given)
+        and not _needs_hostfile(job.backend.url.text)
     ):
         add(
             data.spots["hostfile"].key_at,

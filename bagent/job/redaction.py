@@ -55,8 +55,8 @@ def carried(uses: Iterable[VariableUse]) -> frozenset[str]:
 
 def is_carrier(path: Iterable[str | int]) -> bool:
     """Return whether the value at ``path`` of a job goes to a server or a program as it is."""
-    first, *rest = path
-    return (first == "backend" and not rest) or not CARRIERS.isdisjoint((first, *rest))
+    first, *remaining = path
+    return (first == "backend" and not remaining) or not CARRIERS.isdisjoint((first, *remaining))
 
 
 def written_secrets(uses: Iterable[VariableUse]) -> frozenset[str]:
@@ -97,22 +97,22 @@ def mask_text(text: str, secrets: frozenset[str] = frozenset()) -> str:
     return _TOKENS.sub(MASK, text)
 
 
-def mask_command(words: Sequence[str]) -> str:
+def mask_command(argv: Sequence[str]) -> str:
     """A command line as it may be shown or written down, with the secrets of its words masked."""
-    return shlex.join(mask_words(words))
+    return shlex.join(mask_words(argv))
 
 
-def mask_words(words: Sequence[str]) -> list[str]:
+def mask_words(argv: Sequence[str]) -> list[str]:
     """The words of a command line, their secrets masked: those of URLs and ``--set KEY=VALUE``."""
-    shown = []
-    for word in words:
+    masked_argv = []
+    for word in argv:
         option = "--set=" if word.startswith("--set=") else ""
         key, _, value = word.removeprefix(option).partition("=")
         if value and "." in key and "/" not in key and _sets_secret(key.split(".")):
-            shown.append(f"{option}{key}={MASK}")
+            masked_argv.append(f"{option}{key}={MASK}")
         else:
-            shown.append(mask_text(word))
-    return shown
+            masked_argv.append(mask_text(word))
+    return masked_argv
 
 
 def _sets_secret(path: Sequence[str]) -> bool:
@@ -154,8 +154,8 @@ def _names_secret(key: str) -> bool:
     return key.lower() in _SECRET_HEADERS or looks_secret(key)
 
 
-def _query(found: re.Match[str]) -> str:
-    start, name, value = found.groups()
+def _query(match: re.Match[str]) -> str:
+    start, name, value = match.groups()
     return f"{start}{name}={MASK if _is_secret_parameter(name) else value}"
 
 

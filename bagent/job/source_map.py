@@ -35,13 +35,13 @@ class Origin:
         the text, so the n-th one there is the n-th one here.
         """
         tag = _tag_on_line(text, line, word)
-        tags = [found.start() for found in _OPENER.finditer(self.source, self.start, self.end)]
+        tags = [match.start() for match in _OPENER.finditer(self.source, self.start, self.end)]
         if tag is None or tag >= len(tags) or len(tags) != len(_OPENER.findall(text)):
             return Position(self.file, self.line, self.column)
         offset = tags[tag]
         if word:
-            found = _search(word, self.source, offset, self.end)
-            offset = offset if found is None else found
+            match = _search(word, self.source, offset, self.end)
+            offset = offset if match is None else match
         return self._at(offset)
 
     def word(self, text: str, offset: int) -> Position:
@@ -51,16 +51,16 @@ class Origin:
         the text, so the n-th such word there is the n-th one here; else it is where the value
         begins.
         """
-        found = _WORD.match(text, offset)
-        if found:
-            word = re.compile(rf"(?<!\w){re.escape(found[0])}(?!\w)")
+        match = _WORD.match(text, offset)
+        if match:
+            word = re.compile(rf"(?<!\w){re.escape(match[0])}(?!\w)")
         else:
             word = re.compile(re.escape(text[offset : offset + 1] or "\0"))
-        here = [one.start() for one in word.finditer(text)]
-        there = [one.start() for one in word.finditer(self.source, self.start, self.end)]
-        if len(here) != len(there) or offset not in here:
+        in_text = [hit.start() for hit in word.finditer(text)]
+        in_source = [hit.start() for hit in word.finditer(self.source, self.start, self.end)]
+        if len(in_text) != len(in_source) or offset not in in_text:
             return Position(self.file, self.line, self.column)
-        return self._at(there[here.index(offset)])
+        return self._at(in_source[in_text.index(offset)])
 
     def _at(self, offset: int) -> Position:
         before = _LINE_END.split(self.source[:offset])
@@ -73,7 +73,7 @@ def _tag_on_line(text: str, line: int, word: str) -> int | None:
     It is the first one on the line that holds ``word``, else the first on the line, else the
     last before it: a tag may run over several lines.
     """
-    starts = [0, *(found.end() for found in _LINE_END.finditer(text)), len(text) + 1]
+    starts = [0, *(match.end() for match in _LINE_END.finditer(text)), len(text) + 1]
     line = min(max(line, 1), len(starts) - 1)
     first, after = starts[line - 1], starts[line]
     best: int | None = None
@@ -95,7 +95,7 @@ def _tag_on_line(text: str, line: int, word: str) -> int | None:
 def _search(word: str, text: str, start: int, end: int) -> int | None:
     """Where ``word`` stands between ``start`` and ``end``, rather by itself than after a dot."""
     for before in (r"(?<![\w.])", r"(?<!\w)"):
-        found = re.compile(rf"{before}{re.escape(word)}(?!\w)").search(text, start, end)
-        if found:
-            return found.start()
+        match = re.compile(rf"{before}{re.escape(word)}(?!\w)").search(text, start, end)
+        if match:
+            return match.start()
     return None

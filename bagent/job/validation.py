@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from bagent.errors import JobError, Position
 from bagent.job.overrides import option_name
 from bagent.job.yaml.parser import YamlMap, YamlSpot, child_spot, find
-from bagent.text.suggest import dotted, shown
+from bagent.text.suggest import describe_value, dotted
 from bagent.types import Json
 
 
@@ -21,12 +21,12 @@ from bagent.types import Json
 class Problems:
     """The faults found so far in one job; the first in file order is raised for all."""
 
-    found: list[tuple[Position, str, str]] = field(default_factory=list)
+    items: list[tuple[Position, str, str]] = field(default_factory=list)
 
     def add(self, at: Position, message: str, hint: str = "") -> None:
         """Note one fault; the same place and message counts once."""
-        if (at, message, hint) not in self.found:
-            self.found.append((at, message, hint))
+        if (at, message, hint) not in self.items:
+            self.items.append((at, message, hint))
 
     def raise_first(self) -> None:
         """Raise the first fault in file order, those of options before those of the file.
@@ -34,10 +34,10 @@ class Problems:
         Raises:
             JobError: with ``(and N more)`` where there are more.
         """
-        if not self.found:
+        if not self.items:
             return
-        at, message, hint = min(self.found, key=lambda fault: (fault[0].line, fault[0].column))
-        more = len(self.found) - 1
+        at, message, hint = min(self.items, key=lambda fault: (fault[0].line, fault[0].column))
+        more = len(self.items) - 1
         if more:
             message += f" (and {more} more)"
         raise JobError(message, hint=hint, at=at)
@@ -52,12 +52,12 @@ class LoadContext:
     env: Mapping[str, str] = field(default_factory=dict)
     problems: Problems = field(default_factory=Problems)
 
-    def absolute(self, given: str, *, from_command: bool) -> Path:
-        """``given`` as an absolute path; ``~`` is the home folder of ``env``."""
+    def absolute(self, path: str, *, from_command: bool) -> Path:
+        """``path`` as an absolute path; ``~`` is the home folder of ``env``."""
         home = self.env.get("HOME", "")
-        if home and (given == "~" or given.startswith("~/")):
-            given = home + given[1:]
-        return (self.cwd if from_command else self.folder) / given
+        if home and (path == "~" or path.startswith("~/")):
+            path = home + path[1:]
+        return (self.cwd if from_command else self.folder) / path
 
 
 ErrorPath = tuple[str | int, ...]
@@ -70,18 +70,18 @@ def note_faults(error: ValidationError, data: Json, root: YamlSpot, problems: Pr
         missing = item["type"] == "missing"
         message, hint, inner = _explain(item)
         path = path[:-1] if missing else (*path, *inner)
-        spot, there = find(data, path, root)
-        if _has_unknown_key(data, there, problems):
+        spot, found_path = find(data, path, root)
+        if _has_unknown_key(data, found_path, problems):
             # What it lacks is what the unknown key was meant to be.
             continue
         if missing:
-            at = spot.key_at if there else Position(spot.file)
-            problems.add(at, f"{dotted((*there, item['loc'][-1]))} is missing")
+            at = spot.key_at if found_path else Position(spot.file)
+            problems.add(at, f"{dotted((*found_path, item['loc'][-1]))} is missing")
             continue
-        at = _place(data, there, root)
+        at = _value_position(data, found_path, root)
         # A position that is an option names the key already.
-        names_it = str(at.file) in (f"--set {_plain(there)}", option_name(_plain(there)))
-        name = "" if names_it else dotted(there)
+        names_it = str(at.file) in (f"--set {_plain(found_path)}", option_name(_plain(found_path)))
+        name = "" if names_it else dotted(found_path)
         problems.add(at, f"{name}: {message}" if name else message, hint)
 
 
@@ -91,7 +91,7 @@ def _has_unknown_key(data: Json, path: ErrorPath, problems: Problems) -> bool:
     if not isinstance(data, YamlMap):
         return False
     keys = {spot.key_at for spot in data.spots.values()}
-    return any(at in keys and text.startswith("unknown key") for at, text, _ in problems.found)
+    return any(at in keys and text.startswith("unknown key") for at, text, _ in problems.items)
 
 
 def _plain(path: ErrorPath) -> str:
@@ -108,11 +108,11 @@ def _explain(item: ErrorDetails) -> tuple[str, str, ErrorPath]:
         )
         return context["message"], context["hint"], inner
     if item["type"] in ("tuple_type", "list_type"):
-        return f"expected a list, got {shown(item['input'])}", "", ()
+        return f"expected a list, got {describe_value(item['input'])}", "", ()
     return item["msg"].lower(), "", ()
 
 
-def _place(data: Json, path: ErrorPath, root: YamlSpot) -> Position:
+def _value_position(data: Json, path: ErrorPath, root: YamlSpot) -> Position:
     """The value's own position; for a mapping or list on later lines, its key's."""
     if not path:
         return Position(root.file, root.line, root.column) if root.line else Position(root.file)

@@ -60,27 +60,27 @@ class RowsConfig:
 
     def to_json(self) -> str:
         """One line of JSON that :meth:`from_json` takes."""
-        shown = {
+        values = {
             **vars(self),
-            "inputs": [one if isinstance(one, str) else dict(one) for one in self.inputs],
+            "inputs": [item if isinstance(item, str) else dict(item) for item in self.inputs],
             "base": str(self.base),
             "stdin_spool": None if self.stdin_spool is None else str(self.stdin_spool),
         }
-        return json.dumps(shown)
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RowsConfig:
         """Read what :meth:`to_json` wrote."""
-        shown: dict[str, Any] = json.loads(text)
-        return cls(**shown)
+        values: dict[str, Any] = json.loads(text)
+        return cls(**values)
 
     def _check(self) -> None:
         if not self.inputs:
             raise InputError("there is no input", hint="name one: input: rows.jsonl, or -i PATH")
-        for one in self.inputs:
-            if not isinstance(one, str) and (len(one) != 1 or not {"files", "sql"} & set(one)):
+        for item in self.inputs:
+            if not isinstance(item, str) and (len(item) != 1 or not {"files", "sql"} & set(item)):
                 raise InputError(
-                    f"unknown form of input: {dict(one)}",
+                    f"unknown form of input: {dict(item)}",
                     hint='a path, a glob, "-", {files: GLOB} or {sql: QUERY}',
                 )
         if self.sample is not None and self.sample < 1:

@@ -64,7 +64,7 @@ def visible(text: str) -> str:
     """The text with each lone surrogate written out as ``\\udXXX``, so that UTF-8 can hold it."""
     if text.isascii():
         return text
-    return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def visible_data(value: Any) -> Any:
@@ -72,9 +72,9 @@ def visible_data(value: Any) -> Any:
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, list | tuple):
-        return [visible_data(one) for one in value]
+        return [visible_data(item) for item in value]
     if isinstance(value, dict):
-        return {visible(name): visible_data(one) for name, one in value.items()}
+        return {visible(name): visible_data(item) for name, item in value.items()}
     return value
 
 
@@ -110,7 +110,7 @@ def decode_line(raw: bytes) -> Item | None:
     except RecursionError:
         return Unreadable(TOO_DEEP, raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _second_try(raw)
+        return _decode_leniently(raw)
     return data
 
 
@@ -137,7 +137,7 @@ def bytes_text(value: bytes) -> str:
         return base64.b64encode(value).decode()
 
 
-def _second_try(raw: bytes) -> Item | None:
+def _decode_leniently(raw: bytes) -> Item | None:
     if raw.startswith(_UNREADABLE):
         try:
             reason: dict[str, Any] = json.loads(raw.removeprefix(_UNREADABLE))
@@ -153,14 +153,14 @@ def _second_try(raw: bytes) -> Item | None:
     if not text.strip():
         return None
     try:
-        value = _SECOND.decode(text)
+        value = _LENIENT.decode(text)
         if not isinstance(value, dict):
             quoted = text.lstrip().startswith('"')  # NaN came out as text too, but is a number
             kind = "a string" if quoted else _KINDS.get(type(value), "a number")
             return Unreadable(f"not a JSON object but {kind}", raw)
         data: dict[str, Any] = _clean(value)
     except json.JSONDecodeError as error:
-        return Unreadable(f"malformed JSON: {_words(error)}", raw)
+        return Unreadable(f"malformed JSON: {_describe_error(error)}", raw)
     except RecursionError:
         return Unreadable(TOO_DEEP, raw)
     except ValueError as error:  # an integer of more digits than Python converts
@@ -168,11 +168,11 @@ def _second_try(raw: bytes) -> Item | None:
     return data
 
 
-def _words(error: json.JSONDecodeError) -> str:
+def _describe_error(error: json.JSONDecodeError) -> str:
     if error.msg == "Extra data" and "\r" in error.doc[: error.pos]:
         return "lines end in CR alone (write them with LF)"
-    place = f"column {error.colno}" if error.lineno == 1 else f"its line {error.lineno}"
-    return f"{error.msg} ({place})"
+    position = f"column {error.colno}" if error.lineno == 1 else f"its line {error.lineno}"
+    return f"{error.msg} ({position})"
 
 
 def _finite(text: str) -> float | str:
@@ -180,13 +180,13 @@ def _finite(text: str) -> float | str:
     return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")
 
 
-_SECOND = json.JSONDecoder(parse_float=_finite, parse_constant=str)
+_LENIENT = json.JSONDecoder(parse_float=_finite, parse_constant=str)
 
 
 def _clean(value: Any) -> Any:
     """The same value with every name made visible."""
     if isinstance(value, list):
-        return [_clean(one) for one in value]
+        return [_clean(item) for item in value]
     if isinstance(value, dict):
-        return {visible(name): _clean(one) for name, one in value.items()}
+        return {visible(name): _clean(item) for name, item in value.items()}
     return value

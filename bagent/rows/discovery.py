@@ -45,10 +45,10 @@ def _expand_pattern(pattern: str) -> Iterator[str]:
         yield from glob(pattern)  # noqa: PTH207  (Path.glob matches hidden files too)
         return
     at = parts.index(_ANY_DEPTH)
-    rest = "/".join(parts[at + 1 :])
+    remainder = "/".join(parts[at + 1 :])
     for start in sorted(glob("/".join(parts[:at]) + "/")):  # noqa: PTH207
         for folder in _folders(start, set()):
-            yield from _expand_pattern(escape(folder) + (rest or "*"))
+            yield from _expand_pattern(escape(folder) + (remainder or "*"))
 
 
 def _folders(folder: str, entered: set[str]) -> Iterator[str]:
@@ -59,8 +59,8 @@ def _folders(folder: str, entered: set[str]) -> Iterator[str]:
     entered.add(real)
     yield folder
     try:
-        with os.scandir(folder) as found:
-            names = sorted(one.name for one in found if one.is_dir())
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError:
         return  # as the shell does with a folder that may not be read
     for name in names:
@@ -126,43 +126,43 @@ class StdinSource:
 Source = FileSource | SqlSource | StdinSource
 
 
-def find_sources(config: RowsConfig, notices: RowWarnings) -> list[Source]:
+def find_sources(config: RowsConfig, warnings: RowWarnings) -> list[Source]:
     """The sources in their order; a glob stands for its files, sorted.
 
     Raises:
         InputError: something is missing, empty, a folder, unreadable or of unknown format.
     """
-    found: list[Source] = []
-    known: set[object] = set()
-    for one in config.inputs:
-        queries = sum(isinstance(source, SqlSource) for source in found)
-        for source in _expand(one, config.base, queries + 1):
-            same = _same(source)
-            if same not in known:
-                known.add(same)
-                found.append(source)
+    sources: list[Source] = []
+    seen: set[object] = set()
+    for item in config.inputs:
+        queries = sum(isinstance(source, SqlSource) for source in sources)
+        for source in _expand(item, config.base, queries + 1):
+            identity = _identity(source)
+            if identity not in seen:
+                seen.add(identity)
+                sources.append(source)
             elif isinstance(source, FileSource):
-                notices.add(TWICE, source.name)
+                warnings.add(TWICE, source.name)
             else:
                 raise InputError(f"the input names {source.name} twice")
-    return found
+    return sources
 
 
-def _same(source: Source) -> object:
+def _identity(source: Source) -> object:
     """What is equal for two names of one thing; a link is another name of its file."""
     if isinstance(source, FileSource):
         return os.path.realpath(source.path), source.format == "text"
     return source
 
 
-def _expand(one: str | Mapping[str, str], base: Path, number: int) -> list[Source]:
-    if isinstance(one, str):
-        if one in _STDIN_NAMES:
+def _expand(item: str | Mapping[str, str], base: Path, number: int) -> list[Source]:
+    if isinstance(item, str):
+        if item in _STDIN_NAMES:
             return [StdinSource()]
-        return [_file(path, base) for path in _paths(one, base)]
-    if "sql" in one:
-        return [SqlSource(one["sql"], "sql" if number == 1 else f"sql {number}")]
-    return [_text(path, base) for path in _paths(one["files"], base)]
+        return [_file(path, base) for path in _paths(item, base)]
+    if "sql" in item:
+        return [SqlSource(item["sql"], "sql" if number == 1 else f"sql {number}")]
+    return [_text(path, base) for path in _paths(item["files"], base)]
 
 
 def _paths(pattern: str, base: Path) -> list[Path]:
@@ -174,11 +174,11 @@ def _paths(pattern: str, base: Path) -> list[Path]:
                 f"{pattern} is a folder", hint=f"name its files: {pattern.rstrip('/')}/*.jsonl"
             )
         return [path]
-    found = matches(str(path))
-    if not found:
+    files = matches(str(path))
+    if not files:
         hint = "write { , } out as a list" if "{" in pattern else f"looked from {base}"
         raise InputError(f"no file matches {pattern}", hint=hint)
-    return found
+    return files
 
 
 def _file(path: Path, base: Path) -> FileSource:
@@ -207,9 +207,11 @@ def _size(path: Path) -> int:
         status = path.stat()
     except FileNotFoundError as error:
         if path.is_symlink():
-            words = f"this is a link to {visible(str(path.readlink()))}, which is not there"
-            raise InputError(words, at=Position(path)) from error
-        raise InputError("there is no such file", hint=_near(path), at=Position(path)) from error
+            message = f"this is a link to {visible(str(path.readlink()))}, which is not there"
+            raise InputError(message, at=Position(path)) from error
+        raise InputError(
+            "there is no such file", hint=_nearest_hint(path), at=Position(path)
+        ) from error
     except OSError as error:
         raise unreadable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
@@ -223,12 +225,12 @@ def _size(path: Path) -> int:
     return status.st_size
 
 
-def _near(path: Path) -> str:
+def _nearest_hint(path: Path) -> str:
     """A hint with the nearest name in the folder, if any is near."""
     if any(_URL.match(part + "/") for part in path.parts):
         return "nothing is fetched: copy it here, or let DuckDB read it with input: {sql: ...}"
     try:
-        names = [one.name for one in path.parent.iterdir()]
+        names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return f"there is no folder {path.parent}"
     near = difflib.get_close_matches(path.name, names, n=1)
@@ -237,5 +239,5 @@ def _near(path: Path) -> str:
 
 def _name(path: Path, base: Path) -> str:
     """The path from the base folder on, or whole where it is not below it; valid UTF-8."""
-    shown = path.relative_to(base) if path.is_relative_to(base) else path
-    return visible(str(shown))
+    relative = path.relative_to(base) if path.is_relative_to(base) else path
+    return visible(str(relative))

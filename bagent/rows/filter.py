@@ -85,16 +85,16 @@ class Condition:
         if not rows:
             return
         self.checked = True
-        known = dict.fromkeys(name for row in rows for name in row)
-        lower = {name.lower() for name in known}
+        fields = dict.fromkeys(name for row in rows for name in row)
+        lower = {name.lower() for name in fields}
         for name in self._needed:
             if name.lower() not in lower:
-                near = difflib.get_close_matches(name, known, n=1)
+                near = difflib.get_close_matches(name, fields, n=1)
                 raise InputError(
                     f"where: no field '{name}' in the first rows",
                     hint=f"did you mean {near[0]}?"
                     if near
-                    else f"there are {', '.join(list(known)[:20])}",
+                    else f"there are {', '.join(list(fields)[:20])}",
                 )
         import duckdb
 
@@ -102,7 +102,7 @@ class Condition:
         if strict:
             refused = (*refused, duckdb.BinderException)
         kinds = {_types(cells): cells for cells in map(self._cells, rows)}
-        errors = [self._error(cells) for cells in kinds.values()]
+        errors = [self._error_for(cells) for cells in kinds.values()]
         if all(isinstance(error, refused) for error in errors):
             message = str(errors[0]).partition("\n")[0]
             hint = (
@@ -112,21 +112,21 @@ class Condition:
             )
             raise InputError(f"where: {message}", hint=hint)
 
-    def keep(self, rows: list[Row], notices: RowWarnings) -> list[Row]:
+    def filter(self, rows: list[Row], warnings: RowWarnings) -> list[Row]:
         """The rows that fulfil the condition, and those that cannot be read."""
-        kept = [row.error is not None for row in rows]
+        passes = [row.error is not None for row in rows]
         groups: dict[tuple[str, ...], list[tuple[int, Cells]]] = {}
         for at, row in enumerate(rows):
-            if not kept[at]:
+            if not passes[at]:
                 cells = self._cells(row.data)
                 groups.setdefault(_types(cells), []).append((at, cells))
         for types, members in groups.items():
-            answers = self._judge(types, [cells for _, cells in members])
+            answers = self._evaluate(types, [cells for _, cells in members])
             for (at, cells), answer in zip(members, answers, strict=True):
-                kept[at] = bool(answer)
+                passes[at] = bool(answer)
                 if answer is None:
-                    self._report(rows[at], cells, notices)
-        return [row for row, good in zip(rows, kept, strict=True) if good]
+                    self._report(rows[at], cells, warnings)
+        return [row for row, good in zip(rows, passes, strict=True) if good]
 
     def _parse(self) -> Any:
         """The syntax tree of the condition."""
@@ -149,8 +149,10 @@ class Condition:
 
     def _cells(self, data: dict[str, Any]) -> Cells:
         """What a row has for each name of the condition: as it stands, else in other case."""
-        found = [data[name] if name in data else _other(data, name) for name in self._names]
-        return tuple([visible(cell) if isinstance(cell, str) else cell for cell in found])
+        values = [
+            data[name] if name in data else _value_in_other_case(data, name) for name in self._names
+        ]
+        return tuple([visible(cell) if isinstance(cell, str) else cell for cell in values])
 
     def _query(self, types: tuple[str, ...], *, guarded: bool) -> str:
         columns = [f'unnest(range($1)) AS "{_NUMBER}"']
@@ -166,7 +168,9 @@ class Condition:
             test = f"TRY({test})"
         return f'SELECT {test} FROM (SELECT {", ".join(columns)}) ORDER BY "{_NUMBER}"'
 
-    def _ask(self, types: tuple[str, ...], rows: list[Cells], guarded: bool) -> list[bool | None]:
+    def _execute(
+        self, types: tuple[str, ...], rows: list[Cells], guarded: bool
+    ) -> list[bool | None]:
         values: list[Any] = [len(rows)]
         for at, kind in enumerate(types):
             column = [cells[at] for cells in rows]
@@ -177,42 +181,42 @@ class Condition:
         query = self._query(types, guarded=guarded)
         return [answer for (answer,) in self._connection.execute(query, values).fetchall()]
 
-    def _judge(self, types: tuple[str, ...], rows: list[Cells]) -> list[bool | None]:
+    def _evaluate(self, types: tuple[str, ...], rows: list[Cells]) -> list[bool | None]:
         """Whether each row passes; None where the condition fails on it."""
         import duckdb
 
         try:
-            return self._ask(types, rows, self._guarded)
+            return self._execute(types, rows, self._guarded)
         except (duckdb.BinderException, duckdb.CatalogException):
             return [None] * len(rows)  # it fails for these types, whatever the values
         except duckdb.Error:
             if len(rows) == 1:
                 return [None]
-        return [answer for cells in rows for answer in self._judge(types, [cells])]
+        return [answer for cells in rows for answer in self._evaluate(types, [cells])]
 
-    def _error(self, cells: Cells) -> Exception | None:
+    def _error_for(self, cells: Cells) -> Exception | None:
         """What DuckDB says about one row, None where it has an answer."""
         import duckdb
 
         try:
-            self._ask(_types(cells), [cells], guarded=False)
+            self._execute(_types(cells), [cells], guarded=False)
         except duckdb.Error as error:
             return error
         return None
 
-    def _report(self, row: Row, cells: Cells, notices: RowWarnings) -> None:
+    def _report(self, row: Row, cells: Cells, warnings: RowWarnings) -> None:
         example = ""
-        if notices.is_new(FAILED):
-            reason = str(self._error(cells)).partition("\n")[0]
+        if warnings.is_new(FAILED):
+            reason = str(self._error_for(cells)).partition("\n")[0]
             example = f"{row.source}:{row.line}: {reason}"
-        notices.add(FAILED, example)
+        warnings.add(FAILED, example)
 
     def _can_guard(self) -> bool:
         """Whether TRY takes the condition: not where it is random or holds a subquery."""
         import duckdb
 
         try:
-            self._ask(("NULL",) * len(self._names), [(None,) * len(self._names)], guarded=True)
+            self._execute(("NULL",) * len(self._names), [(None,) * len(self._names)], guarded=True)
         except duckdb.BinderException as error:
             return "TRY can not" not in str(error)
         except duckdb.Error:
@@ -220,7 +224,7 @@ class Condition:
         return True
 
 
-def _other(data: dict[str, Any], name: str) -> Any:
+def _value_in_other_case(data: dict[str, Any], name: str) -> Any:
     """The value of a name in other case, None where there is none."""
     lower = name.lower()
     return next((value for other, value in data.items() if other.lower() == lower), None)
@@ -258,8 +262,8 @@ def _names(tree: Any) -> tuple[set[str], set[str]]:
 def _references(node: Any, bound: frozenset[str], *, inner: bool) -> Iterator[tuple[str, bool]]:
     """First name of every column reference, and whether it stands in a subquery."""
     if isinstance(node, list):
-        for one in node:
-            yield from _references(one, bound, inner=inner)
+        for item in node:
+            yield from _references(item, bound, inner=inner)
         return
     if not isinstance(node, dict):
         return

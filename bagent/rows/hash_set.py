@@ -72,8 +72,8 @@ class CompactHashSet:
                 number = key & wide
             stored = packed[8 * position : 8 * position + _STORED]
             bucket = buckets[number]
-            found = bucket.find(stored)
-            if found >= 0 and (found % stride == 0 or self._place(bucket, stored) >= 0):
+            offset = bucket.find(stored)
+            if offset >= 0 and (offset % stride == 0 or self._find(bucket, stored) >= 0):
                 old.append(position)
                 continue
             buckets[number] = bucket + (stored + note)
@@ -90,8 +90,8 @@ class CompactHashSet:
         if number < self._split:
             number = key & self._wide
         bucket = self._buckets[number]
-        place = self._place(bucket, (key >> 8).to_bytes(_STORED, "big"))
-        return None if place < 0 else bucket[place + _STORED : place + self._stride]
+        offset = self._find(bucket, (key >> 8).to_bytes(_STORED, "big"))
+        return None if offset < 0 else bucket[offset + _STORED : offset + self._stride]
 
     def __contains__(self, key: int) -> bool:
         return self.note(key) is not None
@@ -99,12 +99,12 @@ class CompactHashSet:
     def __len__(self) -> int:
         return sum(map(len, self._buckets)) // self._stride
 
-    def _place(self, bucket: bytes, stored: bytes) -> int:
+    def _find(self, bucket: bytes, stored: bytes) -> int:
         """Where an entry begins; what looks like the key across two entries does not count."""
-        place = bucket.find(stored)
-        while place >= 0 and place % self._stride:
-            place = bucket.find(stored, place + 1)
-        return place
+        offset = bucket.find(stored)
+        while offset >= 0 and offset % self._stride:
+            offset = bucket.find(stored, offset + 1)
+        return offset
 
     def _grow(self) -> None:
         """Split the next bucket by one more bit of its keys."""

@@ -14,7 +14,7 @@ from bagent.rows.formats.compression import BLOCK, unreadable, without_mark
 from bagent.rows.formats.jsonl import LONGEST, ROWS, chunk_of, too_long
 from bagent.rows.resume_cache import InputPiece, ResumeCache, digest_of
 from bagent.rows.row_keys import RowKeyer
-from bagent.rows.sampling import places_in_shard
+from bagent.rows.sampling import shard_positions
 from bagent.types import Row
 
 
@@ -23,13 +23,13 @@ def is_plain(source: Source) -> bool:
     return isinstance(source, FileSource) and source.format == "jsonl" and not source.packing
 
 
-class PlainLines:
+class PlainJsonlReader:
     """Reads one plain JSON Lines file.
 
     Args:
         source: the file; :func:`is_plain` holds for it.
-        namer: numbers the rows; told of those that are passed over.
-        memory: what is known of the file from an earlier start.
+        keyer: numbers the rows; told of those that are passed over.
+        cache: what is known of the file from an earlier start.
         shard: rows of other parts need not be finished to be passed over.
 
     ``passed`` counts the rows (of the shard) that were passed over.
@@ -38,19 +38,19 @@ class PlainLines:
     def __init__(
         self,
         source: FileSource,
-        namer: RowKeyer,
-        memory: ResumeCache,
+        keyer: RowKeyer,
+        cache: ResumeCache,
         shard: tuple[int, int] | None,
     ) -> None:
         self._source = source
-        self._namer = namer
-        self._memory = memory
+        self._keyer = keyer
+        self._cache = cache
         self._shard = shard
         self._line = 1
         self._offset = 0
         self.passed = 0
 
-    def batches(self, meter: ReadProgress, halt: CancelToken) -> Iterator[list[Row]]:
+    def batches(self, progress: ReadProgress, cancel: CancelToken) -> Iterator[list[Row]]:
         """The rows that are not passed over, and an empty list for each piece that is.
 
         Raises:
@@ -58,30 +58,30 @@ class PlainLines:
         """
         try:
             with self._source.path.open("rb") as file:
-                while not halt.is_set:
-                    data, known = self._piece(file)
+                while not cancel.is_set:
+                    data, noted = self._piece(file)
                     if not data:
                         break
                     offset = self._offset
-                    own = None if known is None else self._pass(data, known)
+                    own = None if noted is None else self._skip(data, noted)
                     if own is None:
-                        yield from self._read(data, meter, halt)
+                        yield from self._read(data, progress, cancel)
                     else:
                         for start in range(0, max(1, len(own)), ROWS):
-                            handed = min(1.0, (start + ROWS) / max(1, len(own)))
-                            meter.at(offset + round(len(data) * handed))
+                            fraction = min(1.0, (start + ROWS) / max(1, len(own)))
+                            progress.at(offset + round(len(data) * fraction))
                             yield own[start : start + ROWS]
         except OSError as error:
             raise unreadable(self._source.path, error) from error
-        meter.finish(self._source.size)
+        progress.finish(self._source.size)
 
     def _piece(self, file: BinaryIO) -> tuple[bytes, InputPiece | None]:
         """The next piece: as it was noted, else whole lines of about one block."""
-        known = self._memory.at(self._source.name, self._offset)
-        if known is not None:
-            data = file.read(known.size)
-            if known.is_of(data):
-                return data, known
+        noted = self._cache.at(self._source.name, self._offset)
+        if noted is not None:
+            data = file.read(noted.size)
+            if noted.is_of(data):
+                return data, noted
             file.seek(self._offset)
         parts: list[bytes] = []
         size = 0
@@ -97,24 +97,26 @@ class PlainLines:
                 raise too_long(self._source.path, self._line)
         return b"".join(parts), None
 
-    def _pass(self, data: bytes, known: InputPiece) -> list[Row] | None:
+    def _skip(self, data: bytes, piece: InputPiece) -> list[Row] | None:
         """The rows of the shard in a known piece, none where all are finished; the others are
         passed over. None: the piece has to be read, also since an id in it may have come before."""
-        keys = known.key_list()
-        places = places_in_shard(keys, self._shard)
-        wanted = keys if self._shard is None else [keys[at] for at in places]
-        finished = self._memory.is_finished(wanted)
-        own = [] if finished else self._own(data, len(keys), places, wanted)
-        if own is None or not self._namer.pass_over(known, _Again(self._source, known, self._line)):
+        keys = piece.key_list()
+        positions = shard_positions(keys, self._shard)
+        shard_keys = keys if self._shard is None else [keys[at] for at in positions]
+        finished = self._cache.is_finished(shard_keys)
+        own = [] if finished else self._own(data, len(keys), positions, shard_keys)
+        if own is None or not self._keyer.skip(
+            piece, _PieceReader(self._source, piece, self._line)
+        ):
             return None
-        self._memory.note(known)
+        self._cache.note(piece)
         if finished:
-            self.passed += len(wanted)
-        self._move(len(data), known.lines)
+            self.passed += len(shard_keys)
+        self._advance(len(data), piece.lines)
         return own
 
     def _own(
-        self, data: bytes, rows: int, places: Sequence[int], keys: Sequence[int]
+        self, data: bytes, rows: int, positions: Sequence[int], keys: Sequence[int]
     ) -> list[Row] | None:
         """The rows at some places among all ``rows`` of a piece; no others are decoded."""
         raws = _split(self._source, data, self._offset)
@@ -123,34 +125,36 @@ class PlainLines:
             lines = [at for at, raw in enumerate(raws) if raw and not raw.isspace()]
             if len(lines) != rows:
                 return None
-        own = [raws[lines[at]] for at in places]
+        own = [raws[lines[at]] for at in positions]
         items: list[Item] = [item for item in decode_lines(own) if item is not None]
         if len(items) != len(own):
             return None
-        numbers = [self._line + lines[at] for at in places]
-        return self._namer.picked(Chunk(self._source.name, numbers, items, own), places, keys)
+        numbers = [self._line + lines[at] for at in positions]
+        return self._keyer.rows_at(Chunk(self._source.name, numbers, items, own), positions, keys)
 
-    def _read(self, data: bytes, meter: ReadProgress, halt: CancelToken) -> Iterator[list[Row]]:
-        line, offset, held = self._line, self._offset, self._namer.held
+    def _read(
+        self, data: bytes, progress: ReadProgress, cancel: CancelToken
+    ) -> Iterator[list[Row]]:
+        line, offset, mark = self._line, self._offset, self._keyer.mark
         feeds = data.count(b"\n")
-        self._move(len(data), feeds)
+        self._advance(len(data), feeds)
         keys: list[int] = []
         ids: list[object] = []
         last = line
         for chunk in _chunks(self._source, data, line, offset):
-            if halt.is_set:
+            if cancel.is_set:
                 return
-            rows = self._namer.rows(chunk)
+            rows = self._keyer.rows(chunk)
             if rows:
-                handed = min(1.0, (rows[-1].line + 1 - line) / max(1, feeds))
-                meter.at(offset + round(len(data) * handed))
+                fraction = min(1.0, (rows[-1].line + 1 - line) / max(1, feeds))
+                progress.at(offset + round(len(data) * fraction))
                 keys += [row.key for row in rows]
                 ids += [rows[0].id, rows[-1].id]
                 last = rows[-1].line
                 yield rows
-        if not self._namer.ascends:
-            self._memory.stop()
-        if not self._memory.noting or not keys or not data.endswith(b"\n"):
+        if not self._keyer.ascends:
+            self._cache.stop()
+        if not self._cache.noting or not keys or not data.endswith(b"\n"):
             return
         first, final = ids[0], ids[-1]
         assert isinstance(first, int | str) and isinstance(final, int | str)
@@ -158,15 +162,15 @@ class PlainLines:
             self._source.name, offset, len(data), digest_of(data),
             feeds, last, first, final, pack(f">{len(keys)}Q", *keys),
         )  # fmt: skip
-        self._memory.note(piece)
-        self._namer.swap_held(held, _Again(self._source, piece, line))
+        self._cache.note(piece)
+        self._keyer.replace_since(mark, _PieceReader(self._source, piece, line))
 
-    def _move(self, size: int, lines: int) -> None:
+    def _advance(self, size: int, lines: int) -> None:
         self._offset += size
         self._line += lines
 
 
-class _Again:
+class _PieceReader:
     """Reads the rows of a piece once more."""
 
     __slots__ = ("_digest", "_line", "_offset", "_size", "_source")

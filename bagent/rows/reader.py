@@ -15,11 +15,11 @@ from bagent.rows.decode import Chunk
 from bagent.rows.discovery import FileSource, Source, StdinSource, find_sources
 from bagent.rows.filter import FIRST_ROWS, Condition
 from bagent.rows.formats.chunks import CancelToken, ReadProgress, check_source, source_chunks
-from bagent.rows.plain_jsonl import PlainLines, is_plain
+from bagent.rows.plain_jsonl import PlainJsonlReader, is_plain
 from bagent.rows.resume_cache import Finished, ResumeCache, identity_of
 from bagent.rows.row_keys import RowKeyer
 from bagent.rows.sampling import RowSample, in_shard, limited
-from bagent.rows.stdin import WAITS, Bases, StdinReader, StdinSpool
+from bagent.rows.stdin import WAITING, Bases, StdinReader, StdinSpool
 from bagent.rows.warnings import RowWarnings
 from bagent.types import Row
 
@@ -37,15 +37,15 @@ def open_rows(config: RowsConfig, *, stdin: BinaryIO | None = None) -> RowReader
             archive; a glob matches nothing; stdin is a terminal; ``where`` cannot be parsed or
             names a field that the first rows do not have.
     """
-    notices = RowWarnings()
-    sources = find_sources(config, notices)
+    warnings = RowWarnings()
+    sources = find_sources(config, warnings)
     pipe = None
     for source in sources:
         if isinstance(source, StdinSource):
             pipe = _check_stdin(config, stdin)
         else:
             check_source(source, config.base)
-    rows = RowReader(config, sources, notices, pipe)
+    rows = RowReader(config, sources, warnings, pipe)
     rows.take_notes()
     rows.check_where()
     return rows
@@ -76,34 +76,34 @@ class RowReader:
         self,
         config: RowsConfig,
         sources: list[Source],
-        notices: RowWarnings,
+        warnings: RowWarnings,
         stdin: BinaryIO | None,
     ) -> None:
         self._config = config
         self._sources = sources
-        self._notices = notices
-        self._halt = CancelToken()
-        sizes = [one.size if isinstance(one, FileSource) else None for one in sources]
-        self._meter = ReadProgress(None if None in sizes else sum(filter(None, sizes)))
+        self._warnings = warnings
+        self._cancel = CancelToken()
+        sizes = [source.size if isinstance(source, FileSource) else None for source in sources]
+        self._progress = ReadProgress(None if None in sizes else sum(filter(None, sizes)))
         self._condition = Condition(config.where, config.base) if config.where else None
         self._stdin = stdin
         self._spool = StdinSpool(config.stdin_spool) if config.stdin_spool else None
         self._ahead: list[list[Row]] = []
         self._waits = False  # whether the next batch may be long in coming, as far as peek got
-        self._memory: ResumeCache | None = None
+        self._cache: ResumeCache | None = None
         self._shared: Path | None = None
-        self._plain: list[PlainLines] = []
-        self._stream = self._picked()
+        self._jsonl_readers: list[PlainJsonlReader] = []
+        self._stream = self._selected_rows()
 
     @property
     def warnings(self) -> list[str]:
         """What a person should know about the rows read so far, one line for each kind."""
-        return self._notices.lines
+        return self._warnings.lines
 
     @property
     def passed(self) -> int:
         """How many rows :meth:`batches` left out because :meth:`remember` let it."""
-        return sum(one.passed for one in list(self._plain))
+        return sum(lines.passed for lines in list(self._jsonl_readers))
 
     @property
     def shards(self) -> int:
@@ -114,7 +114,7 @@ class RowReader:
         """Get ready for :meth:`remember`; before anything is read."""
         config = self._config
         if config.where is None and config.sample is None and config.limit is None:
-            self._memory = ResumeCache()
+            self._cache = ResumeCache()
 
     def remember(self, path: Path, finished: Finished | None) -> None:
         """Leave out rows that are finished where an earlier start noted which they are.
@@ -128,13 +128,13 @@ class RowReader:
             finished: whether all rows of these keys are finished, called by who reads; None:
                 leave out none.
         """
-        if self._memory is None or not self._memory.noting:
+        if self._cache is None or not self._cache.noting:
             return
         identity = identity_of(self._config)
         if self._shared is not None:
-            self._memory.follow(self._shared, identity, finished)
+            self._cache.follow(self._shared, identity, finished)
         else:
-            self._memory.attach(path, identity, finished)
+            self._cache.attach(path, identity, finished)
 
     def share(self, notes: Path) -> None:
         """Let :meth:`remember` use a file that :meth:`note_all` makes in another process.
@@ -147,8 +147,8 @@ class RowReader:
     @property
     def notable(self) -> bool:
         """Whether anything can still be noted of this input, as :meth:`remember` says."""
-        memory = self._memory
-        return memory is not None and memory.noting and any(map(is_plain, self._sources[:1]))
+        cache = self._cache
+        return cache is not None and cache.noting and any(map(is_plain, self._sources[:1]))
 
     def note_all(self) -> None:
         """Read for the notes of :meth:`remember` alone, as far as they go.
@@ -167,9 +167,9 @@ class RowReader:
             InputError: the input cannot be read to its end, e.g. a cut-off archive.
             WriteError: rows from stdin cannot be kept.
         """
-        if self._memory is not None and not self._memory.attached:
-            self._memory.stop()
-        for rows in chain(self._taken(), self._stream):
+        if self._cache is not None and not self._cache.attached:
+            self._cache.stop()
+        for rows in chain(self._peeked(), self._stream):
             if rows:
                 yield rows
 
@@ -194,11 +194,11 @@ class RowReader:
 
     def progress(self) -> tuple[int, int | None]:
         """Bytes of the input files read, and of how many; None where no one can know."""
-        return self._meter.done, self._meter.total
+        return self._progress.done, self._progress.total
 
     def close(self) -> None:
         """Stop reading: :meth:`batches` ends soon, also where it waits for a pipe."""
-        self._halt.set()
+        self._cancel.set()
 
     def check_where(self) -> None:
         """Hold ``where`` against the first rows, unless they are still to come from a pipe.
@@ -218,11 +218,11 @@ class RowReader:
         piped = any(isinstance(source, StdinSource) for source in self._sources)
         self._condition.check(first[:FIRST_ROWS], strict=not piped)
 
-    def _taken(self) -> Iterator[list[Row]]:
+    def _peeked(self) -> Iterator[list[Row]]:
         while self._ahead:
             yield self._ahead.pop(0)
 
-    def _picked(self) -> Iterator[list[Row]]:
+    def _selected_rows(self) -> Iterator[list[Row]]:
         """The rows to deliver. An empty list says that the next may be long in coming."""
         with ExitStack() as stack:
             sample = None
@@ -230,76 +230,76 @@ class RowReader:
                 if self._spool is None and self._stdin is not None:
                     folder = stack.enter_context(TemporaryDirectory(prefix="bagent-stdin-"))
                     self._spool = StdinSpool(Path(folder) / "input.jsonl")
-                sample = self._drawn(self._config.sample)
+                sample = self._draw_sample(self._config.sample)
                 self._stdin = None  # all of it is in the spool now
-            batches = self._fitting(self._notices, self._meter)
+            batches = self._matching_rows(self._warnings, self._progress)
             if sample is not None:
-                batches = map(sample.pick, batches)
+                batches = map(sample.select, batches)
             if self._config.limit is not None:
                 batches = limited(batches, self._config.limit)
             shard = self._config.shard
             for rows in batches:
                 yield in_shard(rows, shard) if shard else rows
 
-    def _drawn(self, size: int) -> RowSample:
+    def _draw_sample(self, size: int) -> RowSample:
         """A sample that all rows have been shown to; so it needs the end of stdin."""
         sample = RowSample(size, self._config.seed)
-        for rows in self._fitting(RowWarnings(), ReadProgress(None)):
-            sample.show(rows)
+        for rows in self._matching_rows(RowWarnings(), ReadProgress(None)):
+            sample.add(rows)
         return sample
 
-    def _fitting(self, notices: RowWarnings, meter: ReadProgress) -> Iterator[list[Row]]:
+    def _matching_rows(self, warnings: RowWarnings, progress: ReadProgress) -> Iterator[list[Row]]:
         """All rows that ``where`` keeps, numbered."""
-        namer = RowKeyer(self._config.id_field, self._config.fields, notices)
+        keyer = RowKeyer(self._config.id_field, self._config.fields, warnings)
         condition = self._condition
         sources = self._sources
-        if self._memory is not None:
+        if self._cache is not None:
             plain = list(takewhile(is_plain, sources))
             sources = sources[len(plain) :]
-            yield from self._remembered(plain, namer, meter)
-        for chunk in self._chunks(sources, self._stdin, meter, namer.bases, notices):
-            rows = namer.rows(chunk)
+            yield from self._cached_rows(plain, keyer, progress)
+        for chunk in self._chunks(sources, self._stdin, progress, keyer.bases, warnings):
+            rows = keyer.rows(chunk)
             if condition is not None:
                 if not condition.checked:
                     condition.check([r.data for r in rows if r.error is None], strict=False)
-                rows = condition.keep(rows, notices)
-            if rows or chunk is WAITS:
+                rows = condition.filter(rows, warnings)
+            if rows or chunk is WAITING:
                 yield rows
 
-    def _remembered(
-        self, sources: list[Source], namer: RowKeyer, meter: ReadProgress
+    def _cached_rows(
+        self, sources: list[Source], keyer: RowKeyer, progress: ReadProgress
     ) -> Iterator[list[Row]]:
-        assert self._memory is not None
+        assert self._cache is not None
         for source in sources:
             assert isinstance(source, FileSource)
-            lines = PlainLines(source, namer, self._memory, self._config.shard)
-            self._plain.append(lines)
-            for rows in lines.batches(meter, self._halt):
-                if self._halt.is_set:
+            lines = PlainJsonlReader(source, keyer, self._cache, self._config.shard)
+            self._jsonl_readers.append(lines)
+            for rows in lines.batches(progress, self._cancel):
+                if self._cancel.is_set:
                     break
                 yield rows
-        self._memory.stop()
+        self._cache.stop()
 
     def _chunks(
         self,
         sources: list[Source],
         stdin: BinaryIO | None,
-        meter: ReadProgress,
+        progress: ReadProgress,
         bases: Bases,
-        notices: RowWarnings,
+        warnings: RowWarnings,
     ) -> Iterator[Chunk]:
         for source in sources:
             if isinstance(source, StdinSource):
-                chunks = StdinReader(self._spool, stdin, self._halt).chunks(bases)
+                chunks = StdinReader(self._spool, stdin, self._cancel).chunks(bases)
             else:
-                chunks = source_chunks(source, self._config.base, meter, self._halt, notices)
+                chunks = source_chunks(source, self._config.base, progress, self._cancel, warnings)
             try:
                 for chunk in chunks:
-                    if self._halt.is_set:
+                    if self._cancel.is_set:
                         return
                     yield chunk
             except InputError:
-                if not self._halt.is_set:  # a query that was interrupted fails as well
+                if not self._cancel.is_set:  # a query that was interrupted fails as well
                     raise
                 return
 

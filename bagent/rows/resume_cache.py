@@ -99,11 +99,11 @@ class ResumeCache:
     """
 
     def __init__(self) -> None:
-        self._held: list[InputPiece] = []
+        self._pending: list[InputPiece] = []
         self._file: int | None = None
         self._finished: Finished | None = None
         self._next: InputPiece | None = None
-        self._place = self._after = 0
+        self._offset = self._next_offset = 0
         self._follows = False
         self._sources: set[str] = set()  # that were asked for, where it follows
         self.noting = True
@@ -131,11 +131,11 @@ class ResumeCache:
         except OSError:
             self.stop()
             return
-        self._place = len(start)
+        self._offset = len(start)
         self._finished = finished
         self._load()
-        held, self._held = self._held, []
-        for piece in held:
+        pending, self._pending = self._pending, []
+        for piece in pending:
             self.note(piece)
 
     def follow(self, path: Path, identity: bytes, finished: Finished | None) -> None:
@@ -148,27 +148,27 @@ class ResumeCache:
             finished: likewise.
         """
         start = MAGIC + identity
-        self._held.clear()
+        self._pending.clear()
         self._follows = True
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            found = os.pread(self._file, len(start), 0)
+            header = os.pread(self._file, len(start), 0)
         except OSError:
-            found = b""
-        if found != start:
+            header = b""
+        if header != start:
             self.stop()
             return
-        self._place = len(start)
+        self._offset = len(start)
         self._finished = finished
 
     def at(self, source: str, offset: int) -> InputPiece | None:
         """What the notes say about the piece at this place, if they go on with it."""
         if self._follows:
             self._catch_up(source, offset)
-        known = self._next
-        if known is None or known.source != source or known.offset != offset:
+        piece = self._next
+        if piece is None or piece.source != source or piece.offset != offset:
             return None
-        return known
+        return piece
 
     def is_finished(self, keys: Sequence[int]) -> bool:
         """Whether all these rows are known to be finished."""
@@ -179,7 +179,7 @@ class ResumeCache:
         if not self.noting or self._follows:
             return
         if self._file is None:
-            self._held.append(piece)
+            self._pending.append(piece)
         elif piece == self._next:
             self._advance()
         else:
@@ -189,7 +189,7 @@ class ResumeCache:
         """Note nothing more; what is noted stays."""
         self.noting = False
         self._next = None
-        self._held.clear()
+        self._pending.clear()
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -200,15 +200,15 @@ class ResumeCache:
         while self._file is not None:
             if self._next is None:
                 self._load()
-            known = self._next
-            if known is None or known.source not in self._sources:
+            piece = self._next
+            if piece is None or piece.source not in self._sources:
                 return
-            if known.source == source and known.offset >= offset:
+            if piece.source == source and piece.offset >= offset:
                 return
-            self._place, self._next = self._after, None
+            self._offset, self._next = self._next_offset, None
 
     def _advance(self) -> None:
-        self._place = self._after
+        self._offset = self._next_offset
         self._load()
 
     def _load(self) -> None:
@@ -216,13 +216,13 @@ class ResumeCache:
         assert self._file is not None
         self._next = None
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            head = os.pread(self._file, 8, self._place)
+            head = os.pread(self._file, 8, self._offset)
             size = int.from_bytes(head[:4], "little")
             if len(head) == 8 and 0 < size <= _LARGEST:
-                body = os.pread(self._file, size, self._place + 8)
+                body = os.pread(self._file, size, self._offset + 8)
                 if len(body) == size and zlib.crc32(body) == int.from_bytes(head[4:], "little"):
                     self._next = _decode(body)
-                    self._after = self._place + 8 + size
+                    self._next_offset = self._offset + 8 + size
 
     def _append(self, piece: InputPiece) -> None:
         assert self._file is not None
@@ -230,14 +230,14 @@ class ResumeCache:
         head = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
         try:
             # What stood here was of an input that has changed.
-            os.ftruncate(self._file, self._place)
-            written = os.pwrite(self._file, head + body, self._place)
+            os.ftruncate(self._file, self._offset)
+            written = os.pwrite(self._file, head + body, self._offset)
         except OSError:
             written = -1
         if written != len(head) + len(body):
             self.stop()
             return
-        self._place += written
+        self._offset += written
         self._next = None
 
 
@@ -261,9 +261,9 @@ class AscendingIds:
         self._kind: type | None = None
         self._last: Any = None
         self._ended = False
-        self._held: list[tuple[array[int], bytes] | Callable[[], StoredIds]] = []
+        self._pending: list[tuple[array[int], bytes] | Callable[[], StoredIds]] = []
 
-    def hold(self, ids: list[Json], keys: Sequence[int], notes: list[bytes]) -> bool:
+    def add(self, ids: list[Json], keys: Sequence[int], notes: list[bytes]) -> bool:
         """Take rows in, if their ids ascend, also from those before; else change nothing."""
         if self._ended:
             return False
@@ -274,15 +274,15 @@ class AscendingIds:
         elif kinds != {int}:
             return False
         kind = type(ids[0])
-        if not self._goes_on(kind, order[0]):
+        if not self._continues(kind, order[0]):
             return False
         if not all(map(lt, order, islice(order, 1, None))):
             return False
         self._kind, self._last = kind, order[-1]
-        self._held.append((array("Q", keys), b"".join(notes)))
+        self._pending.append((array("Q", keys), b"".join(notes)))
         return True
 
-    def pass_over(self, first: int | str, last: int | str, again: Callable[[], StoredIds]) -> bool:
+    def skip(self, first: int | str, last: int | str, again: Callable[[], StoredIds]) -> bool:
         """Take in rows known to ascend from one id to another, if they go on from those before.
 
         Args:
@@ -292,40 +292,40 @@ class AscendingIds:
         """
         kind = type(first)
         low: Any = first if isinstance(first, int) else (len(first), first)
-        if self._ended or not self._goes_on(kind, low):
+        if self._ended or not self._continues(kind, low):
             return False
         self._kind = kind
         self._last = last if isinstance(last, int) else (len(last), last)
-        self._held.append(again)
+        self._pending.append(again)
         return True
 
-    def swap(self, mark: int, again: Callable[[], StoredIds]) -> None:
-        """Forget what was held since :attr:`held` was ``mark``: ``again`` can read it."""
+    def replace_since(self, mark: int, again: Callable[[], StoredIds]) -> None:
+        """Forget what was held since :attr:`mark` was ``mark``: ``again`` can read it."""
         if not self._ended:
-            self._held[mark:] = [again]
+            self._pending[mark:] = [again]
 
     @property
-    def held(self) -> int:
+    def mark(self) -> int:
         """How many times rows were taken in."""
-        return len(self._held)
+        return len(self._pending)
 
     @property
     def ended(self) -> bool:
         """Whether the order was broken."""
         return self._ended
 
-    def _goes_on(self, kind: type, first: Any) -> bool:
+    def _continues(self, kind: type, first: Any) -> bool:
         return self._kind is None or (kind is self._kind and bool(self._last < first))
 
-    def give_up(self) -> StoredIds:
+    def drain(self) -> StoredIds:
         """Keys and notes of all rows held, once; from then on nothing is held."""
         self._ended = True
-        self._held.reverse()
+        self._pending.reverse()
         size = self._note_size
-        while self._held:
-            held = self._held.pop()
-            if callable(held):
-                yield from held()
+        while self._pending:
+            entry = self._pending.pop()
+            if callable(entry):
+                yield from entry()
                 continue
-            keys, flat = held
+            keys, flat = entry
             yield keys, [flat[at : at + size] for at in range(0, len(flat), size)]

@@ -27,7 +27,7 @@ _NONE = {type(None)}
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Bodies:
+class BodyEncoder:
     """Makes the bodies of rows.
 
     Args:
@@ -41,7 +41,7 @@ class Bodies:
         self._used = _getter(fields)
         self._content = _getter(fields or None)
 
-    def of(self, chunk: Chunk) -> tuple[list[Json], list[bytes]]:
+    def encode(self, chunk: Chunk) -> tuple[list[Json], list[bytes]]:
         """The id (None: it has none) and the body of each item.
 
         An id that is a list or an object becomes its compact JSON text. An item whose nesting is
@@ -49,9 +49,9 @@ class Bodies:
         """
         if not chunk.items:
             return [], []
-        return self._alike(chunk.items) or self._each(chunk)
+        return self._encode_uniform(chunk.items) or self._encode_each(chunk)
 
-    def _alike(self, items: list[Item]) -> tuple[list[Json], list[bytes]] | None:
+    def _encode_uniform(self, items: list[Item]) -> tuple[list[Json], list[bytes]] | None:
         """The fast way for rows that all have text or whole numbers as ids, or all none."""
         if set(map(type, items)) != {dict}:
             return None
@@ -73,12 +73,12 @@ class Bodies:
             # Some row lacks a field, is nested too deep, or holds a lone surrogate.
             return None
 
-    def _each(self, chunk: Chunk) -> tuple[list[Json], list[bytes]]:
+    def _encode_each(self, chunk: Chunk) -> tuple[list[Json], list[bytes]]:
         ids: list[Json] = []
         bodies: list[bytes] = []
         for position, item in enumerate(chunk.items):
             try:
-                id_, body = self._one(item)
+                id_, body = self._encode_item(item)
             except RecursionError:
                 id_, body = None, chunk.raws[position] if chunk.raws else b""
                 chunk.items[position] = Unreadable(TOO_DEEP, body)
@@ -86,14 +86,14 @@ class Bodies:
             bodies.append(body)
         return ids, bodies
 
-    def _one(self, item: Item) -> tuple[Json, bytes]:
+    def _encode_item(self, item: Item) -> tuple[Json, bytes]:
         if isinstance(item, Unreadable):
             return item.id if isinstance(item.id, str | int) else None, item.raw
         id_ = next((item[name] for name in self._id_fields if item.get(name) is not None), None)
         if id_ is None:
             return None, b"[" + _values(item, self._fields or None) + b"]"
         if isinstance(id_, list | dict):
-            id_ = _carefully(id_).decode()
+            id_ = _encode_safely(id_).decode()
         elif isinstance(id_, str):
             id_ = visible(id_)
         return id_, b"[" + _encode(id_) + b"," + _values(item, self._fields) + b"]"
@@ -163,11 +163,11 @@ def _getter(fields: tuple[str, ...] | None) -> Callable[[dict[str, Any]], Any]:
 def _values(row: dict[str, Any], fields: tuple[str, ...] | None) -> bytes:
     """What :func:`_getter` takes, encoded, and with nothing where a field is missing."""
     if fields is None:
-        return _carefully(row)
-    return b"[" + b",".join([_carefully(row[n]) if n in row else b"" for n in fields]) + b"]"
+        return _encode_safely(row)
+    return b"[" + b",".join([_encode_safely(row[n]) if n in row else b"" for n in fields]) + b"]"
 
 
-def _carefully(value: Json) -> bytes:
+def _encode_safely(value: Json) -> bytes:
     try:
         return _encode(value)
     except UnicodeEncodeError:
@@ -183,8 +183,8 @@ _MASK = 2**64 - 1
 _SIGNED = 2**63
 _ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio (Knuth, TAOCP 3, 6.4): spreads counters
 _TAG = 3  # bytes of the base key beside an id: tells an equal row from one of only equal id
-_PLACE = 4  # bytes of the place of the first row of an id
-_LAST_PLACE = 2**32 - 1  # stands for all places from here on
+_POSITION = 4  # bytes of the place of the first row of an id
+_LAST_POSITION = 2**32 - 1  # stands for all places from here on
 
 
 class RowKeyer:
@@ -193,51 +193,51 @@ class RowKeyer:
     Args:
         id_field: as in :class:`bagent.rows.config.RowsConfig`.
         fields: likewise.
-        notices: takes the warnings about ids.
+        warnings: takes the warnings about ids.
 
     Memory: about 19 bytes a row, for as long as the object lives; next to none for rows of
     ascending ids that can be read again.
     """
 
     def __init__(
-        self, id_field: str | None, fields: tuple[str, ...] | None, notices: RowWarnings
+        self, id_field: str | None, fields: tuple[str, ...] | None, warnings: RowWarnings
     ) -> None:
         self._id_field = id_field
-        self._bodies = Bodies(id_field, fields)
-        self._notices = notices
+        self._bodies = BodyEncoder(id_field, fields)
+        self._warnings = warnings
         self._index = 0
         # What came before: ids, or base keys of rows without id, with tag and place of the first.
-        self._seen = CompactHashSet(_TAG + _PLACE)
-        self._ascending = AscendingIds(_TAG + _PLACE)
+        self._seen = CompactHashSet(_TAG + _POSITION)
+        self._ascending = AscendingIds(_TAG + _POSITION)
         self._more = Occurrences()  # other rows of a known id, and repeats
-        self._places = _Places()
+        self._positions = _LinePositions()
 
     def bases(self, chunk: Chunk) -> tuple[int, ...]:
         """The base key of each item; they are not counted as having come."""
-        packed = digests(self._bodies.of(chunk)[1])
+        packed = digests(self._bodies.encode(chunk)[1])
         return unpack(f">{len(packed)}Q", b"".join(packed))
 
     def rows(self, chunk: Chunk) -> list[Row]:
         """The items of a chunk as rows, numbered on from the last ones."""
         if not chunk.items:
             return []
-        ids, bodies = self._bodies.of(chunk)
+        ids, bodies = self._bodies.encode(chunk)
         packed = digests(bodies)
         bases: tuple[int, ...] = unpack(f">{len(packed)}Q", b"".join(packed))
         hashes = _hashes(ids, bases)
-        notes = _notes(packed, self._places.of(chunk), chunk.lines)
+        notes = _notes(packed, self._positions.of(chunk), chunk.lines)
         repeats = {
-            at: self._repeated(ids[at], hashes[at], bases[at], notes[at])
+            at: self._count_repeats(ids[at], hashes[at], bases[at], notes[at])
             for at in self._again(ids, hashes, notes)
         }
         keys = list(bases)
         for at, k in repeats.items():
             keys[at] = derive(keys[at], k)
         if None in ids:
-            self._name_by_content(ids, bases, repeats, chunk)
+            self._set_content_ids(ids, bases, repeats, chunk)
         numbers = range(self._index, self._index + len(ids))
         self._index = numbers.stop
-        return _made(chunk, numbers, keys, ids)
+        return _make_rows(chunk, numbers, keys, ids)
 
     @property
     def ascends(self) -> bool:
@@ -245,78 +245,82 @@ class RowKeyer:
         return not self._ascending.ended
 
     @property
-    def held(self) -> int:
-        """A mark for :meth:`swap_held`."""
-        return self._ascending.held
+    def mark(self) -> int:
+        """A mark for :meth:`replace_since`."""
+        return self._ascending.mark
 
-    def swap_held(self, mark: int, again: Callable[[], Iterator[Chunk]]) -> None:
+    def replace_since(self, mark: int, again: Callable[[], Iterator[Chunk]]) -> None:
         """Forget the rows since ``mark``, all of one source, if ``again`` can read them."""
-        start = self._places.starts[-1]
-        self._ascending.swap(mark, partial(self._read_again, again, start))
+        start = self._positions.starts[-1]
+        self._ascending.replace_since(mark, partial(self._read_again, again, start))
 
-    def pass_over(self, piece: InputPiece, again: Callable[[], Iterator[Chunk]]) -> bool:
+    def skip(self, piece: InputPiece, again: Callable[[], Iterator[Chunk]]) -> bool:
         """Number the rows of a piece without looking at them, if their ids go on ascending.
 
         Args:
             piece: the rows.
             again: reads them, should a later id not ascend.
         """
-        places = self._places
+        places = self._positions
         start = places.start_of(piece.source)
         reader = partial(self._read_again, again, start)
-        if not self._ascending.pass_over(piece.first, piece.last, reader):
+        if not self._ascending.skip(piece.first, piece.last, reader):
             return False
         places.next = start + piece.last_line + 1
         self._index += piece.rows
         return True
 
-    def picked(self, chunk: Chunk, places: Sequence[int], keys: Sequence[int]) -> list[Row] | None:
-        """Some rows of the piece that comes next, which :meth:`pass_over` is yet to number.
+    def rows_at(
+        self, chunk: Chunk, positions: Sequence[int], keys: Sequence[int]
+    ) -> list[Row] | None:
+        """Some rows of the piece that comes next, which :meth:`skip` is yet to number.
 
         Args:
             chunk: the rows.
-            places: of each, how many rows of the piece stand before it.
+            positions: of each, how many rows of the piece stand before it.
             keys: of each, the key that is noted; None is returned where one is not the row's.
         """
         if not chunk.items:
             return []
-        ids, bodies = self._bodies.of(chunk)
+        ids, bodies = self._bodies.encode(chunk)
         packed = digests(bodies)
         if unpack(f">{len(packed)}Q", b"".join(packed)) != tuple(keys) or None in ids:
             return None
-        return _made(chunk, [self._index + place for place in places], list(keys), ids)
+        return _make_rows(
+            chunk, [self._index + position for position in positions], list(keys), ids
+        )
 
     def _read_again(self, again: Callable[[], Iterator[Chunk]], start: int) -> StoredIds:
         for chunk in again():
             if chunk.items:
-                ids, bodies = self._bodies.of(chunk)
+                ids, bodies = self._bodies.encode(chunk)
                 packed = digests(bodies)
                 bases: tuple[int, ...] = unpack(f">{len(packed)}Q", b"".join(packed))
                 yield _hashes(ids, bases), _notes(packed, start, chunk.lines)
 
     def _again(self, ids: list[Json], hashes: Sequence[int], notes: list[bytes]) -> list[int]:
         """Positions of the rows whose id, or content without an id, came before."""
-        if self._ascending.hold(ids, hashes, notes):
+        if self._ascending.add(ids, hashes, notes):
             return []
-        for held in self._ascending.give_up():
-            self._seen.add_all(*held)
+        for stored in self._ascending.drain():
+            self._seen.add_all(*stored)
         return self._seen.add_all(hashes, notes)
 
-    def _repeated(self, id_: Json, hash_: int, base: int, note: bytes) -> int:
+    def _count_repeats(self, id_: Json, hash_: int, base: int, note: bytes) -> int:
         """How many rows of the same base key came before one whose id, or content, did."""
         first = self._seen.note(hash_) or note
         if id_ is not None:
             example = ""
-            if self._notices.is_new(REPEATED_ID):
-                here, there = self._places.show(note), self._places.show(first)
+            if self._warnings.is_new(REPEATED_ID):
+                here, there = self._positions.describe(note), self._positions.describe(first)
                 example = f"{json.dumps(id_, ensure_ascii=False)} at {here}, before at {there}"
-            self._notices.add(REPEATED_ID, example)
+            self._warnings.add(REPEATED_ID, example)
         if first[:_TAG] == note[:_TAG] or base in self._more.keys:
             return self._more.again(base)
         self._more.keys.add(base)
         return 0
 
-    def _name_by_content(
+    def _set_content_ids(
         self, ids: list[Json], bases: Sequence[int], repeats: dict[int, int], chunk: Chunk
     ) -> None:
         lacking = 0
@@ -326,11 +330,11 @@ class RowKeyer:
                 ids[at] = f"{bases[at]:016x}" + (f"-{k + 1}" if k else "")
                 lacking += not isinstance(chunk.items[at], Unreadable)
         if lacking and self._id_field is not None:
-            self._notices.add(NO_ID, f"the field is '{self._id_field}'", lacking)
+            self._warnings.add(NO_ID, f"the field is '{self._id_field}'", lacking)
 
 
 @dataclass
-class _Places:
+class _LinePositions:
     """Where each source begins in one count of lines over all sources."""
 
     starts: list[int] = field(default_factory=list)
@@ -350,12 +354,12 @@ class _Places:
             self.sources.append(source)
         return self.starts[-1]
 
-    def show(self, note: bytes) -> str:
-        place = int.from_bytes(note[_TAG:], "big")
-        if place == _LAST_PLACE:
+    def describe(self, note: bytes) -> str:
+        position = int.from_bytes(note[_TAG:], "big")
+        if position == _LAST_POSITION:
             return "an earlier row"
-        number = bisect_right(self.starts, place) - 1
-        return f"{self.sources[number]}:{place - self.starts[number]}"
+        number = bisect_right(self.starts, position) - 1
+        return f"{self.sources[number]}:{position - self.starts[number]}"
 
 
 def _hashes(ids: list[Json], bases: Sequence[int]) -> Sequence[int]:
@@ -380,17 +384,17 @@ def _hash(id_: Json) -> int:
 
 def _notes(packed: list[bytes], start: int, lines: Sequence[int]) -> list[bytes]:
     """For each row: a tag of its base key, and its place."""
-    if start + lines[-1] >= _LAST_PLACE:
-        places = pack(">I", _LAST_PLACE) * len(lines)
+    if start + lines[-1] >= _LAST_POSITION:
+        places = pack(">I", _LAST_POSITION) * len(lines)
     else:
         places = pack(f">{len(lines)}I", *[start + line for line in lines])
     return [
-        digest[:_TAG] + places[at : at + _PLACE]
-        for digest, at in zip(packed, range(0, len(places), _PLACE), strict=True)
+        digest[:_TAG] + places[at : at + _POSITION]
+        for digest, at in zip(packed, range(0, len(places), _POSITION), strict=True)
     ]
 
 
-def _made(chunk: Chunk, numbers: Sequence[int], keys: list[int], ids: list[Json]) -> list[Row]:
+def _make_rows(chunk: Chunk, numbers: Sequence[int], keys: list[int], ids: list[Json]) -> list[Row]:
     source, lines, items = chunk.source, chunk.lines, chunk.items
     if set(map(type, items)) == {dict}:
         return list(map(Row, numbers, keys, ids, items, repeat(source), lines))

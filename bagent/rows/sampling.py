@@ -31,9 +31,9 @@ class RowSample:
         self._size = size
         self._seed = seed
         self._lots: list[int] = []  # the lowest, negated: heapq keeps the lowest in front
-        self._left = size
+        self._remaining = size
 
-    def show(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[Row]) -> None:
         """First pass: let these rows take part."""
         lots, seed = self._lots, self._seed
         for row in rows:
@@ -43,35 +43,35 @@ class RowSample:
             elif lot > lots[0]:
                 heapq.heapreplace(lots, lot)
 
-    def pick(self, rows: list[Row]) -> list[Row]:
+    def select(self, rows: list[Row]) -> list[Row]:
         """Second pass: those that were drawn."""
         if not self._lots:
             return []
         highest, seed = -self._lots[0], self._seed
-        drawn = [row for row in rows if draw(row.key, seed) <= highest][: self._left]
-        self._left -= len(drawn)
+        drawn = [row for row in rows if draw(row.key, seed) <= highest][: self._remaining]
+        self._remaining -= len(drawn)
         return drawn
 
 
 def limited(batches: Iterator[list[Row]], limit: int) -> Iterator[list[Row]]:
     """The first ``limit`` rows; then nothing more is read."""
-    left = limit
-    while left:
+    remaining = limit
+    while remaining:
         rows = next(batches, None)
         if rows is None:
             return
-        rows = rows[:left]
-        left -= len(rows)
+        rows = rows[:remaining]
+        remaining -= len(rows)
         yield rows
 
 
-def places_in_shard(keys: Sequence[int], shard: tuple[int, int] | None) -> Sequence[int]:
+def shard_positions(keys: Sequence[int], shard: tuple[int, int] | None) -> Sequence[int]:
     """Where among rows of these keys those of :func:`in_shard` stand; None: all rows do."""
     if shard is None:
         return range(len(keys))
     part, parts = shard
-    wanted = part - 1
-    return [at for at, key in enumerate(keys) if key % parts == wanted]
+    remainder = part - 1
+    return [at for at, key in enumerate(keys) if key % parts == remainder]
 
 
 def in_shard(rows: list[Row], shard: tuple[int, int]) -> list[Row]:

@@ -12,15 +12,15 @@ from bagent.errors import InputError, Position, WriteError
 from bagent.rows.decode import Chunk
 from bagent.rows.formats.chunks import CancelToken
 from bagent.rows.formats.compression import HALF_MARKS, ByteStream, without_mark
-from bagent.rows.formats.json_array import Elements
-from bagent.rows.formats.jsonl import ROWS, LineCutter, chunk_of, line_chunks
+from bagent.rows.formats.json_array import ElementSplitter
+from bagent.rows.formats.jsonl import ROWS, LineSplitter, chunk_of, line_chunks
 from bagent.rows.row_keys import Occurrences, derive
 
 _BLOCK = 1 << 16  # what a pipe holds on Linux
 
 _NAME = "stdin"
 
-WAITS = Chunk(_NAME, (), [])
+WAITING = Chunk(_NAME, (), [])
 """Says that the next chunk may be long in coming."""
 
 Bases = Callable[[Chunk], tuple[int, ...]]
@@ -78,11 +78,11 @@ class StdinSpool:
             if os.fstat(self._file).st_size > self._size:
                 os.ftruncate(self._file, self._size)
             os.lseek(self._file, self._size, os.SEEK_SET)
-            left = data
-            while left:
-                left = left[os.write(self._file, left) :]
+            remaining = data
+            while remaining:
+                remaining = remaining[os.write(self._file, remaining) :]
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._write_error(error) from error
         self._size += len(data)
         self.lines += len(raws)
 
@@ -97,20 +97,20 @@ class StdinSpool:
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._write_error(error) from error
         finally:
             os.close(self._file)
             self._file = None
 
     def _whole_lines(self, stream: ByteStream) -> Iterator[list[bytes]]:
-        cutter = LineCutter(self._path)
+        splitter = LineSplitter(self._path)
         for block in stream.blocks():
-            raws = cutter.feed(block)
+            raws = splitter.feed(block)
             self.lines += len(raws)
             self._size += sum(map(len, raws)) + len(raws)
             yield raws
 
-    def _failed(self, error: OSError) -> WriteError:
+    def _write_error(self, error: OSError) -> WriteError:
         return WriteError(
             f"cannot keep the rows from stdin: {(error.strerror or str(error)).lower()}",
             hint="make room; the same command with the same rows goes on",
@@ -128,48 +128,50 @@ class StdinReader:
         spool: keeps the rows; None: they are not kept.
         stdin: the pipe; None: only the spool is read. A stream with a descriptor is read through
             it, so nothing may have been read into the stream's own buffer.
-        halt: ends the reading, also while it waits.
+        cancel: ends the reading, also while it waits.
     """
 
-    def __init__(self, spool: StdinSpool | None, stdin: BinaryIO | None, halt: CancelToken) -> None:
+    def __init__(
+        self, spool: StdinSpool | None, stdin: BinaryIO | None, cancel: CancelToken
+    ) -> None:
         self._spool = spool
         self._stdin = stdin
-        self._halt = halt
+        self._cancel = cancel
 
     def chunks(self, bases: Bases) -> Iterator[Chunk]:
-        """Chunks, with :data:`WAITS` before every read of the pipe.
+        """Chunks, with :data:`WAITING` before every read of the pipe.
 
         Raises:
             InputError: stdin is UTF-16 or an archive, or cannot be read.
             WriteError: the spool cannot be written.
         """
-        kept = Occurrences()
+        spooled = Occurrences()
         if self._spool is not None:
             for chunk in self._spool.replay():
                 if self._stdin is not None and chunk.items:
-                    kept.count(bases(chunk))
+                    spooled.count(bases(chunk))
                 yield chunk
         if self._stdin is not None:
-            yield from self._arriving(self._stdin, kept, bases)
+            yield from self._read_pipe(self._stdin, spooled, bases)
 
-    def _arriving(self, stdin: BinaryIO, kept: Occurrences, bases: Bases) -> Iterator[Chunk]:
-        spool, cutter, came = self._spool, _Cutter(), Occurrences()
+    def _read_pipe(self, stdin: BinaryIO, spooled: Occurrences, bases: Bases) -> Iterator[Chunk]:
+        spool, splitter, arrived = self._spool, _RecordSplitter(), Occurrences()
         resumed = spool is not None and spool.lines > 0
         line = spool.lines + 1 if spool else 1
-        pipe = _Pipe(stdin, self._halt)
+        pipe = _PipeReader(stdin, self._cancel)
         try:
             block = b"-"
             while block:
-                yield WAITS
+                yield WAITING
                 block = pipe.read()
-                if self._halt.is_set:  # not the end: half a line is no row
+                if self._cancel.is_set:  # not the end: half a line is no row
                     return
-                raws = cutter.feed(block) if block else cutter.finish()
+                raws = splitter.feed(block) if block else splitter.finish()
                 for start in range(0, len(raws), ROWS):
                     chunk = chunk_of(_NAME, raws[start : start + ROWS], line)
                     written = raws[start : start + ROWS]
                     if resumed:
-                        chunk = _new(chunk, line, kept, came, bases)
+                        chunk = _unseen(chunk, line, spooled, arrived, bases)
                         written = chunk.raws or []
                     if spool is not None:
                         spool.append(written)
@@ -181,11 +183,13 @@ class StdinReader:
                 spool.close()
 
 
-def _new(chunk: Chunk, line: int, kept: Occurrences, came: Occurrences, bases: Bases) -> Chunk:
+def _unseen(
+    chunk: Chunk, line: int, spooled: Occurrences, arrived: Occurrences, bases: Bases
+) -> Chunk:
     """The items of a chunk that the spool does not hold yet, on lines from ``line`` on."""
-    known = bases(chunk)
-    pairs = zip(known, came.count(known), strict=True)
-    new = [at for at, (base, k) in enumerate(pairs) if derive(base, k) not in kept.keys]
+    keys = bases(chunk)
+    pairs = zip(keys, arrived.count(keys), strict=True)
+    new = [at for at, (base, k) in enumerate(pairs) if derive(base, k) not in spooled.keys]
     raws = chunk.raws or []
     return Chunk(
         chunk.source,
@@ -195,31 +199,31 @@ def _new(chunk: Chunk, line: int, kept: Occurrences, came: Occurrences, bases: B
     )
 
 
-class _Cutter:
+class _RecordSplitter:
     """Lines, or the elements of an array (each on one line), out of what comes."""
 
     def __init__(self) -> None:
         self._head = b""
-        self._cutter: LineCutter | Elements | None = None
+        self._splitter: LineSplitter | ElementSplitter | None = None
 
     def feed(self, block: bytes) -> list[bytes]:
-        if self._cutter is None:
+        if self._splitter is None:
             block = self._head = self._head + block
             if not self._decide(block):
                 return []
             block = without_mark(block, _NAME)
-        return self._cut(block)
+        return self._split(block)
 
     def finish(self) -> list[bytes]:
-        if self._cutter is None:
-            self._cutter = LineCutter(_NAME)
-            return self._cut(without_mark(self._head, _NAME)) + self.finish()
-        if isinstance(self._cutter, LineCutter):
-            return self._cutter.finish()
-        left = [_one_line(raw) for _, raw in self._cutter.finish()]
+        if self._splitter is None:
+            self._splitter = LineSplitter(_NAME)
+            return self._split(without_mark(self._head, _NAME)) + self.finish()
+        if isinstance(self._splitter, LineSplitter):
+            return self._splitter.finish()
+        elements = [_one_line(raw) for _, raw in self._splitter.finish()]
         # The bracket makes it unreadable, now and from the spool, even where the last element
         # itself is whole: an array without its end is cut off.
-        return [b"[" + b"".join(left)] if self._cutter.cut_off else left
+        return [b"[" + b"".join(elements)] if self._splitter.cut_off else elements
 
     def _decide(self, head: bytes) -> bool:
         """Whether the first bytes tell lines from an array of objects."""
@@ -230,13 +234,13 @@ class _Cutter:
         if text.startswith(b"[") and not inner:
             return False
         array = text.startswith(b"[") and inner.startswith((b"{", b"]"))
-        self._cutter = Elements(_NAME, array=True) if array else LineCutter(_NAME)
+        self._splitter = ElementSplitter(_NAME, array=True) if array else LineSplitter(_NAME)
         return True
 
-    def _cut(self, block: bytes) -> list[bytes]:
-        if isinstance(self._cutter, Elements):
-            return [_one_line(raw) for _, raw in self._cutter.feed(block)]
-        return self._cutter.feed(block) if self._cutter else []
+    def _split(self, block: bytes) -> list[bytes]:
+        if isinstance(self._splitter, ElementSplitter):
+            return [_one_line(raw) for _, raw in self._splitter.feed(block)]
+        return self._splitter.feed(block) if self._splitter else []
 
 
 def _one_line(raw: bytes) -> bytes:
@@ -244,12 +248,12 @@ def _one_line(raw: bytes) -> bytes:
     return raw.replace(b"\n", b" ").replace(b"\r", b" ") or b","
 
 
-class _Pipe:
+class _PipeReader:
     """What is there now, or the next to come."""
 
-    def __init__(self, stdin: BinaryIO, halt: CancelToken) -> None:
+    def __init__(self, stdin: BinaryIO, cancel: CancelToken) -> None:
         self._read: Callable[[int], bytes] = getattr(stdin, "read1", stdin.read)
-        self._halt = halt
+        self._cancel = cancel
         self._descriptor: int | None = None
         try:
             self._descriptor = stdin.fileno()
@@ -259,14 +263,14 @@ class _Pipe:
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
-        halt.add(self._wake)
+        cancel.add(self._wake)
 
     def read(self) -> bytes:
         """Some bytes; none at the end, or when halted."""
         try:
             if self._descriptor is None:
                 return self._read(_BLOCK)
-            while not self._halt.is_set:
+            while not self._cancel.is_set:
                 if any(ready == self._descriptor for ready, _ in self._poll.poll()):
                     return os.read(self._descriptor, _BLOCK)
         except OSError as error:
@@ -275,7 +279,7 @@ class _Pipe:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            self._halt.remove(self._wake)
+            self._cancel.remove(self._wake)
             os.close(self._woken)
             os.close(self._waker)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class _Found:
+class _Entry:
     example: str
     count: int
 
@@ -18,7 +18,7 @@ class RowWarnings:
     """
 
     def __init__(self) -> None:
-        self._found: dict[str, _Found] = {}
+        self._entries: dict[str, _Entry] = {}
 
     def add(self, kind: str, example: str, count: int = 1) -> None:
         """Count ``count`` more of a kind.
@@ -28,20 +28,20 @@ class RowWarnings:
             example: kept only for the first of its kind.
             count: how many at once.
         """
-        known = self._found.get(kind)
-        if known is None:
-            self._found[kind] = _Found(example, count)
+        entry = self._entries.get(kind)
+        if entry is None:
+            self._entries[kind] = _Entry(example, count)
         else:
-            known.count += count
+            entry.count += count
 
     def is_new(self, kind: str) -> bool:
         """Whether nothing of this kind was added yet, so that an example is worth making."""
-        return kind not in self._found
+        return kind not in self._entries
 
     @property
     def lines(self) -> list[str]:
         """One line for each kind, in the order of their first appearance."""
         return [
-            kind.format(count=f"{found.count:,}", example=found.example)
-            for kind, found in list(self._found.items())
+            kind.format(count=f"{entry.count:,}", example=entry.example)
+            for kind, entry in list(self._entries.items())
         ]

@@ -18,7 +18,7 @@ from bagent.agents.plan import AgentPlan, StagePlan
 from bagent.agents.streaming import StreamPolicy
 from bagent.backends.request import CallSettings, encode_payload
 from bagent.errors import JobError, UsageError
-from bagent.job.spec.job import JobPath, stage_parts
+from bagent.job.spec.job import KeyPath, stage_parts
 from bagent.proxy.auth import client_key, new_token
 from bagent.proxy.server import ProxyConfig, plain_states, start_proxy
 from bagent.redaction import Redactor
@@ -157,7 +157,7 @@ async def open_job_tools(
         yield pool
 
 
-def agent_path(job: Job) -> JobPath:
+def agent_path(job: Job) -> KeyPath:
     """Where the agent of ``job`` stands in the file: the job's own, or the one of a stage."""
     for path, part in stage_parts(job):
         if part.agent is not None and part.agent is job.agent:

@@ -169,7 +169,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 def _header(prepared: RunContext, store: RunStore) -> str:
     job = prepared.job
-    backend = job.backend.url.given if job.backend and job.backend.url else str(job.hostfile)
+    backend = job.backend.url.text if job.backend and job.backend.url else str(job.hostfile)
     backend = mask_text(backend, job.source.secrets)
     earlier = f", {store.finished:,} rows finished earlier" if store.finished else ""
     run = display_path(store.path, prepared.options.cwd)

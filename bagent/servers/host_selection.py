@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from bagent.errors import UsageError
 from bagent.fleet.hostfile import HostEntry
-from bagent.text.suggest import did_you_mean, shown
+from bagent.text.suggest import describe_value, did_you_mean
 from bagent.types import Json
 
 _PLACES = ("index", "slice", "sample", "seed")
@@ -74,7 +74,9 @@ def _as_tag(tag: str, value: Json) -> str:
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise _wrong(f"{tag}: expected a tag's value or a list of them, got {shown(value)}", "")
+    raise _wrong(
+        f"{tag}: expected a tag's value or a list of them, got {describe_value(value)}", ""
+    )
 
 
 def _some(names: Mapping[str, object]) -> str:
@@ -86,7 +88,9 @@ def _indexed(found: list[HostEntry], value: Json) -> list[HostEntry]:
     places: set[int] = set()
     for place in value if isinstance(value, list) else [value]:
         if isinstance(place, bool) or not isinstance(place, int):
-            raise _wrong(f"index: expected a whole number, got {shown(place)}", "0 is the first")
+            raise _wrong(
+                f"index: expected a whole number, got {describe_value(place)}", "0 is the first"
+            )
         if not -len(found) <= place < len(found):
             count = "1 endpoint" if len(found) == 1 else f"{len(found)} endpoints"
             raise _wrong(f"index: there is no endpoint {place} of {count}", "0 is the first")
@@ -102,16 +106,19 @@ def _slice_of(value: Json) -> slice:
         numbers = []
     if not 2 <= len(numbers) <= 3 or (len(numbers) == 3 and (numbers[2] or 1) < 1):
         raise _wrong(
-            f"slice: expected first:last or first:last:step, got {shown(value)}", 'slice: "0:8"'
+            f"slice: expected first:last or first:last:step, got {describe_value(value)}",
+            'slice: "0:8"',
         )
     return slice(*numbers)
 
 
 def _sampled(found: list[HostEntry], count: Json, seed: Json) -> list[HostEntry]:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise _wrong(f"sample: expected a whole number of at least 1, got {shown(count)}", "")
+        raise _wrong(
+            f"sample: expected a whole number of at least 1, got {describe_value(count)}", ""
+        )
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise _wrong(f"seed: expected a whole number, got {shown(seed)}", "")
+        raise _wrong(f"seed: expected a whole number, got {describe_value(seed)}", "")
     if count > len(found):
         raise _wrong(f"sample: {count} wanted, {len(found)} there", "")
 

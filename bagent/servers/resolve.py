@@ -323,7 +323,7 @@ async def _start_sim(
 ) -> Servers:
     from bagent.sim import parse_sim_url, start_sim
 
-    given = ref.url.given if ref.url else "sim"
+    given = ref.url.text if ref.url else "sim"
     sim = await stack.enter_async_context(start_sim(parse_sim_url(given)))
     notice(f"simulated engines answer, not a model: {len(sim.urls)} started in this process")
     headers = {"Content-Type": "application/json"}

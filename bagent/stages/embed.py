@@ -13,7 +13,7 @@ from bagent.backends.openai.embeddings import PATH
 from bagent.backends.request import Request, encode_payload
 from bagent.fleet.call import Call, Delivery
 from bagent.fleet.fleet import Fleet
-from bagent.job.templates.environment import printed
+from bagent.job.templates.environment import to_text
 from bagent.job.templates.template import TemplateFailure
 from bagent.stages.base import (
     NO_SURVIVOR,
@@ -134,7 +134,7 @@ class EmbedStage(RowStage):
     def _text(self, item: StageRow) -> str:
         names = self._names.of(item)
         if not self._has_prompt:
-            return printed(names[item.stage])
+            return to_text(names[item.stage])
         prompt = self._plan.prompt
         if prompt.raw:
             return prompt.render_raw(item.row.data, names)

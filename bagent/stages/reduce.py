@@ -6,7 +6,7 @@ from collections import deque
 
 import msgspec
 
-from bagent.job.templates.environment import printed
+from bagent.job.templates.environment import to_text
 from bagent.stages.base import RowRequester
 from bagent.stages.reduction_tree import Reducer, Tree
 from bagent.stages.row import StageRow, value_of
@@ -65,7 +65,7 @@ class ReduceStage:
         """The tree of the input row that ``item`` goes back to."""
         root = item.root
         base = root if root is not None else item.row
-        return Tree(self._reducer, printed(base.id), dict(base.data), root, place)
+        return Tree(self._reducer, to_text(base.id), dict(base.data), root, place)
 
     def _tree_over(self, _: Slot) -> None:
         self._open -= 1
@@ -90,7 +90,7 @@ class ReduceStage:
         tree = self._trees.get(place)
         if tree is None:
             names = [name.rpartition(".")[2] for name in self._by]
-            label = ",".join(printed(value) for value in values) or self.name
+            label = ",".join(to_text(value) for value in values) or self.name
             data = dict(zip(names, values, strict=True))
             ticket = Slot()
             self.hold(ticket)

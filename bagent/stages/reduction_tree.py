@@ -11,7 +11,7 @@ import msgspec
 
 from bagent.agents.plan import StagePlan
 from bagent.agents.token_budget import MARGIN_TOKENS
-from bagent.answers.retry_prompt import describe
+from bagent.answers.retry_prompt import add_schema_instruction
 from bagent.job.templates.template import TemplateFailure
 from bagent.stages.base import (
     NO_SURVIVOR,
@@ -148,7 +148,7 @@ class ContextFit:
             return estimate(plan.prompt.render_raw(data, extra).encode("utf-8", "replace"))
         messages = plan.prompt.render(data, extra)
         if plan.describe and plan.schema is not None:
-            messages = describe(messages, plan.schema)
+            messages = add_schema_instruction(messages, plan.schema)
         texts = [str(message.get("content")) for message in messages]
         return sum(estimate(text.encode("utf-8", "replace")) + 8 for text in texts)
 

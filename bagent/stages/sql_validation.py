@@ -14,7 +14,7 @@ import msgspec
 from bagent.duck import Access, SqlFault, quoted, single_query
 from bagent.stages.query import StageTable, input_line, make_tables, open_database
 from bagent.stages.row import INPUT
-from bagent.text.suggest import near
+from bagent.text.suggest import nearest_name
 from bagent.types import Row
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _told(text: str) -> Mapping[str, Any]:
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
-    meant = near(name.strip('"'), known)
+    meant = nearest_name(name.strip('"'), known)
     return f"did you mean {meant}?" if meant else f"there are {', '.join(known[:12])}"
 
 

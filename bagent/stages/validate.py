@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from bagent.answers.schema.schema import OutputSchema
 from bagent.errors import JobError
-from bagent.job.templates.template import Expression, TemplateFailure, lacking
+from bagent.job.templates.template import Expression, TemplateFailure, missing_property_hint
 from bagent.job.templates.variables import Chain
 from bagent.stages.loop import Board
 from bagent.stages.prepare import LOOP_NAMES, PreparedStage, StageRequest, table_of
 from bagent.stages.reduce import BY_ROW
 from bagent.stages.row import FIELDS, INPUT
-from bagent.text.suggest import near
+from bagent.text.suggest import nearest_name
 from bagent.types import Row
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class _Checks:
             if source == "answer" and stage.items is not None:
                 source = stage.sources[0]
             if chain[0] in self._visible(stage) or chain[0] != source:
-                lacks = lacking(chain, self._properties(source))
+                lacks = missing_property_hint(chain, self._properties(source))
                 if lacks is not None:
                     return ".".join(chain[:2]), lacks
         return None
@@ -358,7 +358,7 @@ def _fields(rows: Rows) -> frozenset[str]:
 def _hint(name: str, known: Iterable[str]) -> str:
     """The nearest known name, else the known ones."""
     ordered = sorted(known)
-    meant = near(name, ordered)
+    meant = nearest_name(name, ordered)
     return f"did you mean {meant}?" if meant else f"there are {', '.join(ordered[:_SHOWN])}"
 
 

@@ -8,24 +8,24 @@ from difflib import get_close_matches
 _SHOWN = 60
 
 
-def near(word: str, candidates: Iterable[str]) -> str | None:
+def nearest_name(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that ``word`` was probably meant to be, or None.
 
     Case and the choice between ``-``, ``_`` and blanks do not count; else the nearest by
     ``difflib`` with a similarity of at least 0.6.
     """
-    known = {_plain(candidate): candidate for candidate in candidates}
-    found = get_close_matches(_plain(word), known, n=1, cutoff=0.6)
-    return known[found[0]] if found else None
+    by_key = {_plain(candidate): candidate for candidate in candidates}
+    matches = get_close_matches(_plain(word), by_key, n=1, cutoff=0.6)
+    return by_key[matches[0]] if matches else None
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """``did you mean X?``, or an empty text where nothing is near."""
-    found = near(word, candidates)
-    return f"did you mean {found}?" if found else ""
+    nearest = nearest_name(word, candidates)
+    return f"did you mean {nearest}?" if nearest else ""
 
 
-def shown(value: object) -> str:
+def describe_value(value: object) -> str:
     """A wrong value in few words: ``the text "0.1"``, ``true``, ``a list``; at most 60 letters."""
     if value is None:
         return "nothing"

@@ -4,7 +4,12 @@ from pathlib import Path
 import pytest
 
 from bagent.answers.evaluate import evaluate
-from bagent.answers.retry_prompt import bounded, describe, retry_messages, schema_words
+from bagent.answers.retry_prompt import (
+    add_schema_instruction,
+    retry_messages,
+    schema_instruction,
+    truncate_middle,
+)
 from bagent.answers.schema.schema import OutputSchema
 from bagent.types import Reply
 
@@ -50,9 +55,9 @@ def test_long_answer_keeps_head_and_tail_within_the_bound(limit):
 
 
 def test_bound_holds_even_for_tiny_limits():
-    assert bounded("abcdef", 3) == "abc"
-    assert bounded("abcdef", 6) == "abcdef"
-    assert bounded("abcdef", 0) == ""
+    assert truncate_middle("abcdef", 3) == "abc"
+    assert truncate_middle("abcdef", 6) == "abcdef"
+    assert truncate_middle("abcdef", 0) == ""
 
 
 def test_violations_are_bounded():
@@ -80,11 +85,11 @@ def test_other_kinds_of_json_are_asked_for_by_their_name():
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_schema_stands_at_the_end_of_the_system_message(role):
-    described = describe(
+    described = add_schema_instruction(
         [{"role": role, "content": "You review.", "name": "s"}, MESSAGES[1]], SCHEMA
     )
     assert described == [
-        {"role": role, "content": f"You review.\n\n{schema_words(SCHEMA)}", "name": "s"},
+        {"role": role, "content": f"You review.\n\n{schema_instruction(SCHEMA)}", "name": "s"},
         MESSAGES[1],
     ]
     assert '"é"' in described[0]["content"]
@@ -92,38 +97,38 @@ def test_schema_stands_at_the_end_of_the_system_message(role):
 
 @pytest.mark.parametrize("content", ["", None])
 def test_empty_system_message_becomes_the_schema(content):
-    described = describe([{"role": "system", "content": content}], SCHEMA)
-    assert described == [{"role": "system", "content": schema_words(SCHEMA)}]
+    described = add_schema_instruction([{"role": "system", "content": content}], SCHEMA)
+    assert described == [{"role": "system", "content": schema_instruction(SCHEMA)}]
 
 
 @pytest.mark.parametrize("messages", [[], [MESSAGES[1]], [MESSAGES[1], MESSAGES[0]]])
 def test_system_message_is_made_where_the_first_is_none(messages):
-    assert describe(messages, SCHEMA) == [
-        {"role": "system", "content": schema_words(SCHEMA)},
+    assert add_schema_instruction(messages, SCHEMA) == [
+        {"role": "system", "content": schema_instruction(SCHEMA)},
         *messages,
     ]
 
 
 def test_system_message_in_parts_gets_one_more_part():
     parts = [{"type": "text", "text": "You review."}]
-    described = describe([{"role": "system", "content": parts}], SCHEMA)
-    assert described[0]["content"] == [*parts, {"type": "text", "text": schema_words(SCHEMA)}]
+    described = add_schema_instruction([{"role": "system", "content": parts}], SCHEMA)
+    assert described[0]["content"] == [*parts, {"type": "text", "text": schema_instruction(SCHEMA)}]
 
 
 def test_prefix_up_to_the_row_is_the_same_for_every_row():
-    one = describe([MESSAGES[0], {"role": "user", "content": "A"}], SCHEMA)
-    two = describe([MESSAGES[0], {"role": "user", "content": "B"}], SCHEMA)
+    one = add_schema_instruction([MESSAGES[0], {"role": "user", "content": "A"}], SCHEMA)
+    two = add_schema_instruction([MESSAGES[0], {"role": "user", "content": "B"}], SCHEMA)
     assert one[0] == two[0]
 
 
 def test_given_messages_are_left_alone():
     messages = [{"role": "system", "content": [{"type": "text", "text": "s"}]}, MESSAGES[1]]
     before = copy.deepcopy(messages)
-    describe(messages, SCHEMA)
+    add_schema_instruction(messages, SCHEMA)
     retry_messages(messages, "x", ["w"], SCHEMA)
     assert messages == before
 
 
 def test_reask_of_a_described_prompt_keeps_the_schema():
-    described = describe(MESSAGES, SCHEMA)
+    described = add_schema_instruction(MESSAGES, SCHEMA)
     assert retry_messages(described, "x", ["w"], SCHEMA)[: len(described)] == described

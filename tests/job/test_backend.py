@@ -42,7 +42,7 @@ def test_sim_takes_options_and_a_model_name(load, minimal):
     url = load(minimal + "backend: sim://some/model?replicas=2&decode=50\n").backend.url
     assert (url.kind, url.base, url.replicas) == ("sim", None, 2)
     assert url.options == {"replicas": "2", "decode": "50"}
-    assert url.given == "sim://some/model?replicas=2&decode=50"
+    assert url.text == "sim://some/model?replicas=2&decode=50"
 
 
 def test_bedrock_takes_a_region(load, minimal):

@@ -138,7 +138,7 @@ def test_runs_go_to_the_current_folder(load, minimal, tmp_path):
 
 def test_the_home_folder_is_that_of_the_environment(load):
     job = load("input: ~/a.jsonl\nprompt: x\n", env={"HOME": "/home/u"})
-    assert (job.input.path[0].path, job.input.path[0].given) == ("/home/u/a.jsonl", "~/a.jsonl")
+    assert (job.input.path[0].path, job.input.path[0].text) == ("/home/u/a.jsonl", "~/a.jsonl")
 
 
 def test_only_what_the_user_wrote_is_a_pattern(load, tmp_path):
@@ -157,7 +157,7 @@ def test_a_file_with_brackets_in_its_name_is_no_pattern(load, tmp_path):
 @pytest.mark.parametrize("name", ["/dev/stdin", "/dev/fd/0"])
 def test_the_system_s_names_of_stdin_are_stdin(load, name):
     found = load(f"input: {name}\nprompt: x\n").input.path[0]
-    assert (found.path, found.given) == ("-", "-")
+    assert (found.path, found.text) == ("-", "-")
 
 
 def test_input_may_be_text_files_or_a_query(load, tmp_path):
@@ -193,7 +193,7 @@ def test_input_may_be_text_files_or_a_query(load, tmp_path):
 )
 def test_input_and_prompt_are_needed(load, fault, text, message):
     if message is None:
-        assert load(text).input.files[0].given == "-"
+        assert load(text).input.files[0].text == "-"
     else:
         assert fault(text) == message
 

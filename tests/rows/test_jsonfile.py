@@ -4,7 +4,7 @@ import tracemalloc
 import pytest
 
 from bagent.errors import InputError
-from bagent.rows.formats.json_array import CUT_OFF, Elements
+from bagent.rows.formats.json_array import CUT_OFF, ElementSplitter
 
 TRICKY = [
     {"id": 1, "t": 'quote " brace } bracket ] comma , backslash \\'},
@@ -28,7 +28,7 @@ def test_elements_have_the_lines_where_they_begin(rows_of):
 def test_pieces_of_any_size_make_the_same_elements():
     text = json.dumps(TRICKY, indent=1, ensure_ascii=False).encode()
     for size in (1, 2, 3, 7, 50):
-        elements = Elements("x", array=True)
+        elements = ElementSplitter("x", array=True)
         found = []
         for start in range(0, len(text), size):
             found += elements.feed(text[start : start + size])
@@ -95,7 +95,7 @@ def test_memory_follows_the_element_not_the_file(source_of):
 
 
 def test_an_element_without_end_is_refused_before_it_fills_the_memory():
-    elements = Elements("x.json", array=True, longest=100)
+    elements = ElementSplitter("x.json", array=True, longest=100)
     elements.feed(b"[{},\n\n")
     with pytest.raises(InputError, match=r"x.json:1: one row is longer"):
         for _ in range(20):

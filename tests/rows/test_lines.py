@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bagent.errors import InputError
-from bagent.rows.formats.jsonl import LineCutter
+from bagent.rows.formats.jsonl import LineSplitter
 
 
 def test_a_row_is_read_whatever_ends_its_line(rows_of):
@@ -47,7 +47,7 @@ def test_an_empty_file_has_no_rows(rows_of):
 def test_pieces_of_any_size_make_the_same_lines():
     data = b'{"a":1}\n\n{"b":2}\r\nlast'
     for size in range(1, len(data) + 1):
-        cutter = LineCutter("x")
+        cutter = LineSplitter("x")
         lines = []
         for start in range(0, len(data), size):
             lines += cutter.feed(data[start : start + size])
@@ -55,7 +55,7 @@ def test_pieces_of_any_size_make_the_same_lines():
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory():
-    cutter = LineCutter("x.jsonl", longest=100)
+    cutter = LineSplitter("x.jsonl", longest=100)
     cutter.feed(b"\n\n")
     with pytest.raises(InputError, match=r"x.jsonl:3: one row is longer"):
         for _ in range(20):

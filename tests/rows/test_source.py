@@ -5,21 +5,8 @@ import threading
 
 import pytest
 
-import bagent.rows
 from bagent.errors import InputError
 from bagent.rows import RowsConfig, open_rows
-
-
-def test_public_names():
-    assert bagent.rows.__all__ == [
-        "CompactHashSet",
-        "Input",
-        "RowReader",
-        "RowsConfig",
-        "is_batch_row",
-        "open_rows",
-        "read_again",
-    ]
 
 
 def test_peek_gives_the_first_rows_without_losing_them(source_of):

@@ -84,8 +84,8 @@ class Bundler:
         self._at = at
         self._open(name, root)
         while self._todo:
-            document, place = self._todo.pop()
-            self._follow(document, place)
+            document, location = self._todo.pop()
+            self._follow(document, location)
         self._refuse_loops()
         if self._is_dynamic():
             if len(self._documents) == 1:
@@ -113,45 +113,45 @@ class Bundler:
         """Note all schemas from ``start`` on: their bases, names and references."""
         stack = [(start, _at(document.data, start), around.base, around.resource)]
         while stack:
-            place, schema, base, resource = stack.pop()
-            if not isinstance(schema, dict) or place in document.sites:
+            location, schema, base, resource = stack.pop()
+            if not isinstance(schema, dict) or location in document.sites:
                 continue
             ident = schema.get(self._dialect.id_key)
             if isinstance(ident, str) and not (self._dialect.ref_alone and "$ref" in schema):
                 if ident.startswith("#"):
-                    document.anchors.setdefault((resource, ident[1:]), place)
+                    document.anchors.setdefault((resource, ident[1:]), location)
                 else:
-                    base, resource = _join(base, ident).rstrip("#"), place
-                    self._ids.setdefault(base, (document.name, place))
-            self._note_anchors(document, schema, resource, place)
-            document.sites[place] = _Site(schema, base, resource)
-            self._todo.append((document, place))
-            stack.extend((place + at, child, base, resource) for at, child in children(schema))
+                    base, resource = _join(base, ident).rstrip("#"), location
+                    self._ids.setdefault(base, (document.name, location))
+            self._note_anchors(document, schema, resource, location)
+            document.sites[location] = _Site(schema, base, resource)
+            self._todo.append((document, location))
+            stack.extend((location + at, child, base, resource) for at, child in children(schema))
 
     def _note_anchors(
-        self, document: _Document, schema: dict[str, Any], resource: Pointer, place: Pointer
+        self, document: _Document, schema: dict[str, Any], resource: Pointer, location: Pointer
     ) -> None:
         for key in _ANCHORS:
             if isinstance(schema.get(key), str):
-                document.anchors.setdefault((resource, schema[key]), place)
+                document.anchors.setdefault((resource, schema[key]), location)
         if isinstance(schema.get("$dynamicAnchor"), str):
             self._dynamic[schema["$dynamicAnchor"]] += 1
         if schema.get("$recursiveAnchor") is True:
             self._dynamic["$recursiveAnchor"] += 1
 
-    def _follow(self, document: _Document, place: Pointer) -> None:
-        site = document.sites[place]
+    def _follow(self, document: _Document, location: Pointer) -> None:
+        site = document.sites[location]
         for key in _REFS:
             if key not in site.schema:
                 continue
             reference = site.schema[key]
             if not isinstance(reference, str):
-                raise self._error(document, place, key, reference, "is not text")
+                raise self._error(document, location, key, reference, "is not text")
             try:
                 target = self._resolve(document, site, reference)
             except ValueError as error:
-                raise self._error(document, place, key, reference, str(error)) from None
-            self._targets[document.name, place, key] = target
+                raise self._error(document, location, key, reference, str(error)) from None
+            self._targets[document.name, location, key] = target
             there = self._documents[target[0]]
             if target[1] not in there.sites:
                 self._index(there, target[1], _enclosing(there, target[1]))
@@ -160,8 +160,8 @@ class Bundler:
         uri, _, fragment = reference.partition("#")
         name, resource = document.name, site.resource
         if uri:
-            known = self._ids.get(_join(site.base, uri).rstrip("#"))
-            name, resource = known or (self._load(uri, document).name, ())
+            named = self._ids.get(_join(site.base, uri).rstrip("#"))
+            name, resource = named or (self._load(uri, document).name, ())
         return name, _fragment(self._documents[name], resource, unquote(fragment))
 
     def _load(self, uri: str, inside: _Document) -> _Document:
@@ -169,30 +169,34 @@ class Bundler:
         if name in self._documents:
             return self._documents[name]
         data = self._files.read(name)
-        self._check(data, Position(self._files.shown(name)))
+        self._check(data, Position(self._files.display_name(name)))
         return self._open(name, data)
 
     def _refuse_loops(self) -> None:
         """Refuse references that lead back to themselves: validators take anything there."""
         ended: set[tuple[str, Pointer]] = set()
-        for name, place, key in self._targets:
+        for name, location, key in self._targets:
             chain: dict[tuple[str, Pointer], None] = {}
-            step = (name, place)
+            step = (name, location)
             while step not in ended and (*step, key) in self._targets:
                 if step in chain:
-                    reference = self._documents[name].sites[place].schema[key]
-                    raise self._error(self._documents[name], place, key, reference, "is a loop")
+                    reference = self._documents[name].sites[location].schema[key]
+                    raise self._error(self._documents[name], location, key, reference, "is a loop")
                 chain[step] = None
                 step = self._targets[(*step, key)]
             ended.update(chain)
 
     def _error(
-        self, document: _Document, place: Pointer, key: str, reference: Json, reason: str
+        self, document: _Document, location: Pointer, key: str, reference: Json, reason: str
     ) -> SchemaError:
-        at = self._at if document.name == self._root else Position(self._files.shown(document.name))
-        shown = shorten(repr(reference), 120)
+        at = (
+            self._at
+            if document.name == self._root
+            else Position(self._files.display_name(document.name))
+        )
+        quoted = shorten(repr(reference), 120)
         return SchemaError(
-            f"#{pointer_text((*place, key))}: {shown} {reason}",
+            f"#{pointer_text((*location, key))}: {quoted} {reason}",
             hint="refer to #/... in this schema or to a file in its folder, by relative path",
             at=at,
         )
@@ -223,25 +227,25 @@ class _Writer:
             written.setdefault(self._dialect.defs_key, {})[self._names[target]] = copied
         return written
 
-    def _copy(self, document: _Document, place: Pointer) -> Any:
-        return self._copied(document, place, _at(document.data, place))
+    def _copy(self, document: _Document, location: Pointer) -> Any:
+        return self._copied(document, location, _at(document.data, location))
 
-    def _copied(self, document: _Document, place: Pointer, value: Json) -> Any:
+    def _copied(self, document: _Document, location: Pointer, value: Json) -> Any:
         if isinstance(value, list):
             items = enumerate(value)
-            return [self._copied(document, (*place, str(i)), item) for i, item in items]
+            return [self._copied(document, (*location, str(i)), item) for i, item in items]
         if not isinstance(value, dict):
             return value
-        is_schema = place in document.sites
-        is_root = document.name == self._root and not place
-        made: dict[str, Any] = {}
+        is_schema = location in document.sites
+        is_root = document.name == self._root and not location
+        copied: dict[str, Any] = {}
         for key, item in value.items():
-            if is_schema and (document.name, place, key) in self._targets:
-                new = self._pointer(self._targets[document.name, place, key])
-                made["$ref" if "$ref" not in value else key] = new
+            if is_schema and (document.name, location, key) in self._targets:
+                new = self._pointer(self._targets[document.name, location, key])
+                copied["$ref" if "$ref" not in value else key] = new
             elif not (is_schema and self._is_dropped(key, document.name, is_root)):
-                made[key] = self._copied(document, (*place, key), item)
-        return made
+                copied[key] = self._copied(document, (*location, key), item)
+        return copied
 
     def _is_dropped(self, key: str, name: str, is_root: bool) -> bool:
         if key in _DEFINITIONS:
@@ -250,13 +254,13 @@ class _Writer:
 
     def _pointer(self, target: _Target) -> str:
         if target[0] == self._root:
-            place = target[1]
+            location = target[1]
         else:
             if target not in self._names:
                 self._names[target] = self._new_name(target)
                 self._todo.append(target)
-            place = (self._dialect.defs_key, self._names[target])
-        return "#" + quote(pointer_text(place), safe=_POINTER_SAFE)
+            location = (self._dialect.defs_key, self._names[target])
+        return "#" + quote(pointer_text(location), safe=_POINTER_SAFE)
 
     def _new_name(self, target: _Target) -> str:
         taken = {*self._names.values()}
@@ -276,9 +280,9 @@ def _join(base: str, uri: str) -> str:
         raise ValueError("is not a URI reference") from None
 
 
-def _at(data: Json, place: Pointer) -> Json:
-    """Return what stands at ``place``; ValueError where nothing does."""
-    for part in place:
+def _at(data: Json, location: Pointer) -> Json:
+    """Return what stands at ``location``; ValueError where nothing does."""
+    for part in location:
         if isinstance(data, dict) and part in data:
             data = data[part]
         elif isinstance(data, list) and part.isdecimal() and int(part) < len(data):
@@ -297,14 +301,14 @@ def _fragment(document: _Document, resource: Pointer, fragment: str) -> Pointer:
             raise ValueError("leads nowhere")
         return anchor
     parts = fragment[1:].split("/")
-    place = (*resource, *(part.replace("~1", "/").replace("~0", "~") for part in parts))
-    if not isinstance(_at(document.data, place), dict | bool):
+    location = (*resource, *(part.replace("~1", "/").replace("~0", "~") for part in parts))
+    if not isinstance(_at(document.data, location), dict | bool):
         raise ValueError("does not lead to a schema")
-    return place
+    return location
 
 
-def _enclosing(document: _Document, place: Pointer) -> _Site:
-    for length in range(len(place), -1, -1):
-        if place[:length] in document.sites:
-            return document.sites[place[:length]]
+def _enclosing(document: _Document, location: Pointer) -> _Site:
+    for length in range(len(location), -1, -1):
+        if location[:length] in document.sites:
+            return document.sites[location[:length]]
     return _Site({}, document.name, ())

@@ -18,8 +18,8 @@ _INT128 = (-(2**127), 2**127 - 1)
 _SCALARS = {"string": "VARCHAR", "number": "DOUBLE", "boolean": "BOOLEAN"}
 
 
-_DEEPEST = 4
-_LONGEST = 10_000
+_MAX_DEPTH = 4
+_MAX_LENGTH = 10_000
 
 
 class Column(NamedTuple):
@@ -46,12 +46,12 @@ def columns_of(document: dict[str, Any]) -> Columns:
     Names that differ only by case, and those of ``RESERVED``, get a suffix ``_2``, ``_3``...
     """
     types = _Types(document)
-    found = types.properties(document)
-    if not found:
+    properties = types.properties(document)
+    if not properties:
         return Columns([Column("value", types.of(document) or JSON_TYPE)], [None])
     taken = {name.lower() for name in RESERVED}
-    columns = [Column(_free_name(name, taken), kind) for name, kind in found.items()]
-    return Columns(columns, [*found])
+    columns = [Column(_free_name(name, taken), kind) for name, kind in properties.items()]
+    return Columns(columns, [*properties])
 
 
 def _free_name(name: str, taken: set[str]) -> str:
@@ -85,17 +85,17 @@ class _Types:
         if not {*types} <= {"object", "null"}:
             return None
         own = {name: self._property(item) for name, item in schema.get("properties", {}).items()}
-        found = own if "object" in types or "properties" in schema else None
+        merged = own if "object" in types or "properties" in schema else None
         for part in schema.get("allOf", ()):
-            found = _merged(found, self.properties(part))
+            merged = _merged(merged, self.properties(part))
         if "$ref" in schema:
-            found = _merged(found, self._properties_at(schema["$ref"]))
+            merged = _merged(merged, self._properties_at(schema["$ref"]))
         for key in ("anyOf", "oneOf"):
             branches = [self.properties(item) for item in schema.get(key, ()) if not _null(item)]
-            if found is not None or None not in branches:
+            if merged is not None or None not in branches:
                 for branch in branches:
-                    found = _merged(found, branch)
-        return found
+                    merged = _merged(merged, branch)
+        return merged
 
     def of(self, schema: Json) -> str | None:
         """Return the DuckDB type for values of ``schema``, None where only null is allowed."""
@@ -110,8 +110,8 @@ class _Types:
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 return _union(self.of(branch) for branch in schema[key])
-        known = {self.of(part) for part in schema.get("allOf", ())} - {JSON_TYPE}
-        return known.pop() if len(known) == 1 else JSON_TYPE
+        types = {self.of(part) for part in schema.get("allOf", ())} - {JSON_TYPE}
+        return types.pop() if len(types) == 1 else JSON_TYPE
 
     def _property(self, schema: Json) -> str:
         return self.of(schema) or JSON_TYPE
@@ -134,7 +134,7 @@ class _Types:
 
     def _struct(self, schema: dict[str, Any]) -> str:
         """Return the struct of an object inside an answer; JSON where its names are unknown."""
-        if not schema.get("properties") or self._depth > _DEEPEST:
+        if not schema.get("properties") or self._depth > _MAX_DEPTH:
             return JSON_TYPE
         self._depth += 1
         fields = self.properties({**schema, "type": "object"}) or {}
@@ -153,7 +153,7 @@ class _Types:
             for name, kind in zip(names, kinds, strict=True)
         )
         struct = f"STRUCT({listed})"
-        return struct if len(struct) <= _LONGEST else JSON_TYPE
+        return struct if len(struct) <= _MAX_LENGTH else JSON_TYPE
 
     def _of_reference(self, reference: str) -> str | None:
         if reference in self._open:
@@ -190,11 +190,11 @@ def _null(schema: Json) -> bool:
     return isinstance(schema, dict) and schema.get("type") == "null"
 
 
-def _merged(found: dict[str, str] | None, more: dict[str, str] | None) -> dict[str, str] | None:
-    if found is None or more is None:
-        return found if more is None else more
-    both = {**more, **found}
-    ordered = {**found, **more}
+def _merged(first: dict[str, str] | None, second: dict[str, str] | None) -> dict[str, str] | None:
+    if first is None or second is None:
+        return first if second is None else second
+    both = {**second, **first}
+    ordered = {**first, **second}
     return {name: _union((ordered[name], both[name])) or JSON_TYPE for name in ordered}
 
 

@@ -99,11 +99,11 @@ def walk(schema: Json) -> Iterator[tuple[Pointer, dict[str, Any]]]:
     """Yield every object schema in ``schema`` with its place; references are not followed."""
     stack: list[tuple[Pointer, Json]] = [((), schema)]
     while stack:
-        place, item = stack.pop()
+        location, item = stack.pop()
         if isinstance(item, dict):
-            yield place, item
+            yield location, item
             stack.extend(
-                (place + relative, child) for relative, child in reversed([*children(item)])
+                (location + relative, child) for relative, child in reversed([*children(item)])
             )
 
 
@@ -152,14 +152,14 @@ def no_schema(root: Json) -> str | None:
 
 def unknown_keywords(document: dict[str, Any]) -> list[str]:
     """One line for each unknown word, with its first place and the keyword it may be."""
-    found: dict[str, str] = {}
-    for place, schema in walk(document):
+    first_use: dict[str, str] = {}
+    for location, schema in walk(document):
         for name in _unknown(schema):
-            found.setdefault(name, pointer(place))
+            first_use.setdefault(name, pointer(location))
     return [
         f'"{shorten(name, 60)}" is no keyword of JSON Schema and asks for nothing'
-        f" (#{place}){_hint(name)}"
-        for name, place in found.items()
+        f" (#{location}){_hint(name)}"
+        for name, location in first_use.items()
     ]
 
 
@@ -174,6 +174,6 @@ def _unknown(schema: dict[str, Any]) -> list[str]:
 def _hint(name: str) -> str:
     if name in _INSTEAD:
         return f": {_INSTEAD[name]}"
-    known = {word.lower(): word for word in _ASKING | _NOTES}
-    near = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.75)
-    return f": did you mean {known[near[0]]}?" if near else ""
+    keywords = {word.lower(): word for word in _ASKING | _NOTES}
+    near = difflib.get_close_matches(name.lower(), sorted(keywords), n=1, cutoff=0.75)
+    return f": did you mean {keywords[near[0]]}?" if near else ""

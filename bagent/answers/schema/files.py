@@ -43,12 +43,12 @@ def parse_schema(data: bytes, at: str | Path, warnings: list[str]) -> Json:
         raise SchemaError("the file is empty", at=Position(at))
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(items)
-        if len(made) < len(items):
+        values = dict(items)
+        if len(values) < len(items):
             names = [name for name, _ in items]
             twice = sorted({name for name in names if names.count(name) > 1})
             warnings.append(f"{at}: repeated key {', '.join(twice)}: the last one holds")
-        return made
+        return values
 
     def constant(word: str) -> float:
         raise SchemaError(f"{word} is not JSON", at=Position(at))
@@ -78,7 +78,7 @@ class SchemaFiles:
         self.allow_remote = allow_remote
         self.warnings: list[str] = []
 
-    def shown(self, name: str) -> str | Path:
+    def display_name(self, name: str) -> str | Path:
         """Return the name of a file as people should read it."""
         return name if _is_url(name) else self.folder / name
 

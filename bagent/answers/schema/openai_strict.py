@@ -61,8 +61,8 @@ def keeps_strict_rules(document: dict[str, Any]) -> bool:
     if document.get("type") != "object" or "anyOf" in document:
         return False
     properties = values = 0
-    for place, schema in walk(document):
-        if not _keeps(schema) or _level(place) > _MAX_LEVELS:
+    for location, schema in walk(document):
+        if not _keeps(schema) or _level(location) > _MAX_LEVELS:
             return False
         properties += len(schema.get("properties", ()))
         values += len(schema.get("enum", ()))
@@ -94,5 +94,5 @@ def _is_closed(schema: dict[str, Any], types: list[Any]) -> bool:
     return set(schema.get("required", ())) == set(schema.get("properties", {}))
 
 
-def _level(place: Pointer) -> int:
-    return sum(1 for part in place if part in ("properties", "items"))
+def _level(location: Pointer) -> int:
+    return sum(1 for part in location if part in ("properties", "items"))

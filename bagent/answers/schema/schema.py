@@ -89,30 +89,30 @@ class OutputSchema:
         root = _read(files, name, at) if isinstance(spec, Path) else _plain(spec)
         dialect = _dialect(root, at)
 
-        def check(value: Json, place: Position | None) -> None:
-            _check(value, dialect, place)
-            if isinstance(value, dict) and _dialect(value, place, dialect) != dialect:
-                files.warnings.append(f"{place}: read as {dialect.uri}, the draft of the schema")
+        def check(value: Json, source: Position | None) -> None:
+            _check(value, dialect, source)
+            if isinstance(value, dict) and _dialect(value, source, dialect) != dialect:
+                files.warnings.append(f"{source}: read as {dialect.uri}, the draft of the schema")
 
         hint = no_schema(root)
         if hint is not None:
-            words = "not a JSON Schema: no word in it asks for anything"
-            raise SchemaError(words, hint=hint, at=at)
+            message = "not a JSON Schema: no word in it asks for anything"
+            raise SchemaError(message, hint=hint, at=at)
         check(root, at)
         if isinstance(root, bool):
             root = {} if root else {"not": {}}
         document = Bundler(files, dialect, check).bundle(root, name, at)
         validator = _compile(document, dialect, at)
-        found = columns_of(document)
-        sent = with_types(document)
+        columns = columns_of(document)
+        typed = with_types(document)
         return cls(
             document,
-            text=msgspec.json.encode(sent),
+            text=msgspec.json.encode(typed),
             pretty=json.dumps(document, indent=2, ensure_ascii=False),
             warnings=(*files.warnings, *_unknown_formats(document), *unknown_keywords(document)),
-            strict=keeps_strict_rules(sent),
-            columns=[*found.columns],
-            column_properties=found.properties,
+            strict=keeps_strict_rules(typed),
+            columns=[*columns.columns],
+            column_properties=columns.properties,
             _validator=validator,
         )
 
@@ -166,25 +166,25 @@ def _plain(spec: Mapping[str, Any] | bool) -> Json:
     spec = dict(spec)
     if nested_deeper(spec):
         raise SchemaError(f"the output schema is nested deeper than {MAX_DEPTH} levels")
-    for place, key in _bad_keys(spec):
-        raise SchemaError(f"{place}: the key {key!r} is not text", hint="put it in quotes")
+    for location, key in _bad_keys(spec):
+        raise SchemaError(f"{location}: the key {key!r} is not text", hint="put it in quotes")
     try:
         return clean_json(msgspec.to_builtins(spec))
     except TypeError as error:
         raise SchemaError(f"the output schema is not JSON: {error}") from None
 
 
-def _bad_keys(value: Json, place: str = "#") -> list[tuple[str, Json]]:
+def _bad_keys(value: Json, location: str = "#") -> list[tuple[str, Json]]:
     if isinstance(value, list):
         items = list(enumerate(value))
     elif isinstance(value, dict):
-        wrong = [(place, key) for key in value if not isinstance(key, str)]
+        wrong = [(location, key) for key in value if not isinstance(key, str)]
         if wrong:
             return wrong
         items = list(value.items())
     else:
         return []
-    return [bad for key, item in items for bad in _bad_keys(item, f"{place}/{key}")]
+    return [bad for key, item in items for bad in _bad_keys(item, f"{location}/{key}")]
 
 
 def _dialect(schema: Json, at: Position | None, default: SchemaDialect = DEFAULT) -> SchemaDialect:
@@ -192,10 +192,8 @@ def _dialect(schema: Json, at: Position | None, default: SchemaDialect = DEFAULT
         return default
     dialect = dialect_of(schema["$schema"])
     if dialect is None:
-        known = ", ".join(known.uri for known in DIALECTS.values())
-        raise SchemaError(
-            f"#/$schema: unknown {schema['$schema']!r}", hint=f"known: {known}", at=at
-        )
+        uris = ", ".join(uris.uri for uris in DIALECTS.values())
+        raise SchemaError(f"#/$schema: unknown {schema['$schema']!r}", hint=f"known: {uris}", at=at)
     return dialect
 
 
@@ -233,19 +231,19 @@ def _compile(
     try:
         return _validator(written, formats)
     except jsonschema_rs.ValidationError as error:
-        place = pointer(error.instance_path)
-        raise SchemaError(f"#{place}: {shorten(error.message)}", at=at) from None
+        location = pointer(error.instance_path)
+        raise SchemaError(f"#{location}: {shorten(error.message)}", at=at) from None
     except ValueError as error:
         raise SchemaError(f"not a usable JSON Schema: {shorten(str(error))}", at=at) from None
 
 
 def _unknown_formats(document: dict[str, Any]) -> list[str]:
-    found: dict[str, str] = {}
-    for place, schema in walk(document):
+    first_use: dict[str, str] = {}
+    for location, schema in walk(document):
         name = schema.get("format")
         if isinstance(name, str) and name not in FORMATS:
-            found.setdefault(name, pointer(place))
+            first_use.setdefault(name, pointer(location))
     return [
-        f'format "{shorten(name, 60)}" is unknown and not checked (#{place})'
-        for name, place in found.items()
+        f'format "{shorten(name, 60)}" is unknown and not checked (#{location})'
+        for name, location in first_use.items()
     ]

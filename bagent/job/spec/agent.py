@@ -15,11 +15,11 @@ from bagent.job.spec.backend import Headers
 from bagent.job.spec.base import Section
 from bagent.job.spec.paths import (
     InputPath,
-    InputPaths,
-    JobPlace,
-    PathIn,
+    InputPathsKind,
+    PathKind,
     PythonFunction,
-    PythonFunctionIn,
+    PythonFunctionKind,
+    ResolvedPath,
 )
 from bagent.job.spec.types import (
     Choice,
@@ -27,12 +27,12 @@ from bagent.job.spec.types import (
     Flag,
     FreeForm,
     IntegerKind,
-    Rate,
-    Real,
-    WordList,
-    WordMap,
-    Words,
-    wrong,
+    NumberKind,
+    RateKind,
+    Text,
+    TextList,
+    TextMap,
+    invalid,
 )
 from bagent.job.validation import LoadContext
 from bagent.text.suggest import did_you_mean
@@ -114,21 +114,23 @@ def code_words(argv: Sequence[str]) -> Iterator[int]:
     ``docker run`` start what their words name.
     """
     data_from = len(argv)
-    for place, word in enumerate(argv):
-        if place >= data_from:
+    for index, word in enumerate(argv):
+        if index >= data_from:
             return
         name = _program(word)
-        rest = argv[place + 1 :]
+        following = argv[index + 1 :]
         if name in _REMOTE:
-            yield from range(place + 1, len(argv))
+            yield from range(index + 1, len(argv))
         elif name == "busybox":
             continue  # the word behind it is looked at like any other
         elif name in _INTERPRETERS:
-            found = _code_of(_INTERPRETERS[name], rest, to_the_end=name in _OPERANDS_TO_THE_END)
-            places = [place + 1 + number for number in found if number < len(rest)]
-            yield from places
-            if places and not _INTERPRETERS[name].attached:
-                data_from = max(places) + 1  # what follows are arguments of a script
+            offsets = _code_of(
+                _INTERPRETERS[name], following, to_the_end=name in _OPERANDS_TO_THE_END
+            )
+            indexes = [index + 1 + number for number in offsets if number < len(following)]
+            yield from indexes
+            if indexes and not _INTERPRETERS[name].attached:
+                data_from = max(indexes) + 1  # what follows are arguments of a script
 
 
 def _program(word: str) -> str:
@@ -136,42 +138,42 @@ def _program(word: str) -> str:
     return name if name in _INTERPRETERS else _VERSION.sub("", name)
 
 
-def _code_of(how: _Interpreter, words: Sequence[str], *, to_the_end: bool) -> Iterator[int]:
+def _code_of(interpreter: _Interpreter, args: Sequence[str], *, to_the_end: bool) -> Iterator[int]:
     """Yield the places of code among the words behind an interpreter."""
-    operands, given = 0, False
-    for number, kind in _kinds(how, words):
+    operands, has_code = 0, False
+    for number, kind in _kinds(interpreter, args):
         if kind == "code":
             yield number
-            given = True
-            if not how.attached:
+            has_code = True
+            if not interpreter.attached:
                 return  # what follows are a script's arguments
-        elif how.operand is None:
-            if not how.mixed:
-                if not given:
+        elif interpreter.operand is None:
+            if not interpreter.mixed:
+                if not has_code:
                     yield number  # a script: it must not be chosen either
                 return  # what follows are its own words
         else:
-            if (to_the_end or not given) and operands >= how.operand:
+            if (to_the_end or not has_code) and operands >= interpreter.operand:
                 yield number
                 if not to_the_end:
                     return
             operands += 1
 
 
-def _kinds(how: _Interpreter, words: Sequence[str]) -> Iterator[tuple[int, str]]:
+def _kinds(interpreter: _Interpreter, args: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Yield the words that are ``code`` by an option, and those that are an ``operand``."""
     is_value = is_code = False
-    for number, word in enumerate(words):
+    for number, word in enumerate(args):
         if is_value:
             is_value = False
             continue
-        if is_code and (how.attached or not word.startswith(("-", "+"))):
+        if is_code and (interpreter.attached or not word.startswith(("-", "+"))):
             yield number, "code"
             is_code = False
             continue
-        kind = _kind(how, word)
+        kind = _kind(interpreter, word)
         if kind == "end":  # the file, or the module, that is run stands here or in the next word
-            yield number + (word[-1] in how.ends), "code"
+            yield number + (word[-1] in interpreter.ends), "code"
             return
         if kind in ("attached", "operand"):
             yield number, "code" if kind == "attached" else kind
@@ -179,30 +181,30 @@ def _kinds(how: _Interpreter, words: Sequence[str]) -> Iterator[tuple[int, str]]
         is_code |= kind == "code"
 
 
-def _kind(how: _Interpreter, word: str) -> str:
-    if word in how.long:
+def _kind(interpreter: _Interpreter, word: str) -> str:
+    if word in interpreter.long:
         return "code"
-    if word.partition("=")[0] in how.long:
+    if word.partition("=")[0] in interpreter.long:
         return "attached"
-    if word in how.long_valued:
+    if word in interpreter.long_valued:
         return "value"
     if len(word) < 2 or word[0] not in "-+":
         return "operand"
-    return "" if word.startswith("--") else _option(how, word)
+    return "" if word.startswith("--") else _option(interpreter, word)
 
 
-def _option(how: _Interpreter, word: str) -> str:
+def _option(interpreter: _Interpreter, word: str) -> str:
     """What comes behind a word of one-letter options: ``code``, a ``value``, the ``end`` of all
     options, or nothing special; ``attached`` where the word holds the code itself."""
-    for place, letter in enumerate(word[1:], start=2):
-        if letter in how.letter:
-            if how.attached and len(word) > place:
+    for end, letter in enumerate(word[1:], start=2):
+        if letter in interpreter.letter:
+            if interpreter.attached and len(word) > end:
                 return "attached"
             return "code"
-        if letter in how.ends:
+        if letter in interpreter.ends:
             return "end"
-        if letter in how.valued:
-            return "value" if len(word) == place else ""
+        if letter in interpreter.valued:
+            return "value" if len(word) == end else ""
     return ""
 
 
@@ -235,21 +237,21 @@ class Cache(Duration):
 class McpSpec(Section):
     """A server of the Model Context Protocol: a program to start, or a URL."""
 
-    short_form: ClassVar[list[Json]] = [WordList(1).describe()]
+    short_form: ClassVar[list[Json]] = [TextList(1).describe()]
 
-    url: Annotated[str | None, Words(empty=False)] = Field(
+    url: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="Its http(s) URL."
     )
-    command: Annotated[tuple[str, ...], WordList(1)] = Field(
+    command: Annotated[tuple[str, ...], TextList(1)] = Field(
         default=(), description="The program to start, with arguments."
     )
-    env: Annotated[Mapping[str, str], WordMap()] = Field(
+    env: Annotated[Mapping[str, str], TextMap()] = Field(
         default_factory=dict, description="Environment of the program.", repr=False
     )
     headers: Annotated[Mapping[str, str], Headers()] = Field(
         default_factory=dict, description="HTTP headers for the URL.", repr=False
     )
-    tools: Annotated[tuple[str, ...] | None, WordList()] = Field(
+    tools: Annotated[tuple[str, ...] | None, TextList()] = Field(
         default=None, description="Only these of its tools; default: all."
     )
 
@@ -263,11 +265,11 @@ class McpSpec(Section):
         return data
 
     @model_validator(mode="after")
-    def _one(self) -> McpSpec:
+    def _check_forms(self) -> McpSpec:
         if (self.url is None) == (not self.command):
-            raise wrong("expected a URL or a command")
+            raise invalid("expected a URL or a command")
         if self.url and not self.url.lower().startswith(("http://", "https://")):
-            raise wrong("the URL must begin with http:// or https://", key="url")
+            raise invalid("the URL must begin with http:// or https://", key="url")
         return self
 
 
@@ -277,18 +279,18 @@ class ToolSpec(Section):
     builtin: Annotated[Builtin | None, Choice(Builtin)] = Field(
         default=None, description="A tool that comes with bagent."
     )
-    python: Annotated[PythonFunction | None, PythonFunctionIn()] = Field(
+    python: Annotated[PythonFunction | None, PythonFunctionKind()] = Field(
         default=None, description="file.py:function; its signature and docstring are the schema."
     )
-    command: Annotated[tuple[str, ...], WordList(1)] = Field(
+    command: Annotated[tuple[str, ...], TextList(1)] = Field(
         default=(),
         description="A program per call: its argv, {name} stands for an argument.",
     )
     mcp: McpSpec | None = Field(default=None, description="A Model Context Protocol server.")
-    name: Annotated[str | None, Words(empty=False)] = Field(
+    name: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="The name that the model sees."
     )
-    description: Annotated[str | None, Words()] = Field(
+    description: Annotated[str | None, Text()] = Field(
         default=None, description="What the model reads about it."
     )
     parameters: Annotated[Mapping[str, Json] | None, FreeForm(mapping=True)] = Field(
@@ -297,7 +299,7 @@ class ToolSpec(Section):
     timeout: Annotated[float | None, Duration()] = Field(
         default=60.0, description="Time limit of one call."
     )
-    rate_limit: Annotated[float | None, Rate()] = Field(
+    rate_limit: Annotated[float | None, RateKind()] = Field(
         default=None, description="Calls a second, over the whole run.", examples=["5/s"]
     )
     cache: Annotated[bool | float | None, Cache()] = Field(
@@ -313,35 +315,35 @@ class ToolSpec(Section):
     concurrency: Annotated[int, IntegerKind(1, 10_000)] = Field(
         default=16, description="Most calls of it that run at once."
     )
-    batch: Annotated[str | None, Words(empty=False)] = Field(
+    batch: Annotated[str | None, Text(empty=False)] = Field(
         default=None,
         description="python, sql with a query: the list argument whose items are gathered from"
         " calls that come together; for sql also the column that holds them.",
     )
-    root: Annotated[JobPlace | None, PathIn()] = Field(
+    root: Annotated[ResolvedPath | None, PathKind()] = Field(
         default=None,
         description="read_file: the folder that it may read; python, shell: where it runs.",
     )
-    allow_hosts: Annotated[tuple[str, ...], WordList()] = Field(
+    allow_hosts: Annotated[tuple[str, ...], TextList()] = Field(
         default=(), description="http_get: the hosts that it may ask."
     )
-    database: Annotated[JobPlace | None, PathIn()] = Field(
+    database: Annotated[ResolvedPath | None, PathKind()] = Field(
         default=None, description="sql: the DuckDB file that it may read."
     )
-    files: Annotated[tuple[InputPath, ...], InputPaths(stdin=False)] = Field(
+    files: Annotated[tuple[InputPath, ...], InputPathsKind(stdin=False)] = Field(
         default=(), description="sql: data files that it may read, each a table."
     )
-    query: Annotated[str | None, Words(empty=False)] = Field(
+    query: Annotated[str | None, Text(empty=False)] = Field(
         default=None,
         description="sql: the one statement that is asked, with $name for each argument.",
     )
-    url: Annotated[str | None, Words(empty=False)] = Field(
+    url: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="web_search: the address of the search service."
     )
-    api_key_env: Annotated[str | None, Words(empty=False)] = Field(
+    api_key_env: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="web_search: the environment variable that holds its key."
     )
-    env: Annotated[Mapping[str, str], WordMap()] = Field(
+    env: Annotated[Mapping[str, str], TextMap()] = Field(
         default_factory=dict, description="Environment of a command.", repr=False
     )
     strip_preamble: Annotated[bool, Flag()] = Field(
@@ -350,14 +352,14 @@ class ToolSpec(Section):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> ToolSpec:
+    def _check_forms(self) -> ToolSpec:
         kinds = (self.builtin, self.python, self.command, self.mcp)
         if sum(bool(kind) for kind in kinds) != 1:
-            raise wrong("a tool has exactly one of builtin, python, command, mcp")
+            raise invalid("a tool has exactly one of builtin, python, command, mcp")
         if self.parameters is not None and not self.command:
-            raise wrong("parameters belong to a command", key="parameters")
+            raise invalid("parameters belong to a command", key="parameters")
         if self.command and self.command != ("claude_code",) and not self.name:
-            raise wrong("a command needs a name", "write name: NAME")
+            raise invalid("a command needs a name", "write name: NAME")
         self._check_places()
         if self.command:
             _refuse_code(self.command, PLACE)
@@ -367,32 +369,34 @@ class ToolSpec(Section):
         """Places in the argv are for parameters; without any parameters each place is one."""
         if self.parameters is None or "$ref" in self.parameters:
             return
-        known = self.parameters.get("properties")
-        names = list(known) if isinstance(known, dict) else []
+        properties = self.parameters.get("properties")
+        names = list(properties) if isinstance(properties, dict) else []
         for number, word in enumerate(self.command):
-            for found in PLACE.finditer(word):
-                name = found["name"]
+            for match in PLACE.finditer(word):
+                name = match["name"]
                 if name and name not in names:
-                    raise wrong(
+                    raise invalid(
                         f"{{{name}}} is no parameter",
                         f"{did_you_mean(name, names)} {{{{{name}}}}} is the text itself".strip(),
                         key=f"command.{number}",
                     )
 
 
-def _refuse_code(argv: Sequence[str], place: re.Pattern[str]) -> None:
+def _refuse_code(argv: Sequence[str], placeholder: re.Pattern[str]) -> None:
     """Refuse places in words that are code, and in the name of the program.
 
     Raises:
         PydanticCustomError: with the way to pass the value as an argument.
     """
     for number in (0, *code_words(argv)):
-        name = next((one[0] for one in place.finditer(argv[number]) if _is_place(one)), None)
+        name = next(
+            (match[0] for match in placeholder.finditer(argv[number]) if _is_place(match)), None
+        )
         if name is None:
             continue
         if number == 0:
-            raise wrong(f"{name} would choose the program", "name it", key="command.0")
-        raise wrong(
+            raise invalid(f"{name} would choose the program", "name it", key="command.0")
+        raise invalid(
             f"{name} stands in code that a shell or an interpreter runs, and with it what a row or"
             " a model says",
             f"pass it as an argument: [sh, -c, 'grep -r \"$1\" docs', sh, '{name}'],"
@@ -401,18 +405,18 @@ def _refuse_code(argv: Sequence[str], place: re.Pattern[str]) -> None:
         )
 
 
-def _is_place(found: re.Match[str]) -> bool:
+def _is_place(match: re.Match[str]) -> bool:
     """Whether a match of :data:`PLACE` or :data:`PROGRAM_PLACE` is filled in."""
-    return found.groupdict().get("text") is None
+    return match.groupdict().get("text") is None
 
 
 class CompactSpec(Section):
     """When and how a long conversation is made shorter."""
 
-    at: Annotated[float, Real(0, 1, above=True)] = Field(
+    at: Annotated[float, NumberKind(0, 1, above=True)] = Field(
         default=0.85, description="At this share of the context."
     )
-    model: Annotated[str | None, Words(empty=False)] = Field(
+    model: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="A model that sums up; default: old tool answers are cut."
     )
 
@@ -432,17 +436,17 @@ class AgentSpec(Section):
     tools: tuple[ToolSpec, ...] = Field(
         default=(), description="The only tools that may be called."
     )
-    tool_choice: Annotated[str, Words(empty=False)] = Field(
+    tool_choice: Annotated[str, Text(empty=False)] = Field(
         default="auto",
         description="required, or the name of a tool: the first turn has to call one, or this one.",
     )
     compact: CompactSpec = Field(
         default_factory=CompactSpec, description="Make long conversations shorter."
     )
-    command: Annotated[tuple[str, ...], WordList(1)] = Field(
+    command: Annotated[tuple[str, ...], TextList(1)] = Field(
         default=(), description="An external agent program that answers a row, with its arguments."
     )
-    env: Annotated[Mapping[str, str], WordMap()] = Field(
+    env: Annotated[Mapping[str, str], TextMap()] = Field(
         default_factory=dict, description="Environment of the external program.", repr=False
     )
     allow_code: Annotated[bool, Flag()] = Field(
@@ -452,16 +456,16 @@ class AgentSpec(Section):
     @model_validator(mode="after")
     def _check(self) -> AgentSpec:
         if self.command and self.tools:
-            raise wrong("command and tools exclude each other", key="command")
+            raise invalid("command and tools exclude each other", key="command")
         if self.command:
             _refuse_code(self.command, PROGRAM_PLACE)
         if any("{key}" in word for word in self.command):
             hint = "others may read a command line; write it under agent: {env: ...}"
-            raise wrong("{key} stands in the command", hint, key="command")
+            raise invalid("{key} stands in the command", hint, key="command")
         names = [tool.name or tool.builtin for tool in self.tools if tool.name or tool.builtin]
         for name in names:
             if names.count(name) > 1:
-                raise wrong(f"two tools are named {name}", "give one of them another name:")
+                raise invalid(f"two tools are named {name}", "give one of them another name:")
         return self
 
 
@@ -469,4 +473,4 @@ def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise wrong(f"not a command line: {error}".lower()) from None
+        raise invalid(f"not a command line: {error}".lower()) from None

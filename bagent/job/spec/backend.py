@@ -13,11 +13,11 @@ from urllib.parse import parse_qsl, unquote
 from pydantic import Field, model_validator
 
 from bagent.job.spec.base import Section
-from bagent.job.spec.paths import JobPlace, PathIn, place
-from bagent.job.spec.types import IntegerKind, Kind, WordList, WordMap, Words, as_number, wrong
+from bagent.job.spec.paths import PathKind, ResolvedPath, resolve_path
+from bagent.job.spec.types import IntegerKind, Kind, Text, TextList, TextMap, as_number, invalid
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import SourceText
-from bagent.text.suggest import near, shown
+from bagent.text.suggest import describe_value, nearest_name
 from bagent.types import Json
 
 BackendKind = Literal[
@@ -53,10 +53,10 @@ class Address:
     """
 
     kind: BackendKind
-    given: str = field(compare=False)
+    text: str = field(compare=False)
     base: str | None = None
     region: str | None = None
-    file: JobPlace | None = None
+    file: ResolvedPath | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     authorization: str | None = field(default=None, repr=False)
@@ -68,38 +68,38 @@ class Address:
 
 
 @dataclass(frozen=True)
-class AddressIn(Kind):
+class AddressKind(Kind):
     """A backend name or URL."""
 
     def read(self, value: Any, context: LoadContext | None) -> Address:
         """The address: a known name, or a URL with a known scheme."""
         if not isinstance(value, str):
-            raise wrong(f"expected a backend's name or URL, got {shown(value)}")
+            raise invalid(f"expected a backend's name or URL, got {describe_value(value)}")
         text = value.strip()
         if text in NAMES:
             return Address(_kind(text), str(text))
-        scheme, mark, rest = text.partition("://")
-        if not mark:
+        scheme, separator, tail = text.partition("://")
+        if not separator:
             raise _not_a_backend(text)
         engine, _, transport = scheme.lower().partition("+")
         if engine not in _SCHEMES or transport not in ("", "http", "https"):
-            meant = near(engine, _SCHEMES)
+            meant = nearest_name(engine, _SCHEMES)
             hint = f"did you mean {meant}://?" if meant else f"known: {' '.join(_SCHEMES)}"
-            raise wrong(f"unknown scheme {scheme}://", hint)
+            raise invalid(f"unknown scheme {scheme}://", hint)
         if engine == "bedrock":
-            return _bedrock(text, rest)
+            return _bedrock(text, tail)
         if engine == "local":
-            return _local(value, rest, context)
+            return _local(value, tail, context)
         if engine == "sim":
-            return Address("sim", text, options=_sim_options(rest.partition("?")[2]))
-        return _http(text, engine, transport, rest)
+            return Address("sim", text, options=_sim_options(tail.partition("?")[2]))
+        return _http(text, engine, transport, tail)
 
     def dump(self, value: Any) -> Json:
         """The address as it was given; a model file by its whole path."""
         if value.file is not None:
             tail = "?" + "&".join(f"{key}={item}" for key, item in value.options.items())
             return f"local://{value.file.path}{tail if value.options else ''}"
-        return value.given
+        return value.text
 
     def describe(self) -> Json:
         """The known names, and URLs of the known schemes."""
@@ -109,7 +109,7 @@ class AddressIn(Kind):
 
 
 @dataclass(frozen=True)
-class Headers(WordMap):
+class Headers(TextMap):
     """HTTP headers: names are tokens, values hold no line ends."""
 
     def read(self, value: Any, context: LoadContext | None) -> Mapping[str, str]:
@@ -117,14 +117,14 @@ class Headers(WordMap):
         headers = super().read(value, context)
         for name, text in headers.items():
             if not _HEADER_NAME.fullmatch(name):
-                raise wrong(f"{name} is no header name", key=name)
+                raise invalid(f"{name} is no header name", key=name)
             if any(letter in text for letter in "\r\n\0") or not _is_latin(text):
-                raise wrong(f"the value of header {name} holds characters not allowed", key=name)
+                raise invalid(f"the value of header {name} holds characters not allowed", key=name)
         return headers
 
 
 @dataclass(frozen=True)
-class ProxyIn(Kind):
+class ProxyKind(Kind):
     """A proxy's URL, or ``none`` for never a proxy."""
 
     def read(self, value: Any, context: LoadContext | None) -> str:
@@ -132,12 +132,12 @@ class ProxyIn(Kind):
         text = value.strip() if isinstance(value, str) else ""
         if text == "none":
             return text
-        scheme, mark, rest = text.partition("://")
+        scheme, mark, tail = text.partition("://")
         if not mark:
-            raise wrong(f"expected http://HOST:PORT or none, got {shown(value)}")
+            raise invalid(f"expected http://HOST:PORT or none, got {describe_value(value)}")
         if scheme.lower() not in ("http", "https"):
-            raise wrong(f"a proxy speaks http or https, not {scheme}", "http://HOST:PORT")
-        login, _, netloc = rest.rstrip("/").rpartition("@")
+            raise invalid(f"a proxy speaks http or https, not {scheme}", "http://HOST:PORT")
+        login, _, netloc = tail.rstrip("/").rpartition("@")
         return f"{scheme.lower()}://{login + '@' if login else ''}{host_and_port(netloc, None)}"
 
     def describe(self) -> Json:
@@ -154,30 +154,30 @@ class BackendRef(Section):
         "kind": "the kind is the URL's scheme: url: vllm://HOST:PORT",
         "timeout": "it belongs to limits: {timeout: ...}",
     }
-    short_form: ClassVar[list[Json]] = [AddressIn().describe()]
+    short_form: ClassVar[list[Json]] = [AddressKind().describe()]
 
-    url: Annotated[Address | None, AddressIn()] = Field(
+    url: Annotated[Address | None, AddressKind()] = Field(
         default=None,
         description="A name or a URL.",
         examples=["vllm://host:8000", "https://api.example.org/v1"],
     )
-    api_key_env: Annotated[str | None, Words(empty=False)] = Field(
+    api_key_env: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="The environment variable that holds the API key."
     )
-    api_key_command: Annotated[tuple[str, ...], WordList(least=1)] = Field(
+    api_key_command: Annotated[tuple[str, ...], TextList(least=1)] = Field(
         default=(),
         description="A program that prints the API key: one text for a shell, or its argv.",
     )
     headers: Annotated[Mapping[str, str], Headers()] = Field(
         default_factory=dict, description="Further HTTP headers.", repr=False
     )
-    query: Annotated[Mapping[str, str], WordMap()] = Field(
+    query: Annotated[Mapping[str, str], TextMap()] = Field(
         default_factory=dict, description="Query parameters added to every request.", repr=False
     )
-    ca_file: Annotated[JobPlace | None, PathIn()] = Field(
+    ca_file: Annotated[ResolvedPath | None, PathKind()] = Field(
         default=None, description="PEM file of the certificate authorities to trust."
     )
-    proxy: Annotated[str | None, ProxyIn()] = Field(
+    proxy: Annotated[str | None, ProxyKind()] = Field(
         default=None,
         description="URL of the proxy to use, or none; blank: as the environment says.",
     )
@@ -190,7 +190,9 @@ class BackendRef(Section):
     @model_validator(mode="after")
     def _one_key(self) -> BackendRef:
         if self.api_key_env and self.api_key_command:
-            raise wrong("api_key_env and api_key_command exclude each other", key="api_key_command")
+            raise invalid(
+                "api_key_env and api_key_command exclude each other", key="api_key_command"
+            )
         return self
 
     @property
@@ -228,22 +230,22 @@ def host_and_port(netloc: str, default: int | None) -> str:
     Raises:
         PydanticCustomError: no host, a host that is none, or a port out of 1..65535.
     """
-    found = re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(?::([^:]*))?", netloc)
-    if not found:
-        raise wrong(f"{netloc} is no host", "an IPv6 address stands in brackets: [::1]:8000")
-    host, port = found[1], found[2]
+    match = re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(?::([^:]*))?", netloc)
+    if not match:
+        raise invalid(f"{netloc} is no host", "an IPv6 address stands in brackets: [::1]:8000")
+    host, port = match[1], match[2]
     if not host:
-        raise wrong("the URL names no host", "write vllm://localhost:8000")
+        raise invalid("the URL names no host", "write vllm://localhost:8000")
     if host.startswith("["):
         _check_ipv6(host)
     elif not _HOST.fullmatch(host):
-        raise wrong(f"{host} is no host name")
+        raise invalid(f"{host} is no host name")
     if port is None:
         return f"{host}:{default}" if default else host
     if not (port.isascii() and port.isdigit()):
-        raise wrong(f"port {port or '(empty)'} is no number")
+        raise invalid(f"port {port or '(empty)'} is no number")
     if not 1 <= int(port[:9]) <= 65535:
-        raise wrong(f"port {port} is not between 1 and 65535")
+        raise invalid(f"port {port} is not between 1 and 65535")
     return f"{host}:{int(port)}"
 
 
@@ -251,7 +253,7 @@ def _check_ipv6(host: str) -> None:
     try:
         ipaddress.IPv6Address(host[1:-1])
     except ValueError:
-        raise wrong(f"{host} is no IPv6 address") from None
+        raise invalid(f"{host} is no IPv6 address") from None
 
 
 def _kind(name: str) -> BackendKind:
@@ -261,45 +263,45 @@ def _kind(name: str) -> BackendKind:
 
 def _not_a_backend(text: str) -> Any:
     if re.fullmatch(r"(\[.*\]|[\w.-]+):[0-9]+(/.*)?", text) or "." in text or "/" in text:
-        return wrong(f"{text} is neither a backend's name nor a URL", f"write vllm://{text}")
-    meant = near(text, NAMES)
+        return invalid(f"{text} is neither a backend's name nor a URL", f"write vllm://{text}")
+    meant = nearest_name(text, NAMES)
     hint = f"did you mean {meant}?" if meant else f"known: {' '.join(NAMES)}, or a URL"
-    return wrong(f"unknown backend {text}", hint)
+    return invalid(f"unknown backend {text}", hint)
 
 
-def _bedrock(text: str, rest: str) -> Address:
-    region, _, tail = rest.partition("?")
-    region, options = region.rstrip("/"), _pairs(tail)
+def _bedrock(text: str, address: str) -> Address:
+    region, _, query = address.partition("?")
+    region, options = region.rstrip("/"), _pairs(query)
     for name in options:
         if name not in _BEDROCK_OPTIONS:
-            raise wrong(f"bedrock has no option {name}", f"known: {' '.join(_BEDROCK_OPTIONS)}")
+            raise invalid(f"bedrock has no option {name}", f"known: {' '.join(_BEDROCK_OPTIONS)}")
     if not region:
         return Address("bedrock", text, options=options)
     if not _REGION.fullmatch(region):
-        raise wrong(f"{region} is no AWS region", "write bedrock://us-east-1")
+        raise invalid(f"{region} is no AWS region", "write bedrock://us-east-1")
     return Address("bedrock", text, region=region, options=options)
 
 
-def _local(value: str, rest: str, context: LoadContext | None) -> Address:
-    name, _, tail = rest.partition("?")
-    options = _pairs(tail)
+def _local(value: str, address: str, context: LoadContext | None) -> Address:
+    name, _, query = address.partition("?")
+    options = _pairs(query)
     if not name:
         return Address("local", str(value), options=options)
     from_command = isinstance(value, SourceText) and value.from_command
-    file = place(SourceText.of(name, from_command=from_command), context)
+    file = resolve_path(SourceText.of(name, from_command=from_command), context)
     return Address("local", str(value), file=file, options=options)
 
 
-def _http(text: str, engine: str, transport: str, rest: str) -> Address:
+def _http(text: str, engine: str, transport: str, address_text: str) -> Address:
     if re.search(r"[\s\x00-\x1f]", text):
-        raise wrong("a URL holds no blanks")
-    if "#" in rest:
-        raise wrong("a backend's URL has no #fragment")
-    rest, _, tail = rest.partition("?")
-    netloc, slash, path = rest.partition("/")
+        raise invalid("a URL holds no blanks")
+    if "#" in address_text:
+        raise invalid("a backend's URL has no #fragment")
+    address_text, _, query = address_text.partition("?")
+    netloc, slash, path = address_text.partition("/")
     login, _, host = netloc.rpartition("@")
     kind = _kind("compatible" if engine in ("http", "https") else engine)
-    address = Address(kind, text, query=_pairs(tail))
+    address = Address(kind, text, query=_pairs(query))
     if not netloc and not path and kind in ("openai", "anthropic"):
         return address
     scheme = transport or ("https" if engine in _TLS else "http")
@@ -315,7 +317,9 @@ def _sim_options(tail: str) -> Mapping[str, str]:
     if "replicas" in options:
         number = as_number(SourceText.of(options["replicas"], from_variable=True))
         if number is None:
-            raise wrong(f"replicas: expected a whole number, got {shown(options['replicas'])}")
+            raise invalid(
+                f"replicas: expected a whole number, got {describe_value(options['replicas'])}"
+            )
         count = IntegerKind(1, 10_000).read(number, None)
         options = {**options, "replicas": str(count)}
     return options
@@ -325,7 +329,7 @@ def _pairs(tail: str) -> Mapping[str, str]:
     pairs: dict[str, str] = {}
     for key, value in parse_qsl(tail, keep_blank_values=True):
         if key in pairs:
-            raise wrong(f"{key} stands twice in the URL")
+            raise invalid(f"{key} stands twice in the URL")
         pairs[key] = value
     return pairs
 

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import core_schema
 
 from bagent.errors import Position
-from bagent.job.spec.types import wrong
+from bagent.job.spec.types import invalid
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.parser import YamlMap
-from bagent.text.suggest import did_you_mean, shown
+from bagent.text.suggest import describe_value, did_you_mean
 from bagent.types import Json
 
 
@@ -45,16 +45,16 @@ class Section(BaseModel):
             return data
         data = cls.expand(data)
         if not isinstance(data, dict):
-            raise wrong(f"expected a mapping of keys, got {shown(data)}")
-        known = cls.known_keys()
-        kept: dict[str, Any] = {}
+            raise invalid(f"expected a mapping of keys, got {describe_value(data)}")
+        known_keys = cls.known_keys()
+        values: dict[str, Any] = {}
         for key, value in data.items():
-            if key in known:
+            if key in known_keys:
                 if value is not None:
-                    kept[key] = value
+                    values[key] = value
             elif not cls._note_unknown(data, key, info.context):
-                kept[key] = value
-        return kept
+                values[key] = value
+        return values
 
     @classmethod
     def _note_unknown(cls, data: Any, key: str, context: LoadContext | None) -> bool:

@@ -17,14 +17,14 @@ from bagent.job.spec.types import (
     Flag,
     IntegerKind,
     Kind,
-    Real,
-    WordList,
-    WordMap,
-    Words,
-    wrong,
+    NumberKind,
+    Text,
+    TextList,
+    TextMap,
+    invalid,
 )
 from bagent.job.validation import LoadContext
-from bagent.text.suggest import shown
+from bagent.text.suggest import describe_value
 from bagent.types import Json
 
 Scheduler = Literal["slurm", "pbs"]
@@ -38,15 +38,17 @@ _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 
 
 @dataclass(frozen=True)
-class Ports(Kind):
+class PortsKind(Kind):
     """A first port, a range ``8000-8003``, or a list of ports."""
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[int, ...]:
         """The ports, each from 1 to 65535."""
-        if isinstance(value, str) and (found := _RANGE.fullmatch(value.strip())):
-            first, last = int(found[1]), int(found[2])
+        if isinstance(value, str) and (match := _RANGE.fullmatch(value.strip())):
+            first, last = int(match[1]), int(match[2])
             if not 1 <= first <= last <= 65535:
-                raise wrong(f"expected a range of ports within 1-65535, got {shown(value)}")
+                raise invalid(
+                    f"expected a range of ports within 1-65535, got {describe_value(value)}"
+                )
             return tuple(range(first, last + 1))
         items = value if isinstance(value, (list, tuple)) else [value]
         ports = [IntegerKind(1, 65535).read(item, context) for item in items]
@@ -64,7 +66,7 @@ class Ports(Kind):
 
 
 @dataclass(frozen=True)
-class SchedulerWord(Words):
+class SchedulerText(Text):
     """One word for a scheduler's options: a blank in it would begin another option, a line end
     another line of the script."""
 
@@ -72,12 +74,14 @@ class SchedulerWord(Words):
         """The word."""
         text = super().read(value, context)
         if _BLANK.search(text):
-            raise wrong(f"expected one word without blanks or line ends, got {shown(text)}")
+            raise invalid(
+                f"expected one word without blanks or line ends, got {describe_value(text)}"
+            )
         return text
 
 
 @dataclass(frozen=True)
-class Lines(WordList):
+class Lines(TextList):
     """Texts of one line each."""
 
     def read(self, value: Any, context: LoadContext | None) -> tuple[str, ...]:
@@ -85,7 +89,9 @@ class Lines(WordList):
         texts = super().read(value, context)
         for text in texts:
             if _CONTROL.search(text):
-                raise wrong(f"expected single lines, got {shown(text)}", "one entry for each line")
+                raise invalid(
+                    f"expected single lines, got {describe_value(text)}", "one entry for each line"
+                )
         return texts
 
 
@@ -101,25 +107,25 @@ class ClusterSpec(Section):
     scheduler: Annotated[Scheduler | None, Choice(Scheduler)] = Field(
         default=None, description="Which scheduler takes the script."
     )
-    site: Annotated[str | None, SchedulerWord(empty=False)] = Field(
+    site: Annotated[str | None, SchedulerText(empty=False)] = Field(
         default=None, description="A known site, whose habits are the defaults."
     )
-    account: Annotated[str | None, SchedulerWord(empty=False)] = Field(
+    account: Annotated[str | None, SchedulerText(empty=False)] = Field(
         default=None, description="The account or project that pays."
     )
-    queue: Annotated[str | None, SchedulerWord(empty=False)] = Field(
+    queue: Annotated[str | None, SchedulerText(empty=False)] = Field(
         default=None, description="The queue or partition."
     )
-    qos: Annotated[str | None, SchedulerWord(empty=False)] = Field(
+    qos: Annotated[str | None, SchedulerText(empty=False)] = Field(
         default=None, description="SLURM's quality of service."
     )
-    reservation: Annotated[str | None, SchedulerWord(empty=False)] = Field(
+    reservation: Annotated[str | None, SchedulerText(empty=False)] = Field(
         default=None, description="A reservation to run in."
     )
-    constraint: Annotated[str | None, SchedulerWord(empty=False)] = Field(
+    constraint: Annotated[str | None, SchedulerText(empty=False)] = Field(
         default=None, description="SLURM's node features."
     )
-    filesystems: Annotated[str | None, SchedulerWord(empty=False)] = Field(
+    filesystems: Annotated[str | None, SchedulerText(empty=False)] = Field(
         default=None, description="PBS file systems that must be up.", examples=["home:flare"]
     )
     nodes: Annotated[int | None, IntegerKind(1)] = Field(
@@ -140,7 +146,7 @@ class ClusterSpec(Section):
     walltime: Annotated[float | None, Duration(clock=True)] = Field(
         default=None, description="Time limit of the batch job.", examples=["2h", "02:00:00"]
     )
-    engine: Annotated[tuple[str, ...], WordList(1)] = Field(
+    engine: Annotated[tuple[str, ...], TextList(1)] = Field(
         default=(), description="The command that starts one engine.", examples=["vllm serve MODEL"]
     )
     engines_per_node: Annotated[int | None, IntegerKind(1)] = Field(
@@ -149,7 +155,7 @@ class ClusterSpec(Section):
     nodes_per_engine: Annotated[int | None, IntegerKind(1)] = Field(
         default=None, description="Nodes that one large engine spans."
     )
-    ports: Annotated[tuple[int, ...], Ports()] = Field(
+    ports: Annotated[tuple[int, ...], PortsKind()] = Field(
         default=(), description="The first port, a range, or a list.", examples=["8000-8003"]
     )
     api_servers: Annotated[int | None, IntegerKind(1)] = Field(
@@ -158,7 +164,7 @@ class ClusterSpec(Section):
     restarts: Annotated[int | None, IntegerKind(0, 1000)] = Field(
         default=None, description="How often a dead engine is started again; default 2."
     )
-    min_fraction: Annotated[float | None, Real(0, 1, above=True)] = Field(
+    min_fraction: Annotated[float | None, NumberKind(0, 1, above=True)] = Field(
         default=None, description="The share of engines that is enough to begin; default 0.9."
     )
     start_timeout: Annotated[float | None, Duration()] = Field(
@@ -174,7 +180,7 @@ class ClusterSpec(Section):
         default=None,
         description="GPUs that are requested of each node and shared evenly by its engines.",
     )
-    gpu_mask: Annotated[str | None, SchedulerWord(empty=False)] = Field(
+    gpu_mask: Annotated[str | None, SchedulerText(empty=False)] = Field(
         default=None, description="The variable that picks GPUs.", examples=["CUDA_VISIBLE_DEVICES"]
     )
     stage: Annotated[tuple[str, ...], Lines()] = Field(
@@ -183,13 +189,13 @@ class ClusterSpec(Section):
     stage_by: Annotated[Staging | None, Choice(Staging)] = Field(
         default=None, description="How it gets there: each node copies, sbcast, or MPI."
     )
-    stage_to: Annotated[str | None, Words(empty=False)] = Field(
+    stage_to: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="The folder on each node's own disk; {stage} in commands."
     )
     modules: Annotated[tuple[str, ...], Lines()] = Field(
         default=(), description="Environment modules to load."
     )
-    env: Annotated[Mapping[str, str], WordMap()] = Field(
+    env: Annotated[Mapping[str, str], TextMap()] = Field(
         default_factory=dict, description="Environment of the engines.", repr=False
     )
     setup: Annotated[tuple[str, ...], Lines()] = Field(
@@ -206,7 +212,7 @@ class ClusterSpec(Section):
     def _check(self) -> ClusterSpec:
         self._check_texts()
         if self.engines_per_node and self.nodes_per_engine and self.nodes_per_engine > 1:
-            raise wrong(
+            raise invalid(
                 "engines_per_node and nodes_per_engine exclude each other", key="nodes_per_engine"
             )
         return self
@@ -217,9 +223,9 @@ class ClusterSpec(Section):
             try:
                 shlex.split(self.engine[0])
             except ValueError as error:
-                raise wrong(f"not a command line: {error}".lower(), key="engine") from None
+                raise invalid(f"not a command line: {error}".lower(), key="engine") from None
         if self.stage_to is not None and _CONTROL.search(self.stage_to):
-            raise wrong("expected a path on one line", key="stage_to")
+            raise invalid("expected a path on one line", key="stage_to")
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
-                raise wrong(f"{shown(name)} cannot name a variable", key="env")
+                raise invalid(f"{describe_value(name)} cannot name a variable", key="env")

@@ -25,13 +25,13 @@ from bagent.job.spec.base import Section
 from bagent.job.spec.cluster import ClusterSpec
 from bagent.job.spec.limits import LimitsSpec, PricesSpec
 from bagent.job.spec.output import BatchingSpec, OutputSpec, ResultsSpec, SamplingSpec
-from bagent.job.spec.paths import JobPlace, PathIn, shown_path
+from bagent.job.spec.paths import PathKind, ResolvedPath, display_path
 from bagent.job.spec.prompt import InputSpec, PromptSpec
 from bagent.job.spec.stages import StagePart, StageSpec, TopologySpec, check_order
-from bagent.job.spec.types import Flag, IntegerKind, Kind, Words, wrong
+from bagent.job.spec.types import Flag, IntegerKind, Kind, Text, invalid
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.parser import YamlMap, YamlSpot, find
-from bagent.text.suggest import shown
+from bagent.text.suggest import describe_value
 from bagent.types import Json
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ _LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
-class NameIn(Kind):
+class NameKind(Kind):
     """A run's name: it becomes a folder, so no slash, no leading dot or dash."""
 
     def read(self, value: Any, context: LoadContext | None) -> str:
         """The name, without blanks around it."""
-        text = Words(empty=False).read(value, context).strip()
+        text = Text(empty=False).read(value, context).strip()
         if not _NAME.fullmatch(text) or len(text.encode("utf-8", "replace")) > _LONGEST_NAME:
-            raise wrong(
-                f"{shown(text).removeprefix('the text ')} cannot name a run",
+            raise invalid(
+                f"{describe_value(text).removeprefix('the text ')} cannot name a run",
                 "no / or \\, no . or - at its start, at most 200 bytes",
             )
         return text
@@ -95,9 +95,9 @@ class JobSource:
             return Origin(spot.file)
         return Origin(spot.file, self.text, spot.start, spot.end, spot.line, spot.column)
 
-    def shown(self, place: JobPlace) -> str:
-        """The path of ``place`` as it can be opened from the current folder."""
-        return shown_path(place.path, self.cwd)
+    def display_path(self, location: ResolvedPath) -> str:
+        """The path of ``location`` as it can be opened from the current folder."""
+        return display_path(location.path, self.cwd)
 
     def position(self, path: tuple[str | int, ...]) -> Position:
         """The position of that value."""
@@ -141,7 +141,7 @@ class Job(Section):
         },
     }
 
-    name: Annotated[str, NameIn()] = Field(
+    name: Annotated[str, NameKind()] = Field(
         default="job", description="Run name; default: the file name."
     )
     backend: BackendRef | None = Field(
@@ -149,10 +149,10 @@ class Job(Section):
         description="Which server answers: a name, a URL, or a mapping around one.",
         examples=["vllm", "vllm://host:8000", "https://api.example.org/v1", "sim://?replicas=2"],
     )
-    hostfile: Annotated[JobPlace | None, PathIn()] = Field(
+    hostfile: Annotated[ResolvedPath | None, PathKind()] = Field(
         default=None, description="A fleet instead of one URL."
     )
-    model: Annotated[str, Words(empty=False)] = Field(
+    model: Annotated[str, Text(empty=False)] = Field(
         default="auto", description="The model; auto is what the endpoint serves."
     )
     input: InputSpec | None = Field(
@@ -160,10 +160,10 @@ class Job(Section):
         description="Where rows come from: path, glob, list, -, {files: ...} or {sql: ...}.",
         examples=["rows.jsonl", {"files": "papers/*.txt"}],
     )
-    id: Annotated[str | None, Words(empty=False)] = Field(
+    id: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="The field that names a row; default: id or custom_id if present."
     )
-    where: Annotated[str | None, Words(empty=False)] = Field(
+    where: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="A DuckDB SQL condition over the input."
     )
     prompt: PromptSpec | None = Field(
@@ -215,22 +215,22 @@ class Job(Section):
         """Keys that begin with ``x-`` hold anchors and mean nothing by themselves."""
         if not isinstance(data, dict):
             return data
-        kept = without(data, [key for key in data if key.startswith("x-")])
-        if kept.get("results") is None:
+        values = without(data, [key for key in data if key.startswith("x-")])
+        if values.get("results") is None:
             # Read like a written one, so that its folder is made absolute.
-            kept["results"] = YamlMap()
-        return kept
+            values["results"] = YamlMap()
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Job:
         if self.stages and self.topology.name != "map":
-            raise wrong("topology and stages exclude each other", key="topology")
+            raise invalid("topology and stages exclude each other", key="topology")
         command = self.agent.command if self.agent else ()
         try:
             check_order(self.stages, has_prompt=bool(self.prompt or command))
-        except type(wrong("")) as error:
+        except type(invalid("")) as error:
             context = error.context or {}
-            raise wrong(
+            raise invalid(
                 context["message"], context["hint"], key=f"stages.{context['key']}"
             ) from None
         self._check_code()
@@ -241,15 +241,15 @@ class Job(Section):
             agent_allows = self.agent is not None and self.agent.allow_code
             if tool.builtin in RUNS_CODE and not (self.allow_code or agent_allows):
                 hint = "write allow_code: true if the job may run code on this machine"
-                raise wrong(f"the tool {tool.builtin} runs code", hint, key=path)
+                raise invalid(f"the tool {tool.builtin} runs code", hint, key=path)
 
     def all_tools(self) -> list[tuple[str, ToolSpec]]:
         """Every tool of the job and of its stages, with its dotted path."""
-        found = [("agent", self.agent)]
-        found += [(f"stages.{index}.agent", item.agent) for index, item in enumerate(self.stages)]
+        agents = [("agent", self.agent)]
+        agents += [(f"stages.{index}.agent", item.agent) for index, item in enumerate(self.stages)]
         return [
             (f"{path}.tools.{index}", tool)
-            for path, agent in found
+            for path, agent in agents
             if agent is not None
             for index, tool in enumerate(agent.tools)
         ]
@@ -302,11 +302,11 @@ def without(data: dict[str, Any], keys: list[str]) -> dict[str, Any]:
     """A copy of ``data`` less ``keys``; spots are kept."""
     if not isinstance(data, YamlMap):
         return {key: value for key, value in data.items() if key not in keys}
-    kept = YamlMap()
+    remaining = YamlMap()
     for key, value in data.items():
         if key not in keys:
-            kept.put(key, value, data.spots[key])
-    return kept
+            remaining.put(key, value, data.spots[key])
+    return remaining
 
 
 def _merged(base: Section, part: Section) -> Section:
@@ -318,11 +318,11 @@ def _merged(base: Section, part: Section) -> Section:
     return base.model_copy(update=changes)
 
 
-JobPath = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Where a value stands in a job file."""
 
 
-def stage_parts(job: Job) -> Iterator[tuple[JobPath, StagePart]]:
+def stage_parts(job: Job) -> Iterator[tuple[KeyPath, StagePart]]:
     """Yield the stages of ``job``, their sections and its topology's parts, with their paths."""
     for number, stage in enumerate(job.stages):
         yield ("stages", number), stage
@@ -337,5 +337,5 @@ def stage_parts(job: Job) -> Iterator[tuple[JobPath, StagePart]]:
         if part is not None:
             yield ("topology", key), part
     for key, parts in (("steps", topology.steps), ("sections", topology.sections)):
-        for index, one in enumerate(parts):
-            yield ("topology", key, index), one
+        for index, part in enumerate(parts):
+            yield ("topology", key, index), part

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 
 from bagent.job.spec.job import Job
+from bagent.job.spec.paths import AllowFailures, AllowFailuresKind, ResolvedPath
 from bagent.types import Json
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -35,10 +36,17 @@ def job_schema_text() -> str:
 
 
 class _Generator(GenerateJsonSchema):
-    """Leaves out generated titles: they only repeat the key."""
+    """Leaves out titles, which repeat the key, and writes defaults as a job file has them."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+    def encode_default(self, dft: Any) -> Any:
+        if isinstance(dft, ResolvedPath):
+            return dft.text
+        if isinstance(dft, AllowFailures):
+            return AllowFailuresKind().dump(dft)
+        return super().encode_default(dft)
 
 
 def _polish(value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.spec.base import Section
-from bagent.job.spec.types import Duration, IntegerKind, Real, wrong
+from bagent.job.spec.types import Duration, IntegerKind, NumberKind, invalid
 from bagent.types import Json
 
 
@@ -73,16 +73,16 @@ class LimitsSpec(Section):
     retry_after_max: Annotated[float, Duration(finite=True)] = Field(
         default=120.0, description="A wait that a server asks for is cut to this; it is reported."
     )
-    rpm: Annotated[int | None, IntegerKind(1, words=("none",))] = Field(
+    rpm: Annotated[int | None, IntegerKind(1, keywords=("none",))] = Field(
         default=None, description="Requests a minute."
     )
-    tpm: Annotated[int | None, IntegerKind(1, words=("none",))] = Field(
+    tpm: Annotated[int | None, IntegerKind(1, keywords=("none",))] = Field(
         default=None, description="Tokens a minute."
     )
-    budget_usd: Annotated[float | None, Real(0, words=("none",))] = Field(
+    budget_usd: Annotated[float | None, NumberKind(0, keywords=("none",))] = Field(
         default=None, description="Stop before more than this is spent."
     )
-    stop_after_failures: Annotated[int | None, IntegerKind(1, words=("none",))] = Field(
+    stop_after_failures: Annotated[int | None, IntegerKind(1, keywords=("none",))] = Field(
         default=None, description="Stop, for a person to look, after this many failed rows."
     )
 
@@ -91,22 +91,22 @@ class PricesSpec(Section):
     """What tokens cost, in dollars per million, before the prices that come with bagent; and what
     GPUs of one's own cost."""
 
-    input: Annotated[float | None, Real(0)] = Field(
+    input: Annotated[float | None, NumberKind(0)] = Field(
         default=None, description="Tokens of prompts, in dollars per million."
     )
-    output: Annotated[float | None, Real(0)] = Field(
+    output: Annotated[float | None, NumberKind(0)] = Field(
         default=None, description="Tokens of answers, in dollars per million."
     )
-    cached: Annotated[float | None, Real(0)] = Field(
+    cached: Annotated[float | None, NumberKind(0)] = Field(
         default=None, description="Prompt tokens read from a cache; default: as input."
     )
-    cache_write: Annotated[float | None, Real(0)] = Field(
+    cache_write: Annotated[float | None, NumberKind(0)] = Field(
         default=None, description="Prompt tokens written to a cache; default: as input."
     )
-    batch: Annotated[float | None, Real(0, 1)] = Field(
+    batch: Annotated[float | None, NumberKind(0, 1)] = Field(
         default=None, description="Share of these prices that the provider's batch service takes."
     )
-    gpu_hour: Annotated[float | None, Real(0)] = Field(
+    gpu_hour: Annotated[float | None, NumberKind(0)] = Field(
         default=None,
         description="One GPU of your own for an hour, in dollars; tag gpus of a hostfile: how many"
         " an endpoint has.",
@@ -114,10 +114,12 @@ class PricesSpec(Section):
 
     @model_validator(mode="after")
     def _both(self) -> PricesSpec:
-        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
-        if given == {"gpu_hour"}:
+        set_keys = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        if set_keys == {"gpu_hour"}:
             return self
         if self.input is None or self.output is None:
             missing = "input" if self.input is None else "output"
-            raise wrong(f"prices need {missing}: too", "write prices: {input: 0.15, output: 0.60}")
+            raise invalid(
+                f"prices need {missing}: too", "write prices: {input: 0.15, output: 0.60}"
+            )
         return self

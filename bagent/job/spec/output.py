@@ -11,7 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.spec.base import Section
-from bagent.job.spec.paths import AllowFailures, AllowFailuresIn, JobPlace, PathIn, place
+from bagent.job.spec.paths import (
+    AllowFailures,
+    AllowFailuresKind,
+    PathKind,
+    ResolvedPath,
+    resolve_path,
+)
 from bagent.job.spec.types import (
     VARIABLE,
     Choice,
@@ -19,14 +25,14 @@ from bagent.job.spec.types import (
     FreeForm,
     IntegerKind,
     Kind,
-    Real,
-    WordList,
-    Words,
-    wrong,
+    NumberKind,
+    Text,
+    TextList,
+    invalid,
 )
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import plain
-from bagent.text.suggest import shown
+from bagent.text.suggest import describe_value
 from bagent.types import Json
 
 Enforce = Literal["auto", "native", "prompt"]
@@ -46,21 +52,21 @@ _NOT_EXTRA = {
 
 
 @dataclass(frozen=True)
-class SchemaIn(Kind):
+class SchemaKind(Kind):
     """A JSON Schema: a file, or the schema itself as a mapping."""
 
-    def read(self, value: Any, context: LoadContext | None) -> JobPlace | dict[str, Json]:
+    def read(self, value: Any, context: LoadContext | None) -> ResolvedPath | dict[str, Json]:
         """The schema itself, or the place of its file."""
         if isinstance(value, dict):
             schema: dict[str, Json] = plain(value)
             return schema
         if isinstance(value, str):
-            return place(value, context)
-        raise wrong(f"expected a schema's path or the schema itself, got {shown(value)}")
+            return resolve_path(value, context)
+        raise invalid(f"expected a schema's path or the schema itself, got {describe_value(value)}")
 
     def dump(self, value: Any) -> Json:
         """The schema itself, or its file's absolute path."""
-        return str(value.path) if isinstance(value, JobPlace) else value
+        return str(value.path) if isinstance(value, ResolvedPath) else value
 
     def describe(self) -> Json:
         """Text or an object."""
@@ -68,7 +74,7 @@ class SchemaIn(Kind):
 
 
 @dataclass(frozen=True)
-class Mode(Kind):
+class ModeKind(Kind):
     """The mode of a folder in octal digits, as ``chmod`` takes it."""
 
     def read(self, value: Any, context: LoadContext | None) -> int:
@@ -76,7 +82,7 @@ class Mode(Kind):
         text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if not re.fullmatch(r"0?7[0157][015]", text):
             hint = "750 lets the group in, 770 lets it write, 755 lets everybody read"
-            raise wrong(f"expected a mode such as 700, got {shown(value)}", hint)
+            raise invalid(f"expected a mode such as 700, got {describe_value(value)}", hint)
         return int(text, 8)
 
     def dump(self, value: Any) -> Json:
@@ -91,7 +97,7 @@ class Mode(Kind):
 class OutputSpec(Section):
     """What an answer must look like."""
 
-    schema_: Annotated[JobPlace | dict[str, Json] | None, SchemaIn()] = Field(
+    schema_: Annotated[ResolvedPath | dict[str, Json] | None, SchemaKind()] = Field(
         default=None,
         alias="schema",
         description="JSON Schema of an answer: a path, or the schema itself.",
@@ -108,7 +114,7 @@ class OutputSpec(Section):
     retries: Annotated[int, IntegerKind(0, 100)] = Field(
         default=2, description="How often a row is asked again with the validator's words."
     )
-    grow: Annotated[float, Real(1, 64)] = Field(
+    grow: Annotated[float, NumberKind(1, 64)] = Field(
         default=1.0,
         description="A truncated answer may be asked again with this many times max_tokens.",
     )
@@ -132,7 +138,7 @@ class SamplingSpec(Section):
         "response_format": "write output: {schema: ...}",
     }
 
-    temperature: Annotated[float | None, Real(0, 2)] = Field(
+    temperature: Annotated[float | None, NumberKind(0, 2)] = Field(
         default=None, description="0 is the most likely token each time.", examples=[0, 0.7]
     )
     max_tokens: Annotated[int | None, IntegerKind(1)] = Field(
@@ -142,25 +148,25 @@ class SamplingSpec(Section):
     seed: Annotated[int | None, IntegerKind(-(2**63), 2**63 - 1)] = Field(
         default=None, description="Seed of the sampler."
     )
-    top_p: Annotated[float | None, Real(0, 1, above=True)] = Field(
+    top_p: Annotated[float | None, NumberKind(0, 1, above=True)] = Field(
         default=None, description="Keep the likeliest tokens with this total probability."
     )
     top_k: Annotated[int | None, IntegerKind(-1)] = Field(
         default=None, description="Keep this many of the likeliest tokens; -1 keeps all."
     )
-    min_p: Annotated[float | None, Real(0, 1)] = Field(
+    min_p: Annotated[float | None, NumberKind(0, 1)] = Field(
         default=None, description="Drop tokens less likely than this share of the likeliest."
     )
-    stop: Annotated[tuple[str, ...] | None, WordList()] = Field(
+    stop: Annotated[tuple[str, ...] | None, TextList()] = Field(
         default=None, description="Texts that end an answer."
     )
-    presence_penalty: Annotated[float | None, Real(-2, 2)] = Field(
+    presence_penalty: Annotated[float | None, NumberKind(-2, 2)] = Field(
         default=None, description="Against tokens that were there before."
     )
-    frequency_penalty: Annotated[float | None, Real(-2, 2)] = Field(
+    frequency_penalty: Annotated[float | None, NumberKind(-2, 2)] = Field(
         default=None, description="Against tokens by how often they were there before."
     )
-    repetition_penalty: Annotated[float | None, Real(0, 10, above=True)] = Field(
+    repetition_penalty: Annotated[float | None, NumberKind(0, 10, above=True)] = Field(
         default=None, description="Factor against repeated tokens; 1 is none."
     )
     logprobs: Annotated[bool | None, Flag()] = Field(
@@ -181,23 +187,23 @@ class SamplingSpec(Section):
     def _note_unknown(cls, data: Any, key: str, context: LoadContext | None) -> bool:
         noted = super()._note_unknown(data, key, context)
         if noted and context is not None:
-            at, message, hint = context.problems.found[-1]
+            at, message, hint = context.problems.items[-1]
             if hint.startswith("known:"):
                 hint = f"other request fields go under extra: {{{key}: ...}}"
-                context.problems.found[-1] = (at, message, hint)
+                context.problems.items[-1] = (at, message, hint)
         return noted
 
     @model_validator(mode="after")
     def _check(self) -> SamplingSpec:
         for key in self.extra:
             if key in _NOT_EXTRA:
-                raise wrong(f"extra may not set {key}", _NOT_EXTRA[key], key="extra")
+                raise invalid(f"extra may not set {key}", _NOT_EXTRA[key], key="extra")
             if key in self.known_keys():
-                raise wrong(
+                raise invalid(
                     f"{key} is a known name", f"write sampling: {{{key}: ...}}", key="extra"
                 )
         if self.top_logprobs is not None and not self.logprobs:
-            raise wrong("top_logprobs needs logprobs: true", key="top_logprobs")
+            raise invalid("top_logprobs needs logprobs: true", key="top_logprobs")
         return self
 
     def request_fields(self) -> dict[str, Json]:
@@ -222,13 +228,13 @@ class BatchingSpec(Section):
     size: Annotated[int | Literal["auto"], IntegerKind(1, 100_000, ("auto",))] = Field(
         default="auto", description="Rows in one request, or in one batch of a provider."
     )
-    s3_uri: Annotated[str | None, Words()] = Field(
+    s3_uri: Annotated[str | None, Text()] = Field(
         default=None, description="Where Bedrock's batches read and write: s3://BUCKET/FOLDER."
     )
-    role_arn: Annotated[str | None, Words()] = Field(
+    role_arn: Annotated[str | None, Text()] = Field(
         default=None, description="The role by which Bedrock's batches touch that folder."
     )
-    service_tier: Annotated[str | None, Words()] = Field(
+    service_tier: Annotated[str | None, Text()] = Field(
         default=None,
         description="Asked for with every single call where the API has tiers, such as flex.",
     )
@@ -242,12 +248,12 @@ class BatchingSpec(Section):
 class ResultsSpec(Section):
     """Where results go and how many failures are all right."""
 
-    dir: Annotated[JobPlace, PathIn("cwd")] = Field(
-        default=JobPlace(Path("runs"), "runs"),
+    dir: Annotated[ResolvedPath, PathKind("cwd")] = Field(
+        default=ResolvedPath(Path("runs"), "runs"),
         validate_default=True,
         description="Folder of runs, relative to the current folder.",
     )
-    mode: Annotated[int | None, Mode()] = Field(
+    mode: Annotated[int | None, ModeKind()] = Field(
         default=None,
         description="Who may enter the run directory, as for chmod; default: 700, you alone.",
         examples=["750"],
@@ -259,7 +265,7 @@ class ResultsSpec(Section):
         default=True, description="Make Parquet files at the end."
     )
     duckdb: Annotated[bool, Flag()] = Field(default=True, description="Make run.duckdb at the end.")
-    allow_failures: Annotated[AllowFailures, AllowFailuresIn()] = Field(
+    allow_failures: Annotated[AllowFailures, AllowFailuresKind()] = Field(
         default=AllowFailures(0),
         description="Up to this many failed rows, or this share of them, the exit code stays 0.",
         examples=[10, "5%"],

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bagent.job.spec.types import TEXT, IntegerKind, Kind, Real, as_number, wrong
+from bagent.job.spec.types import TEXT, IntegerKind, Kind, NumberKind, as_number, invalid
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import SourceText
-from bagent.text.suggest import shown
+from bagent.text.suggest import describe_value
 from bagent.types import Json
 
 STDIN = "-"
@@ -18,20 +18,20 @@ _STDIN_NAMES = (STDIN, "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlace:
-    """One path: ``path`` is absolute, ``given`` is how the user wrote it.
+class ResolvedPath:
+    """One path: ``path`` is absolute, ``text`` is how the user wrote it.
 
     It can be opened as it is, and its text is what the user wrote.
     """
 
     path: Path
-    given: str
+    text: str
 
     def __fspath__(self) -> str:
         return str(self.path)
 
     def __str__(self) -> str:
-        return self.given
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class InputPath:
     """One input: an absolute path, an absolute glob where ``is_glob``, or ``-`` for stdin."""
 
     path: str
-    given: str
+    text: str
     is_glob: bool = False
 
     def __str__(self) -> str:
-        return self.given
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)
 class PythonFunction:
     """``function`` in the file ``file``."""
 
-    file: JobPlace
+    file: ResolvedPath
     function: str
 
     def __str__(self) -> str:
@@ -74,12 +74,12 @@ class AllowFailures:
         return str(self.count) if self.percent is None else f"{self.percent:g}%"
 
 
-def shown_path(path: Path, cwd: Path) -> str:
+def display_path(path: Path, cwd: Path) -> str:
     """``path`` as it can be opened from ``cwd``: relative where it lies below."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
-def place(value: Any, context: LoadContext | None, *, base: str = "file") -> JobPlace:
+def resolve_path(value: Any, context: LoadContext | None, *, base: str = "file") -> ResolvedPath:
     """The path written in ``value``.
 
     Relative ones start at the job's folder, those of options at the current folder, and with
@@ -88,28 +88,28 @@ def place(value: Any, context: LoadContext | None, *, base: str = "file") -> Job
     Raises:
         PydanticCustomError: not a usable path.
     """
-    text = value.given if isinstance(value, JobPlace) else getattr(value, "source", value)
+    text = value.text if isinstance(value, ResolvedPath) else getattr(value, "source", value)
     if not isinstance(text, str):
-        raise wrong(f"expected a path, got {shown(value)}")
+        raise invalid(f"expected a path, got {describe_value(value)}")
     if not text.strip():
-        raise wrong("expected a path, got an empty text")
+        raise invalid("expected a path, got an empty text")
     if "\0" in text:
-        raise wrong("a path may not hold a NUL character")
+        raise invalid("a path may not hold a NUL character")
     if context is None:
-        return JobPlace(Path(text), str(text))
+        return ResolvedPath(Path(text), str(text))
     from_command = base == "cwd" or (isinstance(value, SourceText) and value.from_command)
-    return JobPlace(context.absolute(str(text), from_command=from_command), str(text))
+    return ResolvedPath(context.absolute(str(text), from_command=from_command), str(text))
 
 
 @dataclass(frozen=True)
-class PathIn(Kind):
+class PathKind(Kind):
     """One path; ``base`` is ``file`` (the job's folder) or ``cwd`` (the current folder)."""
 
     base: Literal["file", "cwd"] = "file"
 
-    def read(self, value: Any, context: LoadContext | None) -> JobPlace:
+    def read(self, value: Any, context: LoadContext | None) -> ResolvedPath:
         """The path, absolute and as given."""
-        return place(value, context, base=self.base)
+        return resolve_path(value, context, base=self.base)
 
     def dump(self, value: Any) -> Json:
         """The absolute path."""
@@ -121,7 +121,7 @@ class PathIn(Kind):
 
 
 @dataclass(frozen=True)
-class InputPaths(Kind):
+class InputPathsKind(Kind):
     """A path, a glob, ``-`` (only with ``stdin``), or a list of these."""
 
     stdin: bool = True
@@ -130,21 +130,21 @@ class InputPaths(Kind):
         """The paths; what is a pattern keeps its marks, the folders before it do not."""
         items = value if isinstance(value, (list, tuple)) else [value]
         if not items:
-            raise wrong("expected at least one path, got an empty list")
-        return tuple(self._one(item, context) for item in items)
+            raise invalid("expected at least one path, got an empty list")
+        return tuple(self._input_path(item, context) for item in items)
 
-    def _one(self, value: Any, context: LoadContext | None) -> InputPath:
+    def _input_path(self, value: Any, context: LoadContext | None) -> InputPath:
         if value in _STDIN_NAMES and self.stdin:
             return InputPath(STDIN, STDIN)
-        found = place(value, context)
-        text = str(value) if isinstance(value, str) else found.given
-        if not glob.has_magic(text) or found.path.exists():
-            return InputPath(str(found.path), text)
+        location = resolve_path(value, context)
+        text = str(value) if isinstance(value, str) else location.text
+        if not glob.has_magic(text) or location.path.exists():
+            return InputPath(str(location.path), text)
         # Only what the user wrote is a pattern; the folders put before it are not.
-        whole = str(found.path)
+        full = str(location.path)
         tail = text[2:] if text.startswith("~/") else text
-        folder = whole[: len(whole) - len(tail)] if whole.endswith(tail) else ""
-        return InputPath(glob.escape(folder) + whole[len(folder) :], text, is_glob=True)
+        folder = full[: len(full) - len(tail)] if full.endswith(tail) else ""
+        return InputPath(glob.escape(folder) + full[len(folder) :], text, is_glob=True)
 
     def dump(self, value: Any) -> Json:
         """The absolute paths and patterns; None where there is none."""
@@ -156,7 +156,7 @@ class InputPaths(Kind):
 
 
 @dataclass(frozen=True)
-class PythonFunctionIn(Kind):
+class PythonFunctionKind(Kind):
     """``file.py:function``."""
 
     def read(self, value: Any, context: LoadContext | None) -> PythonFunction:
@@ -164,10 +164,10 @@ class PythonFunctionIn(Kind):
         text = value if isinstance(value, str) else ""
         file, colon, function = text.rpartition(":")
         if not colon or not file or not function.isidentifier():
-            raise wrong(f"expected file.py:function, got {shown(value)}")
+            raise invalid(f"expected file.py:function, got {describe_value(value)}")
         from_command = isinstance(value, SourceText) and value.from_command
         return PythonFunction(
-            place(SourceText.of(file, from_command=from_command), context), function
+            resolve_path(SourceText.of(file, from_command=from_command), context), function
         )
 
     def dump(self, value: Any) -> Json:
@@ -180,7 +180,7 @@ class PythonFunctionIn(Kind):
 
 
 @dataclass(frozen=True)
-class AllowFailuresIn(Kind):
+class AllowFailuresKind(Kind):
     """``N`` rows or ``P%`` of the rows."""
 
     def read(self, value: Any, context: LoadContext | None) -> AllowFailures:
@@ -189,11 +189,15 @@ class AllowFailuresIn(Kind):
             text = value.strip().removesuffix("%").strip()
             number = as_number(SourceText.of(text, from_variable=True))
             if number is None:
-                raise wrong(f"expected a number of rows or a share like 5%, got {shown(value)}")
-            share = Real(0, 100).read(number, context)
+                raise invalid(
+                    f"expected a number of rows or a share like 5%, got {describe_value(value)}"
+                )
+            share = NumberKind(0, 100).read(number, context)
             return AllowFailures(None, float(share or 0))
         if isinstance(value, str) and as_number(value) is None:
-            raise wrong(f"expected a number of rows or a share like 5%, got {shown(value)}")
+            raise invalid(
+                f"expected a number of rows or a share like 5%, got {describe_value(value)}"
+            )
         count = IntegerKind(0).read(value, context)
         return AllowFailures(int(count or 0))
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bagent.job.spec.base import Section
-from bagent.job.spec.paths import InputPath, InputPaths, JobPlace, PathIn
-from bagent.job.spec.types import TEXT, Choice, Kind, Words, wrong
+from bagent.job.spec.paths import InputPath, InputPathsKind, PathKind, ResolvedPath
+from bagent.job.spec.types import TEXT, Choice, Kind, Text, invalid
 from bagent.job.validation import LoadContext
-from bagent.text.suggest import shown
+from bagent.text.suggest import describe_value
 from bagent.types import Json
 
 Role = Literal["system", "user", "assistant", "developer"]
@@ -33,10 +33,10 @@ class PromptText(Kind):
             text = "true" if text else "false"
         if not isinstance(text, str):
             hint = 'quote a text that begins with {: "{ ... }"' if isinstance(value, dict) else ""
-            raise wrong(f"expected text, got {shown(value)}", hint)
-        if found := _CONTROL.search(text):
-            raise wrong(
-                f"the text holds the control character U+{ord(found[0]):04X}",
+            raise invalid(f"expected text, got {describe_value(value)}", hint)
+        if match := _CONTROL.search(text):
+            raise invalid(
+                f"the text holds the control character U+{ord(match[0]):04X}",
                 "in \"double quotes\" \\ is special: use 'single quotes', or | and lines below it",
             )
         return str(text)
@@ -52,7 +52,7 @@ class TextSpec(Section):
     short_form: ClassVar[list[Json]] = [PromptText().describe()]
 
     text: Annotated[str | None, PromptText()] = Field(default=None, description="The text itself.")
-    file: Annotated[JobPlace | None, PathIn()] = Field(
+    file: Annotated[ResolvedPath | None, PathKind()] = Field(
         default=None, description="The file that holds it."
     )
 
@@ -62,9 +62,9 @@ class TextSpec(Section):
         return data if isinstance(data, dict) else {"text": data}
 
     @model_validator(mode="after")
-    def _one(self) -> TextSpec:
+    def _check_forms(self) -> TextSpec:
         if (self.text is None) == (self.file is None):
-            raise wrong("expected a text or {file: PATH}")
+            raise invalid("expected a text or {file: PATH}")
         return self
 
 
@@ -83,9 +83,9 @@ class PartSpec(Section):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> PartSpec:
+    def _check_forms(self) -> PartSpec:
         if (self.text is None) == (self.image is None):
-            raise wrong("expected {text: ...} or {image: PATH or URL}")
+            raise invalid("expected {text: ...} or {image: PATH or URL}")
         return self
 
 
@@ -93,7 +93,7 @@ class ContentSpec(Section):
     """What one message says: a text, a file's text, or parts."""
 
     text: Annotated[str | None, PromptText()] = Field(default=None, description="The text itself.")
-    file: Annotated[JobPlace | None, PathIn()] = Field(
+    file: Annotated[ResolvedPath | None, PathKind()] = Field(
         default=None, description="The file that holds it."
     )
     parts: tuple[PartSpec, ...] = Field(default=(), description="Texts and images, in order.")
@@ -112,9 +112,9 @@ class ContentSpec(Section):
         return data if isinstance(data, dict) else {"text": data}
 
     @model_validator(mode="after")
-    def _one(self) -> ContentSpec:
+    def _check_forms(self) -> ContentSpec:
         if sum((self.text is not None, self.file is not None, bool(self.parts))) != 1:
-            raise wrong("expected a text, {file: PATH} or a list of parts")
+            raise invalid("expected a text, {file: PATH} or a list of parts")
         return self
 
 
@@ -133,7 +133,7 @@ class PromptSpec(Section):
     system: TextSpec | None = Field(default=None, description="The system message.")
     user: TextSpec | None = Field(default=None, description="The user message.")
     messages: tuple[MessageSpec, ...] = Field(default=(), description="All messages, written out.")
-    messages_from: Annotated[str | None, Words(empty=False)] = Field(
+    messages_from: Annotated[str | None, Text(empty=False)] = Field(
         default=None,
         description="The field that holds the row's conversation: a list of {role, content}, or"
         " ShareGPT's {from, value}.",
@@ -149,7 +149,7 @@ class PromptSpec(Section):
         return data if isinstance(data, dict) else {"user": data}
 
     @model_validator(mode="after")
-    def _one(self) -> PromptSpec:
+    def _check_forms(self) -> PromptSpec:
         forms = [
             bool(self.user or self.system),
             bool(self.messages),
@@ -157,28 +157,28 @@ class PromptSpec(Section):
             self.raw is not None,
         ]
         if sum(forms) > 1:
-            raise wrong("system and user, messages, messages_from and raw exclude each other")
+            raise invalid("system and user, messages, messages_from and raw exclude each other")
         if not any(forms):
-            raise wrong("expected user, messages, messages_from or raw")
+            raise invalid("expected user, messages, messages_from or raw")
         if self.system and not self.user:
-            raise wrong("user is missing", "a system message alone asks nothing", key="system")
+            raise invalid("user is missing", "a system message alone asks nothing", key="system")
         return self
 
 
 class InputSpec(Section):
     """Where rows come from: ``path``, ``files`` or ``sql``, exactly one."""
 
-    short_form: ClassVar[list[Json]] = [InputPaths().describe()]
+    short_form: ClassVar[list[Json]] = [InputPathsKind().describe()]
 
-    path: Annotated[tuple[InputPath, ...], InputPaths()] = Field(
+    path: Annotated[tuple[InputPath, ...], InputPathsKind()] = Field(
         default=(), description="A path, a glob, a list of them, or - for stdin."
     )
-    files: Annotated[tuple[InputPath, ...], InputPaths(stdin=False)] = Field(
+    files: Annotated[tuple[InputPath, ...], InputPathsKind(stdin=False)] = Field(
         default=(),
         description="Text files; each is a row with path and text.",
         examples=["papers/*.txt"],
     )
-    sql: Annotated[str | None, Words(empty=False)] = Field(
+    sql: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="A DuckDB query; paths in it are relative to the job file."
     )
 
@@ -188,7 +188,7 @@ class InputSpec(Section):
         return data if isinstance(data, dict) else {"path": data}
 
     @model_validator(mode="after")
-    def _one(self) -> InputSpec:
+    def _check_forms(self) -> InputSpec:
         if sum((bool(self.path), bool(self.files), self.sql is not None)) != 1:
-            raise wrong("expected a path, {files: ...} or {sql: ...}")
+            raise invalid("expected a path, {files: ...} or {sql: ...}")
         return self

@@ -13,9 +13,9 @@ from bagent.job.spec.backend import BackendRef
 from bagent.job.spec.base import Section
 from bagent.job.spec.limits import LimitsSpec
 from bagent.job.spec.output import BatchingSpec, OutputSpec, SamplingSpec
-from bagent.job.spec.paths import JobPlace, PathIn
+from bagent.job.spec.paths import PathKind, ResolvedPath
 from bagent.job.spec.prompt import PromptSpec
-from bagent.job.spec.types import Choice, Flag, FreeForm, IntegerKind, WordList, Words, wrong
+from bagent.job.spec.types import Choice, Flag, FreeForm, IntegerKind, Text, TextList, invalid
 from bagent.text.suggest import did_you_mean
 from bagent.types import Json
 
@@ -55,9 +55,11 @@ class StagePart(Section):
     """The keys of a job that a stage may change; what is not given is the job's."""
 
     prompt: PromptSpec | None = Field(default=None, description="What is said to the model.")
-    model: Annotated[str | None, Words(empty=False)] = Field(default=None, description="The model.")
+    model: Annotated[str | None, Text(empty=False)] = Field(default=None, description="The model.")
     backend: BackendRef | None = Field(default=None, description="Which server answers.")
-    hostfile: Annotated[JobPlace | None, PathIn()] = Field(default=None, description="A fleet.")
+    hostfile: Annotated[ResolvedPath | None, PathKind()] = Field(
+        default=None, description="A fleet."
+    )
     select: Annotated[Mapping[str, Json] | None, FreeForm(mapping=True)] = Field(
         default=None, description="Only endpoints with these tags.", examples=[{"role": "critic"}]
     )
@@ -77,7 +79,7 @@ class StagePart(Section):
 class BoardSection(StagePart):
     """One section of a shared board, and who writes it."""
 
-    name: Annotated[str, Words(empty=False)] = Field(description="The section's name.")
+    name: Annotated[str, Text(empty=False)] = Field(description="The section's name.")
 
     @classmethod
     def expand(cls, data: Any) -> Any:
@@ -87,7 +89,7 @@ class BoardSection(StagePart):
     @model_validator(mode="after")
     def _check(self) -> BoardSection:
         if self.on_failure is not None:
-            raise wrong(
+            raise invalid(
                 "a section reads no rows", "write on_failure at the stage", key="on_failure"
             )
         return self
@@ -96,7 +98,7 @@ class BoardSection(StagePart):
 class SplitSpec(Section):
     """Cut a long text into rows."""
 
-    field: Annotated[str, Words(empty=False)] = Field(description="The field with the text.")
+    field: Annotated[str, Text(empty=False)] = Field(description="The field with the text.")
     tokens: Annotated[int, IntegerKind(1)] = Field(description="Tokens of a piece.")
     overlap: Annotated[int, IntegerKind(0)] = Field(
         default=0, description="Tokens shared with the piece before."
@@ -105,7 +107,7 @@ class SplitSpec(Section):
     @model_validator(mode="after")
     def _check(self) -> SplitSpec:
         if self.overlap >= self.tokens:
-            raise wrong(f"overlap must be less than tokens ({self.tokens})", key="overlap")
+            raise invalid(f"overlap must be less than tokens ({self.tokens})", key="overlap")
         return self
 
 
@@ -113,11 +115,11 @@ class StageSpec(StagePart):
     """One stage."""
 
     kind: Annotated[StageKind, Choice(StageKind)] = Field(description="What the stage does.")
-    name: Annotated[str | None, Words(empty=False)] = Field(
+    name: Annotated[str | None, Text(empty=False)] = Field(
         default=None,
         description="Its name in prompts and results; default: kind and number, as map1.",
     )
-    from_: Annotated[tuple[str, ...], WordList()] = Field(
+    from_: Annotated[tuple[str, ...], TextList()] = Field(
         default=(),
         alias="from",
         description="Stages that it reads, or input; default: the one before.",
@@ -128,17 +130,17 @@ class StageSpec(StagePart):
     fanin: Annotated[int | None, IntegerKind(2)] = Field(
         default=None, description="reduce: answers in one group; more make a tree."
     )
-    by: Annotated[tuple[str, ...], WordList()] = Field(
+    by: Annotated[tuple[str, ...], TextList()] = Field(
         default=(), description="reduce: fields to group by."
     )
-    until: Annotated[str | None, Words(empty=False)] = Field(
+    until: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="reduce, loop: the condition that ends it."
     )
-    items: Annotated[str | None, Words(empty=False)] = Field(
+    items: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="expand: an expression on the answer that gives the list of rows."
     )
     split: SplitSpec | None = Field(default=None, description="expand: cut a long text into rows.")
-    query: Annotated[str | None, Words(empty=False)] = Field(
+    query: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="sql: a DuckDB query over earlier stages."
     )
     sections: tuple[BoardSection, ...] = Field(
@@ -156,23 +158,25 @@ class StageSpec(StagePart):
     def _check(self) -> StageSpec:
         for key, kinds in _ONLY_FOR.items():
             if key in self.model_fields_set and self.kind not in kinds:
-                raise wrong(f"{key} belongs to kind {' or '.join(kinds)}, not {self.kind}", key=key)
+                raise invalid(
+                    f"{key} belongs to kind {' or '.join(kinds)}, not {self.kind}", key=key
+                )
         if self.name is not None and not _STAGE_NAME.fullmatch(self.name):
-            raise wrong(
+            raise invalid(
                 f"the name {self.name} cannot be used in prompts", "letters, digits, _", key="name"
             )
         if self.name in RESERVED:
-            raise wrong(f"the name {self.name} means something else in prompts", key="name")
+            raise invalid(f"the name {self.name} means something else in prompts", key="name")
         self._check_needed()
         return self
 
     def _check_needed(self) -> None:
         if self.kind == "sql" and self.query is None:
-            raise wrong("a sql stage needs query")
+            raise invalid("a sql stage needs query")
         if self.kind == "loop" and not self.sections:
-            raise wrong("a loop stage needs sections")
+            raise invalid("a loop stage needs sections")
         if self.kind == "expand" and (self.items is None) == (self.split is None):
-            raise wrong("an expand stage needs one of items and split")
+            raise invalid("an expand stage needs one of items and split")
 
 
 class TopologySpec(Section):
@@ -184,7 +188,7 @@ class TopologySpec(Section):
     fanin: Annotated[int | None, IntegerKind(2)] = Field(
         default=None, description="reduce: answers in one group; more make a tree."
     )
-    by: Annotated[tuple[str, ...], WordList()] = Field(
+    by: Annotated[tuple[str, ...], TextList()] = Field(
         default=(), description="reduce: fields to group by."
     )
     plan: StagePart | None = Field(
@@ -201,13 +205,13 @@ class TopologySpec(Section):
     max_rounds: Annotated[int, IntegerKind(1, 10_000)] = Field(
         default=10, description="blackboard: most rounds."
     )
-    until: Annotated[str | None, Words(empty=False)] = Field(
+    until: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="blackboard: the condition that ends it."
     )
     parallel: Annotated[bool, Flag()] = Field(
         default=True, description="blackboard: sections write at the same time; false: in order."
     )
-    vote: Annotated[str | None, Words(empty=False)] = Field(
+    vote: Annotated[str | None, Text(empty=False)] = Field(
         default=None, description="self_consistency: the field of the answer that is voted on."
     )
     on_failure: Annotated[OnFailure | None, Choice(OnFailure)] = Field(
@@ -232,11 +236,11 @@ def check_order(stages: tuple[StageSpec, ...], *, has_prompt: bool) -> None:
     for index, stage in enumerate(stages):
         name = stage.name or f"{stage.kind}{index + 1}"
         if name in seen:
-            raise wrong(f"two stages are named {name}", key=f"{index}.name")
+            raise invalid(f"two stages are named {name}", key=f"{index}.name")
         for source in stage.from_:
             if source != "input" and source not in seen:
                 meant = did_you_mean(source, ["input", *seen])
-                raise wrong(
+                raise invalid(
                     f"stage {name} reads {source}, which is no stage before it",
                     f"{meant} before it: {' '.join(['input', *seen])}".lstrip(),
                     key=f"{index}.from",
@@ -244,5 +248,5 @@ def check_order(stages: tuple[StageSpec, ...], *, has_prompt: bool) -> None:
         asks = stage.kind in ("map", "broadcast", "reduce")
         command = stage.agent.command if stage.agent else ()
         if asks and not (stage.prompt or has_prompt or command):
-            raise wrong(f"stage {name} has no prompt", key=str(index))
+            raise invalid(f"stage {name} has no prompt", key=str(index))
         seen.append(name)

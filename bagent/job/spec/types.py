@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from bagent.job.validation import LoadContext
 from bagent.job.yaml.scalars import SourceText, parse_number, plain, read_duration
-from bagent.text.suggest import did_you_mean, shown
+from bagent.text.suggest import describe_value, did_you_mean
 from bagent.types import Json
 
 VARIABLE: Json = {"type": "string", "pattern": r"\$\{"}
@@ -29,7 +29,7 @@ TEXT: Json = {"type": ["string", "number"]}
 """In the JSON Schema: text; a number in its place is read as it was written."""
 
 
-def wrong(message: str, hint: str = "", *, key: str = "") -> PydanticCustomError:
+def invalid(message: str, hint: str = "", *, key: str = "") -> PydanticCustomError:
     """The error of a validator; ``key`` names a key inside the value where the fault stands."""
     return PydanticCustomError(
         "bagent", "{message}", {"message": message, "hint": hint, "key": key}
@@ -88,7 +88,7 @@ class Kind(ABC):
 
 
 @dataclass(frozen=True)
-class Words(Kind):
+class Text(Kind):
     """Text. A number in its place is taken as it was written: ``08`` is the text 08."""
 
     empty: bool = True
@@ -97,9 +97,9 @@ class Words(Kind):
         """The text, as it was written."""
         text = getattr(value, "source", value)
         if not isinstance(text, str):
-            raise wrong(f"expected text, got {shown(value)}", _quote(value))
+            raise invalid(f"expected text, got {describe_value(value)}", _quote(value))
         if not self.empty and not text.strip():
-            raise wrong("expected text, got an empty one")
+            raise invalid("expected text, got an empty one")
         return str(text)
 
     def describe(self) -> Json:
@@ -108,7 +108,7 @@ class Words(Kind):
 
 
 @dataclass(frozen=True)
-class WordList(Kind):
+class TextList(Kind):
     """A list of texts, or one text for a list of one."""
 
     least: int = 0
@@ -116,9 +116,9 @@ class WordList(Kind):
     def read(self, value: Any, context: LoadContext | None) -> tuple[str, ...]:
         """The texts, at least ``least`` of them."""
         items = value if isinstance(value, (list, tuple)) else [value]
-        texts = tuple(Words().read(item, context) for item in items)
+        texts = tuple(Text().read(item, context) for item in items)
         if len(texts) < self.least:
-            raise wrong("expected at least one text, got an empty list")
+            raise invalid("expected at least one text, got an empty list")
         return texts
 
     def dump(self, value: Any) -> Json:
@@ -131,19 +131,21 @@ class WordList(Kind):
 
 
 @dataclass(frozen=True)
-class WordMap(Kind):
+class TextMap(Kind):
     """A mapping from text to text."""
 
     def read(self, value: Any, context: LoadContext | None) -> Mapping[str, str]:
         """The mapping, each value as it was written."""
         if not isinstance(value, dict):
-            raise wrong(f"expected a mapping of text to text, got {shown(value)}")
+            raise invalid(f"expected a mapping of text to text, got {describe_value(value)}")
         return {str(key): self._item(str(key), item, context) for key, item in value.items()}
 
     def _item(self, key: str, value: Any, context: LoadContext | None) -> str:
         text = getattr(value, "source", value)
         if not isinstance(text, str):
-            raise wrong(f"{key}: expected text, got {shown(value)}", _quote(value), key=key)
+            raise invalid(
+                f"{key}: expected text, got {describe_value(value)}", _quote(value), key=key
+            )
         return str(text)
 
     def describe(self) -> Json:
@@ -159,11 +161,11 @@ class Choice(Kind):
 
     def read(self, value: Any, context: LoadContext | None) -> str:
         """The word; another one is told with the nearest."""
-        words = get_args(self.of)
-        if isinstance(value, str) and value in words:
+        choices = get_args(self.of)
+        if isinstance(value, str) and value in choices:
             return str(value)
-        hint = did_you_mean(value, words) if isinstance(value, str) else ""
-        raise wrong(f"expected {either(words)}, got {shown(value)}", hint)
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise invalid(f"expected {either(choices)}, got {describe_value(value)}", hint)
 
     def describe(self) -> Json:
         """The words."""
@@ -172,9 +174,9 @@ class Choice(Kind):
 
 @dataclass(frozen=True)
 class Flag(Kind):
-    """``true`` or ``false``, or one of ``words``."""
+    """``true`` or ``false``, or one of ``keywords``."""
 
-    words: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
 
     def read(self, value: Any, context: LoadContext | None) -> bool | str:
         """True, false or the word; ``yes`` and ``no`` are told what to write."""
@@ -182,39 +184,45 @@ class Flag(Kind):
             return value
         if isinstance(value, SourceText) and value.from_variable and value in ("true", "false"):
             return value == "true"
-        if isinstance(value, str) and value in self.words:
+        if isinstance(value, str) and value in self.keywords:
             return str(value)
         word = value.lower() if isinstance(value, str) else ""
         meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(word, "")
-        hint = f"write {meant}" if meant else did_you_mean(word, (*self.words, "true", "false"))
-        raise wrong(f"expected {either((*self.words, 'true', 'false'))}, got {shown(value)}", hint)
+        hint = f"write {meant}" if meant else did_you_mean(word, (*self.keywords, "true", "false"))
+        raise invalid(
+            f"expected {either((*self.keywords, 'true', 'false'))}, got {describe_value(value)}",
+            hint,
+        )
 
     def describe(self) -> Json:
         """The two values and the words."""
-        return {"anyOf": [{"enum": [*self.words, True, False]}, VARIABLE]}
+        return {"anyOf": [{"enum": [*self.keywords, True, False]}, VARIABLE]}
 
 
 @dataclass(frozen=True)
 class IntegerKind(Kind):
-    """A whole number from ``low`` to ``high``, or one of ``words``; ``1e2`` is whole.
+    """A whole number from ``low`` to ``high``, or one of ``keywords``; ``1e2`` is whole.
 
     The word ``none`` gives None.
     """
 
     low: int
     high: int | None = None
-    words: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
 
     def read(self, value: Any, context: LoadContext | None) -> int | str | None:
         """The number within its bounds, a word, or None for ``none``."""
-        if isinstance(value, str) and value in self.words:
+        if isinstance(value, str) and value in self.keywords:
             return _word(value)
         number = as_number(value)
         if number is None:
-            expected = either((*self.words, "a whole number"))
-            raise wrong(f"expected {expected}, got {shown(value)}", _number_hint(value, self.words))
+            expected = either((*self.keywords, "a whole number"))
+            raise invalid(
+                f"expected {expected}, got {describe_value(value)}",
+                _number_hint(value, self.keywords),
+            )
         if not math.isfinite(number) or number != int(number):
-            raise wrong(f"expected a whole number, got {shown(value)}")
+            raise invalid(f"expected a whole number, got {describe_value(value)}")
         _check_range(number, self.low, self.high, value)
         return int(number)
 
@@ -223,34 +231,37 @@ class IntegerKind(Kind):
         number: dict[str, Json] = {"type": "integer", "minimum": self.low}
         if self.high is not None:
             number["maximum"] = self.high
-        words = [{"enum": list(self.words)}] if self.words else []
-        return {"anyOf": [number, *words, VARIABLE]}
+        choices = [{"enum": list(self.keywords)}] if self.keywords else []
+        return {"anyOf": [number, *choices, VARIABLE]}
 
 
 @dataclass(frozen=True)
-class Real(Kind):
+class NumberKind(Kind):
     """A finite number from ``low`` to ``high``; with ``above`` it must be more than ``low``.
 
-    The word ``none``, where ``words`` has it, gives None.
+    The word ``none``, where ``keywords`` has it, gives None.
     """
 
     low: float
     high: float | None = None
     above: bool = False
-    words: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
 
     def read(self, value: Any, context: LoadContext | None) -> float | str | None:
         """The number within its bounds, a word, or None for ``none``."""
-        if isinstance(value, str) and value in self.words:
+        if isinstance(value, str) and value in self.keywords:
             return _word(value)
         number = as_number(value)
         if number is None:
-            expected = either((*self.words, "a number"))
-            raise wrong(f"expected {expected}, got {shown(value)}", _number_hint(value, self.words))
+            expected = either((*self.keywords, "a number"))
+            raise invalid(
+                f"expected {expected}, got {describe_value(value)}",
+                _number_hint(value, self.keywords),
+            )
         if not math.isfinite(number):
-            raise wrong(f"expected a finite number, got {shown(value)}")
+            raise invalid(f"expected a finite number, got {describe_value(value)}")
         if self.above and number <= self.low:
-            raise wrong(f"must be more than {_bound(self.low)}, got {shown(value)}")
+            raise invalid(f"must be more than {_bound(self.low)}, got {describe_value(value)}")
         _check_range(number, self.low, self.high, value)
         return float(number)
 
@@ -260,8 +271,8 @@ class Real(Kind):
         number: dict[str, Json] = {"type": "number", least: self.low}
         if self.high is not None:
             number["maximum"] = self.high
-        words = [{"enum": list(self.words)}] if self.words else []
-        return {"anyOf": [number, *words, VARIABLE]}
+        choices = [{"enum": list(self.keywords)}] if self.keywords else []
+        return {"anyOf": [number, *choices, VARIABLE]}
 
 
 @dataclass(frozen=True)
@@ -273,7 +284,7 @@ class FreeForm(Kind):
     def read(self, value: Any, context: LoadContext | None) -> Json:
         """The value as plain JSON values."""
         if self.mapping and not isinstance(value, dict):
-            raise wrong(f"expected a mapping, got {shown(value)}")
+            raise invalid(f"expected a mapping, got {describe_value(value)}")
         return plain(value)
 
     def describe(self) -> Json:
@@ -281,9 +292,9 @@ class FreeForm(Kind):
         return {"type": "object"} if self.mapping else {}
 
 
-def either(words: tuple[str, ...]) -> str:
+def either(options: tuple[str, ...]) -> str:
     """``a, b or c``."""
-    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+    return f"{', '.join(options[:-1])} or {options[-1]}" if len(options) > 1 else options[0]
 
 
 def _word(value: str) -> str | None:
@@ -296,23 +307,23 @@ def _bound(limit: float) -> str:
 
 def _check_range(number: float, low: float, high: float | None, value: Any) -> None:
     if number < low:
-        raise wrong(f"must be at least {_bound(low)}, got {shown(value)}")
+        raise invalid(f"must be at least {_bound(low)}, got {describe_value(value)}")
     if high is not None and number > high:
-        raise wrong(f"must be at most {_bound(high)}, got {shown(value)}")
+        raise invalid(f"must be at most {_bound(high)}, got {describe_value(value)}")
 
 
 def _quote(value: Any) -> str:
     return "quote it to make it text" if isinstance(value, bool) else ""
 
 
-def _number_hint(value: Any, words: tuple[str, ...]) -> str:
+def _number_hint(value: Any, keywords: tuple[str, ...]) -> str:
     if not isinstance(value, str):
         return ""
     if parse_number(value) is not None:
         return "remove the quotes"
     if parse_number(value.replace("_", "").replace(",", "")) is not None:
         return f"write {value.replace('_', '').replace(',', '')}"
-    return did_you_mean(value, words)
+    return did_you_mean(value, keywords)
 
 
 _MINUTES = re.compile(r"([0-9]+):([0-5][0-9])")
@@ -325,28 +336,28 @@ _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*/\s*(s|m|h)")
 class Duration(Kind):
     """Seconds, from ``10s``, ``5m``, ``1h30m``, ``250ms`` or a number; ``none`` = no limit (None).
 
-    ``words`` are further words that stand for themselves. ``clock`` allows ``HH:MM:SS``, and
+    ``keywords`` are further words that stand for themselves. ``clock`` allows ``HH:MM:SS``, and
     ``finite`` does not allow ``none``.
     """
 
-    words: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
     clock: bool = False
     finite: bool = False
 
     def read(self, value: Any, context: LoadContext | None) -> float | str | None:
         """Seconds, more than 0; a word; None for ``none``."""
-        if isinstance(value, str) and value in self.words:
+        if isinstance(value, str) and value in self.keywords:
             return str(value)
         if isinstance(value, str) and value == "none" and not self.finite:
             return None
         seconds = self._seconds(value)
         if seconds is None or not math.isfinite(seconds):
             more = () if self.finite else ("none",)
-            expected = either((*self.words, "a duration like 10s, 5m or 1h30m", *more))
-            raise wrong(f"expected {expected}, got {shown(value)}", self._hint(value))
+            expected = either((*self.keywords, "a duration like 10s, 5m or 1h30m", *more))
+            raise invalid(f"expected {expected}, got {describe_value(value)}", self._hint(value))
         if seconds <= 0:
             hint = "" if self.finite else "none = no limit"
-            raise wrong(f"must be more than 0, got {shown(value)}", hint)
+            raise invalid(f"must be more than 0, got {describe_value(value)}", hint)
         return seconds
 
     def _seconds(self, value: Any) -> float | None:
@@ -370,8 +381,8 @@ class Duration(Kind):
             number = parse_number(value.strip())
             if number is not None and math.isfinite(number):
                 return "remove the quotes"
-            if found := _MINUTES.fullmatch(value.strip()):
-                return f"write {found[1]}m{found[2]}s"
+            if match := _MINUTES.fullmatch(value.strip()):
+                return f"write {match[1]}m{match[2]}s"
         return "" if self.finite or isinstance(value, (dict, list)) else "none = no limit"
 
     def dump_none(self) -> Json:
@@ -385,26 +396,26 @@ class Duration(Kind):
         if self.clock:
             patterns.append({"type": "string", "pattern": f"^{_CLOCK.pattern}$"})
         number = {"type": "number", "exclusiveMinimum": 0}
-        words = [*([] if self.finite else ["none"]), *self.words]
-        if not words:
+        choices = [*([] if self.finite else ["none"]), *self.keywords]
+        if not choices:
             return {"anyOf": [number, *patterns, VARIABLE]}
-        return {"anyOf": [number, *patterns, {"enum": words}, VARIABLE]}
+        return {"anyOf": [number, *patterns, {"enum": choices}, VARIABLE]}
 
 
 @dataclass(frozen=True)
-class Rate(Kind):
+class RateKind(Kind):
     """Events per second, from a number (per second) or ``5/s``, ``100/m``, ``1000/h``."""
 
     def read(self, value: Any, context: LoadContext | None) -> float:
         """Events per second, more than 0."""
         number = as_number(value)
         if isinstance(value, str) and number is None:
-            found = _RATE.fullmatch(value.strip())
-            number = float(found[1]) / _PER_SECOND[found[2]] if found else None
+            match = _RATE.fullmatch(value.strip())
+            number = float(match[1]) / _PER_SECOND[match[2]] if match else None
         if number is None or not math.isfinite(number):
-            raise wrong(f"expected a rate like 5/s or 100/m, got {shown(value)}")
+            raise invalid(f"expected a rate like 5/s or 100/m, got {describe_value(value)}")
         if number <= 0:
-            raise wrong(f"must be more than 0, got {shown(value)}")
+            raise invalid(f"must be more than 0, got {describe_value(value)}")
         return float(number)
 
     def describe(self) -> Json:

@@ -89,7 +89,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(
             undefined=MissingValue,
-            finalize=printed,
+            finalize=to_text,
             autoescape=False,
             keep_trailing_newline=True,
         )
@@ -98,7 +98,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         self.filters.update(FILTERS_WITH_LIMITS)
         self.filters["tojson"] = _tojson
         self.filters["join"] = _join
-        self.filters["string"] = printed
+        self.filters["string"] = to_text
         # A prompt must come out the same each time that a row is sent.
         del self.filters["random"]
 
@@ -139,30 +139,30 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
             return None
         return limited_format(value.__self__, wrapped)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, lhs: Any, rhs: Any) -> Any:
         """Keep operators from making texts and numbers without bound."""
-        if _size(operator, left, right) > MAX_RENDER:
+        if _size(operator, lhs, rhs) > MAX_RENDER:
             raise TooLarge("more than 64 MB")
-        return super().call_binop(context, operator, left, right)
+        return super().call_binop(context, operator, lhs, rhs)
 
 
-def _size(operator: str, left: Any, right: Any) -> int:
+def _size(operator: str, lhs: Any, rhs: Any) -> int:
     """About how many characters the value of an operator would have."""
     if operator == "+":
         for kind, size in ((str, 1), ((list, tuple), ITEM_SIZE)):
-            if isinstance(left, kind) and isinstance(right, kind):
-                return (len(left) + len(right)) * size
+            if isinstance(lhs, kind) and isinstance(rhs, kind):
+                return (len(lhs) + len(rhs)) * size
         return 0
-    if operator == "**" and isinstance(left, int) and isinstance(right, int):
+    if operator == "**" and isinstance(lhs, int) and isinstance(rhs, int):
         # Digits cost more time than letters do: a power of 4 million bits takes a second.
-        return left.bit_length() * right * 16
-    for text, count in ((left, right), (right, left)):
+        return lhs.bit_length() * rhs * 16
+    for text, count in ((lhs, rhs), (rhs, lhs)):
         if isinstance(text, (str, list, tuple)) and isinstance(count, int):
             return len(text) * count * (1 if isinstance(text, str) else ITEM_SIZE)
     return 0
 
 
-def printed(value: Any) -> str:
+def to_text(value: Any) -> str:
     """How a value prints: text as it is, everything else as compact JSON."""
     if isinstance(value, str):
         spend(value)
@@ -242,7 +242,7 @@ def _join(value: Any, d: str = "", attribute: str | int | None = None) -> str:
         value = value.keys()
     if attribute is not None:
         value = (_attribute(item, attribute) for item in value)
-    return joined(printed(d), (printed(item) for item in value))
+    return joined(to_text(d), (to_text(item) for item in value))
 
 
 def _attribute(item: Any, attribute: str | int) -> Any:

@@ -201,8 +201,8 @@ def check_call(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (str, bytes, int)):
         return
-    given = (*args, *kwargs.values())
-    _fits(*(abs(value) for value in given if isinstance(value, int)))
+    arguments = (*args, *kwargs.values())
+    _fits(*(abs(value) for value in arguments if isinstance(value, int)))
     if not isinstance(owner, str):
         return
     name = getattr(function, "__name__", "")
@@ -274,7 +274,9 @@ def _check_links(value: Any, *args: Any, **kwargs: Any) -> None:
     """The attributes are written into each link."""
     _check_length(value)
     text = str(value)
-    added = sum(len(one) for one in (*args, *kwargs.values()) if isinstance(one, str))
+    added = sum(
+        len(argument) for argument in (*args, *kwargs.values()) if isinstance(argument, str)
+    )
     _fits(added * sum(map(text.count, ".@:")))
 
 

@@ -15,7 +15,7 @@ from bagent.job.source_map import Origin
 from bagent.job.spec.job import Job, JobSource
 from bagent.job.spec.prompt import ContentSpec, PartSpec, PromptSpec, TextSpec
 from bagent.job.templates.template import Template, TemplateFailure
-from bagent.text.suggest import did_you_mean, dotted, shown
+from bagent.text.suggest import describe_value, did_you_mean, dotted
 from bagent.types import Json, Message
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -52,7 +52,7 @@ def read_conversation(value: Json) -> list[Message]:
         except (ValueError, RecursionError):
             raise ConversationFault("a text, no list of messages") from None
     if not isinstance(value, list):
-        raise ConversationFault(f"{shown(value)}, no list of messages")
+        raise ConversationFault(f"{describe_value(value)}, no list of messages")
     if not value:
         raise ConversationFault("a list without messages")
     return [_message(turn, number) for number, turn in enumerate(value, 1)]
@@ -68,19 +68,21 @@ def is_conversation(value: Json) -> bool:
 
 def _message(turn: Json, number: int) -> Message:
     if not isinstance(turn, dict):
-        raise ConversationFault(f"message {number} is {shown(turn)}, not {{role, content}}")
+        raise ConversationFault(
+            f"message {number} is {describe_value(turn)}, not {{role, content}}"
+        )
     if turn.get("role") is None and turn.get("from") is not None:
         return _from_turn(turn, number)
     role, content = turn.get("role"), turn.get("content")
     if role not in _ROLES:
-        raise ConversationFault(f"message {number} has the role {shown(role)}")
+        raise ConversationFault(f"message {number} has the role {describe_value(role)}")
     # Tables fill in the fields that only other messages have.
-    message: Message = {name: one for name, one in turn.items() if one is not None}
+    message: Message = {name: field for name, field in turn.items() if field is not None}
     if isinstance(content, str) or (isinstance(content, list) and _all_parts(content)):
         return message
     if content is None and role == "assistant" and message.get("tool_calls"):
         return {"content": None, **message}
-    raise ConversationFault(f"message {number} has the content {shown(content)}")
+    raise ConversationFault(f"message {number} has the content {describe_value(content)}")
 
 
 def _all_parts(content: list[Any]) -> bool:
@@ -90,10 +92,12 @@ def _all_parts(content: list[Any]) -> bool:
 def _from_turn(turn: dict[str, Json], number: int) -> Message:
     role = _SPEAKERS.get(str(turn["from"]).lower())
     if role is None:
-        known = ", ".join(_SPEAKERS)
-        raise ConversationFault(f"turn {number} is from {shown(turn['from'])}, not {known}")
+        speakers = ", ".join(_SPEAKERS)
+        raise ConversationFault(
+            f"turn {number} is from {describe_value(turn['from'])}, not {speakers}"
+        )
     if not isinstance(turn.get("value"), str):
-        raise ConversationFault(f"turn {number} has the value {shown(turn.get('value'))}")
+        raise ConversationFault(f"turn {number} has the value {describe_value(turn.get('value'))}")
     return {"role": role, "content": turn["value"]}
 
 
@@ -362,7 +366,7 @@ class _Builder:
     def text(self, spec: TextSpec | ContentSpec, path: KeyPath) -> Template:
         if spec.file is not None:
             text = self._source.texts.get(spec.file.path, "")
-            origin = Origin(self._source.shown(spec.file), text, 0, len(text), 1, 1)
+            origin = Origin(self._source.display_path(spec.file), text, 0, len(text), 1, 1)
             return self._template(text, path, origin)
         return self._template(spec.text or "", path, self._source.origin(path))
 
@@ -389,18 +393,18 @@ class _Builder:
     def _part(self, part: PartSpec, path: KeyPath) -> Message | _Render:
         key = "image" if part.text is None else "text"
         # Shown as it is mostly written, without the long form's "parts".
-        shown = (*path[:-2], path[-1], key)
+        short_path = (*path[:-2], path[-1], key)
         origin = self._source.origin((*path, key))
         if part.text is not None:
-            return _text_part(self._template(part.text, shown, origin))
-        template = self._template(part.image or "", shown, origin)
+            return _text_part(self._template(part.text, short_path, origin))
+        template = self._template(part.image or "", short_path, origin)
         if template.constant is None:
             return _image_part(template, self._source.folder)
         try:
             return _image(image_url(template.constant, self._source.folder))
         except ImageError as error:
             at = self._source.position((*path, key))
-            raise JobError(f"{dotted(shown)}: {error}", at=at) from None
+            raise JobError(f"{dotted(short_path)}: {error}", at=at) from None
 
 
 def _text_message(role: str, template: Template) -> Message | _Render:
@@ -441,9 +445,9 @@ def _all_fields(templates: Sequence[Template]) -> frozenset[str] | None:
 
 
 def _leading(plan: Sequence[Message | _Render]) -> list[Message]:
-    kept: list[Message] = []
+    messages: list[Message] = []
     for step in plan:
         if not isinstance(step, dict):
             break
-        kept.append(step)
-    return kept
+        messages.append(step)
+    return messages

@@ -15,7 +15,7 @@ from bagent.job.source_map import Origin
 from bagent.job.templates.environment import ENVIRONMENT, HELPERS, MissingField, prepare
 from bagent.job.templates.limits import MAX_RENDER, TooLarge, end_budget, start_budget
 from bagent.job.templates.variables import ROW, Chain, TemplateNames, Use, forbidden, names_of
-from bagent.text.suggest import did_you_mean, near
+from bagent.text.suggest import did_you_mean, nearest_name
 from bagent.types import ErrorKind
 
 _JINJAS_OWN = frozenset({*HELPERS, ROW, "self", "super"})
@@ -160,7 +160,7 @@ class Template:
         """
         for use in self.names.uses:
             if use.chain[0] in extra:
-                lacks = lacking(use.chain, extra[use.chain[0]])
+                lacks = missing_property_hint(use.chain, extra[use.chain[0]])
                 if lacks is not None:
                     name = ".".join(use.chain[:2])
                     raise self._error(f"there is no {name}", use.line, lacks, use.chain[0])
@@ -181,9 +181,9 @@ class Template:
             prepare(tree)
             code = ENVIRONMENT.compile(tree, self.where)
         except TemplateSyntaxError as error:
-            words = error.message or "not a template"
-            hint = _with_blanks(self.text, error.lineno) or _literal(words)
-            raise self._error(words, error.lineno, hint) from None
+            message = error.message or "not a template"
+            hint = _with_blanks(self.text, error.lineno) or _literal(message)
+            raise self._error(message, error.lineno, hint) from None
         except RecursionError:
             raise self._error("the template nests too deeply", 1, "") from None
         compiled = JinjaTemplate.from_code(ENVIRONMENT, code, {})
@@ -203,9 +203,9 @@ class Template:
             raise self._error("block has no use here", node.lineno, "leave the block tags out")
         for use in tree.find_all((nodes.Filter, nodes.Test)):
             kind = type(use).__name__.lower()
-            known = ENVIRONMENT.filters if kind == "filter" else ENVIRONMENT.tests
-            if use.name not in known:
-                meant = near(use.name, known)
+            registry = ENVIRONMENT.filters if kind == "filter" else ENVIRONMENT.tests
+            if use.name not in registry:
+                meant = nearest_name(use.name, registry)
                 hint = f"did you mean {meant}?" if meant else ""
                 raise self._error(f"there is no {kind} {use.name}", use.lineno, hint, use.name)
 
@@ -225,13 +225,13 @@ class Template:
         return scope
 
     def _bounded(self, pieces: Iterator[str]) -> str:
-        kept, size = [], 0
+        parts, size = [], 0
         for piece in pieces:
             size += len(piece)
             if size > MAX_RENDER:
                 raise TooLarge("more than 64 MB")
-            kept.append(piece)
-        return "".join(kept)
+            parts.append(piece)
+        return "".join(parts)
 
     def _failure(
         self, error: BaseException, data: Mapping[str, Any], extra: Mapping[str, Any] | None
@@ -243,8 +243,8 @@ class Template:
             return TemplateFailure(f"{self.where} renders to more than 64 MB")
         if isinstance(error, MemoryError):
             return TemplateFailure(f"{self.where} needs too much memory")
-        words = " ".join(str(error).split()) or type(error).__name__
-        return TemplateFailure(f"{self.where}: {words[:300]}")
+        message = " ".join(str(error).split()) or type(error).__name__
+        return TemplateFailure(f"{self.where}: {message[:300]}")
 
     def _dotted(self, name: str, data: Mapping[str, Any]) -> str:
         """The chain of the template that ends with the missing ``name`` and misses in ``data``."""
@@ -255,9 +255,11 @@ class Template:
                 return ".".join(chain)
         return ".".join(ending[0]) if ending else name
 
-    def _unknown(self, use: Use, sample: Sequence[Mapping[str, Any]], known: set[str]) -> JobError:
+    def _unknown(
+        self, use: Use, sample: Sequence[Mapping[str, Any]], extra_names: set[str]
+    ) -> JobError:
         name = ".".join(use.chain)
-        meant = _meant(use.chain, sample, known)
+        meant = _meant(use.chain, sample, extra_names)
         guard = f'guard it: {{{{ {name} | default("") }}}}'
         rows = f"the first {len(sample)} rows" if len(sample) > 1 else "the first row"
         none_of = "none of " if len(sample) > 1 else "not in "
@@ -268,7 +270,7 @@ class Template:
         return self._error(message, use.line, hint, use.chain[0])
 
 
-def lacking(chain: Chain, properties: frozenset[str] | None) -> str | None:
+def missing_property_hint(chain: Chain, properties: frozenset[str] | None) -> str | None:
     """How to mend a chain whose second name is none of ``properties``; None: nothing is wrong.
 
     Args:
@@ -289,12 +291,12 @@ def _with_blanks(text: str, line: int) -> str | None:
     return match and f"a name with blanks is written {{{{ row['{match[1]}'] }}}}"
 
 
-def _literal(words: str) -> str:
+def _literal(message: str) -> str:
     """How to write the tag that Jinja complains of as plain text."""
-    if "comment" in words:
+    if "comment" in message:
         tag = "{#"
     else:
-        tag = "{%" if "tag" in words or "statement block" in words else "{{"
+        tag = "{%" if "tag" in message or "statement block" in message else "{{"
     return f"write a literal {tag} as {{% raw %}}{tag}{{% endraw %}}"
 
 
@@ -324,18 +326,20 @@ def _has(row: Any, chain: Chain) -> bool | None:
 
 def _is_missing(chain: Chain, sample: Sequence[Mapping[str, Any]]) -> bool:
     """True if no row of ``sample`` has the field at ``chain``, and some row could have it."""
-    found = {_has(row, chain) for row in sample}
-    return True not in found and False in found
+    presence = {_has(row, chain) for row in sample}
+    return True not in presence and False in presence
 
 
-def _meant(chain: Chain, sample: Sequence[Mapping[str, Any]], known: set[str]) -> str | None:
+def _meant(chain: Chain, sample: Sequence[Mapping[str, Any]], extra_names: set[str]) -> str | None:
     """The chain that was probably meant: the nearest name at the first place that misses."""
     for depth, part in enumerate(chain):
         levels = [level for row in sample if (level := _level(row, chain[:depth])) is not None]
-        names = {str(name) for level in levels for name in level} | (set() if depth else known)
+        names = {str(name) for level in levels for name in level} | (
+            set() if depth else extra_names
+        )
         if part not in names:
-            found = near(part, names)
-            return ".".join((*chain[:depth], found)) if found else None
+            nearest = nearest_name(part, names)
+            return ".".join((*chain[:depth], nearest)) if nearest else None
     return None
 
 
@@ -367,14 +371,14 @@ class Expression:
             tree = ENVIRONMENT.parse("{{ " + text + " }}")
             self._evaluate = ENVIRONMENT.compile_expression(text, undefined_to_none=False)
         except TemplateSyntaxError as error:
-            words = (error.message or "not an expression").rstrip(".")
+            message = (error.message or "not an expression").rstrip(".")
             raise JobError(
-                f"{where}: {words}: {text}", hint="write it without braces", at=at
+                f"{where}: {message}: {text}", hint="write it without braces", at=at
             ) from None
         self.names = frozenset(meta.find_undeclared_variables(tree)) - HELPERS.keys()
-        found = names_of(tree)
-        self.uses = tuple(use.chain for use in found.uses if use.chain[0] in self.names)
-        if found.row:  # which only prompts have
+        names = names_of(tree)
+        self.uses = tuple(use.chain for use in names.uses if use.chain[0] in self.names)
+        if names.row:  # which only prompts have
             self.uses = ((ROW,), *self.uses)
 
     def value(self, scope: Mapping[str, Any]) -> Any:
@@ -385,16 +389,16 @@ class Expression:
         """
         start_budget()
         try:
-            found = self._evaluate({**HELPERS, **scope})
-            if isinstance(found, Undefined):
-                str(found)
+            result = self._evaluate({**HELPERS, **scope})
+            if isinstance(result, Undefined):
+                str(result)
         except MissingField as error:
             raise TemplateFailure(f"{self.where}: there is no {error.name}") from None
         except ROW_ERRORS as error:
             raise TemplateFailure(f"{self.where}: {error}") from None
         finally:
             end_budget()
-        return found
+        return result
 
     def holds(self, scope: Mapping[str, Any]) -> bool:
         """Whether it is true; a name that is missing counts as false.

@@ -420,10 +420,10 @@ class _Builder:
         for source in node.value if isinstance(node, SequenceNode) else [node]:
             if not isinstance(source, MappingNode):
                 raise self._error(source, "<< takes a mapping, or a list of mappings")
-            found = self.build(source)
-            for key, value in found.items():
+            values = self.build(source)
+            for key, value in values.items():
                 if key not in into:
-                    into.put(key, value, found.spots[key])
+                    into.put(key, value, values.spots[key])
 
     def _key(self, node: Node) -> str:
         if isinstance(node, ScalarNode):
@@ -501,15 +501,15 @@ def find(
     form where the file has a short one: a list may stand for the one key that holds it.
     """
     spot = root
-    there: tuple[str | int, ...] = ()
+    found_path: tuple[str | int, ...] = ()
     for part in path:
         if isinstance(data, YamlList) and isinstance(part, str):
             continue
-        found = child_spot(data, part)
-        if found is None:
+        child = child_spot(data, part)
+        if child is None:
             break
-        spot, data, there = found, data[part], (*there, part)
-    return spot, there
+        spot, data, found_path = child, data[part], (*found_path, part)
+    return spot, found_path
 
 
 def child_spot(data: Json, part: str | int) -> YamlSpot | None:

@@ -126,80 +126,80 @@ def check_source(source: FileSource | SqlSource, base: Path) -> None:
 def source_chunks(
     source: FileSource | SqlSource,
     base: Path,
-    meter: ReadProgress,
-    halt: CancelToken,
-    notices: RowWarnings,
+    progress: ReadProgress,
+    cancel: CancelToken,
+    warnings: RowWarnings,
 ) -> Iterator[Chunk]:
     """The rows of one source.
 
     Args:
         source: a file or a query.
         base: folder that relative file names in SQL start from.
-        meter: is told how far reading is, in bytes of the file.
-        halt: interrupts a query that runs.
-        notices: takes warnings about rows.
+        progress: is told how far reading is, in bytes of the file.
+        cancel: interrupts a query that runs.
+        warnings: takes warnings about rows.
 
     Raises:
         InputError: the source cannot be read, or not to its end.
     """
     if isinstance(source, SqlSource) or source.format == "parquet":
-        yield from _table_chunks(source, base, meter, halt)
+        yield from _table_chunks(source, base, progress, cancel)
     elif source.format in ("csv", "tsv"):
-        file = CsvFile(source, notices)
+        file = CsvFile(source, warnings)
         try:
             for chunk in file.chunks():
-                meter.at(file.position())
+                progress.at(file.position())
                 yield chunk
         finally:
             file.close()
     elif source.format == "text":
         yield text_chunk(source)
     else:
-        yield from _json(source, meter)
+        yield from _json(source, progress)
     if isinstance(source, FileSource):
-        meter.finish(source.size)
+        progress.finish(source.size)
 
 
-def _json(source: FileSource, meter: ReadProgress) -> Iterator[Chunk]:
+def _json(source: FileSource, progress: ReadProgress) -> Iterator[Chunk]:
     stream = ByteStream(source.path, source.packing)
     try:
         blocks = text_blocks(stream.blocks(), source.path)
         if source.format == "json":
             chunks = json_chunks(source.name, blocks, source.path)
         else:
-            yield from _lines(source, blocks, stream, meter)
+            yield from _lines(source, blocks, stream, progress)
             return
         for chunk in chunks:
-            meter.at(stream.position())
+            progress.at(stream.position())
             yield chunk
     finally:
         stream.close()
 
 
 def _lines(
-    source: FileSource, blocks: Iterator[bytes], stream: ByteStream, meter: ReadProgress
+    source: FileSource, blocks: Iterator[bytes], stream: ByteStream, progress: ReadProgress
 ) -> Iterator[Chunk]:
-    """Yield the lines of a file as chunks; ``meter`` follows the lines, not the blocks."""
+    """Yield the lines of a file as chunks; ``progress`` follows the lines, not the blocks."""
     line, start = 1, 0
     for lines in split_lines(blocks, source.path):
         end = stream.position()
         for chunk in line_chunks(source.name, [lines], line):
             last = chunk.lines[-1] if chunk.lines else line
-            meter.at(start + (end - start) * (last + 1 - line) // max(1, len(lines)))
+            progress.at(start + (end - start) * (last + 1 - line) // max(1, len(lines)))
             yield chunk
         line, start = line + len(lines), end
 
 
 def _table_chunks(
-    source: FileSource | SqlSource, base: Path, meter: ReadProgress, halt: CancelToken
+    source: FileSource | SqlSource, base: Path, progress: ReadProgress, cancel: CancelToken
 ) -> Iterator[Chunk]:
     table = Table(source, base)
-    halt.add(table.interrupt)
+    cancel.add(table.interrupt)
     try:
         for chunk in table.chunks():
             if isinstance(source, FileSource) and table.rows:
-                meter.at(source.size * table.read // table.rows)
+                progress.at(source.size * table.read // table.rows)
             yield chunk
     finally:
-        halt.remove(table.interrupt)
+        cancel.remove(table.interrupt)
         table.close()

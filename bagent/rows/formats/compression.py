@@ -148,23 +148,23 @@ def check_start(start: bytes, name: str | Path) -> None:
             raise InputError(f"this is {kind}", hint=hint, at=Position(name))
 
 
-class _Unpacked(io.RawIOBase):
+class _Decompressor(io.RawIOBase):
     """Shared part of the readers below: ``_next`` gives unpacked bytes, empty at the end."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self._path = path
         self._kind = kind
-        self._left = memoryview(b"")
+        self._buffered = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if not self._left:
-            self._left = memoryview(self._next())
-        count = min(len(buffer), len(self._left))
-        buffer[:count] = self._left[:count]
-        self._left = self._left[count:]
+        if not self._buffered:
+            self._buffered = memoryview(self._next())
+        count = min(len(buffer), len(self._buffered))
+        buffer[:count] = self._buffered[:count]
+        self._buffered = self._buffered[count:]
         return count
 
     def _next(self) -> bytes:
@@ -178,7 +178,7 @@ class _Unpacked(io.RawIOBase):
         )
 
 
-class _Gzip(_Unpacked):
+class _Gzip(_Decompressor):
     """Members one after the other, as the gzip module reads them."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -198,7 +198,7 @@ class _Gzip(_Unpacked):
         return data
 
 
-class _Zstd(_Unpacked):
+class _Zstd(_Decompressor):
     """Frames one after the other; each must reach its end."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:

@@ -207,16 +207,16 @@ class CsvFile:
 
     Args:
         source: the file; its format is ``csv`` or ``tsv``.
-        notices: takes the warnings about rows of many lines.
+        warnings: takes the warnings about rows of many lines.
 
     Raises:
         InputError: it cannot be read, is not UTF-8, or two columns have the same name.
     """
 
-    def __init__(self, source: FileSource, notices: RowWarnings) -> None:
+    def __init__(self, source: FileSource, warnings: RowWarnings) -> None:
         csv.field_size_limit(_LARGEST_CELL)  # the library has this only for the whole process
         self._source = source
-        self._notices = notices
+        self._warnings = warnings
         self._width = 1
         self._stream = ByteStream(source.path, source.packing)
         try:
@@ -258,9 +258,9 @@ class CsvFile:
         if self._source.format == "tsv":
             return "\t"
         line = self._lines.peek()
-        if told := _SEPARATOR_LINE.fullmatch(line):
+        if declared := _SEPARATOR_LINE.fullmatch(line):
             next(self._lines)
-            return told[1]
+            return declared[1]
         return max(_SEPARATORS, key=_QUOTED.sub("", line).count)
 
     def _quoted_cells(self, *, blanks: bool = False) -> Iterator[list[str]]:
@@ -313,10 +313,10 @@ class CsvFile:
         if len(taken) == 1:
             return
         separators = self._width - 1
-        rows = sum(one.count(self._separator) == separators for one in taken[1:])
+        rows = sum(text.count(self._separator) == separators for text in taken[1:])
         if len(taken) > _MANY_LINES or (separators and rows > 1 and 2 * rows >= len(taken) - 1):
             example = f"{self._source.name}:{line}, {len(taken)} lines"
-            self._notices.add(LONG_ROW, example)
+            self._warnings.add(LONG_ROW, example)
 
     def _why(self, error: csv.Error) -> str:
         """The reader's words; an open quote has taken all lines up to the end of the file."""

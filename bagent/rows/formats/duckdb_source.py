@@ -145,16 +145,18 @@ class Table:
                 f"SELECT num_rows FROM parquet_file_metadata({path})"
             ).fetchall()
         )[0][0]
-        self._settle(f"FROM read_parquet({path}, hive_partitioning = false)", _top_level(schema))
+        self._describe_columns(
+            f"FROM read_parquet({path}, hive_partitioning = false)", _top_level(schema)
+        )
 
     def _prepare_sql(self, source: SqlSource) -> None:
         try:
             query = self._run(lambda: duck.single_query(self._connection, source.query))
         except SqlFault as error:
             raise InputError(f"the sql of the input: {error}", hint=ONE_QUERY) from None
-        self._settle(f"FROM (\n{query}\n)", None)
+        self._describe_columns(f"FROM (\n{query}\n)", None)
 
-    def _settle(self, from_: str, names: list[str] | None) -> None:
+    def _describe_columns(self, from_: str, names: list[str] | None) -> None:
         """Find the columns, and how each becomes JSON."""
         described = self._run(lambda: self._connection.execute(f"DESCRIBE {from_}").fetchall())
         types = [str(column[1]) for column in described]
@@ -184,10 +186,10 @@ class Table:
             if at is None:
                 raise InputError(f"the sql of the input: {error}") from error
             # DuckDB's words name the file and the kind of its own error, which says no more.
-            words = str(error).replace(f" '{at.file}'", "").removeprefix("Invalid Input Error: ")
+            message = str(error).replace(f" '{at.file}'", "").removeprefix("Invalid Input Error: ")
             hint = "is it Parquet, and whole? copy or make it again"
             raise InputError(
-                f"the Parquet file cannot be read: {words}", hint=hint, at=at
+                f"the Parquet file cannot be read: {message}", hint=hint, at=at
             ) from error
 
 
@@ -202,8 +204,8 @@ def partition_of(name: str) -> dict[str, Json]:
         if not key or not equals:
             continue
         value = unquote(text)
-        whole = _WHOLE.fullmatch(value)
-        columns[unquote(key)] = None if value == _NO_VALUE else int(value) if whole else value
+        is_integer = _WHOLE.fullmatch(value)
+        columns[unquote(key)] = None if value == _NO_VALUE else int(value) if is_integer else value
     return columns
 
 
@@ -239,9 +241,9 @@ _CONVERT: dict[type, Callable[[Any], Json]] = {
     bytes: bytes_text,
     bytearray: lambda value: bytes_text(bytes(value)),
     memoryview: lambda value: bytes_text(bytes(value)),
-    list: lambda value: [plain(one) for one in value],
-    tuple: lambda value: [plain(one) for one in value],
-    dict: lambda value: {str(plain(name)): plain(one) for name, one in value.items()},
+    list: lambda value: [plain(item) for item in value],
+    tuple: lambda value: [plain(item) for item in value],
+    dict: lambda value: {str(plain(name)): plain(item) for name, item in value.items()},
     str: lambda value: value,
     int: lambda value: value,
     bool: lambda value: value,

@@ -37,7 +37,7 @@ Element = tuple[int, bytes]
 """Physical line (from 1) and bytes of one element; no bytes: a comma with nothing before it."""
 
 
-class Elements:
+class ElementSplitter:
     """Cuts JSON text into elements, fed piece by piece.
 
     Args:
@@ -64,7 +64,7 @@ class Elements:
         Raises:
             InputError: one element is longer than that.
         """
-        found: list[Element] = []
+        elements: list[Element] = []
         at = start = 0
         while at < len(block):
             if self._in_text:
@@ -79,19 +79,19 @@ class Elements:
                 self._in_text = True
             elif self._ends_element(byte):
                 end = at if self._top == 0 else at - 1
-                self._emit(block[start:end], byte, found)
+                self._emit(block[start:end], byte, elements)
                 start = at
         self._parts.append(block[start:])
         self._size += len(block) - start
         if self._size > self._longest:
             raise too_long(self._name, self.line)
-        return found
+        return elements
 
     def finish(self) -> list[Element]:
         """What the text ends with: nothing, or bytes behind the last element."""
-        found: list[Element] = []
-        self._emit(b"", 0, found)
-        return found
+        elements: list[Element] = []
+        self._emit(b"", 0, elements)
+        return elements
 
     @property
     def cut_off(self) -> bool:
@@ -125,14 +125,14 @@ class Elements:
         del brackets[opener:]
         return not brackets
 
-    def _emit(self, last: bytes, by: int, found: list[Element]) -> None:
+    def _emit(self, last: bytes, by: int, elements: list[Element]) -> None:
         raw = b"".join(self._parts) + last
         self._parts, self._size = [], 0
         text = raw.lstrip()
         line = self.line + raw.count(b"\n", 0, len(raw) - len(text))
         self.line += raw.count(b"\n")
         if text or by == _COMMA:
-            found.append((line, text.rstrip()))
+            elements.append((line, text.rstrip()))
 
 
 def json_chunks(source: str, blocks: Iterable[bytes], name: str | Path) -> Iterator[Chunk]:
@@ -148,23 +148,23 @@ def json_chunks(source: str, blocks: Iterable[bytes], name: str | Path) -> Itera
     if not text.startswith(b"[") and _is_lines(text):
         yield from line_chunks(source, split_lines(blocks, name))
         return
-    elements = Elements(name, array=text.startswith(b"["))
+    elements = ElementSplitter(name, array=text.startswith(b"["))
     for block in blocks:
         yield from element_chunks(source, elements.feed(block))
     yield last_chunk(source, elements)
 
 
-def last_chunk(source: str, elements: Elements) -> Chunk:
+def last_chunk(source: str, elements: ElementSplitter) -> Chunk:
     """What is left at the end of the text; where it ends inside an array, one bad row."""
-    left = elements.finish()
+    trailing = elements.finish()
     if not elements.cut_off:
-        return _chunk(source, left)
-    line, raw = left[0] if left else (elements.line, b"[")
+        return _chunk(source, trailing)
+    line, raw = trailing[0] if trailing else (elements.line, b"[")
     return Chunk(source, [line], [Unreadable(CUT_OFF, raw)], [raw])
 
 
 def element_chunks(source: str, elements: list[Element]) -> Iterator[Chunk]:
-    """Elements as chunks of at most :data:`bagent.rows.formats.jsonl.ROWS` rows."""
+    """ElementSplitter as chunks of at most :data:`bagent.rows.formats.jsonl.ROWS` rows."""
     for start in range(0, len(elements), ROWS):
         yield _chunk(source, elements[start : start + ROWS])
 

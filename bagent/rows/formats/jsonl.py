@@ -16,7 +16,7 @@ LONGEST = 64 << 20
 a few bytes that is to fill the memory, but no row that a model takes."""
 
 
-class LineCutter:
+class LineSplitter:
     """Cuts bytes into lines without their line feeds, fed piece by piece.
 
     Args:
@@ -57,11 +57,11 @@ class LineCutter:
 
 
 def split_lines(blocks: Iterable[bytes], name: str | Path) -> Iterator[list[bytes]]:
-    """The lines of each block, as :class:`LineCutter` cuts them."""
-    cutter = LineCutter(name)
+    """The lines of each block, as :class:`LineSplitter` cuts them."""
+    splitter = LineSplitter(name)
     for block in blocks:
-        yield cutter.feed(block)
-    yield cutter.finish()
+        yield splitter.feed(block)
+    yield splitter.finish()
 
 
 def too_long(name: str | Path, line: int) -> InputError:
@@ -101,6 +101,6 @@ def without_blanks(chunk: Chunk) -> Chunk:
     items: list[Item] = [item for item in decoded if item is not None]
     if len(items) == len(raws):
         return chunk._replace(items=items)
-    kept = [at for at, item in enumerate(decoded) if item is not None]
+    indexes = [at for at, item in enumerate(decoded) if item is not None]
     lines = chunk.lines
-    return Chunk(chunk.source, [lines[at] for at in kept], items, [raws[at] for at in kept])
+    return Chunk(chunk.source, [lines[at] for at in indexes], items, [raws[at] for at in indexes])

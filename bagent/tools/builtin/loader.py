@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bagent.errors import UsageError
 from bagent.job.spec.agent import RUNS_CODE, ToolSpec
-from bagent.job.spec.paths import JobPlace
+from bagent.job.spec.paths import ResolvedPath
 from bagent.tools.builtin import code, http_get, read_file, web_search
 from bagent.tools.builtin.code import Code
 from bagent.tools.builtin.host_allowlist import HostAllowlist
@@ -113,8 +113,8 @@ def _tables(spec: ToolSpec) -> dict[str, list[Path]]:
         found = sorted(glob.glob(place.path, recursive=True)) if place.is_glob else [place.path]  # noqa: PTH207
         paths = [Path(path) for path in found if Path(path).is_file()]
         if not paths:
-            raise UsageError(f"sql: no such file: {place.given}")
-        name = table_name(place.given if place.is_glob else place.path)
+            raise UsageError(f"sql: no such file: {place.text}")
+        name = table_name(place.text if place.is_glob else place.path)
         if name in tables:
             raise UsageError(f"sql: two tables would be named {name}", hint="use one glob for both")
         tables[name] = paths
@@ -144,7 +144,7 @@ def _threads(name: str, room: ToolContext) -> AbandonableThreads:
     return threads
 
 
-def _check_folder(root: JobPlace, name: str) -> None:
+def _check_folder(root: ResolvedPath, name: str) -> None:
     if not root.path.is_dir():
         raise UsageError(f"{name}: root: no such folder: {root}")
 
