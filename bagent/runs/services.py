@@ -19,7 +19,7 @@ from bagent.servers.server_pool import FleetSet, ResolvedServers, ServerPool
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.feeder import Feeder
 from bagent.stages.results import Emit
-from bagent.stages.row_runner import RowRunner
+from bagent.stages.row_runner import Replace, RowRunner
 from bagent.stages.stop_rules import StopReason, StopRules
 from bagent.types import Attempt, EndpointSample
 
@@ -83,6 +83,7 @@ class RunServices:
         pool: ServerPool,
         emit: Emit | None = None,
         *,
+        replace: Replace | None = None,
         job: Job | None = None,
         separate: bool = False,
     ) -> RowRunner:
@@ -90,6 +91,7 @@ class RunServices:
 
         Args:
             emit: takes its outcomes; with it, it is one of several that share the pool.
+            replace: returns whether other rows take the place of an outcome.
             job: the job as its stage sees it.
             separate: equal requests are sent all the same, as to different endpoints.
         """
@@ -106,5 +108,6 @@ class RunServices:
             guards=StopRules(canary=self.options.canary, stop_after=job.limits.stop_after_failures),
             emit=emit or self.emit,
             gate=self.gate,
+            replace=replace,
             alone=emit is None,
         )

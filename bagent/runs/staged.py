@@ -312,8 +312,8 @@ class _Work:
             plan,
             self._records,
             self._gate,
-            lambda emit: self._services.row_runner(
-                plan, pool, emit, job=asking.job, separate=separate
+            lambda emit, replace: self._services.row_runner(
+                plan, pool, emit, replace=replace, job=asking.job, separate=separate
             ),
         )
         asker.engine.advice.add_done_callback(

@@ -13,7 +13,7 @@ from bagent.job.spec.stages import OnFailure
 from bagent.stages.feeder import Backpressure, StageQueue
 from bagent.stages.results import Emit, StageResults
 from bagent.stages.row import INPUT, StageRow, stage_item, value_of
-from bagent.stages.row_runner import RowRunner
+from bagent.stages.row_runner import Replace, RowRunner
 from bagent.stages.slots import Reader, Slot, Stream, UnorderedReader
 from bagent.stages.stop_rules import StopReason
 from bagent.types import Json, Outcome, Row
@@ -211,7 +211,10 @@ class RowStage(ABC):
 Then = Callable[[Outcome, int], None]
 """What goes on with an outcome and its place."""
 
-MakeEngine = Callable[[Emit], RowRunner]
+Divide = Callable[[], bool]
+"""Asks about a refused row in smaller parts; returns False where it cannot be divided."""
+
+MakeEngine = Callable[[Emit, Replace], RowRunner]
 
 
 class RowRequester:
@@ -221,7 +224,7 @@ class RowRequester:
         plan: the stage's prompt and settings.
         records: where outcomes are.
         gate: the backpressure on the input.
-        make_engine: makes the engine, given what takes its outcomes.
+        make_engine: makes the engine, given what takes its outcomes, and what may replace them.
     """
 
     def __init__(
@@ -231,7 +234,8 @@ class RowRequester:
         self._records = records
         self._inbox = StageQueue(gate)
         self._waiting: dict[tuple[int, int], list[Then]] = {}
-        self.engine = make_engine(self._ended)
+        self._divisible: dict[tuple[int, int], Divide] = {}
+        self.engine = make_engine(self._ended, self._replace)
 
     def ask(
         self,
@@ -239,6 +243,7 @@ class RowRequester:
         made_of: Sequence[StageRow],
         make: Callable[[], Row],
         then: Then,
+        divide: Divide | None = None,
     ) -> None:
         """Have one answer for a row; ``then`` may be called at once.
 
@@ -246,6 +251,7 @@ class RowRequester:
             unit: the row's key, and the number of the answer.
             made_of: what the row is made of.
             make: makes the row, with all that its prompt needs, just before it is sent.
+            divide: called where the row's prompt is refused as too long for the context.
         """
         key, answer = unit
         found = self._records.finished(key, self.plan.name, answer, made_of)
@@ -254,8 +260,22 @@ class RowRequester:
             return
         waiting = self._waiting.setdefault(unit, [])
         waiting.append(then)
+        if divide is not None:
+            self._divisible[unit] = divide
         if len(waiting) == 1:
             self._inbox.put(make, answer)
+
+    def _replace(self, outcome: Outcome, row: Row) -> bool:
+        """Divide a row that is too long for the context, if it can be divided."""
+        unit = row.key, outcome.answer
+        divide = self._divisible.pop(unit, None)
+        if divide is None or outcome.error_kind != "context_overflow":
+            return False
+        waiting = self._waiting.pop(unit)
+        if divide():
+            return True
+        self._waiting[unit] = waiting
+        return False
 
     def _ended(self, outcome: Outcome, place: int, row: Row) -> None:
         self._records.note(outcome, place, row)

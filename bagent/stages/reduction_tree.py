@@ -15,6 +15,7 @@ from bagent.answers.retry_prompt import add_schema_instruction
 from bagent.job.templates.template import TemplateFailure
 from bagent.stages.base import (
     NO_SURVIVOR,
+    Divide,
     FailurePolicy,
     PromptVariables,
     RowRequester,
@@ -106,6 +107,9 @@ UNKNOWN_PROMPT = 256
 """Tokens thought to stand around the answers where the prompt cannot be rendered without any."""
 
 _SHORTER = 0.8
+
+SHORTEST = 8
+"""Tokens below which answers are not cut further."""
 
 
 class ContextFit:
@@ -224,14 +228,14 @@ class Reducer:
             return shortened(input_response(item.row), longest)
         return shortened(response_of(self.world.records.read(item.place)), longest)
 
-    def ask(self, node: Node, ticket: Slot) -> None:
+    def ask(self, node: Node, ticket: Slot, divide: Divide) -> None:
         """Put the answer about a group in its place."""
         self.seen(node.row)
         if not any(item.ok for item in node.group):
             self._nothing_left(node, ticket)
             return
         done = partial(self._done, node, ticket)
-        self._asker.ask((node.row.key, 0), node.group, node.made, done)
+        self._asker.ask((node.row.key, 0), node.group, node.made, done, divide)
 
     def _nothing_left(self, node: Node, ticket: Slot) -> None:
         found = self.world.records.finished(node.row.key, self.name, 0, node.group)
@@ -264,12 +268,22 @@ class Reducer:
 
 
 class Node:
-    """One group on its way to one answer. ``row`` is what is sent, less what ``made`` adds."""
+    """One group on its way to one answer.
 
-    __slots__ = ("_level", "_longest", "_reducer", "group", "root", "row", "seen")
+    ``row`` is what is sent, less what ``made`` adds. ``longest`` is how many tokens of each answer
+    its prompt shows at most; None for no limit.
+    """
+
+    __slots__ = ("_level", "_reducer", "group", "longest", "root", "row", "seen")
 
     def __init__(
-        self, reducer: Reducer, row: Row, root: Row | None, group: list[StageRow], level: int
+        self,
+        reducer: Reducer,
+        row: Row,
+        root: Row | None,
+        group: list[StageRow],
+        level: int,
+        longest: int | None,
     ) -> None:
         self.row = row
         self.root = root
@@ -277,17 +291,21 @@ class Node:
         self.seen = _shared(group)
         self._reducer = reducer
         self._level = level
-        self._longest: int | None = None
+        self.longest = longest
 
-    def cut_to(self, tokens: int | None) -> Node:
-        """Show at most so many tokens of each answer."""
-        self._longest = tokens
-        return self
+    def shorten(self) -> bool:
+        """Show half of what the longest answer shows now; False where that says too little."""
+        longest = max(item.tokens for item in self.group)
+        longest = (longest if self.longest is None else min(self.longest, longest)) // 2
+        if longest < SHORTEST:
+            return False
+        self.longest = longest
+        return True
 
     def made(self) -> Row:
         """The row with the answers that its prompt needs."""
         reducer = self._reducer
-        found = [reducer.response(item, self._longest) for item in self.group]
+        found = [reducer.response(item, self.longest) for item in self.group]
         names = reducer.names.of(msgspec.structs.replace(self.group[0], seen=self.seen))
         extra: dict[str, Json] = {
             **names,
@@ -351,15 +369,25 @@ class Tree:
         """No more leaves come."""
         self._first.over()
 
-    def node(self, level: int, position: int, group: list[StageRow]) -> Node:
-        """The row that ``group`` becomes."""
+    def key(self, level: int, position: str, group: list[StageRow]) -> int:
+        """The key of the row that ``group`` becomes."""
+        return derive_key((item.row.key for item in group), self.reducer.name, level, position)
+
+    def node(
+        self,
+        level: int,
+        position: str,
+        group: list[StageRow],
+        longest: int | None,
+        dropped: int = 0,
+    ) -> Node:
+        """The row that ``group`` becomes; ``dropped`` failures count among its parents'."""
         reducer = self.reducer
         base = self.root or group[0].row
-        failed = sum(item.failed for item in group) + self.untold
-        self.untold = 0
+        failed = sum(item.failed for item in group) + dropped
         row = Row(
             index=base.index,
-            key=derive_key((item.row.key for item in group), reducer.name, level, position),
+            key=self.key(level, position, group),
             id=f"{self.label}:{level}.{position}",
             data=self.data,
             source=base.source,
@@ -367,7 +395,7 @@ class Tree:
             parents=tuple(item.ref for item in group),
             parents_failed=failed,
         )
-        return Node(reducer, row, self.root, group, level)
+        return Node(reducer, row, self.root, group, level, longest)
 
     def finish(self, left: list[StageRow]) -> None:
         """What the last level leaves is the result."""
@@ -419,12 +447,16 @@ class Level:
 
     def announce(self, ticket: Slot) -> None:
         """A node of the level before will stand here."""
+        self.expect_more()
+        self._order.take(ticket)
+
+    def expect_more(self) -> None:
+        """Count one more node of the level before."""
         self._announced += 1
         if self._needed and self._held:
             held, self._held = self._held, []
             for item in held:
                 self._form(item)
-        self._order.take(ticket)
 
     def end(self) -> None:
         """The level before has formed its last group."""
@@ -452,29 +484,70 @@ class Level:
         self._former.add(item)
 
     def _group(self, group: list[StageRow]) -> None:
-        """Ask about a group, or about its halves where it turns out too long."""
-        tree, rule = self._tree, self._tree.rule
-        node = tree.node(self._number, self._nodes, group).cut_to(rule.longest)
-        longest = rule.longest
+        """Ask about a group, or about its halves where its prompt is too long by estimate."""
+        tree, longest = self._tree, self._tree.rule.longest
+        position = str(self._nodes)
+        node = tree.node(self._number, position, group, longest, tree.untold)
         if longest is not None and sum(item.tokens for item in group) > longest:
-            # It is near the limit by estimate: look at the prompt itself.
+            # It is near the limit by estimate: render the prompt itself.
             while not tree.reducer.fit.fits(node.made()):
                 if len(group) > 2:
-                    tree.untold += node.row.parents_failed or 0
-                    tree.untold -= sum(item.failed for item in group)
                     for half in halves(group):
                         self._group(half)
                     return
-                longest //= 2
-                if longest < 8:
+                if not node.shorten():
                     break
-                node.cut_to(longest)
+        tree.untold = 0
         self._nodes += 1
         ticket = Slot()
+        self._next_level().announce(ticket)
+        self._ask(node, position, ticket)
+
+    def _next_level(self) -> Level:
         if self._next is None:
-            self._next = Level(tree, self._number + 1)
-        self._next.announce(ticket)
-        tree.reducer.ask(node, ticket)
+            self._next = Level(self._tree, self._number + 1)
+        return self._next
+
+    def _ask(self, node: Node, position: str, ticket: Slot) -> None:
+        """Ask about a group; about its parts where it is refused as too long, now or earlier."""
+        divide = partial(self._divide, node, position, ticket)
+        if self._tree.reducer.world.records.has_earlier and self._was_divided(node, position):
+            divide()
+        else:
+            self._tree.reducer.ask(node, ticket, divide)
+
+    def _divide(self, node: Node, position: str, ticket: Slot) -> bool:
+        """Ask about the halves of a group, or about less of each answer of a small one."""
+        if len(node.group) <= 2:
+            if not node.shorten():
+                return False
+            self._ask(node, position, ticket)
+            return True
+        self._next_level().expect_more()
+        dropped = (node.row.parents_failed or 0) - sum(item.failed for item in node.group)
+        parts = self._parts(node.group, position)
+        for (half, name), part in zip(parts, ticket.split(len(parts)), strict=True):
+            half_node = self._tree.node(self._number, name, half, node.longest, dropped)
+            dropped = 0
+            self._ask(half_node, name, part)
+        return True
+
+    def _parts(self, group: list[StageRow], position: str) -> list[tuple[list[StageRow], str]]:
+        """The halves of a group with their positions."""
+        return [(half, f"{position}.{number}") for number, half in enumerate(halves(group))]
+
+    def _was_divided(self, node: Node, position: str) -> bool:
+        """Whether an earlier start has an answer about a part of a group, and none about all."""
+        tree = self._tree
+        records, name = tree.reducer.world.records, tree.reducer.name
+
+        def has_answers(group: list[StageRow], position: str) -> bool:
+            return len(group) > 2 and any(
+                records.is_finished(tree.key(self._number, at, half), name) or has_answers(half, at)
+                for half, at in self._parts(group, position)
+            )
+
+        return not records.is_finished(node.row.key, name) and has_answers(node.group, position)
 
     def over(self) -> None:
         """All rows of this level are in: form the last group, or hand out what is left."""
@@ -484,10 +557,8 @@ class Level:
             return
         rest = self._former.take() if self._former is not None else []
         if len(rest) == 1 and (self._nodes or self._number > 1):
-            if self._next is None:
-                self._next = Level(tree, self._number + 1)
             ticket = Slot()
-            self._next.announce(ticket)
+            self._next_level().announce(ticket)
             ticket.fill(rest[0])
         elif rest:
             self._group(rest)

@@ -97,6 +97,15 @@ class StageResults:
         self._count(outcome)
         return outcome, -1 - found
 
+    def is_finished(self, key: int, stage: str) -> bool:
+        """Whether an earlier start finished a row of a stage with one answer a row."""
+        unit = unit_of(key, stage, 0)
+        return (
+            self._earlier is not None
+            and unit not in self._taken_back
+            and self._earlier.find(unit) is not None
+        )
+
     def take_back(self, key: int, stage: str, answer: int) -> None:
         """Let no outcome of earlier starts count for this unit."""
         self._taken_back.add(unit_of(key, stage, answer))
@@ -124,6 +133,11 @@ class StageResults:
             found = frozenset(k for k in keys if earlier.find(unit_of(k, stage, 0)) is None)
             self._left_open[stage] = found
         return found
+
+    @property
+    def has_earlier(self) -> bool:
+        """Whether this run was started before."""
+        return self._earlier is not None
 
     @property
     def takes_back(self) -> bool:

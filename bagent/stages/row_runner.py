@@ -30,6 +30,12 @@ OPEN_PER_SLOT = 8
 tool hold no slot, and this bounds what they take of memory."""
 
 
+NOT_WRITTEN = -1
+
+Replace = Callable[[Outcome, Row], bool]
+"""Whether other rows take the place of a row that ended."""
+
+
 class OutcomeLog(Protocol):
     """Where finished rows go first: :class:`bagent.store.journal.journal.Journal`."""
 
@@ -44,6 +50,8 @@ class RowRunner:
     Args:
         emit: gets each outcome, its place in the journal, and its row, once it is written.
         gate: awaited before each batch of rows; backpressure of whoever takes the outcomes.
+        replace: called with each outcome before it is written; returns whether other rows take its
+            place. Such an outcome is neither written nor counted.
         alone: whether it has the fleet for itself; else who shares it says whether rows come.
 
     ``advice`` gets the reason to stop, once the guards have one.
@@ -59,6 +67,7 @@ class RowRunner:
         guards: StopRules,
         emit: Callable[[Outcome, int, Row], None],
         gate: Callable[[], Awaitable[None]] | None = None,
+        replace: Replace | None = None,
         alone: bool = True,
     ) -> None:
         self._plan = plan
@@ -68,6 +77,7 @@ class RowRunner:
         self._guards = guards
         self._emit = emit
         self._gate = gate
+        self._replace = replace
         self._alone = alone
         self._bounded = plan.agent is not None or plan.program is not None
         self._begun = 0
@@ -155,13 +165,17 @@ class RowRunner:
         return self._fleet.spawn(work)
 
     def finish(self, conversation: Conversation, outcome: Outcome) -> None:
-        """Write the outcome, then tell everybody who waits for it."""
-        location = self._journal.write(outcome)
+        """Write the outcome, then finish the conversations that wait for it."""
         self._ended += 1
-        self._emit(outcome, location, conversation.row)
-        advice = self._guards.outcome(outcome, conversation)
-        if advice is not None and not self.advice.done():
-            self.advice.set_result(advice)
+        if self._replace is not None and self._replace(outcome, conversation.row):
+            location = NOT_WRITTEN
+            self._guards.discard(conversation)
+        else:
+            location = self._journal.write(outcome)
+            self._emit(outcome, location, conversation.row)
+            advice = self._guards.outcome(outcome, conversation)
+            if advice is not None and not self.advice.done():
+                self.advice.set_result(advice)
         followers = self._sharing.finished(conversation, outcome, location)
         for follower in followers:
             if outcome.error_kind in PASSING_KINDS:

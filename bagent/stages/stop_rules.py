@@ -49,6 +49,10 @@ class EarlyFailures:
         """Take that a row is sent, asking for ``model``."""
         self._open[row] = next(self._numbers), model
 
+    def discard(self, row: Hashable) -> None:
+        """Forget a row whose outcome does not count."""
+        self._open.pop(row, None)
+
     def outcome(self, outcome: Outcome, row: Hashable = None) -> str | None:
         """Count the end of a row; returns what is wrong, None if nothing is."""
         began = self._open.pop(row, None)
@@ -114,6 +118,11 @@ class StopRules:
         """Take that a row is sent with its first request."""
         if self._early is not None:
             self._early.begin(row, asked_model(request))
+
+    def discard(self, row: Hashable) -> None:
+        """Forget a row that other rows replace."""
+        if self._early is not None:
+            self._early.discard(row)
 
     def outcome(self, outcome: Outcome, row: Hashable = None) -> StopReason | None:
         """Count one finished row; ``row`` is what :meth:`begin` was given."""

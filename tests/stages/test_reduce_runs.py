@@ -169,3 +169,62 @@ def test_rows_that_a_stage_brings_together_are_not_divided(fs, tmp_path):
         assert done.code == 2, done.err
         assert "brings all rows together" in done.err
     assert fs.requests == []
+
+
+CONTEXT = 2000
+DNA = [{"id": f"r{n}", "text": "ACGT" * 90 + str(n)} for n in range(24)]
+"""Texts whose tokens a count by bytes of prose misses: here every byte is a token."""
+
+
+def too_long(seen) -> str | None:
+    """The words of a server that refuses prompts beyond ``CONTEXT`` tokens of one byte."""
+    tokens = len(seen.prompts[0])
+    if tokens <= CONTEXT:
+        return None
+    return (
+        f"This model's maximum context length is {CONTEXT} tokens. However, your messages"
+        f" resulted in {tokens} tokens."
+    )
+
+
+def reduce_dna(folder, rows=DNA, **options):
+    """Reduce ``rows`` at a server with a short context; returns the requests that it received."""
+    reduce = {**REDUCE, "from": ["input"]}
+    write = {"stages": [reduce], "batching": {"mode": "single"}, "sampling": {"max_tokens": 64}}
+    with FakeServer({"*": [ok("short")]}, allow_faults=True, **options) as server:
+        server.server.check = too_long
+        url = server.url if "flavour" not in options else f"vllm://{server.address}"
+        done = run_stages(folder, url, rows, **write)
+        assert done.code == 0, done.err
+        requests = list(server.requests)
+        again = run_bagent(RUN, folder)
+        assert again.code == 0, again.err
+        assert len(server.requests) == len(requests), "a run that is done sends nothing"
+    return requests
+
+
+def check_tree(nodes, leaves) -> None:
+    """Check that every node came out ok, and that all rows and all nodes but one were used."""
+    assert {node["status"] for node in nodes} == {"ok"}
+    parents = [ref for node in nodes for ref in node["parents"]]
+    names = [f"input:{row['id']}:0" for row in leaves] + [f"sum:{n['id']}:0" for n in nodes]
+    assert sorted([*parents, f"sum:{nodes[-1]['id']}:0"]) == sorted(names)
+
+
+def test_groups_of_dense_text_are_divided_by_counted_tokens_and_never_sent_too_long(tmp_path):
+    requests = reduce_dna(tmp_path, flavour="vllm", max_model_len=CONTEXT)
+    assert all(len(seen.prompts[0]) + 64 <= CONTEXT for seen in requests)
+    check_tree(outcomes(tmp_path, "sum"), DNA)
+
+
+def test_a_group_that_a_hosted_model_refuses_as_too_long_is_divided(tmp_path):
+    requests = reduce_dna(tmp_path)
+    assert any(too_long(seen) for seen in requests)
+    check_tree(outcomes(tmp_path, "sum"), DNA)
+
+
+def test_two_rows_that_are_too_long_together_are_shortened(tmp_path):
+    rows = [{"id": f"r{n}", "text": "ACGT" * 400 + str(n)} for n in range(2)]
+    requests = reduce_dna(tmp_path, rows)
+    check_tree(outcomes(tmp_path, "sum"), rows)
+    assert "characters left out]" in requests[-1].prompts[0]

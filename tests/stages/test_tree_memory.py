@@ -44,7 +44,7 @@ class Endpoint:
         self.records = records
         self.waiting: deque[Any] = deque()
 
-    def ask(self, _unit: Any, _made_of: Any, make: Any, then: Any) -> None:
+    def ask(self, _unit: Any, _made_of: Any, make: Any, then: Any, _divide: Any) -> None:
         self.waiting.append((make, then))
 
     def close(self) -> None:
